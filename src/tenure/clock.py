@@ -1,0 +1,36 @@
+"""The two clocks of a machine, so that a store can be given another one in tests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """`unix` seconds for people and due times; `boot` seconds for leases.
+
+    `boot` is CLOCK_BOOTTIME: it never steps, and unlike CLOCK_MONOTONIC it runs on while the machine is suspended,
+    so a lease that ended in the meantime has ended (clock_gettime(2)). `boot_id` names the boot it counts from.
+    """
+
+    unix: Callable[[], float]
+    boot: Callable[[], float]
+    boot_id: str
+
+
+@cache
+def system_clock() -> Clock:
+    """This machine's clocks. Outside Linux, where there is no boot id, every process gets one of its own."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot_id = uuid4().hex
+    if boottime is None:
+        return Clock(time.time, time.monotonic, boot_id)
+    return Clock(time.time, lambda: time.clock_gettime(boottime), boot_id)

@@ -1,0 +1,309 @@
+"""Every setting, once: `SETTINGS` feeds `Settings`, the environment, `--help`, `.env.example` and the docs' table.
+
+A value is taken from the first of: flag, code, environment, `.env` of the current folder, default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from tenure.durations import seconds, spell
+from tenure.errors import InvalidOption
+
+PREFIX = "TENURE_"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+_NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
+_SIZE = re.compile(r"(\d+)\s*(KiB|MiB|B)?", re.ASCII)
+_BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}
+_USER_PART = re.compile(r"(://[^\s:@/?#]*):\S*@")
+_SECRET_QUERY = re.compile(r"([?&](?:ssl)?(?:password|passwd|pwd|token)=)[^&\s]*", re.IGNORECASE)
+# A Kubernetes Service called tenure or tenure-web puts such names into every pod of its namespace.
+_NO_SETTING = re.compile(r"TENURE_(TEST_.*|(.*_)?SERVICE_.*|(.*_)?PORT(_.*)?)")
+
+
+def redact(url: str) -> str:
+    """The URL, or a text with URLs in it, without its passwords. Hides rather too much than too little.
+
+    >>> redact("postgresql://shop:s3cret@db.local/shop?sslpassword=x")
+    'postgresql://shop:***@db.local/shop?sslpassword=***'
+    """
+    return _SECRET_QUERY.sub(r"\1***", _USER_PART.sub(r"\1:***@", url))
+
+
+def valid_name(value: object, what: str) -> str:
+    """A queue's or task's name as it is, or InvalidOption that says what a name looks like."""
+    if isinstance(value, str) and _NAME.fullmatch(value):
+        return value
+    raise InvalidOption(f"{what}: expected letters, digits and _ . - (at most 100, a letter or _ first), got {value!r}")
+
+
+# ── Parsers: (value, label) → what Settings holds. A value is text, or what a caller in Python would write. ─────
+
+
+def _text(value: object, label: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidOption(f"{label}: expected text, got {value!r}")
+    return value
+
+
+def _url(value: object, label: str) -> str:
+    text = _text(value, label)
+    if ":" not in text:
+        raise InvalidOption(
+            f"{label}: expected a URL like sqlite:///{text} (relative) or sqlite:////srv/{text}, got {text!r}"
+        )
+    return text
+
+
+def _namespace(value: object, label: str) -> str:
+    if isinstance(value, str) and _NAMESPACE.fullmatch(value):
+        return value
+    raise InvalidOption(f"{label}: expected letters, digits, _ and - (at most 63, a letter or _ first), got {value!r}")
+
+
+def _whole(value: object, label: str, *, least: int, most: int) -> int:
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value.strip(), re.ASCII):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return value
+    raise InvalidOption(f"{label}: expected a whole number from {least} to {most}, got {value!r}")
+
+
+def _seconds(value: object, label: str, *, least: float = 0.0, most: float | None = None, why: str = "") -> float:
+    length = seconds(value, label)
+    if length < least or (most is not None and length > most):
+        bounds = f"at least {spell(least)}" if most is None else f"{spell(least)} to {spell(most)}"
+        raise InvalidOption(f"{label}: expected {bounds}{why and f' ({why})'}, got {value}")
+    return length
+
+
+def _size(value: object, label: str) -> int:
+    match = _SIZE.fullmatch(str(value).strip()) if isinstance(value, str | int) else None
+    size = int(match[1]) * _BYTES[match[2]] if match else 0
+    if 1024 <= size <= 64 << 20:
+        return size
+    raise InvalidOption(f"{label}: expected a size from 1KiB to 64MiB like 256KiB, 1MiB or 262144, got {value!r}")
+
+
+def _choice(value: object, label: str, *, among: tuple[str, ...]) -> str:
+    if isinstance(value, str) and value.lower() in among:
+        return value.lower()
+    raise InvalidOption(f"{label}: expected one of {', '.join(among)}, got {value!r}")
+
+
+def _queues(value: object, label: str) -> dict[str, int | None]:
+    if isinstance(value, str):
+        value = value.split(",")
+    caps: dict[str, int | None] = {}
+    for item in cast("list[object]", value) if isinstance(value, list | tuple) else ():
+        name, equals, cap = _text(item, label).strip().partition("=")
+        if name in caps:
+            raise InvalidOption(f"{label}: queue {name!r} is named twice")
+        caps[valid_name(name, label)] = _whole(cap, f"{label}: {name}", least=1, most=10_000) if equals else None
+    if not caps:
+        raise InvalidOption(f"{label}: expected names like analysis=2,default (=2: at most two slots), got {value!r}")
+    return caps
+
+
+def _folder(value: object, label: str) -> Path:
+    if isinstance(value, str | Path) and str(value):
+        return Path(value).expanduser().absolute()
+    raise InvalidOption(f"{label}: expected a folder, got {value!r}")
+
+
+# ── The table ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row. `default` is written as a user would write it; None means unset."""
+
+    name: str
+    default: str | None
+    parse: Callable[[object, str], Any]
+    help: str
+    secret: bool = False
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+_lease = partial(_seconds, least=1.0, most=3600.0, why="a worker silent for so long loses its jobs")
+_keep = partial(_seconds, least=3600.0, why="a job sent again must still find its first sending")
+_level = partial(_choice, among=("debug", "info", "warning", "error", "critical"))
+_format = partial(_choice, among=("text", "json"))
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("url", "sqlite:///tenure.db", _url, "The store: sqlite:///a.db (this folder) or sqlite:////srv/a.db."),
+    Setting("password", None, _text, "The store's password, to keep it out of the URL.", secret=True),
+    Setting("namespace", "tenure", _namespace, "Schema or key prefix, for several engines in one database server."),
+    Setting("notifier", "auto", _text, "The doorbell: auto (the store's own) or poll."),
+    Setting("app", None, _text, "Where the tasks are: module[:attribute]."),
+    Setting("queues", None, _queues, "Queues to work on, in order: analysis=2,default (=2: at most two slots)."),
+    Setting("concurrency", "5", partial(_whole, least=1, most=10_000), "Slots of a worker: jobs it runs at once."),
+    Setting("workers", "1", partial(_whole, least=1, most=1_000), "Worker processes of one `tenure worker`."),
+    Setting("grace", "25s", _seconds, "How long running jobs may go on after the first SIGTERM or Ctrl-C."),
+    Setting("lease", "30s", _lease, "How long a worker may be silent before its jobs are taken back; 1s to 1h."),
+    Setting(
+        "poll_interval",
+        "5s",
+        partial(_seconds, least=0.05, most=3600.0),
+        "How often a worker with a free slot asks the store by itself, doorbell or not.",
+    ),
+    Setting("retry_max", "10", partial(_whole, least=1, most=1_000_000), "Failures after which a job is dead."),
+    Setting("retry_base", "1s", _seconds, "The wait after failure n is random, up to base × 2^(n−1)…"),
+    Setting("retry_cap", "30s", _seconds, "…and never longer than this."),
+    Setting("keep", "7d", _keep, "How long completed and cancelled jobs are kept; at least 1h."),
+    Setting("keep_dead", None, _keep, "How long dead letters are kept; unset: until someone deletes them."),
+    Setting("max_payload", "256KiB", _size, "The longest arguments of a job, as JSON."),
+    Setting("max_result", "256KiB", _size, "The longest result of a job, as JSON."),
+    Setting(
+        "runtime_dir", None, _folder, "Folder of the doorbells; unset: $XDG_RUNTIME_DIR/tenure or /tmp/tenure-UID."
+    ),
+    Setting("log_level", "info", _level, "The least level that `tenure worker` logs."),
+    Setting("log_format", "text", _format, "How `tenure worker` logs: text or json."),
+)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Settings:
+    """The settled settings. Durations are seconds, sizes are bytes; `sources` says where each value came from."""
+
+    url: str
+    password: str | None
+    namespace: str
+    notifier: str
+    app: str | None
+    queues: Mapping[str, int | None]  #: in order, with the cap of each (None: no cap); empty means all queues
+    concurrency: int
+    workers: int
+    grace: float
+    lease: float
+    poll_interval: float
+    retry_max: int
+    retry_base: float
+    retry_cap: float
+    keep: float
+    keep_dead: float | None
+    max_payload: int
+    max_result: int
+    runtime_dir: Path
+    log_level: str
+    log_format: Literal["text", "json"]
+    sources: Mapping[str, str]
+
+    def shown(self) -> list[tuple[Setting, str, str]]:
+        """Each setting, its value as a person would write it (secrets starred), and where it came from."""
+        return [(row, _spelled(row, getattr(self, row.name)), self.sources[row.name]) for row in SETTINGS]
+
+    def __repr__(self) -> str:
+        return f"Settings({', '.join(f'{row.name}={value}' for row, value, _ in self.shown())})"
+
+
+def load(
+    flags: Mapping[str, object] | None = None,
+    code: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Settings:
+    """Settle every setting: flag > code > environment > `.env` > default. A value of None counts as not given.
+
+    Raises InvalidOption that names where the bad value stands. Logs a warning, once a process, for a TENURE_ name
+    that is no setting and for a url in the code that overrules a different TENURE_URL.
+    """
+    environment = os.environ if environ is None else environ
+    dotenv = _read_dotenv((Path.cwd() if folder is None else folder) / ".env")
+    _warn_of_strangers([*environment, *dotenv])
+
+    given: dict[str, list[tuple[str, object]]] = {}
+    for row in SETTINGS:
+        found = (
+            (f"--{row.name.replace('_', '-')}", (flags or {}).get(row.name)),
+            ("code", (code or {}).get(row.name)),
+            (row.env, environment.get(row.env) or None),
+            (".env", dotenv.get(row.env)),
+            ("default", row.default),
+        )
+        given[row.name] = [(source, value) for source, value in found if value is not None]
+    _warn_of_overruled_url(given["url"])
+
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for row in SETTINGS:
+        source, value = given[row.name][0] if given[row.name] else ("default", None)
+        label = {"code": row.name, ".env": f"{row.env} in .env"}.get(source, source)
+        values[row.name] = None if value is None else row.parse(value, label)
+        sources[row.name] = source
+    values["queues"] = values["queues"] or {}
+    values["runtime_dir"] = values["runtime_dir"] or _runtime_dir(environment)
+    return Settings(**values, sources=sources)
+
+
+def _read_dotenv(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    from dotenv import dotenv_values
+
+    try:
+        found = dotenv_values(path, interpolate=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"{path}: expected a readable UTF-8 file of NAME=value lines: {error}") from error
+    return {name: value for name, value in found.items() if name.startswith(PREFIX) and value}
+
+
+def _runtime_dir(environment: Mapping[str, str]) -> Path:
+    own = environment.get("XDG_RUNTIME_DIR")
+    return Path(own) / "tenure" if own else Path(f"/tmp/tenure-{os.getuid()}")
+
+
+def _warn_of_strangers(names: Iterable[str]) -> None:
+    known = [row.env for row in SETTINGS]
+    for name in names:
+        if name.startswith(PREFIX) and name not in known and not _NO_SETTING.fullmatch(name):
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]}?" if near else "tenure check --config lists those there are"
+            _warn_once(f"{name} is not a setting and is ignored; {advice}")
+
+
+def _warn_of_overruled_url(given: list[tuple[str, object]]) -> None:
+    (source, value), rest = given[0], given[1:]
+    others = [(name, url) for name, url in rest if name != "default" and url != value]
+    if source == "code" and others:
+        name, other = others[0]
+        where = "TENURE_URL" if name != ".env" else "TENURE_URL in .env"
+        _warn_once(
+            f"url: the code says {redact(str(value))}, {where} says {redact(str(other))}; the code wins. "
+            "Write Tenure() to let the environment decide."
+        )
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    logging.getLogger("tenure.config").warning(sentence)
+
+
+def _spelled(row: Setting, value: object) -> str:
+    if row.secret and value is not None:
+        return "***"
+    match value:
+        case None:
+            return "unset"
+        case float():
+            return spell(value)
+        case dict():
+            caps = cast("dict[str, int | None]", value)
+            return ",".join(name if cap is None else f"{name}={cap}" for name, cap in caps.items()) or "all"
+        case int() if row.parse is _size:
+            return next(f"{value // size}{unit}" for unit, size in _BYTES.items() if value % size == 0)
+        case _:
+            return redact(str(value))

@@ -1,0 +1,91 @@
+"""Wrong uses. Each ignored line must stay an error for mypy and for basedpyright, which both refuse an idle ignore."""
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from tenure import Fail, Job, Retry, Secret, Snooze, Task, Tenure
+
+jobs = Tenure()
+
+
+@jobs.task
+def plain(name: str, times: int = 1) -> str:
+    return name * times
+
+
+@jobs.task
+async def with_job(job: Job[int], repo_url: str) -> int:
+    job.progress(checkpoint="three")  # type: ignore[arg-type]
+    job.progress(stage=3)  # type: ignore[arg-type]
+    job.finish(1)  # type: ignore[call-arg]
+    return len(repo_url)
+
+
+@jobs.task
+def bare(job: Job, n: int) -> None:
+    job.checkpoint + n  # type: ignore[operator]
+
+
+# ── arguments ──
+
+plain.enqueue(3)  # type: ignore[arg-type]
+plain.enqueue()  # type: ignore[call-arg]
+plain.enqueue("Ada", 1, 2)  # type: ignore[call-arg]
+plain.enqueue(nome="Ada")  # type: ignore[call-arg]
+plain.enqueue("Ada", queue="slow")  # type: ignore[call-arg]
+plain.bind(3)  # type: ignore[arg-type]
+plain.call(3)  # type: ignore[arg-type]
+with_job.enqueue(3)  # type: ignore[arg-type]
+with_job.enqueue(job=None, repo_url="…")  # type: ignore[call-arg]
+bare.enqueue("three")  # type: ignore[arg-type]
+plain("Ada")  # type: ignore[operator]
+
+# ── options ──
+
+plain.using(delay=5)  # type: ignore[arg-type]
+plain.using(name="Ada")  # type: ignore[call-arg]
+plain.using(meta={"n": 1})  # type: ignore[dict-item]
+jobs.task(timeout=60)  # type: ignore[call-overload]
+jobs.task(isolation="thread")  # type: ignore[call-overload]
+jobs.task("name")  # type: ignore[call-overload]
+Tenure(keep=7)  # type: ignore[arg-type]
+Retry(on=KeyboardInterrupt)  # type: ignore[arg-type]
+Snooze(10)  # type: ignore[arg-type]
+Fail("no", True)  # type: ignore[call-arg, arg-type]
+
+# ── results ──
+
+number: int = plain.enqueue("Ada").result()  # type: ignore[assignment]
+text: str = with_job.enqueue("…").result("5s")  # type: ignore[assignment]
+plain.enqueue("Ada").result(5)  # type: ignore[arg-type]
+taken: Task[[int], str] = plain  # type: ignore[assignment]
+jobs.enqueue_many([plain])  # type: ignore[arg-type]
+secret: Secret[int] = Secret("t0p")  # type: ignore[arg-type]
+
+
+async def lost() -> None:
+    plain.aenqueue("Ada")  # type: ignore[unused-coroutine]
+    plain.bind("Ada").aenqueue()  # type: ignore[unused-coroutine]
+    await plain.enqueue("Ada")  # type: ignore[misc]
+    with jobs.atransaction():  # type: ignore[attr-defined]
+        pass
+
+
+# ── resources and arounds ──
+
+
+@jobs.resource  # type: ignore[arg-type]
+def no_generator() -> int:
+    return 1
+
+
+@jobs.around  # type: ignore[arg-type]
+def no_job() -> None: ...
+
+
+def in_tests() -> None:
+    with jobs.testing() as queue:
+        queue.assert_enqueued(plain, 3)  # type: ignore[arg-type]
+        queue.assert_enqueued(plain, nome="Ada")  # type: ignore[call-arg]
+        queue.advance(3600)  # type: ignore[arg-type]

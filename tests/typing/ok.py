@@ -1,0 +1,169 @@
+"""Right uses of the API, and what each one is: checked by mypy and basedpyright, never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+from uuid import UUID
+
+from tenure import Fail, Job, JobHandle, NewJob, Retry, Secret, Snooze, Task, Tenure
+from tenure.testing import TestQueue
+
+jobs = Tenure(keep="7d", keep_dead=timedelta(days=90), retry=Retry(3, on=OSError), imports=["shop.tasks"])
+
+
+@dataclass
+class Summary:
+    commits: int
+
+
+# ── the four kinds of handler, bare and with options ──
+
+
+@jobs.task
+def plain(name: str, times: int = 1) -> str:
+    return name * times
+
+
+@jobs.task(queue="slow", priority=5, retry=8, timeout="10m", aliases=["old_name"])
+async def plain_async(name: str, *, loud: bool = False) -> Summary:
+    return Summary(len(name) + loud)
+
+
+@jobs.task
+def with_job(job: Job, name: str) -> int:
+    assert_type(job, Job[object])
+    assert_type(job.checkpoint, object | None)
+    return len(name)
+
+
+@jobs.task(stale_after="5m", unique="repo:{repo_url}", isolation="process", max_crashes=1)
+async def with_job_async(job: Job[int], repo_url: str) -> Summary:
+    assert_type(job.checkpoint, int | None)
+    assert_type(job.id, UUID)
+    assert_type(job.attempt, int)
+    job.progress(0.5, stage="analyse", message=repo_url, checkpoint=3)
+    await job.aflush()
+    assert_type(await job.aonce("fetch", fetch), bytes)
+    assert_type(job.resource(Summary), Summary)
+    return Summary(1)
+
+
+@jobs.task
+def only_job(job: Job[dict[str, int]]) -> None:
+    assert_type(job.checkpoint, dict[str, int] | None)
+    assert_type(job.once("charge", lambda: 3), int)
+    job.finish(tx=object())
+
+
+@jobs.task(timeout=timedelta(minutes=5))
+def nothing(token: Secret[str]) -> None:
+    assert_type(token.reveal(), str)
+    raise Fail("rate limited", retry_in="90s") if token.reveal() else Snooze("10m")
+
+
+async def fetch() -> bytes:
+    return b""
+
+
+def logged(fn: Callable[[str], Awaitable[int]]) -> Callable[[str], Awaitable[int]]:
+    return fn
+
+
+@jobs.task
+@logged
+async def decorated(name: str) -> int:
+    return len(name)
+
+
+def passed_around(task: Task[[str], int]) -> JobHandle[int]:
+    return task.enqueue("x")
+
+
+# ── enqueue, and what comes back ──
+
+
+def sync_use() -> None:
+    assert_type(plain.enqueue("Ada"), JobHandle[str])
+    assert_type(plain.enqueue(name="Ada", times=2).result("5s"), str)
+    assert_type(plain_async.enqueue("Ada", loud=True).result(), Summary)
+    assert_type(with_job.enqueue("Ada").result(), int)
+    assert_type(with_job_async.enqueue(repo_url="…").result(timedelta(seconds=5)), Summary)
+    assert_type(decorated.enqueue("Ada"), JobHandle[int])
+    assert_type(only_job.enqueue(), JobHandle[None])
+    assert_type(nothing.enqueue(Secret("t0p")).created, bool)
+    assert_type(plain.enqueue("Ada").cancel("no need"), bool)
+    assert_type(passed_around(with_job), JobHandle[int])
+
+    assert_type(plain.using(delay="5s", priority=-5, meta={"tenant": "a"}).enqueue("Ada"), JobHandle[str])
+    assert_type(plain.using(run_at=datetime.now(UTC), retry=Retry(2)).enqueue("Ada").id, UUID)
+    assert_type(with_job_async.using(unique="x", tx=object()).enqueue("…"), JobHandle[Summary])
+
+    assert_type(plain.call("Ada"), str)
+    assert_type(with_job.call("Ada"), int)
+    assert_type(plain_async.call("Ada"), Summary)
+
+    assert_type(plain.bind("Ada"), NewJob[str])
+    assert_type(plain.bind("Ada").enqueue(), JobHandle[str])
+    assert_type(jobs.enqueue_many(plain.bind(str(n)) for n in range(3)), list[JobHandle[str]])
+    assert_type(plain.handle("0192…").result(), str)
+    assert_type(jobs.handle("0192…").result(), Any)
+
+    with jobs.transaction() as tx:
+        plain.using(tx=tx).enqueue("Ada")
+    with jobs, jobs.worker(queues=["default"], concurrency=2):
+        pass
+
+
+async def async_use() -> None:
+    assert_type(await plain.aenqueue("Ada"), JobHandle[str])
+    assert_type(await (await with_job_async.aenqueue("…")).aresult("5s"), Summary)
+    assert_type(await (await plain.aenqueue("Ada")).acancel(), bool)
+    assert_type(await plain.acall("Ada"), str)
+    assert_type(await plain_async.acall("Ada"), Summary)
+    assert_type(await plain.bind("Ada").aenqueue(), JobHandle[str])
+    assert_type(await jobs.aenqueue_many([with_job.bind("a"), with_job.bind("b")]), list[JobHandle[int]])
+    async with jobs, jobs.worker():
+        pass
+    async with jobs.atransaction() as tx:
+        await plain.using(tx=tx).aenqueue("Ada")
+
+
+# ── resources, arounds, tests ──
+
+
+@jobs.resource
+async def pool() -> AsyncIterator[Summary]:
+    yield Summary(0)
+
+
+@jobs.resource
+def connection() -> Iterator[Summary]:
+    yield Summary(0)
+
+
+@jobs.around
+def tenant(job: Job) -> Iterator[None]:
+    assert_type(job.meta["tenant"], str)
+    yield
+
+
+@jobs.around
+async def traced(job: Job) -> AsyncIterator[None]:
+    yield
+
+
+def in_tests() -> None:
+    with jobs.testing(resources={Summary: Summary(1)}) as queue:
+        assert_type(queue, TestQueue)
+        assert_type(queue.assert_enqueued(plain, "Ada", times=2), JobHandle[str])
+        assert_type(queue.enqueued(with_job_async), list[JobHandle[Summary]])
+        assert_type(queue.drain(), int)
+        queue.advance("1h")
+
+
+store_transaction: AbstractContextManager[Any] = jobs.transaction()
+store_atransaction: AbstractAsyncContextManager[Any] = jobs.atransaction()

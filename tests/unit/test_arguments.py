@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field, make_dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenure import Job, Secret, Tenure
+from tenure.arguments import Arguments, redacted
+from tenure.errors import InvalidArguments, InvalidOption
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+LIMIT = 256 * 1024
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Item:
+    sku: str
+    count: int = 1
+
+
+@dataclass
+class Order:
+    id: UUID
+    at: datetime
+    items: list[Item] = field(default_factory=list[Item])
+    price: Decimal = Decimal(0)
+
+
+class Point(msgspec.Struct):
+    x: float
+    y: float
+
+
+def analyse(repo_url: str, depth: int = 1) -> None: ...
+def mixed(job: Job[int], a: int, b: str = "x", *, c: float, d: list[int] | None = None) -> None: ...
+def rich(order: Order, colour: Colour, point: Point, day: date, wait: timedelta, raw: bytes) -> None: ...
+def secretive(user: str, token: Secret[str], keys: list[Secret[int]]) -> None: ...
+def loose(first: int, anything: Any = None) -> None: ...
+def maybe(number: float | None) -> None: ...
+def bounded(percent: Annotated[int, msgspec.Meta(ge=0, le=100)]) -> None: ...
+def keyed(by_day: dict[date, int]) -> None: ...
+
+
+def round_trip(fn: Callable[..., object], *args: Any, **kwargs: Any) -> tuple[tuple[object, ...], dict[str, object]]:
+    arguments = Arguments(fn.__name__, fn)
+    return arguments.load(arguments.dump(arguments.bind(args, kwargs), LIMIT))
+
+
+def refusal(fn: Callable[..., object], *args: Any, limit: int = LIMIT, **kwargs: Any) -> str:
+    arguments = Arguments(fn.__name__, fn)
+    with pytest.raises(InvalidArguments) as caught:
+        arguments.dump(arguments.bind(args, kwargs), limit)
+    return str(caught.value)
+
+
+# ── what goes through ──
+
+
+def test_arguments_come_back_by_position_with_their_defaults() -> None:
+    assert round_trip(analyse, "https://example.org") == (("https://example.org", 1), {})
+    assert round_trip(analyse, depth=3, repo_url="x") == (("x", 3), {})
+
+
+def test_keyword_only_parameters_come_back_as_keywords() -> None:
+    assert round_trip(mixed, 1, c=0.5) == ((1, "x"), {"c": 0.5, "d": None})
+    assert round_trip(mixed, a=1, b="y", c=2, d=[3]) == ((1, "y"), {"c": 2.0, "d": [3]})
+
+
+def test_rich_values_come_back_as_their_annotations_say() -> None:
+    order = Order(UUID(int=7), datetime(2026, 1, 2, 3, 4, 5, 678, UTC), [Item("a"), Item("b", 2)], Decimal("1.10"))
+    given_ = (order, Colour.RED, Point(1.0, 2.5), date(2026, 1, 2), timedelta(hours=1.5), b"\x00\xff")
+
+    assert round_trip(rich, *given_) == (given_, {})
+
+
+def test_a_mutable_default_is_what_the_function_says() -> None:
+    def collect(items: list[str] = ["default"]) -> None: ...  # noqa: B006
+
+    assert round_trip(collect) == ((["default"],), {})
+
+
+def test_constraints_in_annotations_hold() -> None:
+    assert round_trip(bounded, 100) == ((100,), {})
+    assert refusal(bounded, 101) == "bounded.percent: expected int <= 100 (at $.percent)"
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), st.integers())
+def test_every_text_and_every_integer_survives(text: str, number: int) -> None:
+    assert round_trip(analyse, text, number) == ((text, number), {})
+
+
+def test_a_text_that_only_looks_like_an_escaped_nul_is_fine() -> None:
+    assert round_trip(analyse, "\\u0000") == (("\\u0000", 1), {})
+
+
+def test_a_local_time_written_as_text_is_the_callers_business() -> None:
+    assert round_trip(analyse, "2026-01-02T03:04:05") == (("2026-01-02T03:04:05", 1), {})
+
+
+# ── what is refused, and how it is said ──
+
+
+def test_arguments_that_do_not_fit_the_signature_are_named() -> None:
+    takes = "it takes (repo_url: str, depth: int = 1)"
+
+    assert refusal(analyse, repo="x") == f"analyse: unexpected argument 'repo'; {takes}"
+    assert refusal(analyse) == f"analyse: missing argument 'repo_url'; {takes}"
+    assert refusal(analyse, "x", repo_url="y") == f"analyse: argument 'repo_url' is given twice; {takes}"
+    assert refusal(analyse, "x", 1, 2) == f"analyse: 3 positional arguments given, at most 2 fit; {takes}"
+
+
+def test_a_wrong_value_is_named_with_its_place() -> None:
+    assert refusal(analyse, 5) == "analyse.repo_url: expected str, got int (at $.repo_url)"
+    assert refusal(loose, "1") == "loose.first: expected int, got str (at $.first)"
+
+
+def test_a_wrongly_filled_dataclass_is_caught() -> None:
+    wrong = Order(UUID(int=1), datetime.now(UTC), [Item(sku=cast("str", 5))])
+
+    refused = refusal(rich, wrong, Colour.RED, Point(0, 0), date.today(), timedelta(), b"")
+
+    assert refused == "rich.order: expected str, got int (at $.order.items[0].sku)"
+
+
+def test_naive_datetimes_are_refused_wherever_they_are() -> None:
+    naive = datetime(2026, 1, 2)
+    advice = "give it a time zone: datetime.now(UTC)"
+
+    deep = refusal(rich, Order(UUID(int=1), naive), Colour.RED, Point(0, 0), date.today(), timedelta(), b"")
+    assert deep == f"rich.order: a naive datetime (at $.at); {advice}"
+    assert refusal(loose, 1, [naive]) == f"loose.anything: a naive datetime (at $[0]); {advice}"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_json_would_turn_into_null_are_refused(number: float) -> None:
+    assert refusal(maybe, number) == f"maybe.number: JSON has no {number} (at $); use None, or a text"
+    assert "$.deep[1]" in refusal(loose, 1, {"deep": [0.5, number]})
+
+
+def test_text_that_not_every_store_can_keep_is_refused() -> None:
+    assert refusal(analyse, "a\0b").startswith("analyse.repo_url: it has a NUL character")
+    assert refusal(analyse, "\\\0").startswith("analyse.repo_url: it has a NUL character")
+    assert refusal(analyse, "\ud800").startswith("analyse.repo_url: it has a lone surrogate")
+
+
+def test_what_json_can_not_carry_is_refused_with_what_it_can() -> None:
+    assert refusal(loose, 1, object()).startswith("loose.anything: a object can't be written as JSON; use plain")
+
+    circle: list[object] = []
+    circle.append(circle)
+    assert refusal(loose, 1, circle) == "loose.anything: it contains itself"
+
+
+def test_a_payload_past_its_limit_is_refused_with_both_sizes() -> None:
+    refused = refusal(analyse, "x" * LIMIT)
+
+    assert refused.startswith("analyse.repo_url: 256")
+    assert refused.endswith("at most 256 KiB are kept; store a path or a key instead")
+    assert refusal(analyse, "xxxx", limit=20).startswith("analyse: 29 bytes as JSON, at most 20 bytes")
+
+
+def test_a_stored_payload_that_no_longer_fits_says_why() -> None:
+    arguments = Arguments("analyse", analyse)
+
+    for payload, why in (
+        ('{"repo_url":"x","branch":"main"}', "unexpected argument 'branch'; it takes (repo_url: str, depth: int = 1)"),
+        ("{}", "missing argument 'repo_url'; it takes (repo_url: str, depth: int = 1)"),
+        ("{", "input data was truncated"),
+    ):
+        with pytest.raises(InvalidArguments) as caught:
+            arguments.load(payload)
+        assert str(caught.value) == f"analyse: {why}"
+
+
+def test_a_new_argument_with_a_default_takes_old_payloads() -> None:
+    assert Arguments("analyse", analyse).load('{"repo_url":"x"}') == (("x", 1), {})
+
+
+# ── secrets ──
+
+
+def test_a_secret_goes_through_and_is_shown_nowhere() -> None:
+    args = ("ada", Secret("t0p"), [Secret(1), Secret(2)])
+    arguments = Arguments("secretive", secretive)
+    payload = arguments.dump(arguments.bind(args, {}), LIMIT)
+
+    assert arguments.load(payload) == (args, {})
+    assert redacted(payload) == '{"user":"ada","token":"***","keys":["***","***"]}'
+    assert f"{args}" == "('ada', ***, [***, ***])"
+
+
+def test_a_secret_of_the_wrong_kind_is_refused_without_being_shown() -> None:
+    refused = refusal(secretive, "ada", Secret(12345), [])
+    assert refused.startswith("secretive.token: expected str, got int")
+    assert "12345" not in refused
+    assert refusal(secretive, "ada", "t0p", []) == "secretive.token: expected a Secret(…) (at $.token)"
+
+
+def test_redacting_leaves_everything_else_as_it_is() -> None:
+    assert redacted('{"a": [1, 2.50, "x"]}') == '{"a": [1, 2.50, "x"]}'
+
+
+# ── declarations that are refused ──
+
+
+def unannotated(a, b: int): ...  # type: ignore[no-untyped-def]
+def starred(*args: int) -> None: ...
+def keywords(**kwargs: int) -> None: ...
+def positional(a: int, /) -> None: ...
+def job_later(a: int, job: Job) -> None: ...
+def job_by_name(*, job: Job) -> None: ...
+def first_any(a: Any) -> None: ...
+def first_object(a: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (unannotated, "unannotated: parameter 'a' has no annotation; write a: Job, or its type"),
+        (starred, "starred: '*args: 'int'' can't be stored by name"),
+        (keywords, "keywords: '**kwargs: 'int'' can't be stored by name"),
+        (positional, "positional: 'a: 'int'' can't be stored by name"),
+        (job_later, "job_later: the Job must be the first parameter"),
+        (job_by_name, "job_by_name: the Job must be the first parameter"),
+        (first_any, "first_any: its first parameter 'a' is Any, which type checkers take for the Job"),
+        (first_object, "first_object: its first parameter 'a' is object, which type checkers take for the Job"),
+    ],
+)
+def test_a_signature_that_can_not_be_stored_is_refused_at_declaration(fn: Callable[..., object], why: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        Arguments(fn.__name__, fn)
+    assert str(caught.value).startswith(why)
+
+
+def forward(later: Later) -> Later:
+    return later
+
+
+def hidden(fraction: Fraction) -> None: ...
+def impossible(callback: Callable[[], int] | Point) -> None: ...
+
+
+def test_a_forward_reference_is_resolved_on_first_use() -> None:
+    arguments = Arguments("forward", forward)
+    assert arguments.load('{"later":{"n":1}}') == ((Later(1),), {})
+
+
+@dataclass
+class Later:
+    n: int
+
+
+def test_an_annotation_known_to_type_checkers_only_gives_a_sentence() -> None:
+    arguments = Arguments("hidden", hidden)
+    with pytest.raises(
+        InvalidOption, match=r"hidden: 'Fraction' in its annotations is not known; .* not under TYPE_CHECKING"
+    ):
+        arguments.resolve()
+
+
+def test_an_annotation_that_json_can_not_carry_gives_a_sentence() -> None:
+    with pytest.raises(InvalidOption, match="impossible: JSON can't carry its annotations"):
+        Arguments("impossible", impossible).resolve()
+
+
+def test_the_job_is_recognised_however_it_is_annotated() -> None:
+    assert Arguments("mixed", mixed).takes_job
+    assert not Arguments("analyse", analyse).takes_job
+    assert str(Arguments("mixed", mixed)) == "(a: int, b: str = 'x', *, c: float, d: list[int] | None = None)"
+
+
+def test_keys_that_are_no_text_come_back_as_they_were() -> None:
+    assert round_trip(keyed, {date(2026, 1, 2): 3}) == (({date(2026, 1, 2): 3},), {})
+
+
+def test_what_the_worker_calls_fits_the_signature() -> None:
+    args, kwargs = round_trip(mixed, 1, c=0.5)
+    inspect.signature(mixed).bind(object(), *args, **kwargs)
+
+
+# ── pydantic ──
+
+
+def test_pydantic_models_go_through_nested_and_say_where_they_are_wrong() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Address(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        street: str
+        since: datetime | None = None
+        house: int = pydantic.Field(default=1, alias="houseNumber")
+
+    Customer = make_dataclass("Customer", [("name", str), ("address", Address)])  # noqa: N806
+
+    def welcome(customer: object, others: object) -> None: ...
+
+    welcome.__annotations__ = {"customer": Customer, "others": list[Address], "return": None}
+    address = Address(street="x", since=datetime(2026, 1, 2, tzinfo=UTC), houseNumber=7)
+    customer = Customer("Ada", address)
+
+    assert round_trip(welcome, customer, [address]) == ((customer, [address]), {})
+    with pytest.raises(InvalidArguments) as caught:
+        Arguments("welcome", welcome).load('{"customer":{"name":"Ada","address":{"street":5}},"others":[]}')
+    assert str(caught.value) == ("welcome.customer: input should be a valid string in street (at $.customer.address)")
+
+
+def test_a_pydantic_secret_would_be_lost_and_is_refused() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Login(pydantic.BaseModel):  # type: ignore[name-defined,misc]
+        password: pydantic.SecretStr  # type: ignore[name-defined]
+
+    def sign_in(login: object) -> None: ...
+
+    sign_in.__annotations__ = {"login": Login, "return": None}
+    assert "use tenure.Secret" in refusal(sign_in, Login(password="t0p"))
+
+
+def test_the_refusal_names_a_file_path_as_no_json() -> None:
+    jobs = Tenure("memory:")
+
+    @jobs.task
+    def read(path: Path) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=r"read\.path: a PosixPath can't be written as JSON"):
+        read.bind(Path("a"))
