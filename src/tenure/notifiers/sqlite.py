@@ -1,0 +1,140 @@
+"""Doorbells between the processes of one machine: a datagram socket for each listener, in the runtime folder.
+
+    RUNTIME/<hash of the database's path>/<pid>-<random>
+
+`announce` sends one small datagram to every socket it finds there. Nothing blocks and nothing is kept: a full
+buffer already holds a ring, a refused one belongs to a process that is gone and is removed. As a second path each
+listener compares SQLite's `data_version` four times a second (3.6 µs a look), which also hears processes that use
+another runtime folder.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Iterable
+from hashlib import blake2s
+from pathlib import Path
+from typing import Literal, cast
+
+import apsw
+
+from tenure.ports import ANY, Ring
+
+LONGEST_PATH = 107  # bytes, sockaddr_un on Linux
+_LOOK_SECONDS = 0.25
+_BLIND_LOOK_SECONDS = 0.05
+_Kind = Literal["queued", "due", "cancel"]
+_KINDS: dict[_Kind, bytes] = {"queued": b"q", "due": b"d", "cancel": b"c"}
+_NAMES = {code: kind for kind, code in _KINDS.items()}
+
+
+class SqliteNotifier:
+    """The doorbell of one database file. If sockets can't be made, listeners poll, and `problem()` says why."""
+
+    def __init__(self, database: str, runtime_dir: str) -> None:
+        self._database = os.path.realpath(database)
+        self._folder = Path(runtime_dir) / blake2s(self._database.encode(), digest_size=6).hexdigest()
+        self._problem = self._prepare()
+        self._sender: socket.socket | None = None
+        self._seen: tuple[int, list[str]] = (-1, [])
+
+    def _prepare(self) -> str:
+        longest = len(os.fsencode(self._folder)) + len("/4194304-ffffff")
+        if longest > LONGEST_PATH:
+            return (
+                f"the runtime folder's path is too long for sockets ({longest} bytes, the limit is {LONGEST_PATH}): "
+                "set TENURE_RUNTIME_DIR to a shorter one; polling until then"
+            )
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self._folder.stat()
+        except OSError as error:
+            return f"the runtime folder {self._folder} can't be made ({error.strerror}); polling instead"
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            return (
+                f"the runtime folder {self._folder} belongs to somebody else, or others can write it; polling instead"
+            )
+        return ""
+
+    def problem(self) -> str:
+        return self._problem
+
+    def announce(self, rings: Iterable[Ring]) -> None:
+        if self._problem:
+            return
+        if self._sender is None:
+            self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._sender.setblocking(False)
+        for ring in set(rings):
+            message = _KINDS[ring.kind] + ring.queue.encode()
+            for address in self._listeners():
+                try:
+                    self._sender.sendto(message, address)
+                except (ConnectionRefusedError, FileNotFoundError):
+                    Path(address).unlink(missing_ok=True)
+                except OSError:
+                    continue  # its buffer is full, and so holds a ring already
+
+    def _listeners(self) -> list[str]:
+        try:
+            changed = self._folder.stat().st_mtime_ns
+            if changed != self._seen[0]:
+                self._seen = (changed, [entry.path for entry in os.scandir(self._folder)])
+        except OSError:
+            return []
+        return self._seen[1]
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def listen(self) -> SqliteListener:
+        return SqliteListener(self._database, None if self._problem else self._folder)
+
+
+class SqliteListener:
+    def __init__(self, database: str, folder: Path | None) -> None:
+        self._connection = apsw.Connection(database)
+        self._version = self._data_version()
+        self._socket: socket.socket | None = None
+        self._path = Path()
+        self.interval = _BLIND_LOOK_SECONDS
+        if folder is not None:
+            self._path = folder / f"{os.getpid()}-{secrets.token_hex(3)}"
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+            self._socket.bind(str(self._path))
+            self.interval = _LOOK_SECONDS
+
+    def _data_version(self) -> int:
+        return cast(int, self._connection.pragma("data_version"))
+
+    def fileno(self) -> int | None:
+        return None if self._socket is None else self._socket.fileno()
+
+    def drain(self) -> list[Ring]:
+        rings: set[Ring] = set()
+        while self._socket is not None:
+            try:
+                message = self._socket.recv(256)
+            except OSError:
+                break
+            kind = _NAMES.get(message[:1])
+            if kind is not None:  # anything else is not ours, or from a newer version
+                rings.add(Ring(kind, message[1:].decode(errors="replace")))
+        if not rings:
+            version = self._data_version()
+            if version != self._version:
+                rings.add(ANY)
+            self._version = version
+        return list(rings)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._path.unlink(missing_ok=True)
+        self._connection.close()

@@ -1,0 +1,713 @@
+"""The executable specification: every promise of `ports.Store` in plain Python, for tests and for readers.
+
+Rows are immutable and every verb runs under one lock, so a verb is one step, and a transaction is a list of steps:
+rehearsed when it is called, run for good when its block ends. States change in `_move` alone, which asks the table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field, fields, is_dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from random import Random
+from threading import RLock
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+
+from tenure.clock import Clock, system_clock
+from tenure.durations import spell
+from tenure.errors import BadData, InvalidOption, LeaseLost, StoreAway, StoreError
+from tenure.lifecycle import (
+    ENDED,
+    LIVE,
+    MOVES,
+    Charges,
+    Completed,
+    Crashed,
+    Lease,
+    Outcome,
+    State,
+    decide,
+    error_after,
+    legal,
+    outcome_name,
+    reason_of,
+)
+from tenure.ports import (
+    Answer,
+    AttemptView,
+    Capabilities,
+    Claimed,
+    Draft,
+    Enqueued,
+    Filter,
+    Hung,
+    JobView,
+    Landed,
+    NotLanded,
+    OnceRecord,
+    Owned,
+    Page,
+    Progress,
+    Promoted,
+    QueueView,
+    Rescued,
+    WorkerIdentity,
+    WorkerView,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Cause = Literal["crash", "host", "stale"]
+
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+_SHARED = {f.name for f in fields(Draft)} & {f.name for f in fields(JobView)} - {"meta", "run_at"}
+_FORGOTTEN = ("result", "error", "ended_at", "expires_at", "cancel_reason")  #: by a replay
+_SAID = ("stage", "progress", "message", "checkpoint")
+_BLANK: dict[str, Any] = dict.fromkeys((*_FORGOTTEN, *_SAID, "worker_id", "started_at", "last_activity_at"))
+_WORKER_KEPT = 86_400.0  #: seconds a worker's row outlives its death
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A job as stored: what was asked for, what people see, who owns it, and how its attempts ended."""
+
+    draft: Draft
+    view: JobView
+    lease: Lease | None = None
+    active: float = 0.0  #: boot seconds of the owner's last word; `last_activity_at` is for people
+    completed: Lease | None = None
+    attempts: tuple[AttemptView, ...] = ()
+    once: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    identity: WorkerIdentity
+    started_at: datetime
+    renewed_at: datetime
+    lease_ends: float  #: boot seconds
+    note: str = ""
+    died_at: datetime | None = None
+    died_of: Cause = "host"
+
+
+class _Transaction:
+    """What `transaction()` yields: the steps taken in it, each with the answer its caller was given."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Callable[[], object], object]] = []
+
+
+def _atomic(verb: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concatenate[MemoryStore, P], R]:
+    @wraps(verb)
+    def locked(self: MemoryStore, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return verb(self, *args, **kwargs)
+
+    return locked
+
+
+class MemoryStore:
+    """A `Store` in this process's memory; it forgets when the process ends. `clock` and `seed` make tests exact."""
+
+    capabilities = Capabilities(transactions=True, durable=False)
+    url = "memory://"
+
+    def __init__(self, clock: Clock | None = None, seed: int | None = None) -> None:
+        self._clock = clock or system_clock()
+        self._random = Random(seed)
+        self._lock = RLock()
+        self._jobs: dict[str, _Row] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._paused: dict[str, datetime] = {}
+        self._transactions: set[_Transaction] = set()
+
+    def open(self) -> None:
+        """Nothing to connect to."""
+
+    def migrate(self) -> int:
+        """Nothing to bring up to date."""
+        return 1
+
+    def close(self) -> None:
+        """Nothing to let go of: what is stored stays for as long as this object."""
+
+    # ── clients ──
+
+    @_atomic
+    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
+        for draft in drafts:
+            _refuse_unstorable(draft)
+            _refuse_impossible("priority", draft.priority, -100, 100)
+        return self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
+
+    @_atomic
+    def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
+        _refuse_unstorable(reason)
+        return {name: self._cancel(row, reason) if row else None for name, row in self._named(ids)}
+
+    @_atomic
+    def promote(self, *, limit: int = 1000) -> Promoted:
+        now = self.now()
+        waiting = [row for row in self._rows() if legal("promote", row.view.state)]
+        waiting.sort(key=lambda row: (row.view.run_at, row.view.id))
+        due = [row for row in waiting if row.view.run_at <= now][:limit]
+        for row in due:
+            self._move("promote", row, State.QUEUED)
+        later = [max((row.view.run_at - now).total_seconds(), 0.0) for row in waiting[len(due) : len(due) + 1]]
+        return Promoted(frozenset(row.view.queue for row in due), later[0] if later else None)
+
+    @_atomic
+    def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
+        states: dict[str, State | None] = {}
+        for name, row in self._named(ids):
+            if row and legal("promote", row.view.state):
+                row = self._move("promote", row, State.QUEUED, run_at=self.now())
+            states[name] = row.view.state if row else None
+        return states
+
+    @_atomic
+    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return {name: self._replay(row) if row else None for name, row in self._named(ids)}
+
+    @_atomic
+    def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return {name: self._delete(row) if row else None for name, row in self._named(ids)}
+
+    @_atomic
+    def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
+        now = self.now()
+        for worker in [w for w in self._workers.values() if w.died_at and _age(now, w.died_at) > _WORKER_KEPT]:
+            del self._workers[worker.identity.id]
+        ended = [row.view for row in self._rows() if legal("prune", row.view.state)]
+        old = [
+            view for view in ended if _over(_age(now, view.ended_at), keep_dead if view.state is State.DEAD else keep)
+        ]
+        for view in old[:limit]:
+            del self._jobs[view.id]
+        return len(old[:limit])
+
+    # ── owners ──
+
+    @_atomic
+    def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.died_at or self._lease_over(worker):
+            return []
+        claimed: list[Claimed] = []
+        for queue, room in wants.items():
+            if queue in self._paused:
+                continue
+            waiting = [row for row in self._rows() if legal("claim", row.view.state)]
+            waiting = [row for row in waiting if (row.view.queue, row.view.solo) == (queue, solo)]
+            waiting.sort(key=lambda row: (-row.view.priority, row.view.run_at, row.view.id))
+            claimed += [self._claim(row, worker_id) for row in waiting[: max(min(room, limit - len(claimed)), 0)]]
+        return claimed
+
+    @_atomic
+    def owned(self, worker_id: str) -> list[Owned]:
+        return [Owned(self._claimed(row), row.view.cancel_reason) for row, _ in self._held_by(worker_id)]
+
+    @_atomic
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        for report in reports:
+            _refuse_unstorable(report)
+            _refuse_impossible("fraction", report.fraction or 0, 0, 1)
+        return [self._progress(report) for report in reports]
+
+    @_atomic
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        _refuse_unstorable(key, value)
+        row = self._held("once", lease)
+        if row is None:
+            return None
+        if value is not None and key not in row.once:
+            self._jobs[lease.job_id] = replace(row, once={**row.once, key: value})
+            return OnceRecord(value)
+        return OnceRecord(row.once.get(key))
+
+    @_atomic
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer]:
+        _refuse_unstorable(ends)
+        return self._step(tx, lambda: [self._finish(lease, outcome, strict=tx is not None) for lease, outcome in ends])
+
+    # ── supervisors ──
+
+    @_atomic
+    def register(self, worker: WorkerIdentity) -> None:
+        if worker.id in self._workers:
+            raise StoreError(f"worker {worker.id} was registered before; every process start needs a new id")
+        now = self.now()
+        self._workers[worker.id] = _Worker(worker, now, now, self._clock.boot() + worker.lease)
+
+    @_atomic
+    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
+        renewed = [worker for worker in map(self._workers.get, worker_ids) if worker and not worker.died_at]
+        for worker in renewed:
+            name, ends = worker.identity.id, self._clock.boot() + worker.identity.lease
+            note = (notes or {}).get(name, "")
+            self._workers[name] = replace(worker, renewed_at=self.now(), lease_ends=ends, note=note)
+        return frozenset(worker.identity.id for worker in renewed)
+
+    @_atomic
+    def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
+        return self._declare(worker_ids, "crash")
+
+    @_atomic
+    def declare_expired(self) -> frozenset[str]:
+        return self._declare([name for name, worker in self._workers.items() if self._lease_over(worker)], "host")
+
+    @_atomic
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+        _refuse_unstorable(verdicts, rest)
+        self._declare([worker_id], "crash")
+        held = self._held_by(worker_id)
+        return [self._take_back("finish", row, lease, "crash", verdicts.get(lease.job_id, rest)) for row, lease in held]
+
+    @_atomic
+    def rescue(self, *, limit: int = 100) -> list[Rescued]:
+        held = [(row, row.lease) for row in self._rows() if row.lease and legal("rescue", row.view.state)]
+        found = [(row, lease, self._lost(row, lease.worker_id)) for row, lease in held]
+        lost = sorted(((r, lease, *why) for r, lease, why in found if why), key=lambda each: (each[0].active, each[1]))
+        return [
+            self._take_back("rescue", row, lease, cause, Crashed(reason, process_died=cause == "crash"))
+            for row, lease, cause, reason in lost[:limit]
+        ]
+
+    @_atomic
+    def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
+        held = [each for worker_id in dict.fromkeys(worker_ids) for each in self._held_by(worker_id)]
+        silent = [(row, lease, self._silent(row)) for row, lease in held]
+        return [Hung(lease, r.view.task, age) for r, lease, age in silent if _over(age, r.view.stale_after)]
+
+    @_atomic
+    def solo_waiting(self, queues: Sequence[str]) -> int:
+        open_queues = set(queues) - set(self._paused)
+        waiting = [row.view for row in self._rows() if legal("claim", row.view.state)]
+        return sum(view.solo and view.queue in open_queues for view in waiting)
+
+    @_atomic
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        if paused == (queue in self._paused):
+            return False
+        if paused:
+            self._paused[queue] = self.now()
+        else:
+            del self._paused[queue]
+        return True
+
+    # ── reads ──
+
+    @_atomic
+    def get(self, job_id: str) -> JobView | None:
+        row = self._jobs.get(job_id)
+        return row.view if row else None
+
+    @_atomic
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        found = sorted((r.view for r in self._rows() if _matches(r.view, where)), key=_enqueue_order, reverse=True)
+        if cursor is not None:
+            last = _read_cursor(cursor)
+            found = [view for view in found if _enqueue_order(view) < last]
+        jobs = tuple(found[:limit])
+        return Page(jobs, _write_cursor(jobs[-1]) if jobs and len(found) > limit else None)
+
+    @_atomic
+    def counts(self) -> dict[State, int]:
+        states = [row.view.state for row in self._rows()]
+        return {state: states.count(state) for state in State}
+
+    @_atomic
+    def attempts(self, job_id: str) -> list[AttemptView]:
+        row = self._jobs.get(job_id)
+        return list(row.attempts) if row else []
+
+    @_atomic
+    def workers(self, *, dead: bool = False) -> list[WorkerView]:
+        shown = [worker for worker in self._workers.values() if dead or not worker.died_at]
+        views = [
+            WorkerView(
+                identity=worker.identity,
+                started_at=worker.started_at,
+                renewed_at=worker.renewed_at,
+                expires_at=worker.renewed_at + timedelta(seconds=worker.identity.lease),
+                died_at=worker.died_at,
+                note=worker.note,
+                processing=len(self._held_by(worker.identity.id)),
+            )
+            for worker in shown
+        ]
+        return sorted(views, key=lambda view: (view.started_at, view.identity.id), reverse=True)
+
+    @_atomic
+    def queues(self) -> list[QueueView]:
+        live = [row.view for row in self._rows() if row.view.state in LIVE]
+        return [self._queue(name, live) for name in sorted({view.queue for view in live} | set(self._paused))]
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.unix(), UTC)
+
+    @contextmanager
+    def transaction(self) -> Generator[Any, None, None]:
+        """Steps taken with the yielded object as `tx` happen when the block ends, or never if it raises."""
+        tx = _Transaction()
+        self._transactions.add(tx)
+        try:
+            yield tx
+        finally:
+            self._transactions.discard(tx)
+        self._commit(tx)
+
+    # ── transactions ──
+
+    def _step(self, tx: object, step: Callable[[], list[R]]) -> list[R]:
+        if tx is None:
+            return step()
+        if not isinstance(tx, _Transaction) or tx not in self._transactions:
+            raise StoreError(f"tx: expected what this store's transaction() yields, in its block; got {tx!r}")
+        before = self._jobs.copy()
+        try:
+            for earlier, _ in tx.steps:
+                earlier()
+            answers = step()
+        finally:
+            self._jobs = before
+        tx.steps.append((step, answers))
+        return answers
+
+    @_atomic
+    def _commit(self, tx: _Transaction) -> None:
+        before = self._jobs.copy()
+        try:
+            for step, promised in tx.steps:
+                if step() != promised:
+                    raise StoreAway("another caller changed the same jobs first; nothing was stored, run it again")
+        except BaseException:
+            self._jobs = before
+            raise
+
+    # ── one job ──
+
+    def _rows(self) -> list[_Row]:
+        return list(self._jobs.values())
+
+    def _named(self, ids: Iterable[str]) -> Iterator[tuple[str, _Row | None]]:
+        return ((name, self._jobs.get(name)) for name in dict.fromkeys(ids))
+
+    def _move(self, verb: str, row: _Row, to: State, **changes: Any) -> _Row:
+        """The only place where a state changes, and only as the table says."""
+        source = row.view.state
+        if not any(move.verb == verb and source in move.sources and to in move.targets for move in MOVES):
+            raise StoreError(f"{verb} does not lead from {source} to {to}; see the table in tenure.lifecycle")
+        return self._keep(row, state=to, **changes)
+
+    def _keep(self, row: _Row, **changes: Any) -> _Row:
+        row = replace(row, view=replace(row.view, **changes))
+        self._jobs[row.view.id] = row
+        return row
+
+    def _enqueue(self, draft: Draft) -> Enqueued:
+        stands = self._jobs.get(draft.id) or self._holder(draft.task, draft.unique)
+        if stands:
+            return Enqueued(stands.view.id, created=False, state=stands.view.state)
+        now = self.now()
+        due = now + timedelta(seconds=draft.delay) if draft.delay is not None else draft.run_at or now
+        state = State.SCHEDULED if due > now else State.QUEUED
+        self._jobs[draft.id] = _Row(draft, _new_view(draft, state, now, due))
+        return Enqueued(draft.id, created=True, state=state)
+
+    def _holder(self, task: str, unique: str | None) -> _Row | None:
+        """The live job that holds this key."""
+        if unique is None:
+            return None
+        held = (r for r in self._rows() if r.view.state in LIVE and (r.view.task, r.view.unique) == (task, unique))
+        return next(held, None)
+
+    def _cancel(self, row: _Row, reason: str) -> State:
+        view = row.view
+        if view.state is State.PROCESSING:
+            if view.cancel_reason is None:
+                self._keep(row, cancel_reason=reason)
+        elif legal("cancel", view.state):
+            self._move("cancel", row, State.CANCELLED, cancel_reason=reason, error=reason, ended_at=self.now())
+        return self._jobs[view.id].view.state
+
+    def _replay(self, row: _Row) -> Answer:
+        view = row.view
+        if not legal("replay", view.state):
+            return NotLanded(f"the job is {view.state}; only a job that has ended is replayed")
+        holder = self._holder(view.task, view.unique)
+        if holder:
+            return NotLanded(f"job {holder.view.id} holds its unique key {view.unique!r} and is {holder.view.state}")
+        fresh = dict.fromkeys(_FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
+        row = replace(row, completed=None)
+        self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
+        return Landed(State.QUEUED)
+
+    def _delete(self, row: _Row) -> Answer:
+        if not legal("delete", row.view.state):
+            return NotLanded(f"the job is {row.view.state}; cancel it first, then delete it")
+        del self._jobs[row.view.id]
+        return Landed(row.view.state)
+
+    # ── one lease ──
+
+    def _held(self, verb: str, lease: Lease) -> _Row | None:
+        row = self._jobs.get(lease.job_id)
+        return row if row and row.lease == lease and legal(verb, row.view.state) else None
+
+    def _held_by(self, worker_id: str) -> list[tuple[_Row, Lease]]:
+        leased = [(row, row.lease) for row in self._rows() if row.lease and row.lease.worker_id == worker_id]
+        return sorted(leased, key=lambda each: each[1])
+
+    def _claim(self, row: _Row, worker_id: str) -> Claimed:
+        now, attempt = self.now(), row.view.attempt + 1
+        row = replace(row, lease=Lease(row.view.id, attempt, worker_id), active=self._clock.boot())
+        owner = {"attempt": attempt, "worker_id": worker_id, "started_at": now, "last_activity_at": now}
+        return self._claimed(self._move("claim", row, State.PROCESSING, **owner))
+
+    def _claimed(self, row: _Row) -> Claimed:
+        view = row.view
+        return Claimed(
+            id=view.id,
+            attempt=view.attempt,
+            task=view.task,
+            queue=view.queue,
+            payload=view.payload,
+            failures=view.failures,
+            crashes=view.crashes,
+            meta=row.draft.meta,
+            checkpoint=view.checkpoint,
+            timeout=view.timeout,
+            stale_after=view.stale_after,
+            enqueued_ms=round(view.enqueued_at.timestamp() * 1000),
+            expired=view.attempt == 1 and view.expires_at is not None and self.now() > view.expires_at,
+        )
+
+    def _progress(self, report: Progress) -> bool:
+        row = self._held("progress", report.lease)
+        if row is None:
+            return False
+        said = zip(_SAID, (report.stage, report.fraction, report.message, report.checkpoint), strict=True)
+        news: dict[str, Any] = {name: value for name, value in said if value is not None}
+        if report.checkpoint not in (None, row.view.checkpoint):
+            news["crashes"] = 0
+        row = replace(row, active=self._clock.boot())
+        self._move("progress", row, State.PROCESSING, last_activity_at=self.now(), **news)
+        return True
+
+    def _finish(self, lease: Lease, outcome: Outcome, *, strict: bool) -> Answer:
+        row = self._held("finish", lease)
+        if row:
+            return Landed(self._end("finish", row, lease, outcome).state)
+        refused = self._why_not(lease, outcome)
+        if strict and isinstance(refused, NotLanded):
+            raise LeaseLost(refused.stands)  # undoes all that the handler did in its transaction
+        return refused
+
+    def _why_not(self, lease: Lease, outcome: Outcome) -> Answer:
+        stands = self._jobs.get(lease.job_id)
+        if stands is None:
+            return NotLanded("no such job")
+        ended = _ended_as(stands, lease)
+        if ended:
+            other = isinstance(outcome, Completed) and ended == "completed" and outcome.result != stands.view.result
+            if ended == outcome_name(outcome) and not other:
+                return Landed(stands.view.state)
+            with_what = " with another result" if other else ""
+            return NotLanded(f"attempt {lease.attempt} of worker {lease.worker_id} ended as {ended}{with_what}")
+        if stands.lease:
+            return NotLanded(f"attempt {stands.lease.attempt} of worker {stands.lease.worker_id} owns it")
+        return NotLanded(f"the job is {stands.view.state} after attempt {stands.view.attempt}, owned by nobody")
+
+    def _end(self, verb: str, row: _Row, lease: Lease, outcome: Outcome, **changes: Any) -> JobView:
+        """End the attempt: `decide` says where it leads, a cancel asked included."""
+        view, draft, now = row.view, row.draft, self.now()
+        charges = Charges(
+            failures=view.failures,
+            crashes=view.crashes,
+            crashes_total=view.crashes_total,
+            max_failures=view.max_failures,
+            max_crashes=view.max_crashes,
+            retry_base=draft.retry_base,
+            retry_cap=draft.retry_cap,
+            isolated=view.isolated,
+            cancel_asked=view.cancel_reason is not None,
+        )
+        decision = decide(charges, outcome, self._random.random())
+        error = error_after(outcome, decision.state, view.cancel_reason)
+        if isinstance(outcome, Completed):
+            row = replace(row, lease=None, completed=lease)
+            changes["result"] = outcome.result
+        else:
+            row = replace(row, lease=None, attempts=(*row.attempts, _attempt(view, lease, outcome, now)))
+            changes |= {"started_at": None, "last_activity_at": None}
+        after = self._move(
+            verb,
+            row,
+            decision.state,
+            failures=decision.failures,
+            crashes=decision.crashes,
+            crashes_total=decision.crashes_total,
+            solo=decision.solo,
+            run_at=view.run_at if decision.delay is None else now + timedelta(seconds=decision.delay),
+            worker_id=None,
+            ended_at=now if decision.state in ENDED else None,
+            error=view.error if error is None else error,
+            **changes,
+        )
+        return after.view
+
+    # ── dead and silent owners ──
+
+    def _lease_over(self, worker: _Worker) -> bool:
+        return self._clock.boot() > worker.lease_ends
+
+    def _declare(self, worker_ids: Iterable[str], cause: Cause) -> frozenset[str]:
+        died = [worker for worker in map(self._workers.get, set(worker_ids)) if worker and not worker.died_at]
+        for worker in died:
+            self._workers[worker.identity.id] = replace(worker, died_at=self.now(), died_of=cause)
+        return frozenset(worker.identity.id for worker in died)
+
+    def _lost(self, row: _Row, worker_id: str) -> tuple[Cause, str] | None:
+        """Why a processing job may be rescued; None: its owner lives and shows it."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return "host", f"worker {worker_id} is unknown"
+        if worker.died_at:
+            return worker.died_of, f"worker {worker_id} {'died' if worker.died_of == 'crash' else 'lost its lease'}"
+        patience = 2 * worker.identity.lease
+        if _over(self._silent(row) - patience, row.view.stale_after):
+            return "stale", f"no progress for {spell(self._silent(row))} in worker {worker_id}"
+        return None
+
+    def _silent(self, row: _Row) -> float:
+        return self._clock.boot() - row.active
+
+    def _take_back(self, verb: str, row: _Row, lease: Lease, cause: Cause, outcome: Outcome) -> Rescued:
+        why = {} if isinstance(outcome, Completed) else {"message": f"Cleared: {reason_of(outcome)}"}
+        after = self._end(verb, row, lease, outcome, **why)
+        return Rescued(
+            id=after.id,
+            task=after.task,
+            queue=after.queue,
+            attempt=lease.attempt,
+            worker_id=lease.worker_id,
+            cause=cause,
+            state=after.state,
+        )
+
+    def _queue(self, name: str, live: list[JobView]) -> QueueView:
+        here = [view for view in live if view.queue == name]
+        states = [view.state for view in here]
+        waits = [_age(self.now(), view.run_at) for view in here if view.state is State.QUEUED]
+        return QueueView(
+            name=name,
+            paused_at=self._paused.get(name),
+            counts={state: states.count(state) for state in State if state in LIVE},
+            oldest_queued=max(waits, default=None),
+        )
+
+
+# ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _new_view(draft: Draft, state: State, now: datetime, due: datetime) -> JobView:
+    asked: dict[str, Any] = {name: getattr(draft, name) for name in _SHARED}
+    view = JobView(
+        **asked,
+        **_BLANK,
+        state=state,
+        attempt=0,
+        failures=0,
+        crashes=0,
+        crashes_total=0,
+        solo=draft.isolated,
+        meta=json.loads(draft.meta),
+        enqueued_at=now,
+        run_at=due,
+    )
+    return view if draft.expires is None else replace(view, expires_at=due + timedelta(seconds=draft.expires))
+
+
+def _attempt(view: JobView, lease: Lease, outcome: Outcome, now: datetime) -> AttemptView:
+    return AttemptView(
+        job_id=view.id,
+        attempt=lease.attempt,
+        worker_id=lease.worker_id,
+        outcome=outcome_name(outcome),
+        error=reason_of(outcome),
+        evidence=outcome.evidence if isinstance(outcome, Crashed) else {},
+        started_at=view.started_at or now,
+        ended_at=now,
+    )
+
+
+def _ended_as(row: _Row, lease: Lease) -> str | None:
+    """How the attempt of this lease ended, if it did."""
+    if row.completed == lease:
+        return "completed"
+    told = [each.outcome for each in row.attempts if (each.attempt, each.worker_id) == (lease.attempt, lease.worker_id)]
+    return told[0] if told else None
+
+
+def _refuse_unstorable(*values: object) -> None:
+    """PostgreSQL keeps no NUL, UTF-8 no lone surrogate: so no store takes them."""
+    for text in _texts(values):
+        found = _UNSTORABLE.search(text)
+        if found:
+            raise BadData(f"text with {found[0]!r} at {found.start()} cannot be stored; clean it first: {text[:80]!r}")
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from _texts(astuple(value))
+    elif isinstance(value, Mapping):
+        yield from _texts(list(cast("Mapping[object, object]", value).items()))
+    elif isinstance(value, Iterable):
+        for part in cast("Iterable[object]", value):
+            yield from _texts(part)
+
+
+def _refuse_impossible(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise BadData(f"{name}: expected {low:g} to {high:g}, got {value!r}")
+
+
+def _age(now: datetime, then: datetime | None) -> float:
+    return max((now - then).total_seconds(), 0.0) if then else 0.0
+
+
+def _over(silent: float, stale_after: float | None) -> bool:
+    return stale_after is not None and silent > stale_after
+
+
+def _enqueue_order(view: JobView) -> tuple[datetime, str]:
+    return view.enqueued_at, view.id
+
+
+def _matches(view: JobView, where: Filter) -> bool:
+    wanted = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique": where.unique}
+    return (
+        (not where.states or view.state in where.states)
+        and all(value is None or getattr(view, name) == value for name, value in wanted.items())
+        and (where.text is None or where.text in view.id or where.text in (view.error or ""))
+    )
+
+
+def _write_cursor(view: JobView) -> str:
+    return f"{view.enqueued_at.isoformat()} {view.id}"
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, str]:
+    try:
+        when, job_id = cursor.split(" ", 1)
+        return datetime.fromisoformat(when).astimezone(UTC), job_id
+    except ValueError:
+        raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one") from None

@@ -1,0 +1,363 @@
+"""One SQLite file, held safely by one process: opening, checking, taking turns, group commit, errors.
+
+A process must have this file open through apsw only. POSIX locks belong to the process, so any other open and close
+of the file in it (`sqlite3`, a copy, a hash) drops them, and committed jobs can be lost
+(sqlite.org/howtocorrupt.html, section 2.2). An audit hook refuses that with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from tenure.errors import BadData, StoreAway, StoreError
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
+BUSY_SECONDS = 5.0
+TRANSACTION_SECONDS = 5.0
+_NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glusterfs", "lustre")
+
+
+# ── Errors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def mapped(error: BaseException, path: str) -> BaseException:
+    """The one place where the driver's errors become ours."""
+    match error:
+        case apsw.BusyError() | apsw.LockedError():
+            return StoreAway(f"{path} was locked by another process for more than {BUSY_SECONDS:g}s")
+        case apsw.FullError():
+            return StoreAway(f"{path}: the disk is full; free some space, nothing already stored is lost")
+        case apsw.CorruptError() | apsw.NotADBError():
+            return StoreError(
+                f"{path} is damaged or not a Tenure database ({error}); restore a backup, or move it away"
+            )
+        case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError():
+            return StoreError(f"{path} can't be written ({error}): check the folder and its permissions")
+        case apsw.IOError():
+            return StoreAway(f"{path}: the disk answered with an error ({error})")
+        case apsw.ConstraintError() | apsw.TooBigError() | apsw.MismatchError() | UnicodeEncodeError():
+            return BadData(f"{path} refused a value: {error}")
+        case apsw.Error():
+            return StoreError(f"{path}: {error}")
+        case _:
+            return error
+
+
+# ── The guard against other opens in this process ───────────────────────────────────────────────────────────────
+
+_held: dict[str, int] = {}
+_hooked = False
+
+
+def _guard(event: str, args: tuple[Any, ...]) -> None:
+    if event not in {"open", "sqlite3.connect"} or not _held or not args:
+        return
+    name = args[0]
+    if not isinstance(name, str | bytes | os.PathLike):
+        return
+    text = os.fsdecode(name)  # pyright: ignore[reportUnknownArgumentType]
+    text = text.removeprefix("file:").partition("?")[0]
+    base = text.removesuffix("-wal").removesuffix("-shm")
+    # A cheap test first: this hook sees every open of the process.
+    if Path(base).name in {Path(held).name for held in _held} and os.path.realpath(base) in _held:
+        raise StoreError(
+            f"{text} is held by Tenure in this process: opening it any other way drops its locks and can lose "
+            "committed jobs. Use jobs.transaction() for SQL of your own, `tenure backup` for a copy."
+        )
+
+
+def _hold(path: str) -> None:
+    global _hooked
+    _held[path] = _held.get(path, 0) + 1
+    if not _hooked:
+        sys.addaudithook(_guard)
+        _hooked = True
+
+
+def _let_go(path: str) -> None:
+    left = _held.get(path, 0) - 1
+    if left > 0:
+        _held[path] = left
+    else:
+        _held.pop(path, None)
+
+
+# ── The file ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
+    """The type of the file system a path is on, or '' where the kernel doesn't tell."""
+    try:
+        lines = Path(mountinfo).read_text().splitlines()
+    except OSError:
+        return ""
+    best = ("", "")
+    for line in lines:
+        fields = line.split()
+        point, kind = fields[4].replace("\\040", " "), fields[fields.index("-") + 1]
+        inside = path == Path(point) or Path(point) in path.parents
+        if inside and len(point) >= len(best[0]):
+            best = (point, kind)
+    return best[1]
+
+
+class _Op:
+    """One write waiting for its turn, and what became of it."""
+
+    __slots__ = ("call", "done", "error", "result")
+
+    def __init__(self, call: Callable[[apsw.Connection], Any]) -> None:
+        self.call = call
+        self.done = False
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class Transaction:
+    """A caller's transaction on the store's own connection. It holds the file's one write lock: keep it short."""
+
+    def __init__(self, file: DatabaseFile, connection: apsw.Connection) -> None:
+        self._file = file
+        self._connection = connection
+        self._deadline = time.monotonic() + TRANSACTION_SECONDS
+        self._open = True
+        self._lock = threading.Lock()
+
+    def execute(self, sql: str, bindings: Any = ()) -> apsw.Cursor:
+        """Run SQL of your own in it; it commits, or not, together with the jobs."""
+        return self.run(lambda connection: connection.execute(sql, bindings))
+
+    def run(self, call: Callable[[apsw.Connection], T]) -> T:
+        with self._lock:
+            if not self._open:
+                raise StoreError("this transaction has ended")
+            if time.monotonic() > self._deadline:
+                raise StoreError(
+                    f"this transaction was open for more than {TRANSACTION_SECONDS:g}s and is rolled back: it holds "
+                    "the file's only write lock, so nobody could claim, finish or renew. Do the work before it."
+                )
+            try:
+                return call(self._connection)
+            except (apsw.Error, UnicodeEncodeError) as error:
+                raise mapped(error, self._file.path) from error
+
+    def belongs_to(self, file: DatabaseFile) -> bool:
+        return self._file is file
+
+    def end(self, *, commit: bool) -> None:
+        try:
+            if commit:
+                self.run(lambda connection: connection.execute("COMMIT"))
+        finally:
+            self._open = False
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+
+class DatabaseFile:
+    """Two connections, one for reads and one for writes, and turns for the writers.
+
+    Writes are committed in groups: whoever gets the writer's turn carries everything that waits, in one transaction,
+    so that many small writes share one fsync. If one of a group fails, all are rolled back and run one by one.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)
+        self._writer: apsw.Connection | None = None
+        self._reader: apsw.Connection | None = None
+        self._turn = threading.Lock()
+        self._reading = threading.Lock()
+        self._waiting: deque[_Op] = deque()
+        self._pid = os.getpid()
+
+    # ── opening ──
+
+    def open(self) -> None:
+        path = Path(self.path)
+        folder = path.parent
+        kind = file_system(path)
+        if kind.startswith(_NETWORK):
+            raise StoreError(
+                f"{path} is on a network file system ({kind}): SQLite's locks can't be trusted there; "
+                "use a local disk, or another store"
+            )
+        if not folder.is_dir():
+            raise StoreError(f"{folder} is not a folder: create it, or give another path in TENURE_URL")
+        if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            raise StoreError(f"{path} can't be written: check the folder and its permissions")
+        _hold(self.path)
+        try:
+            self._writer = self._connect()
+            self._check_ours(self._writer)
+            self._reader = self._connect()
+        except BaseException as error:
+            self.close()
+            raise mapped(error, self.path) from error
+
+    def _connect(self) -> apsw.Connection:
+        connection = apsw.Connection(self.path)
+        # A blocking lock with a time limit, served in turn by the kernel: SQLite's own busy handler naps in growing
+        # steps, so that with several processes writing back to back whoever comes last starves.
+        connection.set_busy_timeout(round(BUSY_SECONDS * 1000))
+        connection.setlk_timeout(round(BUSY_SECONDS * 1000), 0)
+        try:
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            if mode is None or mode[0] != "wal":
+                raise StoreError(f"{self.path}: this file system can't keep SQLite's write-ahead log; use a local disk")
+            connection.execute("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA mmap_size = 0")
+            connection.execute("PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 67108864")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_ours(self, connection: apsw.Connection) -> None:
+        application = connection.pragma("application_id")
+        if application == APPLICATION_ID:
+            return
+        if application != 0 or connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
+            raise StoreError(f"{self.path} is a SQLite database, but not Tenure's: give another path in TENURE_URL")
+
+    def migrate(self, scripts: list[tuple[int, str]]) -> int:
+        newest = scripts[-1][0]
+
+        def step(connection: apsw.Connection) -> int:
+            version = int(connection.pragma("user_version"))
+            if version > newest + 1:
+                raise StoreError(
+                    f"{self.path} has schema version {version}, this Tenure knows {newest} and accepts one more: "
+                    "upgrade Tenure (pip install -U tenure)"
+                )
+            for number, script in scripts:
+                if number > version:
+                    connection.execute(script)
+                    connection.pragma("application_id", APPLICATION_ID)
+                    connection.pragma("user_version", number)
+                    version = number
+            return version
+
+        return self.write(step)
+
+    def close(self) -> None:
+        held = self._writer is not None or self._reader is not None
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._writer = None
+        if held:
+            _let_go(self.path)
+
+    # ── use ──
+
+    def _connection(self, connection: apsw.Connection | None) -> apsw.Connection:
+        if connection is None:
+            raise StoreError(f"{self.path} is not open")
+        if os.getpid() != self._pid:
+            raise StoreError(f"{self.path} was opened before a fork(): a child process must open the store itself")
+        return connection
+
+    def read(self, call: Callable[[apsw.Connection], T]) -> T:
+        with self._reading:
+            connection = self._connection(self._reader)
+            try:
+                return call(connection)
+            except (apsw.Error, UnicodeEncodeError) as error:
+                raise mapped(error, self.path) from error
+
+    def write(self, call: Callable[[apsw.Connection], T]) -> T:
+        op = _Op(call)
+        self._waiting.append(op)
+        with self._turn:
+            if not op.done:
+                group: list[_Op] = []
+                while self._waiting:
+                    group.append(self._waiting.popleft())
+                self._commit(group)
+        if op.error is not None:
+            raise mapped(op.error, self.path) from op.error
+        return op.result  # type: ignore[no-any-return]
+
+    def _commit(self, group: list[_Op]) -> None:
+        try:
+            connection = self._connection(self._writer)
+            self._commit_together(connection, group)
+        except BaseException as error:
+            if len(group) > 1 and not isinstance(mapped(error, self.path), StoreAway):
+                for op in group:
+                    self._commit([op])
+                return
+            for op in group:
+                op.error, op.done = error, True
+
+    def _commit_together(self, connection: apsw.Connection, group: list[_Op]) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for op in group:
+                op.result = op.call(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        for op in group:
+            op.done = True
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        with self._turn:
+            connection = self._connection(self._writer)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except apsw.Error as error:
+                raise mapped(error, self.path) from error
+            transaction = Transaction(self, connection)
+            try:
+                yield transaction
+            except BaseException:
+                transaction.end(commit=False)
+                raise
+            transaction.end(commit=True)
+
+    def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
+        """An online copy to a new file, a few pages at a time, while work goes on."""
+
+        def copy(connection: apsw.Connection) -> None:
+            copied = apsw.Connection(target)
+            try:
+                with copied.backup("main", connection, "main") as step:
+                    while not step.done:
+                        step.step(200)
+                        if progress is not None:
+                            progress(step.page_count - step.remaining, step.page_count)
+            finally:
+                copied.close()
+
+        self.read(copy)
+
+
+def fetch(connection: apsw.Connection, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
+    return connection.execute(sql, bindings).fetchall()
+
+
+def first(connection: apsw.Connection, sql: str, bindings: Any = ()) -> tuple[Any, ...] | None:
+    return connection.execute(sql, bindings).fetchone()
+
+
+def migrations() -> list[tuple[int, str]]:
+    """(version, script) of every file in migrations/sqlite, oldest first."""
+    folder = resources.files("tenure.stores") / "migrations" / "sqlite"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return [(int(name.partition("_")[0]), (folder / name).read_text()) for name in names]

@@ -1,0 +1,200 @@
+"""What people look at. Short reads on their own connection: they hold up no writer, and no long snapshot."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import Any
+
+import apsw
+
+from tenure.errors import InvalidOption
+from tenure.lifecycle import State
+from tenure.ports import AttemptView, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
+from tenure.stores.sqlite.file import fetch, first
+
+_JOB = """id, task, queue, state, priority, payload, result, error, attempt, failures, max_failures, crashes,
+    crashes_total, max_crashes, solo, isolated, unique_key, worker_id, stage, progress, message, checkpoint, meta,
+    timeout, stale_after, enqueued_at, run_at, expires_at, started_at, last_activity_at, ended_at, cancel_reason"""
+
+
+def _at(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _maybe_at(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else _at(milliseconds)
+
+
+def _job(row: tuple[Any, ...]) -> JobView:
+    return JobView(
+        id=row[0],
+        task=row[1],
+        queue=row[2],
+        state=State(row[3]),
+        priority=row[4],
+        payload=row[5],
+        result=row[6],
+        error=row[7],
+        attempt=row[8],
+        failures=row[9],
+        max_failures=row[10],
+        crashes=row[11],
+        crashes_total=row[12],
+        max_crashes=row[13],
+        solo=bool(row[14]),
+        isolated=bool(row[15]),
+        unique=row[16],
+        worker_id=row[17],
+        stage=row[18],
+        progress=row[19],
+        message=row[20],
+        checkpoint=row[21],
+        meta=json.loads(row[22]),
+        timeout=row[23],
+        stale_after=row[24],
+        enqueued_at=_at(row[25]),
+        run_at=_at(row[26]),
+        expires_at=_maybe_at(row[27]),
+        started_at=_maybe_at(row[28]),
+        last_activity_at=_maybe_at(row[29]),
+        ended_at=_maybe_at(row[30]),
+        cancel_reason=row[31],
+    )
+
+
+def get(connection: apsw.Connection, job_id: str) -> JobView | None:
+    row = first(connection, f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,))
+    return None if row is None else _job(row)
+
+
+def search(connection: apsw.Connection, where: Filter, limit: int, cursor: str | None) -> Page:
+    conditions, bindings = ["TRUE"], list[Any]()
+    if where.states:
+        conditions.append(f"state IN ({', '.join('?' * len(where.states))})")
+        bindings += sorted(where.states)
+    columns = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique_key": where.unique}
+    for column, value in columns.items():
+        if value is not None:
+            conditions.append(f"{column} = ?")
+            bindings.append(value)
+    if where.text is not None:
+        conditions.append("(instr(error, ?) > 0 OR instr(id, ?) > 0)")
+        bindings += [where.text, where.text]
+    if cursor is not None:
+        before = cursor.removeprefix("before-")
+        if before == cursor or not before.isdecimal():
+            raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
+        conditions.append("seq < ?")
+        bindings.append(int(before))
+    rows = fetch(
+        connection,
+        f"SELECT {_JOB}, seq FROM jobs WHERE {' AND '.join(conditions)} ORDER BY seq DESC LIMIT ?",
+        (*bindings, limit + 1),
+    )
+    jobs = tuple(_job(row) for row in rows[:limit])
+    return Page(jobs, f"before-{rows[limit - 1][-1]}" if len(rows) > limit else None)
+
+
+def counts(connection: apsw.Connection) -> dict[State, int]:
+    # Each state by its own partial index: a count over the table would read every payload's page.
+    live = {"queued": "jobs_queued", "scheduled": "jobs_scheduled", "processing": "jobs_processing"}
+    found = {
+        state: _number(connection, f"SELECT count(*) FROM jobs INDEXED BY {index} WHERE state = '{state}'")
+        for state, index in live.items()
+    }
+    for state in ("completed", "dead", "cancelled"):
+        found[state] = _number(
+            connection,
+            f"SELECT count(*) FROM jobs INDEXED BY jobs_ended WHERE state = '{state}' AND ended_at IS NOT NULL",
+        )
+    return {state: found[state] for state in State}
+
+
+def _number(connection: apsw.Connection, sql: str, *bindings: object) -> int:
+    row = first(connection, sql, bindings)
+    return 0 if row is None else int(row[0])
+
+
+def attempts(connection: apsw.Connection, job_id: str) -> list[AttemptView]:
+    rows = fetch(
+        connection,
+        "SELECT job_id, attempt, worker_id, outcome, error, evidence, started_at, ended_at FROM attempts "
+        "WHERE job_id = ? ORDER BY attempt",
+        (job_id,),
+    )
+    return [
+        AttemptView(
+            job_id=row[0],
+            attempt=row[1],
+            worker_id=row[2],
+            outcome=row[3],
+            error=row[4],
+            evidence=json.loads(row[5]),
+            started_at=_at(row[6]),
+            ended_at=_at(row[7]),
+        )
+        for row in rows
+    ]
+
+
+def workers(connection: apsw.Connection, *, dead: bool, now: int, boot: int) -> list[WorkerView]:
+    rows = fetch(
+        connection,
+        "SELECT id, host, pid, started, boot_id, pid_namespace, runner, queues, tasks, slots, lease, started_at, "
+        "renewed_at, expires_boot, died_at, note, (SELECT count(*) FROM jobs INDEXED BY jobs_processing "
+        "WHERE state = 'processing' AND worker_id = workers.id) FROM workers "
+        "WHERE ? OR died_at IS NULL ORDER BY started_at DESC, id DESC",
+        (int(dead),),
+    )
+    return [
+        WorkerView(
+            identity=WorkerIdentity(
+                id=row[0],
+                host=row[1],
+                pid=row[2],
+                started=row[3],
+                boot_id=row[4],
+                pid_namespace=row[5],
+                runner=row[6],
+                queues=tuple(json.loads(row[7])),
+                tasks=tuple(json.loads(row[8])),
+                slots=row[9],
+                lease=row[10],
+            ),
+            started_at=_at(row[11]),
+            renewed_at=_at(row[12]),
+            expires_at=_at(now + row[13] - boot),
+            died_at=_maybe_at(row[14]),
+            note=row[15],
+            processing=row[16],
+        )
+        for row in rows
+    ]
+
+
+def queues(connection: apsw.Connection, now: int) -> list[QueueView]:
+    found: defaultdict[str, dict[State, int]] = defaultdict(dict)
+    for state, index in (("queued", "jobs_queued"), ("scheduled", "jobs_scheduled"), ("processing", "jobs_processing")):
+        for queue, count in connection.execute(
+            f"SELECT queue, count(*) FROM jobs INDEXED BY {index} WHERE state = '{state}' GROUP BY queue"
+        ):
+            found[queue][State(state)] = count
+    paused = dict(fetch(connection, "SELECT name, paused_at FROM queues WHERE paused_at IS NOT NULL"))
+    return [
+        QueueView(
+            name=name,
+            paused_at=_maybe_at(paused.get(name)),
+            counts={state: found[name].get(state, 0) for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING)},
+            oldest_queued=_oldest(connection, name, now),
+        )
+        for name in sorted({*found, *paused})
+    ]
+
+
+def _oldest(connection: apsw.Connection, queue: str, now: int) -> float | None:
+    row = first(
+        connection, "SELECT min(run_at) FROM jobs INDEXED BY jobs_queued WHERE state = 'queued' AND queue = ?", (queue,)
+    )
+    return None if row is None or row[0] is None else max(0.0, (now - row[0]) / 1000)

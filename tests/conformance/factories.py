@@ -1,0 +1,172 @@
+"""The world a store lives in during a test, and short ways to put jobs and workers into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from threading import Barrier
+from typing import Any, TypeVar
+from uuid import UUID
+
+from tenure.clock import Clock
+from tenure.lifecycle import ENDED, Cancelled, Completed, Failed, Lease, Outcome, Released, State
+from tenure.ports import AttemptView, Claimed, Draft, Filter, JobView, Landed, Store, WorkerIdentity
+
+T = TypeVar("T")
+
+LEASE = 30.0
+DAY = 86_400.0
+
+_numbers = count(1)
+
+
+class World:
+    """One set of data under one virtual clock, and every store opened onto it."""
+
+    def __init__(self, make: Callable[[Clock], Store]) -> None:
+        self._make = make
+        self._unix = 1_800_000_000.0
+        self._boot = 1_000.0
+        self._stores: list[Store] = []
+        self.clock = Clock(lambda: self._unix, lambda: self._boot, "the-only-boot")
+
+    def store(self) -> Store:
+        """An open store on this world's data; each call opens another way in."""
+        store = self._make(self.clock)
+        store.open()
+        store.migrate()
+        self._stores.append(store)
+        return store
+
+    def advance(self, seconds: float) -> None:
+        self._unix += seconds
+        self._boot += seconds
+
+    def step_wall_clock(self, seconds: float) -> None:
+        """Somebody sets the date; no time has passed."""
+        self._unix += seconds
+
+    def close(self) -> None:
+        for store in self._stores:
+            store.close()
+
+
+NewWorld = Callable[[], World]
+
+
+def draft(**options: Any) -> Draft:
+    """A job to enqueue; ids rise in the order of the calls."""
+    given: dict[str, Any] = {"id": str(UUID(int=next(_numbers))), "task": "work", "payload": "{}", **options}
+    return Draft(**given)
+
+
+def identity(**options: Any) -> WorkerIdentity:
+    number = next(_numbers)
+    given: dict[str, Any] = {
+        "id": f"host-{number}-abc",
+        "host": "host",
+        "pid": number,
+        "started": "1",
+        "boot_id": "the-only-boot",
+        "pid_namespace": "1",
+        "runner": "worker",
+        "queues": ("default",),
+        "tasks": ("work",),
+        "slots": 5,
+        "lease": LEASE,
+        **options,
+    }
+    return WorkerIdentity(**given)
+
+
+def put(store: Store, **options: Any) -> str:
+    """Enqueue one job; its id."""
+    (enqueued,) = store.enqueue([draft(**options)])
+    assert enqueued.created
+    return enqueued.id
+
+
+def start(store: Store, **options: Any) -> str:
+    """Register one worker; its id."""
+    worker = identity(**options)
+    store.register(worker)
+    return worker.id
+
+
+def claim(store: Store, worker_id: str, limit: int = 1, *, queue: str = "default", solo: bool = False) -> list[Claimed]:
+    return store.claim(worker_id, {queue: limit}, limit, solo=solo)
+
+
+def claim_one(store: Store, worker_id: str, *, solo: bool = False) -> Lease:
+    (claimed,) = claim(store, worker_id, solo=solo)
+    return Lease(claimed.id, claimed.attempt, worker_id)
+
+
+def running(store: Store, worker_id: str | None = None, **options: Any) -> Lease:
+    """A job that a living worker has just claimed."""
+    job_id = put(store, **options)
+    lease = claim_one(store, worker_id or start(store), solo=options.get("isolated", False))
+    assert lease.job_id == job_id
+    return lease
+
+
+def finish(store: Store, lease: Lease, outcome: Outcome) -> State | None:
+    """Where the outcome led; None: it did not land."""
+    (answer,) = store.finish([(lease, outcome)])
+    return answer.state if isinstance(answer, Landed) else None
+
+
+def bring(store: Store, state: State, **options: Any) -> Lease:
+    """A job in `state` that has a past: the lease is its last one."""
+    lease = running(store, **options)
+    ways: dict[State, Outcome] = {
+        State.SCHEDULED: Failed("not yet", retry_in=60),
+        State.QUEUED: Released("drained"),
+        State.COMPLETED: Completed('"done"'),
+        State.DEAD: Failed("for good", final=True),
+        State.CANCELLED: Cancelled("not wanted"),
+    }
+    if state in ways:
+        assert finish(store, lease, ways[state]) is state
+    return lease
+
+
+def look(store: Store, job_id: str) -> JobView:
+    view = store.get(job_id)
+    assert view is not None, f"job {job_id} is lost"
+    return view
+
+
+def memory_of(store: Store, job_id: str) -> tuple[JobView | None, list[AttemptView]]:
+    """All that the store knows of a job: equal before and after what must change nothing."""
+    return store.get(job_id), store.attempts(job_id)
+
+
+def everything(store: Store) -> list[JobView]:
+    return list(store.search(Filter(), limit=1000).jobs)
+
+
+def assert_sound(store: Store) -> None:
+    """What is true of every job at any moment."""
+    for view in everything(store):
+        owned = view.state is State.PROCESSING
+        assert (view.worker_id is not None) == owned, view
+        assert (view.ended_at is not None) == (view.state in ENDED), view
+        assert not owned or (view.started_at and view.last_activity_at), view
+        assert view.result is None or view.state is State.COMPLETED, view
+        ended = [attempt.attempt for attempt in store.attempts(view.id)]
+        assert ended == sorted(set(ended)), ended
+        assert all(attempt <= view.attempt for attempt in ended), ended
+
+
+def race(*calls: Callable[[], T]) -> list[T]:
+    """Run the calls at the same moment, each in its own thread; their answers in order."""
+    together = Barrier(len(calls))
+
+    def run(call: Callable[[], T]) -> T:
+        together.wait(timeout=30)
+        return call()
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return [future.result() for future in [threads.submit(run, call) for call in calls]]

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from conformance.factories import LEASE, World, bring, claim, claim_one, finish, look, put, running, start
+from tenure.lifecycle import Crashed, Failed, Outcome, Released, State
+from tenure.ports import Claimed, Owned, Progress, Store
+
+
+def ids(claimed: list[Claimed]) -> list[str]:
+    return [each.id for each in claimed]
+
+
+def test_a_claim_hands_over_all_that_running_needs(store: Store) -> None:
+    worker = start(store)
+    job_id = put(store, task="resize", payload='{"w": 1}', meta='{"a": "b"}', timeout=5.0, stale_after=60.0)
+
+    (claimed,) = claim(store, worker)
+
+    assert claimed == Claimed(
+        id=job_id,
+        attempt=1,
+        task="resize",
+        queue="default",
+        payload='{"w": 1}',
+        failures=0,
+        crashes=0,
+        meta='{"a": "b"}',
+        checkpoint=None,
+        timeout=5.0,
+        stale_after=60.0,
+        enqueued_ms=round(store.now().timestamp() * 1000),
+        expired=False,
+    )
+    view = look(store, job_id)
+    assert (view.state, view.worker_id, view.attempt) == (State.PROCESSING, worker, 1)
+    assert view.started_at == view.last_activity_at == store.now()
+
+
+def test_higher_priority_goes_first_then_time_then_id(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    low, early, twin = put(store, priority=-100), put(store), put(store)
+    world.advance(1)
+    late, high = put(store), put(store, priority=100)
+
+    assert ids(claim(store, worker, 5)) == [high, early, twin, late, low]
+
+
+def test_ids_order_jobs_of_the_same_moment_however_they_arrived(store: Store) -> None:
+    worker = start(store)
+    names = [f"00000000-0000-7000-8000-00000000000{n}" for n in (3, 1, 2)]
+    for name in names:
+        put(store, id=name)
+
+    assert ids(claim(store, worker, 3)) == sorted(names)
+
+
+@pytest.mark.parametrize("keeps_its_place", [Released("drain"), Crashed("hung")], ids=repr)
+def test_released_and_first_rescued_jobs_keep_their_place(keeps_its_place: Outcome, world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    first = put(store)
+    world.advance(1)
+    second = put(store)
+    finish(store, claim_one(store, worker), keeps_its_place)
+
+    assert ids(claim(store, worker, 2)) == [first, second]
+
+
+def test_a_retry_takes_its_new_place(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    retried = running(store, worker)
+    second = put(store)
+    finish(store, retried, Failed("boom", retry_in=5))
+    assert look(store, retried.job_id).run_at == store.now() + timedelta(seconds=5)
+    world.advance(5)
+    store.promote()
+
+    assert ids(claim(store, worker, 2)) == [second, retried.job_id]
+
+
+def test_a_claim_takes_no_more_than_asked(store: Store) -> None:
+    worker = start(store)
+    for queue in ("a", "b", "c"):
+        for _ in range(3):
+            put(store, queue=queue)
+
+    claimed = store.claim(worker, {"c": 2, "nothing-here": 9, "a": 9}, 4)
+
+    assert [each.queue for each in claimed] == ["c", "c", "a", "a"]
+    assert store.claim(worker, {"b": 3}, 0) == []
+    assert store.claim(worker, {"b": 0}, 3) == []
+    assert store.claim(worker, {}, 3) == []
+    assert len(store.claim(worker, {"b": 9}, 9)) == 3
+
+
+def test_the_attempt_number_rises_with_every_claim(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    put(store)
+
+    for attempt in range(1, 5):
+        lease = claim_one(store, worker)
+        assert lease.attempt == attempt
+        finish(store, lease, Released("drain"))
+
+
+def test_the_next_attempt_finds_what_the_last_one_left(store: Store) -> None:
+    lease = running(store)
+    left = Progress(lease=lease, fraction=0.5, stage="fetch", message="half", checkpoint='{"n": 5}')
+    assert store.progress([left]) == [True]
+    finish(store, lease, Released("drain"))
+
+    (claimed,) = claim(store, start(store))
+
+    view = look(store, lease.job_id)
+    assert claimed.checkpoint == view.checkpoint == '{"n": 5}'
+    assert (view.stage, view.progress, view.message) == ("fetch", 0.5, "half")
+
+
+def test_a_claim_tells_what_was_charged_before(world: World) -> None:
+    store = world.store()
+    finish(store, running(store), Failed("boom", retry_in=1))
+    world.advance(1)
+    store.promote()
+    finish(store, claim_one(store, start(store)), Crashed("hung"))
+
+    (claimed,) = claim(store, start(store))
+
+    assert (claimed.attempt, claimed.failures, claimed.crashes) == (3, 1, 1)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_job_claimed_after_its_time_says_so(late: bool, world: World) -> None:
+    store = world.store()
+    job_id = put(store, delay=10.0, expires=60.0)
+    world.advance(10)
+    store.promote()
+    world.advance(61 if late else 59)
+
+    worker = start(store)
+    (claimed,) = claim(store, worker)
+
+    assert (claimed.id, claimed.expired) == (job_id, late)
+    assert store.owned(worker)[0].claimed.expired == late
+
+
+def test_a_worker_nobody_knows_claims_nothing(store: Store) -> None:
+    put(store)
+
+    assert claim(store, "host-1-never-registered") == []
+
+
+def test_a_dead_worker_claims_nothing(store: Store) -> None:
+    worker = start(store)
+    put(store)
+    store.declare_dead([worker])
+
+    assert claim(store, worker) == []
+
+
+def test_a_worker_whose_lease_is_over_claims_nothing_until_it_renews(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    job_id = put(store)
+    world.advance(LEASE + 1)
+
+    assert claim(store, worker) == []
+    assert look(store, job_id).state is State.QUEUED
+
+    assert store.renew([worker]) == {worker}
+    assert ids(claim(store, worker)) == [job_id]
+
+
+def test_solo_jobs_and_the_others_never_mix(store: Store) -> None:
+    worker = start(store)
+    alone, shared = put(store, isolated=True), put(store)
+
+    assert store.solo_waiting(["default"]) == 1
+    assert store.solo_waiting(["other"]) == 0
+    assert ids(claim(store, worker, 5, solo=True)) == [alone]
+    assert ids(claim(store, worker, 5)) == [shared]
+    assert store.solo_waiting(["default"]) == 0
+
+
+def test_no_one_slot_worker_is_needed_for_a_paused_queue(store: Store) -> None:
+    put(store, isolated=True)
+    store.pause("default", paused=True)
+
+    assert store.solo_waiting(["default"]) == 0
+
+
+def test_a_job_that_saw_its_process_die_runs_alone_next(store: Store) -> None:
+    lease = running(store)
+    store.settle(lease.worker_id, {}, Crashed("killed by signal 9", process_died=True))
+
+    assert claim(store, start(store)) == []
+    assert claim_one(store, start(store), solo=True).job_id == lease.job_id
+
+
+def test_owned_answers_every_lease_and_every_cancel_asked(store: Store) -> None:
+    worker = start(store)
+    jobs = [put(store) for _ in range(3)]
+    claimed = claim(store, worker, 3)
+    running(store)
+    store.cancel([jobs[1]], "not needed")
+
+    owned = store.owned(worker)
+
+    assert sorted(owned) == [Owned(c, "not needed" if c.id == jobs[1] else None) for c in claimed]
+    assert store.owned("host-1-nobody") == []
+
+
+def test_owned_forgets_what_has_ended(store: Store) -> None:
+    lease = running(store)
+    finish(store, lease, Released("drain"))
+
+    assert store.owned(lease.worker_id) == []
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.QUEUED])
+def test_only_queued_jobs_are_claimed(state: State, store: Store) -> None:
+    bring(store, state)
+
+    assert claim(store, start(store), 5) == []
+
+
+def test_a_claimed_job_is_not_claimed_again(store: Store) -> None:
+    lease = running(store)
+
+    assert claim(store, lease.worker_id) == claim(store, start(store)) == []
+    assert look(store, lease.job_id).attempt == 1

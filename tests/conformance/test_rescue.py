@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal
+
+import pytest
+
+from conformance.factories import (
+    LEASE,
+    World,
+    assert_sound,
+    claim,
+    claim_one,
+    finish,
+    look,
+    memory_of,
+    put,
+    running,
+    start,
+)
+from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, State
+from tenure.ports import Hung, Progress, Rescued, Store
+
+STALE = 300.0
+
+
+def taken_back(lease: Lease, cause: Literal["crash", "host", "stale"], state: State = State.QUEUED) -> Rescued:
+    return Rescued(
+        id=lease.job_id,
+        task="work",
+        queue="default",
+        attempt=lease.attempt,
+        worker_id=lease.worker_id,
+        cause=cause,
+        state=state,
+    )
+
+
+def test_jobs_of_living_workers_are_left_alone_however_silent(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    for _ in range(20):
+        world.advance(LEASE * 0.9)
+        assert store.renew([lease.worker_id]) == {lease.worker_id}
+
+    assert store.declare_expired() == frozenset()
+    assert store.rescue() == []
+
+
+def test_an_ended_lease_alone_takes_no_job_until_death_is_declared(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    world.advance(LEASE + 1)
+    assert store.rescue() == []
+
+    assert store.declare_expired() == {lease.worker_id}
+    assert store.rescue() == [taken_back(lease, "host")]
+
+
+def test_a_job_of_a_worker_proved_dead_comes_back_at_once(store: Store) -> None:
+    lease = running(store)
+    assert store.declare_dead([lease.worker_id]) == {lease.worker_id}
+
+    assert store.rescue() == [taken_back(lease, "crash")]
+
+    view = look(store, lease.job_id)
+    assert view.solo
+    assert (view.crashes, view.crashes_total, view.failures) == (1, 1, 0)
+
+
+def test_a_lost_host_is_charged_but_does_not_make_its_jobs_run_alone(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    world.advance(LEASE + 1)
+    store.declare_expired()
+    store.rescue()
+
+    view = look(store, lease.job_id)
+    assert (view.crashes, view.solo) == (1, False)
+
+
+def test_clearing_is_a_reset_that_says_why(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    store.progress([Progress(lease=lease, fraction=0.5, stage="fetch", message="half", checkpoint="5")])
+    before = look(store, lease.job_id)
+    world.advance(5)
+    store.declare_dead([lease.worker_id])
+    store.rescue()
+
+    view = look(store, lease.job_id)
+    assert (view.state, view.run_at) == (State.QUEUED, before.run_at)
+    assert (view.worker_id, view.started_at, view.last_activity_at) == (None, None, None)
+    assert (view.message or "").startswith("Cleared: ")
+    assert lease.worker_id in (view.message or "")
+    assert (view.checkpoint, view.progress, view.stage) == ("5", 0.5, "fetch")
+    (attempt,) = store.attempts(lease.job_id)
+    assert (attempt.attempt, attempt.worker_id, attempt.outcome) == (1, lease.worker_id, "crashed")
+
+
+def test_the_first_rescue_goes_straight_back_later_ones_wait(world: World) -> None:
+    store = world.store()
+    job_id = put(store, retry_base=8.0, retry_cap=8.0)
+    states: list[State] = []
+    for _ in range(4):
+        worker = start(store)
+        claim_one(store, worker, solo=look(store, job_id).solo)
+        store.declare_dead([worker])
+        (rescued,) = store.rescue()
+        states.append(rescued.state)
+        assert look(store, job_id).run_at <= store.now() + timedelta(seconds=8)
+        world.advance(8)
+        store.promote()
+
+    assert states == [State.QUEUED, State.SCHEDULED, State.SCHEDULED, State.DEAD]
+
+
+def test_a_cancel_asked_makes_a_rescue_the_end(store: Store) -> None:
+    lease = running(store)
+    store.cancel([lease.job_id], "unwanted")
+    store.declare_dead([lease.worker_id])
+
+    assert store.rescue() == [taken_back(lease, "crash", State.CANCELLED)]
+
+
+def test_the_longest_silent_comes_first_in_batches(world: World) -> None:
+    store = world.store()
+    worker = start(store, lease=1000.0)
+    leases: list[Lease] = []
+    for _ in range(5):
+        leases.append(running(store, worker))
+        world.advance(1)
+    store.progress([Progress(lease=leases[0])])
+    store.declare_dead([worker])
+    order = [lease.job_id for lease in (*leases[1:], leases[0])]
+
+    assert [each.id for each in store.rescue(limit=2)] == order[:2]
+    assert [each.id for each in store.rescue(limit=2)] == order[2:4]
+    assert [each.id for each in store.rescue(limit=2)] == order[4:]
+    assert store.rescue(limit=2) == []
+
+
+def test_what_has_ended_is_never_cleared(store: Store) -> None:
+    lease = running(store)
+    finish(store, lease, Completed('"kept"'))
+    before = memory_of(store, lease.job_id)
+    store.declare_dead([lease.worker_id])
+
+    assert store.rescue() == []
+    assert store.settle(lease.worker_id, {}, Crashed("gone")) == []
+    assert memory_of(store, lease.job_id) == before
+
+
+def test_a_hung_job_is_first_its_owners_business(world: World) -> None:
+    store = world.store()
+    worker = start(store, lease=LEASE)
+    lease, may_be_silent = running(store, worker, stale_after=STALE), running(store, worker)
+    world.advance(STALE - 1)
+    store.renew([worker])
+    assert store.hung([worker]) == []
+
+    world.advance(2)
+
+    (hung,) = store.hung([worker])
+    assert hung == Hung(lease, "work", hung.silent)
+    assert hung.silent == pytest.approx(STALE + 1)
+    assert store.hung(["host-1-nobody"]) == store.hung([start(store)]) == []
+    assert store.rescue() == []
+    assert look(store, may_be_silent.job_id).state is State.PROCESSING
+
+
+def test_progress_of_any_kind_shows_that_a_job_is_not_hung(world: World) -> None:
+    store = world.store()
+    lease = running(store, stale_after=STALE)
+    world.advance(STALE - 1)
+    store.progress([Progress(lease=lease)])
+    world.advance(STALE - 1)
+
+    assert store.hung([lease.worker_id]) == []
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_others_take_a_hung_job_two_leases_later(late: bool, world: World) -> None:
+    store = world.store()
+    lease = running(store, stale_after=STALE)
+    world.advance(STALE + 2 * LEASE + (1 if late else -1))
+    store.renew([lease.worker_id])
+
+    assert store.rescue() == ([taken_back(lease, "stale")] if late else [])
+    assert look(store, lease.job_id).solo is False
+
+
+def test_setting_the_clock_ends_no_lease_and_hangs_no_job(world: World) -> None:
+    store = world.store()
+    lease = running(store, stale_after=STALE)
+    for step in (86_400.0, -172_800.0):
+        world.step_wall_clock(step)
+
+        assert store.declare_expired() == frozenset()
+        assert store.hung([lease.worker_id]) == []
+        assert store.rescue() == []
+
+    assert store.renew([lease.worker_id]) == {lease.worker_id}
+    assert claim(store, lease.worker_id) == []
+
+
+def test_settle_ends_each_lease_by_its_verdict(world: World) -> None:
+    store = world.store()
+    worker, other = start(store), start(store)
+    guilty, timed_out, unwanted, bystander = [running(store, worker) for _ in range(4)]
+    elsewhere = running(store, other)
+    verdicts: dict[str, Outcome] = {
+        guilty.job_id: Crashed("killed by signal 9", process_died=True, evidence={"signal": "9"}),
+        timed_out.job_id: Failed("timed out after 5s"),
+        unwanted.job_id: Cancelled("stopped"),
+        elsewhere.job_id: Failed("not this worker's"),
+    }
+
+    settled = store.settle(worker, verdicts, Released("a neighbour died"))
+
+    assert {each.id: each.state for each in settled} == {
+        guilty.job_id: State.QUEUED,
+        timed_out.job_id: State.SCHEDULED,
+        unwanted.job_id: State.CANCELLED,
+        bystander.job_id: State.QUEUED,
+    }
+    assert {(each.worker_id, each.cause) for each in settled} == {(worker, "crash")}
+    assert [look(store, lease.job_id).solo for lease in (guilty, timed_out, bystander)] == [True, False, False]
+    assert look(store, bystander.job_id).crashes == 0
+    assert look(store, bystander.job_id).worker_id is None
+    assert look(store, bystander.job_id).message == "Cleared: a neighbour died"
+    assert store.attempts(guilty.job_id)[0].evidence == {"signal": "9"}
+    assert look(store, elsewhere.job_id).state is State.PROCESSING
+    assert store.renew([worker, other]) == {other}
+    assert_sound(store)
+
+
+def test_settling_twice_is_settling_once(store: Store) -> None:
+    lease = running(store)
+    store.settle(lease.worker_id, {}, Crashed("gone", process_died=True))
+    after = memory_of(store, lease.job_id)
+
+    assert store.settle(lease.worker_id, {}, Crashed("gone", process_died=True)) == []
+    assert memory_of(store, lease.job_id) == after
+
+
+def test_settling_leaves_alone_what_was_rescued_meanwhile(store: Store) -> None:
+    lease = running(store)
+    store.declare_dead([lease.worker_id])
+    store.rescue()
+    owner = claim_one(store, start(store), solo=True)
+
+    assert store.settle(lease.worker_id, {lease.job_id: Failed("late verdict")}, Released()) == []
+    assert look(store, lease.job_id).worker_id == owner.worker_id
+
+
+def test_a_dead_workers_outcome_counts_if_it_comes_before_the_rescue(store: Store) -> None:
+    lease = running(store)
+    store.declare_dead([lease.worker_id])
+
+    assert finish(store, lease, Completed()) is State.COMPLETED
+    assert store.rescue() == []

@@ -1,0 +1,56 @@
+"""The stores under test: the only file of the tests that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from threading import enumerate as living_threads
+
+import pytest
+
+from conformance.factories import NewWorld, World
+from tenure.clock import Clock
+from tenure.ports import Store
+from tenure.stores.memory import MemoryStore
+
+
+def memory(_: Path) -> Callable[[Clock], Store]:
+    stores: dict[Clock, Store] = {}
+    return lambda clock: stores.setdefault(clock, MemoryStore(clock, seed=1))
+
+
+def sqlite(folder: Path) -> Callable[[Clock], Store]:
+    from tenure.stores.sqlite import SqliteStore
+
+    return lambda clock: SqliteStore(str(folder / "tenure.db"), clock=clock)
+
+
+@pytest.fixture(params=[memory, sqlite], ids=lambda make: make.__name__)
+def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
+    """Worlds with nothing in them yet. They close by themselves, and must leave no thread behind."""
+    before = set(living_threads())
+    numbers = count(1)
+    worlds: list[World] = []
+
+    def make() -> World:
+        folder = tmp_path / str(next(numbers))
+        folder.mkdir()
+        worlds.append(World(request.param(folder)))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+    left = set(living_threads()) - before
+    assert not left, f"closing the store left its threads alive: {left}"
+
+
+@pytest.fixture
+def world(new_world: NewWorld) -> World:
+    return new_world()
+
+
+@pytest.fixture
+def store(world: World) -> Store:
+    return world.store()
