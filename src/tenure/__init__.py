@@ -1,0 +1,33 @@
+"""Tenure: background and long jobs that are owned until they are done. The database owns the job.
+
+>>> from tenure import Tenure
+>>> jobs = Tenure()
+>>> @jobs.task
+... def greet(name: str) -> str:
+...     return f"hello {name}"
+>>> greet.call("Ada")
+'hello Ada'
+"""
+
+from __future__ import annotations
+
+from tenure.app import Tenure
+from tenure.arguments import Secret
+from tenure.errors import JobStopped, TenureError
+from tenure.job import Job, JobHandle
+from tenure.retry import Fail, Retry, Snooze
+from tenure.task import NewJob, Task
+
+__all__ = [
+    "Fail",
+    "Job",
+    "JobHandle",
+    "JobStopped",
+    "NewJob",
+    "Retry",
+    "Secret",
+    "Snooze",
+    "Task",
+    "Tenure",
+    "TenureError",
+]

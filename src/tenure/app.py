@@ -1,0 +1,481 @@
+"""The app: `Tenure` puts the parts together, `load_app` finds one. The only file that knows stores and runtime."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+from importlib import import_module, util
+from pathlib import Path
+from threading import RLock
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import UUID
+from weakref import WeakSet
+
+import msgspec
+
+from tenure import config
+from tenure.config import Settings
+from tenure.durations import Duration, seconds
+from tenure.errors import InvalidOption
+from tenure.job import Desk, Job, JobHandle, handle_of, refuse_on_loop
+from tenure.ports import Notifier, Store
+from tenure.retry import Retry
+from tenure.task import NewJob, Program, Registry, task_decorator
+
+if TYPE_CHECKING:
+    from tenure.client import Client
+    from tenure.embedded import Embedded
+    from tenure.task import _TaskDecorator
+    from tenure.testing import TestQueue
+
+R = TypeVar("R")
+
+_everyone: WeakSet[Tenure] = WeakSet()
+_inherited: list[object] = []  #: clients of the parent process: closing one here would pull at the parent's connections
+
+
+class Tenure:
+    """An app: its tasks, and the store their jobs are in. None means unset: environment, `.env`, default.
+
+    Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
+    `imports` names the modules whose tasks a worker must know.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        notifier: str | None = None,
+        namespace: str | None = None,
+        imports: Sequence[str] = (),
+        retry: Retry | int | None = None,
+        keep: Duration | None = None,
+        keep_dead: Duration | None = None,
+    ) -> None:
+        if isinstance(imports, str):
+            raise InvalidOption(f"imports: expected a list of module names, got {imports!r}; write [{imports!r}]")
+        self._retry = None if retry is None else Retry.of(retry)
+        self._code = {
+            "url": url,
+            "notifier": notifier,
+            "namespace": namespace,
+            "keep": keep,
+            "keep_dead": keep_dead,
+            **(_numbers(self._retry) if self._retry else {}),
+        }
+        self._flags: Mapping[str, object] = {}
+        self._settings: Settings | None = None
+        self._policy: Retry | None = None
+        self._imports = tuple(imports)
+        self._registry = Registry()
+        self._resources: list[Callable[[], Any]] = []
+        self._arounds: list[Callable[[Job[Any]], Any]] = []
+        self._client: Client | None = None
+        self._testing: TestQueue | None = None
+        self._lock = RLock()
+        for name, value in (("keep", keep), ("keep_dead", keep_dead)):
+            if value is not None:
+                seconds(value, name)
+        _everyone.add(self)
+
+    def __repr__(self) -> str:
+        return f"Tenure({config.redact(str(self._code['url'] or ''))!r}, {len(self._registry)} tasks)"
+
+    # ── declaring ──
+
+    @property
+    def task(self) -> _TaskDecorator:
+        """`@jobs.task`, or `@jobs.task(queue="slow", retry=3)`: make a function a task."""
+        return task_decorator(self, self._registry)
+
+    def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
+        """Open what this generator yields once a worker process; `job.resource(Kind)` finds it by its type."""
+        self._resources.append(_generator(fn, "resource", parameters=0))
+
+    def around(self, fn: Callable[[Job], AsyncIterator[None] | Iterator[None]], /) -> None:
+        """Wrap every attempt in this generator: before its `yield`, and after. A plain one runs in a `def`'s thread."""
+        self._arounds.append(_generator(fn, "around", parameters=1))
+
+    # ── enqueueing ──
+
+    def enqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
+        """Store many at once. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
+        refuse_on_loop("enqueue_many()", "await jobs.aenqueue_many(…)")
+        new = list(jobs)
+        answers = self.desk().enqueue([job.draft() for job in new], tx=_common_tx(new, tx))
+        return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
+
+    async def aenqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
+        """Store many at once. Example: `await jobs.aenqueue_many(render.bind(n) for n in range(1000))`"""
+        new = list(jobs)
+        desk = await self.adesk()
+        answers = await desk.aenqueue([job.draft() for job in new], tx=_common_tx(new, tx))
+        return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
+
+    def handle(self, id: UUID | str) -> JobHandle:  # noqa: A002
+        """The handle of any job; its result comes as plain JSON. `some_task.handle(id)` is typed."""
+        return handle_of(self, id, msgspec.json.decode)
+
+    @contextmanager
+    def transaction(self) -> Generator[Any]:
+        """The store's own transaction. Example: `with jobs.transaction() as tx: greet.using(tx=tx).enqueue("Ada")`"""
+        refuse_on_loop("with jobs.transaction()", "async with jobs.atransaction()")
+        with self._opened().transaction() as tx:
+            yield tx
+
+    @asynccontextmanager
+    async def atransaction(self) -> AsyncGenerator[Any]:
+        """The store's own transaction, for `await task.using(tx=tx).aenqueue(…)`."""
+        async with (await self._aopened()).atransaction() as tx:
+            yield tx
+
+    # ── running ──
+
+    def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded:
+        """A worker inside this process, in a web app or a script. Example: `with jobs.worker(): …`"""
+        from tenure.embedded import Embedded
+
+        program = self.program
+        program.tasks.resolve()
+        return Embedded(program, _open, open_notifier, self.settings, queues, concurrency)
+
+    @contextmanager
+    def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:
+        """Keep jobs in memory, under a clock that stands still, and run them when the test says so.
+
+        Example: `with jobs.testing() as queue: signup(); queue.assert_enqueued(send_welcome, "a@b.c"); queue.drain()`
+        """
+        from tenure.client import Client
+        from tenure.notifiers.poll import PollNotifier
+        from tenure.stores.memory import MemoryStore
+        from tenure.testing import TestQueue, VirtualClock
+
+        clock = VirtualClock()
+        client = Client(MemoryStore(clock.clock), PollNotifier(), self.settings)
+        before = self._testing
+        self._testing = TestQueue(self, self.program, client, clock, resources)
+        try:
+            yield self._testing
+        finally:
+            self._testing = before
+
+    @property
+    def tasks(self) -> Registry:
+        """Its tasks, those of `imports` too."""
+        for name in self._imports:
+            _import(name, "imports")
+        return self._registry
+
+    @property
+    def program(self) -> Program:
+        """What a worker runs."""
+        return Program(self.tasks, tuple(self._resources), tuple(self._arounds))
+
+    # ── what its tasks need ──
+
+    @property
+    def settings(self) -> Settings:
+        """Flag > code > environment > `.env` > default; settled on first use."""
+        if self._settings is None:
+            self._settings = config.load(self._flags, self._code)
+        return self._settings
+
+    def configure(self, flags: Mapping[str, object]) -> None:
+        """Let the flags of a command line win over the code. Only before first use."""
+        self._flags = flags
+        self._settings = self._policy = None
+
+    @property
+    def retry(self) -> Retry:
+        """The policy of tasks without one of their own."""
+        if self._policy is None:
+            settings, own = self.settings, self._retry or Retry()
+            self._policy = Retry(
+                settings.retry_max,
+                base=timedelta(seconds=settings.retry_base),
+                cap=timedelta(seconds=settings.retry_cap),
+                on=own.on,
+                never=own.never,
+                delay=own.delay,
+            )
+        return self._policy
+
+    @property
+    def resources(self) -> Mapping[type, object]:
+        """What `.call()` finds: the resources given to `testing`."""
+        return self._testing.resources if self._testing else {}
+
+    def desk(self) -> Desk:
+        """The client, opened on first use."""
+        return self._opened()
+
+    async def adesk(self) -> Desk:
+        """The client, opened on first use in a thread."""
+        return await self._aopened()
+
+    # ── opening and closing ──
+
+    def _opened(self) -> Client:
+        if self._testing is not None:
+            return self._testing.client
+        client = self._client
+        if client is not None:
+            return client
+        from tenure.client import Client
+
+        with self._lock:
+            if self._client is None:
+                store = _open(self.settings)
+                self._client = Client(store, open_notifier(self.settings, store), self.settings)
+            return self._client
+
+    async def _aopened(self) -> Client:
+        if self._client is not None or self._testing is not None:
+            return self._opened()
+        from asyncio import to_thread
+
+        return await to_thread(self._opened)
+
+    def _close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def __enter__(self) -> Self:
+        refuse_on_loop("with jobs", "async with jobs")
+        self._opened()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._close()
+
+    async def __aenter__(self) -> Self:
+        await self._aopened()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        from asyncio import to_thread
+
+        await to_thread(self._close)
+
+    def _forget(self) -> None:
+        self._lock = RLock()  # another thread of the parent may have held it
+        if self._client is not None:
+            _inherited.append(self._client)
+            self._client = None
+
+
+def _forget_all() -> None:
+    for app in list(_everyone):
+        app._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _numbers(retry: Retry) -> dict[str, object]:
+    base, cap = timedelta(seconds=retry.base), timedelta(seconds=retry.cap)
+    return {"retry_max": retry.max_failures, "retry_base": base, "retry_cap": cap}
+
+
+def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callable[..., Any]:
+    if not (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
+        raise InvalidOption(f"@jobs.{what}: expected a function with one `yield`, plain or async, got {fn!r}")
+    takes = inspect.signature(fn).parameters.values()
+    if len([each for each in takes if each.default is each.empty]) != parameters:
+        raise InvalidOption(f"@jobs.{what}: {fn.__name__} must take {'only the job' if parameters else 'nothing'}")
+    return fn
+
+
+def _common_tx(jobs: Sequence[NewJob[Any]], tx: object) -> object:
+    found = {id(each): each for each in (tx, *(job.tx for job in jobs)) if each is not None}
+    if len(found) > 1:
+        raise InvalidOption("enqueue_many: these jobs name different transactions; one call can join only one")
+    return next(iter(found.values()), None)
+
+
+# ── Stores and notifiers by name ────────────────────────────────────────────────────────────────────────────────
+
+
+def open_store(settings: Settings) -> Store:
+    """The store that `url` names, not yet connected."""
+    scheme, _, rest = settings.url.partition(":")
+    match scheme:
+        case "sqlite":
+            from tenure.stores.sqlite import SqliteStore
+
+            return SqliteStore(_sqlite_path(rest, settings.namespace))
+        case "memory":
+            from tenure.stores.memory import MemoryStore
+
+            return MemoryStore()
+        case _:
+            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite")
+
+
+def open_notifier(settings: Settings, store: Store) -> Notifier:
+    """The doorbell that `notifier` names; `auto` is the store's own."""
+    from tenure.notifiers.poll import PollNotifier
+
+    match settings.notifier:
+        case "poll":
+            return PollNotifier()
+        case "auto" if store.url.startswith("sqlite:///"):
+            from tenure.notifiers.sqlite import SqliteNotifier
+
+            return SqliteNotifier(store.url.removeprefix("sqlite:///"), str(settings.runtime_dir))
+        case "auto":
+            return PollNotifier(0.05)  # a look into this process's own memory costs nothing
+        case name:
+            raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: auto, poll")
+
+
+def _sqlite_path(rest: str, namespace: str) -> str:
+    path = rest.removeprefix("///")
+    if path == rest or not Path(path).name or path == ":memory:":
+        raise InvalidOption(f"url: expected sqlite:///NAME.db or sqlite:////FOLDER/NAME.db, got 'sqlite:{rest}'")
+    if namespace == "tenure":
+        return path
+    return str(Path(path).with_name(f"{Path(path).stem}.{namespace}{Path(path).suffix}"))
+
+
+# ── Finding the app ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def load_app(target: str | None = None) -> Tenure:
+    """Import an app and all its tasks: `module`, `module:attribute`, `module:make()`, or a file's path.
+
+    Without a target: TENURE_APP, else `app` of [tool.tenure] in the nearest pyproject.toml. The current folder is
+    first on the path. Raises InvalidOption that says what is missing.
+    """
+    target = target or config.load().app or _app_of_pyproject()
+    if not target:
+        raise InvalidOption(
+            "no app: name its module (tenure worker shop.jobs), or set TENURE_APP, or app in [tool.tenure] of "
+            "pyproject.toml"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    name, _, attribute = target.partition(":")
+    module = _import_file(Path(name)) if name.endswith(".py") else _import(name, "app")
+    app = _attribute(module, attribute) if attribute else _only_app(module)
+    if not isinstance(app, Tenure):
+        raise InvalidOption(f"app: {target} is a {type(app).__name__}, not a Tenure")
+    _ = app.tasks
+    return app
+
+
+def _app_of_pyproject() -> str | None:
+    import tomllib
+
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            found = tomllib.loads(path.read_text()).get("tool", {}).get("tenure", {}).get("app")
+            if found is not None and not isinstance(found, str):
+                raise InvalidOption(f'{path}: [tool.tenure] app: expected "module:attribute", got {found!r}')
+            return found
+    return None
+
+
+def _import(name: str, what: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; what it imports is not
+        raise InvalidOption(
+            f"{what}: there is no module {error.name!r}; looked in {Path.cwd()} and on sys.path"
+        ) from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise InvalidOption(f"app: there is no file {path.absolute()}")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == spec.origin:
+        return known
+    sys.path.insert(0, str(path.absolute().parent))
+    module = sys.modules[path.stem] = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: ModuleType, attribute: str) -> object:
+    name = attribute.removesuffix("()")
+    found: Any = module
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise InvalidOption(f"app: {module.__name__} has no attribute {name!r}; {_apps_told(module)}") from error
+    return found() if name != attribute else found
+
+
+def _only_app(module: ModuleType) -> Tenure:
+    apps = _apps_in(module)
+    if len({id(app) for app in apps.values()}) == 1:
+        return next(iter(apps.values()))
+    raise InvalidOption(f"app: {module.__name__}: {_apps_told(module)}; write {module.__name__}:NAME")
+
+
+def _apps_in(module: ModuleType) -> dict[str, Tenure]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, Tenure)}
+
+
+def _apps_told(module: ModuleType) -> str:
+    names = ", ".join(_apps_in(module))
+    return f"it has these apps: {names}" if names else "it makes no Tenure"
+
+
+# ── The two kinds of process ────────────────────────────────────────────────────────────────────────────────────
+
+_FLAGS = ("url", "queues", "concurrency", "workers", "grace")
+
+
+def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
+    """Become the supervisor that `tenure worker` asked for. Imports no user code: its workers do."""
+    from tenure.supervisor import Options, Supervisor
+
+    settings = config.load(_flags(order))
+    log(settings)
+    command = (sys.executable, "-m", "tenure.cli.child", msgspec.json.encode(order).decode())
+    options = Options(
+        command=command,
+        workers=settings.workers,
+        until_empty=bool(order.get("until_empty")),
+        reload=bool(order.get("reload")),
+    )
+    return Supervisor(options, _open, open_notifier, lambda text: print(text, file=sys.stderr, flush=True)).run()
+
+
+def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settings], None]) -> int:
+    """Be a worker process of the supervisor that handed these over."""
+    from tenure.child import Handles, Loaded, run_child
+
+    def load() -> Loaded:
+        app = load_app(order.get("app"))
+        app.configure(_flags(order))
+        log(app.settings)
+        app.tasks.resolve()
+        return Loaded(app.program, app.settings, _open, open_notifier)
+
+    return run_child(Handles(*handles), load)
+
+
+def _flags(order: Mapping[str, Any]) -> dict[str, object]:
+    return {name: order[name] for name in _FLAGS if order.get(name) is not None}
+
+
+def _open(settings: Settings) -> Store:
+    store = open_store(settings)
+    store.open()
+    return store

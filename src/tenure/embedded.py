@@ -1,0 +1,229 @@
+"""A worker inside somebody else's process: a web app, a script, a test.
+
+Its event loop runs in a thread of its own, its heartbeat and its maintenance in two others. It asks and waits, and
+never kills the process it lives in: its guarantee is the fence (no ghost write lands), not the stop. When its lease
+could not be renewed it drops what it holds and starts again under a new id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from tenure.clock import system_clock
+from tenure.config import Settings
+from tenure.errors import StoreError, TenureError
+from tenure.events import Events, StoreAway
+from tenure.executor import open_resources
+from tenure.host import new_token, pid_namespace, started, worker_id
+from tenure.lifecycle import Outcome, Released
+from tenure.lifeline import ASK_AFTER
+from tenure.maintenance import Maintenance
+from tenure.ports import Notifier, Store, WorkerIdentity
+from tenure.task import Program
+from tenure.worker import Plan, Worker, queue_caps
+
+RETRY_SECONDS = 1.0
+
+
+class Embedded:
+    """`with jobs.worker(): …` or `async with jobs.worker(): …` runs jobs in this process until the block ends."""
+
+    def __init__(
+        self,
+        program: Program,
+        open_store: Callable[[Settings], Store],
+        open_notifier: Callable[[Settings, Store], Notifier],
+        settings: Settings,
+        queues: Sequence[str] | None,
+        concurrency: int | None,
+    ) -> None:
+        self._program, self._settings = program, settings
+        self._open_store, self._open_notifier = open_store, open_notifier
+        self._queues = queue_caps(program, settings, queues)
+        self._slots = concurrency or settings.concurrency
+        self._events = Events()
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # ── as a context manager ──
+
+    def __enter__(self) -> None:
+        names = self._program.tasks.names
+        if not names:
+            raise TenureError('this app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
+        self._store, self._renewals = self._open_store(self._settings), self._open_store(self._settings)
+        self._notifier = self._open_notifier(self._settings, self._store)
+        self._maintenance = Maintenance(
+            self._store,
+            self._notifier,
+            self._events,
+            lease=self._settings.lease,
+            keep=self._settings.keep,
+            keep_dead=self._settings.keep_dead,
+            mine=lambda: frozenset({self._id}),
+        )
+        self._closing.clear()
+        self._maintain_wake = threading.Event()
+        self._ready: threading.Event = threading.Event()
+        self._failure: BaseException | None = None
+        self._register()
+        targets = (self._run, self._beat, self._maintain)
+        self._threads = [
+            threading.Thread(target=target, name=f"tenure{target.__name__}", daemon=True) for target in targets
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._ready.wait()
+        failure = self._failure
+        if failure is not None:
+            self.__exit__(type(failure), failure, None)
+            raise failure
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._maintain_wake.set()
+        if self._failure is None:
+            self._loop.call_soon_threadsafe(self._wake.set)
+        for thread in self._threads:
+            thread.join()
+        self._notifier.close()
+        self._store.close()
+        self._renewals.close()
+        if self._failure is not None and error is None:
+            raise TenureError("the embedded worker failed while the block ran") from self._failure
+
+    async def __aenter__(self) -> None:
+        await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    # ── the worker's own thread ──
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+            logging.getLogger("tenure.worker").critical("the embedded worker has failed: %r", error)
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        async with open_resources(self._program.resources) as resources:
+            while not self._closing.is_set():
+                self._wake.clear()
+                self._fenced = False
+                worker = self._worker = self._new_worker(resources)
+                worker.start()
+                self._ready.set()
+                await self._wake.wait()
+                if self._fenced:
+                    worker.stop_claiming()
+                    for attempt in list(worker.running.values()):
+                        attempt.ask("lease_lost", None)
+                await worker.drain(self._settings.grace if self._closing.is_set() else 0.0)
+                await worker.close()
+                self._settle()
+
+    def _new_worker(self, resources: Mapping[type, object]) -> Worker:
+        return Worker(
+            Plan(
+                worker_id=self._id,
+                runner="embedded",
+                queues=self._queues,
+                slots=self._slots,
+                lease=self._settings.lease,
+                poll_interval=self._settings.poll_interval,
+                grace=self._settings.grace,
+            ),
+            self._program,
+            self._store,
+            self._notifier,
+            self._events,
+            resources=resources,
+            on_due=self._maintain_wake.set,
+            on_tick=lambda: None,
+            on_stuck=self._wait_for_stuck,
+        )
+
+    def _wait_for_stuck(self, verdicts: dict[str, Outcome]) -> None:
+        """Nothing here may be killed: those jobs stay `processing` until their code ends, and `explain` says so."""
+
+    def _settle(self) -> None:
+        """This id has ended. Whatever it may still hold goes back, and a new one takes its place."""
+        try:
+            self._maintenance.tell(self._store.settle(self._id, {}, Released("its worker has ended")))
+            if not self._closing.is_set():
+                self._register()
+        except StoreError as error:
+            self._events.emit(StoreAway(error=str(error)))
+
+    def _register(self) -> None:
+        self._id = worker_id(os.getpid(), new_token())
+        self._renewed = system_clock().boot()
+        self._store.register(
+            WorkerIdentity(
+                id=self._id,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                started=started(os.getpid()),
+                boot_id=system_clock().boot_id,
+                pid_namespace=pid_namespace(),
+                runner="embedded",
+                queues=tuple(self._queues),
+                tasks=tuple(self._program.tasks.names),
+                slots=self._slots,
+                lease=self._settings.lease,
+            )
+        )
+
+    # ── heartbeat and maintenance ──
+
+    def _beat(self) -> None:
+        lease, boot = self._settings.lease, system_clock().boot
+        while not self._closing.is_set():
+            sent, mine = boot(), self._id
+            try:
+                alive = mine in self._renewals.renew([mine])
+            except StoreError:
+                alive = True  # unknown: keep trying; the deadline decides
+            else:
+                if alive:
+                    if sent - self._renewed > lease * ASK_AFTER:
+                        self._maintenance.was_away()
+                    self._renewed = sent
+            if not alive or boot() - self._renewed > lease * ASK_AFTER:
+                self._begin_anew(mine)
+            self._closing.wait(lease / 3 if alive and self._renewed == sent else min(RETRY_SECONDS, lease / 3))
+
+    def _begin_anew(self, dead: str) -> None:
+        def fence() -> None:
+            if self._id == dead and not self._fenced:
+                self._fenced = True
+                self._wake.set()
+
+        self._loop.call_soon_threadsafe(fence)
+
+    def _maintain(self) -> None:
+        while not self._closing.is_set():
+            try:
+                next_due = self._maintenance.promote()
+                if self._maintenance.scan_if_due():
+                    self._maintenance.prune_if_due()
+                self._maintain_wake.wait(self._maintenance.next_wake(next_due))
+            except StoreError:
+                self._maintain_wake.wait(RETRY_SECONDS)
+            self._maintain_wake.clear()

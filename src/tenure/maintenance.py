@@ -1,0 +1,107 @@
+"""What keeps the store honest: rescue, promotion, pruning. Every supervisor does it; there is no leader.
+
+`Maintenance` is one pass at a time, without threads of its own: a supervisor and an embedded worker both drive it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from random import random
+
+from tenure.clock import system_clock
+from tenure.events import Events, JobRescued
+from tenure.host import end_leftovers, pid_namespace, started, token_of
+from tenure.lifecycle import State
+from tenure.ports import Notifier, Rescued, Ring, Store
+
+BATCH = 100
+PRUNE_SECONDS = 60.0
+
+
+class Maintenance:
+    """The scan, and the promotion of due jobs.
+
+    Who was away declares nobody: after a start, or a gap in its own renewals, it waits one lease before it declares
+    silent workers dead, so that an outage or a suspend costs no living worker its jobs. Proof of death needs no wait.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        events: Events,
+        *,
+        lease: float,
+        keep: float,
+        keep_dead: float | None,
+        mine: Callable[[], frozenset[str]],
+    ) -> None:
+        self._store, self._notifier, self._events = store, notifier, events
+        self._lease, self._keep, self._keep_dead = lease, keep, keep_dead
+        self._mine = mine
+        self._boot = system_clock().boot
+        self._quiet_until = self._boot() + lease
+        self._next_scan = 0.0
+        self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
+
+    def was_away(self) -> None:
+        """Our own renewals had a gap."""
+        self._quiet_until = self._boot() + self._lease
+
+    def scan_if_due(self) -> bool:
+        if time.monotonic() < self._next_scan:
+            return False
+        self._next_scan = time.monotonic() + self._lease / 6 * (0.8 + 0.4 * random())
+        self.scan()
+        return True
+
+    def scan(self) -> None:
+        """Declare the dead, take back their jobs."""
+        self.declare_the_provably_dead()
+        if self._boot() >= self._quiet_until:
+            self._store.declare_expired()
+        while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
+            pass
+
+    def declare_the_provably_dead(self) -> None:
+        """Workers of this boot and pid namespace whose process is gone, or is another one by now."""
+        boot_id, namespace, mine = system_clock().boot_id, pid_namespace(), self._mine()
+        gone = [
+            view.identity
+            for view in self._store.workers()
+            if view.identity.boot_id == boot_id
+            and view.identity.pid_namespace == namespace
+            and view.identity.id not in mine
+            and started(view.identity.pid) != view.identity.started
+        ]
+        for identity in gone:  # what it left running ends before its jobs start again
+            end_leftovers(token_of(identity.id))
+        if gone:
+            self._store.declare_dead([identity.id for identity in gone])
+
+    def promote(self) -> float | None:
+        """Due jobs are queued; seconds until the next one is due."""
+        while True:
+            promoted = self._store.promote()
+            self._notifier.announce(Ring("queued", queue) for queue in promoted.queues)
+            if not promoted.queues:
+                return promoted.next_due
+
+    def prune_if_due(self) -> None:
+        if time.monotonic() >= self._next_prune:
+            self._next_prune = time.monotonic() + PRUNE_SECONDS
+            while self._store.prune(keep=self._keep, keep_dead=self._keep_dead):
+                pass
+
+    def next_wake(self, next_due: float | None) -> float:
+        """Seconds to sleep: until the next scan, or until the next job is due."""
+        scan = self._next_scan - time.monotonic()
+        return max(0.0, scan if next_due is None else min(scan, next_due))
+
+    def tell(self, rescued: list[Rescued]) -> list[Rescued]:
+        """Log who was rescued, and ring for those that may run at once."""
+        for each in rescued:
+            self._events.emit(JobRescued(rescued=each))
+        self._notifier.announce({Ring("queued", each.queue) for each in rescued if each.state is State.QUEUED})
+        return rescued

@@ -1,0 +1,675 @@
+"""The supervisor: starts workers, renews their leases, notices their deaths, and sweeps up. It runs no user code.
+
+Three threads, three duties, so that none holds up another:
+
+1. *main* starts and ends workers. It hears of an exit at once (pidfd), kills what is left of the process group,
+   and only then settles each lease the worker held: the guilty by its verdict, the others as the cause demands.
+2. *renew* extends the leases of living workers, on a connection of its own, every lease/3.
+3. *maintain* rescues, promotes and prunes, on another.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import IO, Any
+
+import msgspec
+
+from tenure import errors
+from tenure.clock import system_clock
+from tenure.config import Settings
+from tenure.durations import spell
+from tenure.errors import StoreError, TenureError
+from tenure.events import (
+    Events,
+    NotifierDegraded,
+    StallSeen,
+    StoreAway,
+    StoreBack,
+    WorkerDied,
+    WorkerReplaced,
+    WorkerStarted,
+)
+from tenure.host import TOKEN_ENV, end_leftovers, is_stopped, kill_group, new_token, pid_namespace, started, worker_id
+from tenure.lifecycle import Crashed, Lease, Outcome, Released, State
+from tenure.lifeline import Lifeline
+from tenure.link import Link, read_verdicts
+from tenure.maintenance import Maintenance
+from tenure.ports import Filter, Notifier, Runner, Store, WorkerIdentity
+
+TICK_SECONDS = 0.25
+STALL_SECONDS = 1.0
+RETRY_SECONDS = 1.0
+MOST_BACKOFF_SECONDS = 30.0
+HUNG_GRACE_SECONDS = 10.0  #: a hung job is its worker's business first
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `tenure worker` was asked to do."""
+
+    command: tuple[str, ...]  #: starts one worker; the handles are appended
+    workers: int = 1
+    until_empty: bool = False
+    reload: bool = False
+
+
+@dataclass(slots=True)
+class Child:
+    """A worker process, from its start to the settling of its leases."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    link: Link
+    lifeline: Lifeline
+    dump: IO[bytes]
+    token: str
+    id: str
+    runner: Runner
+    replaces: str = ""
+    registered: bool = False
+    ready: bool = False
+    draining: bool = False
+    drained: bool = False
+    stopped_since: float | None = None
+    hello: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kill_reason: str = ""  #: we killed it, and why
+    verdicts: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+    stall: str = ""
+    stall_told: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What the supervisor stands on, once its first worker has said where the store is."""
+
+    settings: Settings
+    store: Store
+    renewals: Store
+    maintenance: Maintenance
+
+
+class Supervisor:
+    def __init__(
+        self,
+        options: Options,
+        open_store: Callable[[Settings], Store],
+        open_notifier: Callable[[Settings, Store], Notifier],
+        say: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._open_store, self._open_notifier, self._say = open_store, open_notifier, say
+        self._events = Events()
+        self._boot = system_clock().boot
+        self._children: dict[int, Child] = {}
+        self._selector = selectors.DefaultSelector()
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_in, self._wake_out = os.pipe()
+        self._found: Ground | None = None
+        self._served: frozenset[str] = frozenset()
+        self._maintain_wake = threading.Event()
+        self._renew_wake = threading.Event()
+        self._stopping = 0  # how many stop signals came
+        self._done = False
+        self._exit_code = 0
+        self._settling: frozenset[str] = frozenset()  #: gone, and not yet settled: ours, with what we know of them
+        self._unsettled: list[Callable[[], None]] = []
+        self._retry_at = 0.0
+        self._failed_starts = 0
+        self._start_at: list[float] = []
+        self._solo_wanted = 0
+        self._away_since: float | None = None
+        self._hung_since: dict[str, float] = {}
+        self._files: dict[str, int] = {}
+        self._banner = False
+
+    # ── life ──
+
+    def run(self) -> int:
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self._stop())
+        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+        for _ in range(self._options.workers):
+            self._start("worker")
+        try:
+            while self._children or self._unsettled or self._start_at:
+                self._turn()
+        finally:
+            self._done = True
+            self._maintain_wake.set()
+            self._renew_wake.set()
+            for child in self._children.values():
+                kill_group(child.process.pid)
+            if self._found is not None:
+                self._found.store.close()
+                self._found.renewals.close()
+        return self._exit_code
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(TICK_SECONDS):
+            if key.data is None:
+                self._drain_wakes()
+            else:
+                key.data()
+        while not self._orders.empty():
+            self._orders.get()()
+        now = self._boot()
+        for child in list(self._children.values()):
+            self._look_after(child, now)
+        self._retry_unsettled()
+        self._start_what_is_due()
+        if os.getpid() == 1:
+            self._reap_strangers()
+
+    def _drain_wakes(self) -> None:
+        try:
+            while os.read(self._wake_in, 4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def _ask_main(self, order: Callable[[], None]) -> None:
+        """From another thread: have this done in the main one."""
+        self._orders.put(order)
+        try:
+            os.write(self._wake_out, b"\0")
+        except BlockingIOError:
+            return  # it is awake already
+
+    def _stop(self) -> None:
+        """First signal: drain. Second: without grace. Third: kill."""
+        self._stopping += 1
+        self._start_at.clear()
+        for child in list(self._children.values()):
+            if self._stopping >= 3:
+                self._kill(child, "the supervisor was told to stop three times")
+            else:
+                self._tell_to_drain(child, self._grace() if self._stopping == 1 else 0.0)
+
+    def _grace(self) -> float:
+        return 0.0 if self._found is None else self._found.settings.grace
+
+    @property
+    def _ground(self) -> Ground:
+        assert self._found is not None, "no worker is registered before the store is open"
+        return self._found
+
+    def _tell_to_drain(self, child: Child, grace: float) -> None:
+        child.draining = True
+        child.link.send("drain", grace=grace)
+
+    # ── starting workers ──
+
+    def _start(self, runner: Runner, replaces: str = "") -> None:
+        ours, theirs = socket.socketpair()
+        lifeline = Lifeline.create()
+        dump = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the child
+        token = new_token()
+        handles = (theirs.fileno(), lifeline.fd, dump.fileno(), os.getpid())
+        try:
+            process = subprocess.Popen(
+                [*self._options.command, *map(str, handles)],
+                pass_fds=handles[:3],
+                env={**os.environ, TOKEN_ENV: token},
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        finally:
+            theirs.close()
+        pid = process.pid
+        pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+        child = Child(process, pidfd, Link(ours), lifeline, dump, token, worker_id(pid, token), runner, replaces)
+        self._children[pid] = child
+        if pidfd >= 0:
+            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._ended(child))
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._heard(child))
+
+    def _heard(self, child: Child) -> None:
+        for message in child.link.receive():
+            match message["kind"]:
+                case "hello":
+                    self._introduce(child, message)
+                case "refused":
+                    self._refused(child, message["error"])
+                case "ready":
+                    child.ready = True
+                    self._failed_starts = 0
+                case "due":
+                    self._maintain_wake.set()
+                case "stuck":
+                    child.verdicts.update(read_verdicts(message["verdicts"]))
+                    self._kill(child, "code that was asked to stop did not")
+                case "drained":
+                    child.drained = True
+                case other:
+                    self._say(f"worker {child.id} said {other!r}, which this supervisor doesn't know")
+        if child.link.closed:
+            self._selector.unregister(child.link)
+            if child.pidfd < 0:
+                self._ended(child)
+
+    def _refused(self, child: Child, error: str) -> None:
+        child.draining = True
+        if self._found is None:  # at the first start it is the caller's mistake; later, a broken deploy: try again
+            self._give_up(error, 2)
+        else:
+            self._say(f"a new worker can't start: {error}")
+
+    def _give_up(self, error: str, exit_code: int) -> None:
+        if not self._exit_code:
+            self._say(error)
+            self._exit_code = exit_code
+        self._stopping = max(self._stopping, 1)
+
+    def _introduce(self, child: Child, hello: Mapping[str, Any]) -> None:
+        child.hello = hello
+        try:
+            if self._found is None:
+                self._open(_settings(hello))
+            self._register(child)
+        except StoreError as error:
+            if self._found is None:
+                self._give_up(str(error), 75 if isinstance(error, errors.StoreAway) else 2)
+            else:
+                self._away(error)
+            self._tell_to_drain(child, 0.0)
+            return
+        if self._stopping:
+            self._tell_to_drain(child, 0.0)
+            return
+        queues = hello["queues"]
+        self._served = frozenset(queues)
+        self._maintain_wake.set()  # jobs of these queues that must run alone may wait already
+        slots = 1 if child.runner == "solo" else self._ground.settings.concurrency
+        child.link.send("start", worker_id=child.id, runner=child.runner, queues=queues, slots=slots)
+        if child.replaces:
+            self._events.emit(WorkerReplaced(worker_id=child.id, pid=child.process.pid, replaces=child.replaces))
+        self._events.emit(
+            WorkerStarted(
+                worker_id=child.id, pid=child.process.pid, slots=slots, queues=tuple(queues), runner=child.runner
+            )
+        )
+
+    def _open(self, settings: Settings) -> None:
+        renewals = self._open_store(settings)
+        try:
+            store = self._open_store(settings)
+        except BaseException:
+            renewals.close()
+            raise
+        notifier = self._open_notifier(settings, store)
+        if notifier.problem():
+            self._events.emit(NotifierDegraded(problem=notifier.problem()))
+        maintenance = Maintenance(
+            store,
+            notifier,
+            self._events,
+            lease=settings.lease,
+            keep=settings.keep,
+            keep_dead=settings.keep_dead,
+            mine=lambda: self._settling.union(child.id for child in list(self._children.values())),
+        )
+        maintenance.scan()
+        ground = self._found = Ground(settings, store, renewals, maintenance)
+        threading.Thread(target=self._renew, args=(ground,), name="tenure-renew", daemon=True).start()
+        threading.Thread(target=self._maintain, args=(ground,), name="tenure-maintain", daemon=True).start()
+
+    def _register(self, child: Child) -> None:
+        clock, settings, hello = system_clock(), self._ground.settings, child.hello
+        sent = self._boot()
+        self._ground.store.register(
+            WorkerIdentity(
+                id=child.id,
+                host=socket.gethostname(),
+                pid=child.process.pid,
+                started=started(child.process.pid),
+                boot_id=clock.boot_id,
+                pid_namespace=pid_namespace(),
+                runner=child.runner,
+                queues=tuple(hello["queues"]),
+                tasks=tuple(hello["tasks"]),
+                slots=1 if child.runner == "solo" else settings.concurrency,
+                lease=settings.lease,
+            )
+        )
+        child.lifeline.renewed(sent, settings.lease)
+        child.registered = True
+        if not self._banner:
+            self._banner = True
+            tasks, queues = ", ".join(hello["tasks"]), ", ".join(hello["queues"])
+            self._say(
+                f"tenure: {self._ground.store.url}\n        tasks {tasks}; queues {queues}; lease {spell(settings.lease)}"
+            )
+
+    def _try_again_later(self) -> None:
+        self._failed_starts += 1
+        delay = min(2.0 ** (self._failed_starts - 1), MOST_BACKOFF_SECONDS)
+        if not self._stopping:
+            self._start_at.append(self._boot() + delay)
+
+    def _start_what_is_due(self) -> None:
+        now = self._boot()
+        due = [at for at in self._start_at if at <= now]
+        self._start_at = [at for at in self._start_at if at > now]
+        for _ in due:
+            self._start("worker")
+        if self._solo_wanted and not self._stopping:
+            running = sum(child.runner == "solo" and not child.draining for child in self._children.values())
+            for _ in range(min(self._solo_wanted, os.cpu_count() or 1) - running):
+                self._start("solo")
+        self._solo_wanted = 0
+
+    # ── watching them ──
+
+    def _look_after(self, child: Child, now: float) -> None:
+        if child.kill_reason or not child.registered:
+            return
+        if child.lifeline.kill_at and now > child.lifeline.kill_at:
+            child.lifeline.fence()
+            self._kill(child, "its lease could not be renewed in time")
+        elif is_stopped(child.process.pid):
+            child.stopped_since = child.stopped_since or now
+            if now - child.stopped_since > self._ground.settings.lease / 3:
+                self._kill(child, f"it was stopped (SIGSTOP) for {spell(now - child.stopped_since)}")
+        else:
+            child.stopped_since = None
+            self._watch_for_stalls(child, now)
+
+    def _watch_for_stalls(self, child: Child, now: float) -> None:
+        silent = now - child.lifeline.tick
+        if not child.ready or silent < STALL_SECONDS:
+            child.stall, child.stall_told = "", 0.0
+            return
+        if child.stall_told and silent < child.stall_told * 2:
+            return
+        child.stall_told = silent
+        task, line, jobs = self._name_the_stall(child)
+        child.stall = f"its loop is blocked by {task or 'unknown code'} at {line or 'an unknown line'}"
+        self._events.emit(StallSeen(worker_id=child.id, job_ids=jobs, task=task, line=line, seconds=silent))
+        self._renew_wake.set()
+
+    def _name_the_stall(self, child: Child) -> tuple[str, str, tuple[str, ...]]:
+        """Which task's code is where: faulthandler answers a signal in C, also while the GIL is held."""
+        stack = self._dump(child)
+        functions = {tuple(at): name for name, at in child.hello["functions"].items()}
+        for thread in sorted(stack.split("\n\n"), key=lambda text: not text.startswith("Current thread")):
+            frames = [match for line in thread.splitlines() if (match := _FRAME.match(line))]
+            for frame in frames:
+                task = functions.get((frame["file"], frame["name"]))
+                if task is not None:
+                    return task, f"{frame['file']}:{frame['line']}", self._running_jobs(child, task)
+        return "", "", ()
+
+    def _dump(self, child: Child) -> str:
+        os.ftruncate(child.dump.fileno(), 0)
+        os.lseek(child.dump.fileno(), 0, os.SEEK_SET)
+        os.kill(child.process.pid, signal.SIGUSR1)
+        text, deadline = "", time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            before, text = text, os.pread(child.dump.fileno(), 1 << 18, 0).decode(errors="replace")
+            if text and text == before:
+                break
+        return text
+
+    def _running_jobs(self, child: Child, task: str) -> tuple[str, ...]:
+        where = Filter(states=frozenset({State.PROCESSING}), worker_id=child.id, task=task)
+        try:
+            return tuple(job.id for job in self._ground.store.search(where, limit=10).jobs)
+        except StoreError:
+            return ()
+
+    def _kill(self, child: Child, reason: str) -> None:
+        child.kill_reason = child.kill_reason or reason
+        kill_group(child.process.pid)
+
+    # ── when one has ended ──
+
+    def _ended(self, child: Child) -> None:
+        pid = child.process.pid
+        try:
+            _, status, usage = os.wait4(pid, 0)
+        except ChildProcessError:
+            return
+        code = child.process.returncode = os.waitstatus_to_exitcode(status)
+        self._settling |= {child.id}
+        del self._children[pid]
+        if child.pidfd >= 0:
+            self._selector.unregister(child.pidfd)
+            os.close(child.pidfd)
+        kill_group(pid)
+        end_leftovers(child.token)  # first: what it forked may hold its end of the link open
+        while not child.link.closed and select.select([child.link], [], [], 0)[0]:  # its last words
+            self._heard(child)
+        if not child.link.closed:
+            self._selector.unregister(child.link)
+        expected = child.drained or (child.draining and code == 0)
+        outcome = self._judge(child, code, usage.ru_maxrss)
+        if not expected:
+            cause = child.kill_reason or _cause(code)
+            evidence = dict(outcome.evidence) if isinstance(outcome, Crashed) else {}
+            self._events.emit(WorkerDied(worker_id=child.id, pid=pid, cause=cause, evidence=evidence))
+        child.lifeline.close()
+        child.dump.close()
+        child.link.close()
+        if child.registered:
+            self._settle(child.id, child.verdicts, outcome)
+        else:
+            self._settling -= {child.id}
+        self._replace(child)
+
+    def _judge(self, child: Child, code: int, peak: int) -> Outcome:
+        """What the jobs in flight are told, but for those with a verdict of their own."""
+        if child.drained:
+            return Released("drained")
+        if child.lifeline.fenced:
+            return Released("its worker's lease could not be renewed")
+        if child.verdicts:
+            return Released("its worker was killed for a neighbour's sake")
+        if child.kill_reason and child.stopped_since is None:
+            return Released(child.kill_reason)
+        evidence = {"exit": _cause(code), "peak_memory": f"{peak / 1024:.0f} MiB", "worker": child.id}
+        place = self._last_frame(child)
+        if place:
+            evidence["line"] = place
+        reason = child.kill_reason or f"its worker died: {_cause(code)}"
+        return Crashed(reason, process_died=True, evidence=evidence)
+
+    def _last_frame(self, child: Child) -> str:
+        """Where the process was when a fatal signal hit it, if faulthandler could still say so."""
+        text = os.pread(child.dump.fileno(), 1 << 16, 0).decode(errors="replace")
+        _, fatal, stack = text.partition("Fatal Python error")
+        if not fatal:
+            return ""
+        guilty = stack.partition("Current thread")[2] or stack
+        frame = next((match for line in guilty.splitlines() if (match := _FRAME.match(line))), None)
+        return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
+
+    def _settle(self, worker: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> None:
+        try:
+            self._ground.maintenance.tell(self._ground.store.settle(worker, verdicts, rest))
+            self._solo_wanted = self._ground.store.solo_waiting(self._queues())
+        except StoreError as error:
+            self._away(error)
+            self._unsettled.append(lambda: self._settle(worker, verdicts, rest))
+        else:
+            self._settling -= {worker}
+            self._maintain_wake.set()
+
+    def _retry_unsettled(self) -> None:
+        if not self._unsettled or self._boot() < self._retry_at:
+            return
+        self._retry_at = self._boot() + RETRY_SECONDS
+        waiting, self._unsettled = self._unsettled, []
+        for settle in waiting:
+            settle()
+        if not self._unsettled:
+            self._back()
+        elif self._stopping > 1:
+            self._unsettled.clear()  # told twice to go: the next start, or the leases' end, will settle
+
+    def _replace(self, child: Child) -> None:
+        if self._stopping or child.runner == "solo":
+            return
+        if self._options.until_empty and child.drained:
+            return
+        if child.ready:
+            self._start_what_is_due()  # a job that must run alone comes first: it is the one that waits
+            self._start("worker", replaces=child.id)
+        else:
+            self._try_again_later()
+
+    def _reap_strangers(self) -> None:
+        """As PID 1 we inherit orphans. Our own children are left to their pidfd."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None or found.si_pid in self._children:
+                return
+            os.waitpid(found.si_pid, 0)
+
+    # ── the renewing thread ──
+
+    def _renew(self, ground: Ground) -> None:
+        lease = ground.settings.lease
+        last = self._boot()
+        while not self._done:
+            sent = self._boot()
+            children = [child for child in list(self._children.values()) if child.registered]
+            notes = {child.id: child.stall for child in children if child.stall}
+            try:
+                alive = ground.renewals.renew([child.id for child in children], notes=notes)
+            except StoreError as error:
+                self._away(error)
+                self._renew_wake.wait(RETRY_SECONDS)
+                self._renew_wake.clear()
+                continue
+            if sent - last > lease * 2 / 3:
+                ground.maintenance.was_away()
+            last = sent
+            self._back()
+            for child in children:
+                if child.id in alive:
+                    child.lifeline.renewed(sent, lease)
+                elif child.process.pid in self._children:
+                    self._ask_main(partial(self._kill, child, "it was declared dead"))
+            self._renew_wake.wait(lease / 3)
+            self._renew_wake.clear()
+
+    # ── the maintaining thread ──
+
+    def _maintain(self, ground: Ground) -> None:
+        while not self._done:
+            try:
+                next_due = ground.maintenance.promote()
+                self._ask_for_solo()
+                if ground.maintenance.scan_if_due():
+                    self._watch_hung()
+                    ground.maintenance.prune_if_due()
+                    self._end_if_empty()
+            except StoreError as error:
+                self._away(error)
+                self._maintain_wake.wait(RETRY_SECONDS)
+            else:
+                wake = ground.maintenance.next_wake(next_due)
+                if self._options.until_empty or self._options.reload:
+                    wake = min(wake, 0.5)
+                    self._end_if_empty()
+                    self._reload_if_changed()
+                self._maintain_wake.wait(wake)
+            self._maintain_wake.clear()
+
+    def _queues(self) -> list[str]:
+        return sorted(self._served)
+
+    def _watch_hung(self) -> None:
+        hung = self._ground.store.hung([child.id for child in list(self._children.values()) if child.ready])
+        now = self._boot()
+        self._hung_since = {each.lease.job_id: self._hung_since.get(each.lease.job_id, now) for each in hung}
+        for each in hung:
+            if now - self._hung_since[each.lease.job_id] > HUNG_GRACE_SECONDS:
+                verdict = Crashed(f"hung: silent for {spell(each.silent)}")
+                self._ask_main(partial(self._kill_hung, each.lease, verdict))
+
+    def _kill_hung(self, lease: Lease, verdict: Outcome) -> None:
+        for child in self._children.values():
+            if child.id == lease.worker_id:
+                child.verdicts[lease.job_id] = verdict
+                self._kill(child, "a job in it hung, and did not stop when asked")
+
+    def _ask_for_solo(self) -> None:
+        waiting = self._ground.store.solo_waiting(self._queues())
+        if waiting:
+            self._ask_main(lambda: setattr(self, "_solo_wanted", waiting))
+
+    def _end_if_empty(self) -> None:
+        if not self._options.until_empty or self._stopping:
+            return
+        mine = set(self._queues())
+        waiting = any(
+            view.counts[State.QUEUED] or view.counts[State.PROCESSING]
+            for view in self._ground.store.queues()
+            if view.name in mine
+        )
+        if not waiting and any(child.ready for child in list(self._children.values())):
+            self._ask_main(self._stop)
+
+    def _reload_if_changed(self) -> None:
+        if not self._options.reload:
+            return
+        files = {file for child in list(self._children.values()) for file in child.hello.get("files", ())}
+        seen = {file: _changed_at(file) for file in files}
+        changed = [file for file, at in seen.items() if self._files.get(file, at) != at]
+        self._files = seen
+        if changed:
+            self._say(f"{changed[0]} changed: starting the workers anew")
+            for child in list(self._children.values()):
+                self._ask_main(partial(self._tell_to_drain, child, self._grace()))
+
+    # ── the store's absence ──
+
+    def _away(self, error: TenureError) -> None:
+        if self._away_since is None:
+            self._away_since = self._boot()
+            self._events.emit(StoreAway(error=str(error)))
+
+    def _back(self) -> None:
+        since, self._away_since = self._away_since, None
+        if since is not None:
+            self._events.emit(StoreBack(seconds=self._boot() - since))
+
+
+def _cause(code: int) -> str:
+    if code < 0:
+        return f"signal {-code} ({signal.Signals(-code).name})" if -code in set(signal.Signals) else f"signal {-code}"
+    return f"exit code {code}"
+
+
+def _changed_at(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _settings(hello: Mapping[str, Any]) -> Settings:
+    return msgspec.convert(hello["settings"], Settings, dec_hook=lambda kind, value: kind(value))

@@ -1,0 +1,542 @@
+"""A worker: slots, claims, beats and flushes on one event loop, inside a process of its own or of somebody else.
+
+Life of one job here:
+
+1. A ring, a freed slot or the poll wakes the claim loop. It claims for free slots only, in one batch.
+2. Each claimed job becomes an `Attempt` (executor.py). A task we don't know is snoozed, an expired one cancelled.
+3. Its code stops, with an outcome, and frees the slot. The outcome joins the next flush: the flush in flight gathers
+   the one after it, so a thousand outcomes may cost one commit. Never more than that, nor for longer than 50 ms,
+   run ahead of the store; then slots wait.
+4. The beat reads what the store holds in our name, while no claim of ours is in flight, and settles the difference:
+   ours no more: stop the code; ours, but unknown here: a reply was lost, run it; a cancel asked: stop it.
+5. Code that was asked to stop and did not within 10 s makes the worker *stuck*: it claims nothing more, gives its
+   other jobs the drain grace, and asks its supervisor to kill it. Only then does that attempt end in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from random import random
+from typing import NamedTuple, TypeVar
+
+from tenure.config import Settings
+from tenure.durations import spell
+from tenure.errors import BadData, LeaseLost, StoreError
+from tenure.events import (
+    AttemptFailed,
+    Drained,
+    Events,
+    JobDied,
+    LeaseRefused,
+    NotifierDegraded,
+    Running,
+    StoreAway,
+    StoreBack,
+)
+from tenure.executor import MAX_ERROR, Attempt
+from tenure.job import clean
+from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
+from tenure.ports import ANY, Answer, Claimed, Listener, Notifier, NotLanded, Progress, Runner, Store
+from tenure.task import Program
+
+T = TypeVar("T")
+
+STOP_SECONDS = 10.0  #: from being asked to stop to being stuck
+MAX_UNFLUSHED = 1000
+MAX_UNFLUSHED_SECONDS = 0.05
+PROGRESS_SECONDS = 0.5
+TICK_SECONDS = 0.25
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a worker works: which queues with which caps, how many slots, and its timers in seconds."""
+
+    worker_id: str
+    runner: Runner
+    queues: Mapping[str, int | None]
+    slots: int
+    lease: float
+    poll_interval: float
+    grace: float
+
+
+def queue_caps(program: Program, settings: Settings, asked: Sequence[str] | None = None) -> dict[str, int | None]:
+    """The queues asked for, else those of the settings, else all that the tasks name; with their caps."""
+    if asked is not None:
+        return dict.fromkeys(asked)
+    return dict(settings.queues) or dict.fromkeys(sorted({task.queue for task in program.tasks}))
+
+
+class End(NamedTuple):
+    """How an attempt ended, on its way to the store. `outcome` None: there is nothing left to write."""
+
+    lease: Lease
+    claimed: Claimed
+    outcome: Outcome | None
+    attempt: Attempt | None  #: None: it was never started
+
+
+class Worker:
+    """Runs jobs on the running event loop until it is drained or stuck.
+
+    `on_due` is called when a ring tells of a job due later (whoever promotes should look), `on_tick` four times a
+    second, `on_stuck` once, with the verdicts of the attempts whose code did not stop.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        program: Program,
+        store: Store,
+        notifier: Notifier,
+        events: Events,
+        *,
+        resources: Mapping[type, object],
+        on_due: Callable[[], None],
+        on_tick: Callable[[], None],
+        on_stuck: Callable[[dict[str, Outcome]], None],
+    ) -> None:
+        self.plan = plan
+        self.program = program
+        self.store = store
+        self.worker_id = plan.worker_id
+        self.resources = resources
+        self.running: dict[str, Attempt] = {}
+        self._notifier = notifier
+        self._events = events
+        self._on_due, self._on_tick, self._on_stuck = on_due, on_tick, on_stuck
+        self._loop = asyncio.get_running_loop()
+        self._wants = list(plan.queues)
+        self._capped = any(cap is not None for cap in plan.queues.values())
+        self._alone = False  # an embedded worker holds one job that must run alone
+        self._claiming = True
+        self._claim_wake = asyncio.Event()
+        self._claim_turn = asyncio.Lock()
+        self._beat_wake = asyncio.Event()
+        self._flush_wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._ends: list[End] = []
+        self._flushing: list[End] = []
+        self._oldest_end = 0.0
+        self._flushed_since_read: set[Lease] | None = None
+        self._waiting_for_old: dict[str, Claimed] = {}
+        self._asked: dict[Attempt, float] = {}
+        self._stuck_since: float | None = None
+        self._told_stuck = False
+        self._reported: set[Attempt] = set()
+        self._storing = threading.Lock()
+        self._away_since: float | None = None
+        self._released = 0
+        # Threads of our own, so that a handler that fills the loop's default pool can't hold up claims or outcomes.
+        self._claims = ThreadPoolExecutor(1, "tenure-claims")
+        self._writes = ThreadPoolExecutor(1, "tenure-writes")
+        self._pool = ThreadPoolExecutor(plan.slots + 1, "tenure-job")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listener: Listener | None = None
+
+    # ── life ──
+
+    def start(self) -> None:
+        """Begin to claim. Needs the worker's row to be registered."""
+        problem = self._notifier.problem()
+        if problem:
+            self._events.emit(NotifierDegraded(problem=problem))
+        self._listener = self._notifier.listen()
+        fileno = self._listener.fileno()
+        if fileno is not None:
+            self._loop.add_reader(fileno, self._hear)
+        loops = (self._claim_loop, self._flush_loop, self._progress_loop, self._beat_loop, self._tick_loop)
+        self._tasks = [self._loop.create_task(each(), name=each.__name__) for each in loops]
+        self._tasks.append(self._loop.create_task(self._look_loop(self._listener), name="look"))
+        for task in self._tasks:
+            task.add_done_callback(_die_loudly)
+
+    async def drain(self, grace: float) -> None:
+        """Claim nothing more, wait for what runs, then ask it to stop. Returns when nothing runs, or when stuck."""
+        self.stop_claiming()
+        await self._wait_idle(grace)
+        for attempt in list(self.running.values()):
+            attempt.ask("shutdown", Released("drained"))
+        await self._wait_idle(None)
+        await self._wait_flushed()
+        self._events.emit(Drained(worker_id=self.worker_id, released=self._released))
+
+    def stop_claiming(self) -> None:
+        self._claiming = False
+
+    async def close(self) -> None:
+        """Let go of everything. What still runs is left to the process's end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            fileno = self._listener.fileno()
+            if fileno is not None:
+                self._loop.remove_reader(fileno)
+            self._listener.close()
+        for pool in (self._claims, self._writes, self._pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self._ends and not self._flushing
+
+    async def _wait_idle(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while self.running:
+                    self._idle.clear()
+                    await self._idle.wait()
+        except TimeoutError:
+            return
+
+    async def _wait_flushed(self) -> None:
+        while self._ends or self._flushing:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def _in(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: object) -> T:
+        return await self._loop.run_in_executor(pool, call, *args)
+
+    # ── hearing ──
+
+    def _hear(self) -> None:
+        assert self._listener is not None
+        for ring in self._listener.drain():
+            if ring == ANY:
+                self._on_due()
+                self._claim_wake.set()
+            elif ring.kind == "queued" and ring.queue in self.plan.queues:
+                self._claim_wake.set()
+            elif ring.kind == "due":
+                self._on_due()
+            elif ring.kind == "cancel":
+                self._beat_wake.set()
+
+    async def _look_loop(self, listener: Listener) -> None:
+        while True:
+            await asyncio.sleep(listener.interval)
+            self._hear()
+
+    # ── claiming ──
+
+    def _free(self) -> int:
+        if not self._claiming or self._alone:
+            return 0
+        free = self.plan.slots - len(self.running) - len(self._waiting_for_old)
+        unflushed = len(self._ends) + len(self._flushing)
+        if unflushed >= MAX_UNFLUSHED:
+            return 0
+        if unflushed and self._loop.time() - self._oldest_end > MAX_UNFLUSHED_SECONDS:
+            free -= unflushed
+        return max(free, 0)
+
+    def _wanted(self, free: int) -> dict[str, int]:
+        if not self._capped:
+            wants = dict.fromkeys(self._wants, free)
+        else:
+            held = [attempt.claimed.queue for attempt in self.running.values()]
+            wants = {
+                queue: free if (cap := self.plan.queues[queue]) is None else max(cap - held.count(queue), 0)
+                for queue in self._wants
+            }
+        if len(self._wants) > 1:  # every queue comes first in its turn
+            self._wants.append(self._wants.pop(0))
+        return wants
+
+    async def _claim_loop(self) -> None:
+        wake, turn = self._claim_wake, self._claim_turn
+        while True:
+            wake.clear()
+            free = self._free()
+            claimed: list[Claimed] = []
+            if free:
+                async with turn:
+                    claimed = await self._claim(free)
+            if not free:
+                await wake.wait()  # a slot will free itself
+            elif len(claimed) < free:
+                await self._sleep(wake, self.plan.poll_interval * (0.8 + 0.4 * random()))
+
+    async def _claim(self, free: int) -> list[Claimed]:
+        solo = self.plan.runner == "solo"
+        try:
+            claimed = await self._in(self._claims, self._ask_store, self._wanted(free), free, solo)
+            if not claimed and self.plan.runner == "embedded" and not self.running:
+                claimed = await self._in(self._claims, self._ask_store, self._wanted(1), 1, True)
+                self._alone = bool(claimed)
+        except StoreError as error:
+            self._away(error)
+            await asyncio.sleep(RETRY_SECONDS)
+            self._beat_wake.set()  # it may have been claimed all the same: only the store knows
+            return []
+        self._back()
+        for each in claimed:
+            self._begin(each)
+        return claimed
+
+    def _ask_store(self, wants: dict[str, int], limit: int, solo: bool) -> list[Claimed]:
+        return self.store.claim(self.worker_id, wants, limit, solo=solo)
+
+    def _begin(self, claimed: Claimed) -> None:
+        old = self.running.get(claimed.id)
+        if old is not None:  # the store lost a commit: never two of one job in one process
+            self._waiting_for_old[claimed.id] = claimed
+            old.ask("lease_lost", None)
+            return
+        task = self.program.tasks.find(claimed.task)
+        if task is None:
+            tries = max(claimed.attempt - claimed.failures - claimed.crashes - 1, 0)
+            delay = min(5.0 * 2.0 ** min(tries, 10), 300.0)
+            self._refuse(claimed, Snoozed(delay, f"this worker knows no task {claimed.task!r}"))
+        elif claimed.expired:
+            self._refuse(claimed, Cancelled("it expired before a worker was free to start it"))
+        else:
+            attempt = Attempt(self, task, claimed, self._loop)
+            self.running[claimed.id] = attempt
+            attempt.start(self.program, self._pool)
+
+    def _refuse(self, claimed: Claimed, outcome: Outcome) -> None:
+        """End a claimed job without running it."""
+        self._alone = False
+        self._push(End(Lease(claimed.id, claimed.attempt, self.worker_id), claimed, outcome, None))
+
+    # ── what attempts tell us ──
+
+    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        del self.running[attempt.claimed.id]
+        self._alone = False
+        if self._asked:
+            self._asked.pop(attempt, None)
+        if self._waiting_for_old:
+            successor = self._waiting_for_old.pop(attempt.claimed.id, None)
+            if successor is not None:
+                self._begin(successor)
+        self._push(End(attempt.lease, attempt.claimed, None if attempt.finished else outcome, attempt))
+
+    def _push(self, end: End) -> None:
+        if not self._ends and not self._flushing:
+            self._oldest_end = self._loop.time()
+        self._ends.append(end)
+        self._flush_wake.set()
+        self._claim_wake.set()
+        self._idle.set()
+
+    def asked(self, attempt: Attempt) -> None:
+        self._asked.setdefault(attempt, self._loop.time())
+
+    def reported(self, attempt: Attempt) -> None:
+        self._reported.add(attempt)
+
+    def store_now(self, attempt: Attempt) -> None:
+        with self._storing:
+            report = attempt.take_report()
+            if report is None:
+                return
+            try:
+                landed = self.store.progress([report])[0]
+            except StoreError:
+                attempt.put_back(report)
+                raise
+        if not landed:
+            self._loop.call_soon_threadsafe(attempt.ask, "lease_lost", None)
+            raise LeaseLost(f"job {attempt.claimed.id}, attempt {attempt.claimed.attempt}")
+
+    # ── progress ──
+
+    async def _progress_loop(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            if self._reported:
+                attempts, self._reported = self._reported, set()
+                try:
+                    refused = await self._in(self._writes, self._store_progress, attempts)
+                except StoreError as error:
+                    self._away(error)
+                    self._reported |= attempts
+                else:
+                    self._back()
+                    for attempt in refused:
+                        attempt.ask("lease_lost", None)
+
+    def _store_progress(self, attempts: Iterable[Attempt]) -> list[Attempt]:
+        """Store the newest word of each; who was refused. On an error all are put back for the next time."""
+        with self._storing:
+            taken = [(attempt, report) for attempt in attempts if (report := attempt.take_report()) is not None]
+            if not taken:
+                return []
+            try:
+                landed = self._progress_halving([report for _, report in taken])
+            except StoreError:
+                for attempt, report in taken:
+                    attempt.put_back(report)
+                raise
+        return [attempt for (attempt, _), yes in zip(taken, landed, strict=True) if not yes]
+
+    def _progress_halving(self, reports: list[Progress]) -> list[bool]:
+        try:
+            return self.store.progress(reports)
+        except BadData:
+            if len(reports) == 1:  # nothing of it can be kept; the attempt goes on
+                return [True]
+            half = len(reports) // 2
+            return self._progress_halving(reports[:half]) + self._progress_halving(reports[half:])
+
+    # ── flushing ──
+
+    async def _flush_loop(self) -> None:
+        while True:
+            await self._flush_wake.wait()
+            self._flush_wake.clear()
+            while self._ends:
+                self._flushing, self._ends = self._ends[:MAX_UNFLUSHED], self._ends[MAX_UNFLUSHED:]
+                self._oldest_end = self._loop.time()
+                await self._flush(self._flushing)
+                if self._flushed_since_read is not None:
+                    self._flushed_since_read.update(end.lease for end in self._flushing)
+                self._flushing = []
+                self._claim_wake.set()
+            self._idle.set()
+
+    async def _flush(self, batch: list[End]) -> None:
+        last_words = set[Attempt]()
+        if self._reported:
+            last_words = {end.attempt for end in batch if end.attempt in self._reported}
+            self._reported -= last_words
+        ends = [end for end in batch if end.outcome is not None]
+        while True:
+            try:
+                if last_words:
+                    await self._in(self._writes, self._store_progress, last_words)
+                answers = await self._in(self._writes, self._finish, ends)
+            except StoreError as error:
+                self._away(error)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                break
+        self._back()
+        for end, answer in zip(ends, answers, strict=True):
+            if type(end.outcome) is not Completed or type(answer) is NotLanded:
+                self._tell(end, answer)
+
+    def _finish(self, ends: list[End]) -> list[Answer]:
+        if not ends:
+            return []
+        try:
+            return self.store.finish([(end.lease, end.outcome) for end in ends if end.outcome is not None])
+        except BadData as error:
+            if len(ends) == 1:  # the culprit stands alone
+                instead = Failed(clean(f"its outcome can't be stored: {error}", MAX_ERROR))
+                return self.store.finish([(ends[0].lease, instead)])
+            half = len(ends) // 2
+            return self._finish(ends[:half]) + self._finish(ends[half:])
+
+    def _tell(self, end: End, answer: Answer) -> None:
+        job, outcome = end.claimed, end.outcome
+        about = Running(job.id, job.task, job.queue, job.attempt, self.worker_id)._asdict()
+        if isinstance(answer, NotLanded):
+            self._events.emit(LeaseRefused(**about, stands=answer.stands))
+        elif isinstance(outcome, Released):
+            self._released += 1
+        elif isinstance(outcome, Failed | Crashed):
+            error = outcome.error if isinstance(outcome, Failed) else outcome.reason
+            if answer.state is State.DEAD:
+                self._events.emit(JobDied(**about, error=error))
+            elif isinstance(outcome, Failed):
+                self._events.emit(AttemptFailed(**about, error=error, failures=job.failures + 1))
+
+    # ── the beat ──
+
+    async def _beat_loop(self) -> None:
+        while True:
+            await self._sleep(self._beat_wake, self.plan.lease / 3)
+            self._beat_wake.clear()
+            try:
+                await self._settle_owned()
+            except StoreError as error:
+                self._away(error)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._beat_wake.set()
+            else:
+                self._back()
+
+    async def _settle_owned(self) -> None:
+        async with self._claim_turn:  # with a claim in flight, its jobs would be there and not here
+            ended_meanwhile = self._flushed_since_read = set[Lease]()
+            try:
+                owned = await self._in(self._claims, self.store.owned, self.worker_id)
+            finally:
+                self._flushed_since_read = None
+            unflushed = {end.lease for end in (*self._flushing, *self._ends)} | ended_meanwhile
+            there = {Lease(each.claimed.id, each.claimed.attempt, self.worker_id): each for each in owned}
+            for attempt in list(self.running.values()):
+                held = there.pop(attempt.lease, None)
+                if held is None:
+                    attempt.ask("lease_lost", None)
+                elif held.cancel_reason is not None:
+                    attempt.ask("cancel", Cancelled(clean(held.cancel_reason, MAX_ERROR)))
+            for lease, held in there.items():
+                if lease not in unflushed and held.claimed.id not in self._waiting_for_old:
+                    self._begin(held.claimed)
+
+    # ── hangs, and code that does not stop ──
+
+    async def _tick_loop(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._on_tick()
+            now = self._loop.time()
+            for attempt in list(self.running.values()):
+                limit = attempt.claimed.stale_after
+                if limit is not None and now - attempt.active > limit:
+                    attempt.ask("timeout", Crashed(f"hung: no progress for {spell(limit)}"))
+            if self._asked:
+                self._watch_asked(now)
+
+    def _watch_asked(self, now: float) -> None:
+        stuck = [attempt for attempt, since in self._asked.items() if now - since > STOP_SECONDS]
+        if not stuck:
+            return
+        if self._stuck_since is None:
+            self._stuck_since = now
+            self.stop_claiming()
+        lost = any(attempt.stopping == "lease_lost" for attempt in stuck)
+        neighbours = len(self.running) - len(stuck) + len(self._ends) + len(self._flushing)
+        if not self._told_stuck and (not neighbours or lost or now - self._stuck_since > self.plan.grace):
+            self._told_stuck = True
+            verdicts = {attempt.claimed.id: attempt.verdict for attempt in stuck if attempt.verdict is not None}
+            self._on_stuck(verdicts)
+
+    # ── small things ──
+
+    async def _sleep(self, wake: asyncio.Event, seconds: float) -> None:
+        timer = self._loop.call_later(seconds, wake.set)
+        try:
+            await wake.wait()
+        finally:
+            timer.cancel()
+
+    def _away(self, error: StoreError) -> None:
+        if self._away_since is None:
+            self._away_since = self._loop.time()
+            self._events.emit(StoreAway(error=str(error)))
+
+    def _back(self) -> None:
+        if self._away_since is not None:
+            self._events.emit(StoreBack(seconds=self._loop.time() - self._away_since))
+            self._away_since = None
+
+
+def _die_loudly(task: asyncio.Task[None]) -> None:
+    """One of the worker's own loops must never end by itself: a silent stop is the worst it could do."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler(
+            {"message": f"tenure: {task.get_name()} failed; this worker can't go on", "exception": error}
+        )
+        task.get_loop().stop()

@@ -1,0 +1,622 @@
+"""The command line, run as its users run it: what it prints, what it changes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from rich.console import Console
+
+from conformance.factories import bring, claim, claim_one, draft, finish, look, put, running, start
+from tenure.cli import top
+from tenure.cli.logs import JsonFormatter, TextFormatter, add_job
+from tenure.cli.main import main
+from tenure.clock import system_clock
+from tenure.errors import StoreAway
+from tenure.events import Running, current
+from tenure.lifecycle import Completed, Failed, Lease, Outcome, State
+from tenure.ports import Filter, Progress, Store
+from tenure.stores.sqlite import SqliteStore
+
+APP = """
+from datetime import datetime
+from tenure import Tenure
+
+jobs = Tenure()
+
+@jobs.task(queue="sums", retry=3, timeout="5m")
+def add(a: int, b: int = 1, note: str = "", exact: bool = False, at: datetime | None = None) -> int:
+    return a + b
+
+@jobs.task
+def tag(names: list[str]) -> None: ...
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [name for name in os.environ if name.startswith("TENURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(APP)
+    monkeypatch.setenv("TENURE_APP", "shop")
+    monkeypatch.setenv("TENURE_NOTIFIER", "poll")
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.fixture
+def store(folder: Path) -> Iterable[Store]:
+    store = SqliteStore(str(folder / "tenure.db"))
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """One command in this process: its exit code, standard output and standard error."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(argv)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def alive(store: Store, **options: Any) -> str:
+    """A worker of this very machine, alive for an hour."""
+    return start(store, boot_id=system_clock().boot_id, lease=3600.0, **options)
+
+
+def ended(store: Store, state: State, **options: Any) -> str:
+    """A job that a living worker brought to this end; its id."""
+    return bring(store, state, worker_id=alive(store), **options).job_id
+
+
+def process(*argv: str, **options: Any) -> subprocess.Popen[str]:
+    """One command as a process of its own."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    code = "from tenure.cli.main import run; run()"
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", code, *argv], text=True, env=environ, **{**pipes, **options})
+
+
+def rows(out: str) -> list[list[str]]:
+    return [line.split("\t") for line in out.splitlines()]
+
+
+# ── How a command ends ──
+
+
+def test_a_whole_round_as_real_processes(folder: Path) -> None:
+    with process("enqueue", "add", "a=2") as stored:
+        job_id = stored.communicate()[0].strip()
+    with process("jobs", "list") as listed:
+        lines = rows(listed.communicate()[0])
+    with process("jobs", "explain", job_id) as explained:
+        told = explained.communicate()[0]
+
+    assert str(UUID(job_id)) == job_id
+    assert [line[:4] for line in lines] == [["id", "state", "task", "queue"], [job_id, "queued", "add", "sums"]]
+    assert f"no worker has ever opened sqlite:///{folder / 'tenure.db'}" in told
+    assert (stored.returncode, listed.returncode, explained.returncode) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (["jobs", "lst"], 2, 'Did you mean "list"?'),
+        (["jobs", "list", "--stat", "dead"], 2, "Did you mean --state?"),
+        (["jobs", "list", "--state", "dad"], 2, "expected some of scheduled, queued"),
+        (["jobs", "list", "--limit", "0"], 2, "expected 1 to 10000"),
+        (["jobs", "list", "--cursor", "x"], 2, "cursor: expected"),
+        (["jobs", "show", "nowhere"], 1, "no job nowhere in sqlite:///"),
+        (["jobs", "cancel"], 2, "expected either ids or filters"),
+        (["jobs", "cancel", "x", "--task", "add"], 2, "not both"),
+        (["dead", "replay"], 2, "or --every"),
+        (["queues", "pause", "no good"], 2, "queue: expected letters"),
+        (["enqueue", "ad", "a=1"], 2, "no task is named 'ad'; there are: add, tag"),
+        (["enqueue", "add", "a"], 2, "expected name=text or name:=JSON, got 'a'"),
+        (["enqueue", "add", "a=1", "a=2"], 2, "'a' is given twice"),
+        (["enqueue", "add", "a=one"], 2, "add.a: expected int, got str"),
+        (["enqueue", "add", "a:=[1"], 2, "expected JSON after :="),
+        (["enqueue", "add", "a=1", "c=1"], 2, "unexpected argument 'c'; it takes (a: int"),
+        (["enqueue", "add", "a=1", "--at", "2030-01-01T00:00:00"], 2, "a time with its zone"),
+        (["enqueue", "add", "a=1", "--delay", "5"], 2, 'write "5s"'),
+        (["enqueue", "add", "a=1", "--timeout", "5s"], 2, "--wait"),
+        (["enqueue", "add", "a=1", "--app", "nowhere"], 2, "there is no module 'nowhere'"),
+        (["worker", "-c", "0"], 2, "--concurrency: expected a whole number from 1"),
+        (["worker", "-q", "a=0"], 2, "--queues: a: expected a whole number from 1"),
+        (["worker", "--grace", "soon"], 2, "--grace: expected a duration"),
+        (["worker", "empty"], 2, "empty has no tasks"),
+        (["worker", "broken"], 2, "ZeroDivisionError: division by zero (at "),
+        (["worker", "wrong"], 2, "SyntaxError"),
+        (["check", "--url", "mysql://u:hunter2@h/d"], 2, "unknown store 'mysql'"),
+        (["top"], 2, "--once"),
+        (["backup", "nowhere/copy.db"], 2, "is not a folder"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_and_an_exit_code(
+    run: Run, store: Store, folder: Path, argv: list[str], code: int, words: str
+) -> None:
+    (folder / "empty.py").write_text("from tenure import Tenure\njobs = Tenure()\n")
+    (folder / "broken.py").write_text("1 / 0\n")
+    (folder / "wrong.py").write_text("def :\n")
+
+    ended, out, err = run(*argv)
+
+    assert words in err
+    assert ended == code
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert "hunter2" not in err
+
+
+def test_looking_into_a_folder_without_a_store_makes_none(run: Run, folder: Path) -> None:
+    code, _, err = run("jobs", "list")
+
+    assert code == 1
+    assert f"there is no {folder / 'tenure.db'} yet" in err
+    assert not (folder / "tenure.db").exists()
+
+
+def test_a_store_out_of_reach_is_said_with_75(run: Run, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(self: SqliteStore) -> None:
+        raise StoreAway("it is locked")
+
+    monkeypatch.setattr(SqliteStore, "open", away)
+
+    assert run("jobs", "list") == (75, "", "it is locked\n")
+    assert run("check") == (75, "", "it is locked\n")
+
+
+def test_a_reader_that_has_left_hears_no_complaint(store: Store) -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+
+    with process("queues", "list", stdout=theirs) as listing:
+        os.close(theirs)
+        _, err = listing.communicate()
+
+    assert (listing.returncode, err) == (141, "")
+
+
+def test_ctrl_c_ends_without_a_traceback(folder: Path) -> None:
+    terminal = Terminal()
+    with process("enqueue", "add", "a=1", "--wait", stderr=terminal.theirs) as waiting:
+        terminal.read_until("waiting for it")
+        waiting.send_signal(signal.SIGINT)
+        rest = terminal.read_to_end()
+
+    assert waiting.returncode == 130
+    assert "Traceback" not in rest
+
+
+class Terminal:
+    """A terminal for a process to be at, and what is seen on it."""
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = pty.openpty()
+
+    def read_until(self, words: str) -> None:
+        seen = b""
+        while words.encode() not in seen:
+            seen += os.read(self._ours, 65536)
+
+    def press(self, key: str) -> None:
+        os.write(self._ours, key.encode())
+
+    def read_to_end(self) -> str:
+        os.close(self.theirs)
+        seen = b""
+        try:
+            while read := os.read(self._ours, 65536):
+                seen += read
+        except OSError:
+            pass  # Linux tells so that nobody is left at the other end
+        os.close(self._ours)
+        return seen.decode()
+
+
+def test_options_for_every_command_may_stand_before_it(run: Run, store: Store, folder: Path) -> None:
+    put(store)
+
+    before = run("--json", "--url", f"sqlite:///{folder / 'tenure.db'}", "jobs", "list")
+
+    assert before == run("jobs", "list", "--json", f"--url=sqlite:///{folder / 'tenure.db'}")
+    assert len(json.loads(before[1])["jobs"]) == 1
+
+
+# ── enqueue, tasks, worker ──
+
+
+def test_arguments_are_read_as_the_task_asks_for_them(run: Run, folder: Path) -> None:
+    code, out, _ = run(
+        "enqueue", "add", "a=2", "b:=3", "note=5", "exact=true", "at=2030-01-01T00:00:00Z", "--priority", "7", "--json"
+    )
+
+    assert code == 0
+    stored = json.loads(out)
+    _, shown, _ = run("jobs", "show", stored["id"], "--json")
+    job = json.loads(shown)["job"]
+    assert stored["created"]
+    assert job["payload"] == {"a": 2, "b": 3, "note": "5", "exact": True, "at": "2030-01-01T00:00:00Z"}
+    assert job["priority"] == 7
+
+
+def test_a_second_job_under_a_key_is_the_first_one(run: Run) -> None:
+    first = run("enqueue", "add", "a=1", "--unique", "k", "--json")[1]
+    second = run("enqueue", "add", "a=1", "--unique", "k", "--json")[1]
+
+    assert json.loads(second) == {**json.loads(first), "created": False}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "out", "err"),
+    [(Completed("2"), 0, "2\n", ""), (Failed("ValueError: no", final=True), 1, "", "ValueError: no")],
+)
+def test_waiting_prints_the_result_or_why_there_is_none(
+    store: Store, outcome: Outcome, code: int, out: str, err: str
+) -> None:
+    terminal = Terminal()
+    with process("enqueue", "add", "a=1", "--wait", stderr=terminal.theirs) as waiting:
+        terminal.read_until("waiting for it")
+        worker = alive(store, queues=("sums",), tasks=("add",))
+        (claimed,) = claim(store, worker, queue="sums")
+        finish(store, Lease(claimed.id, claimed.attempt, worker), outcome)
+        complained = terminal.read_to_end()
+        told = waiting.communicate()[0]
+
+    assert (waiting.returncode, told) == (code, out)
+    assert err in complained
+
+
+def test_waiting_too_long_says_so(run: Run) -> None:
+    code, out, err = run("enqueue", "add", "a=1", "--wait", "--timeout", "10ms")
+
+    assert (code, out) == (1, "")
+    assert "10ms" in err
+
+
+def test_tasks_are_listed_with_what_they_take(run: Run) -> None:
+    code, out, _ = run("tasks")
+
+    assert code == 0
+    heads, add, tag = rows(out)
+    assert heads == ["task", "queue", "takes", "retry", "timeout", "where"]
+    assert add[:2] == ["add", "sums"]
+    assert "a: int" in add[2]
+    assert (add[4], add[5]) == ("5m", "shop.py:7")
+    assert tag[0] == "tag"
+    assert [task["name"] for task in json.loads(run("tasks", "shop", "--json")[1])] == ["add", "tag"]
+
+
+def test_worker_becomes_the_supervisor_with_only_what_was_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    def execv(program: str, argv: list[str]) -> None:
+        started.append([program, *argv])
+
+    monkeypatch.setattr(os, "execv", execv)
+    run("worker", "shop:jobs", "-q", "sums=2", "-q", "default", "-c", "3", "--until-empty")
+    run("worker")
+
+    program, *argv, order = started[0]
+    assert [program, *argv] == [sys.executable, sys.executable, "-m", "tenure.cli.supervise"]
+    assert json.loads(order) == {
+        "app": "shop:jobs",
+        "url": None,
+        "queues": ["sums=2", "default"],
+        "concurrency": 3,
+        "until_empty": True,
+        "reload": False,
+    }
+    assert json.loads(started[1][-1]) == {"app": "shop", "url": None, "until_empty": False, "reload": False}
+
+
+# ── jobs, dead ──
+
+
+def test_jobs_are_found_by_every_filter(run: Run, store: Store) -> None:
+    dead = ended(store, State.DEAD)
+    mail, _ = put(store, task="mail", queue="post"), put(store)
+
+    def found(*argv: str) -> set[str]:
+        return {job["id"] for job in json.loads(run("jobs", "list", "--json", *argv)[1])["jobs"]}
+
+    assert found("--task", "mail") == found("--queue", "post") == {mail}
+    assert found("--state", "dead") == found("--text", "for good") == {dead}
+    assert len(found("--state", "dead,queued")) == len(found("-s", "dead", "-s", "queued")) == 3
+
+
+def test_a_long_list_goes_on_at_its_cursor(run: Run, store: Store) -> None:
+    ids = [put(store) for _ in range(5)]
+
+    _, first, err = run("jobs", "list", "-n", "3")
+    _, second, rest = run("jobs", "list", "-n", "3", "--cursor", err.split()[-1])
+
+    assert [row[0] for row in (*rows(first)[1:], *rows(second)[1:])] == ids[::-1]
+    assert "there are more: --cursor" in err
+    assert rest == ""
+
+
+def test_show_tells_everything_but_secrets(run: Run, store: Store) -> None:
+    job_id = ended(store, State.DEAD, payload='{"token":{"$secret":"hunter2"}}', meta='{"tenant":"a"}')
+
+    _, out, _ = run("jobs", "show", job_id)
+
+    assert "hunter2" not in out
+    assert '{"token":"***"}' in out
+    assert "tenant=a" in out
+    assert "for good" in out
+    assert store.attempts(job_id)[0].worker_id in out
+
+
+def test_a_bulk_change_tells_the_count_and_asks(run: Run, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.enqueue([draft(task="mail") for _ in range(1200)])
+    put(store, task="mail", delay=60)
+
+    refused = run("jobs", "cancel", "--task", "mail")
+    assert refused[0] == 2
+    assert "cancel 1,201 jobs (1 scheduled, 1,200 queued)?" in refused[2]
+    assert store.counts()[State.CANCELLED] == 0
+
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdin, "readline", lambda: "n\n")
+    assert run("jobs", "cancel", "--task", "mail")[0] == 1
+    assert store.counts()[State.CANCELLED] == 0
+
+    code, out, _ = run("jobs", "cancel", "--task", "mail", "--yes", "--reason", "spam")
+    assert (code, out) == (0, "1,201 of 1,201 jobs cancelled or asked to stop\n")
+    assert {job.error for job in store.search(Filter(task="mail"), limit=2).jobs} == {"spam"}
+
+
+def test_one_job_says_what_became_of_it(run: Run, store: Store) -> None:
+    waiting, busy = put(store, delay=60), running(store, alive(store)).job_id
+
+    assert run("jobs", "promote", waiting) == (0, f"{waiting}: queued\n", "")
+    assert run("jobs", "cancel", waiting) == (0, f"{waiting}: cancelled\n", "")
+    code, out, _ = run("jobs", "delete", busy)
+    assert code == 1
+    assert "it is processing" in out
+    assert json.loads(run("jobs", "replay", waiting, "--json")[1]) == [
+        {"id": waiting, "landed": True, "says": "queued again"}
+    ]
+
+
+def test_replay_by_filter_leaves_completed_jobs_alone(run: Run, store: Store) -> None:
+    done, dead = (
+        ended(store, State.COMPLETED),
+        ended(store, State.DEAD),
+    )
+
+    assert run("jobs", "replay", "--task", "work", "--yes")[0] == 0
+
+    assert (look(store, done).state, look(store, dead).state) == (State.COMPLETED, State.QUEUED)
+
+
+def test_dead_letters_are_listed_replayed_and_deleted(run: Run, store: Store) -> None:
+    first, second = (
+        ended(store, State.DEAD),
+        ended(store, State.DEAD),
+    )
+    queued = put(store)
+
+    assert {row[0] for row in rows(run("dead", "list")[1])[1:]} == {first, second}
+    code, _, err = run("dead", "replay", queued)
+    assert code == 1
+    assert "is queued, not dead" in err
+    assert run("dead", "replay", first)[0] == 0
+    assert run("dead", "delete", "--every", "--yes")[0] == 0
+    assert store.get(second) is None
+    assert look(store, first).state is State.QUEUED
+    assert run("dead", "replay", "--every") == (0, "no job matches\n", "")
+
+
+# ── queues, workers, check, migrate, backup ──
+
+
+def test_queues_are_paused_and_resumed(run: Run, store: Store) -> None:
+    put(store)
+
+    assert run("queues", "pause", "default") == (0, "queue default is paused\n", "")
+    assert run("queues", "pause", "default")[1] == "queue default was paused already\n"
+    assert rows(run("queues", "list")[1])[1][:2] == ["default", "1"]
+    assert "paused for" in run("queues", "list")[1]
+    assert run("queues", "resume", "default")[1] == "queue default is running\n"
+    assert "spelled right?" in run("queues", "pause", "defualt")[2]
+
+
+def test_workers_are_listed_dead_ones_on_request(run: Run, store: Store) -> None:
+    living, dead = alive(store), alive(store)
+    store.declare_dead([dead])
+
+    assert [row[0] for row in rows(run("workers", "list")[1])[1:]] == [living]
+    shown = {row[0]: row[-1] for row in rows(run("workers", "list", "--dead")[1])[1:]}
+    assert shown[dead].startswith("dead for")
+
+
+def test_check_is_content_with_a_healthy_store_only(run: Run, store: Store) -> None:
+    alive(store)
+    assert run("check", "shop")[0] == 0
+
+    ended(store, State.DEAD)
+    code, out, _ = run("check", "--json")
+
+    findings = {finding["what"]: finding for finding in json.loads(out)}
+    assert code == 1
+    assert not findings["dead letters"]["ok"]
+    assert findings["workers"]["ok"]
+
+
+def test_check_names_jobs_that_nobody_works_on(run: Run, store: Store) -> None:
+    put(store)
+
+    code, out, _ = run("check")
+
+    assert code == 1
+    assert "WRONG\tworkers\t0 alive" in out
+
+
+def test_check_says_what_is_wrong_with_the_file(run: Run, folder: Path) -> None:
+    (folder / "tenure.db").write_text("this is no database, and long enough to have had a header of one " * 20)
+
+    code, out, _ = run("check")
+
+    assert code == 1
+    assert "WRONG\tstore" in out
+
+
+def test_check_config_shows_each_value_and_where_it_came_from(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / ".env").write_text("TENURE_LEASE=1m\n")
+    monkeypatch.setenv("TENURE_PASSWORD", "hunter2")
+
+    code, out, _ = run("check", "--config", "--url", "redis://:hunter3@h")
+
+    shown = {name: (value, source) for name, value, source in rows(out)}
+    assert code == 0
+    assert shown["lease"] == ("1m", ".env")
+    assert shown["url"] == ("redis://:***@h", "--url")
+    assert shown["password"] == ("***", "TENURE_PASSWORD")
+    assert shown["grace"] == ("25s", "default")
+
+
+def test_migrate_says_the_version(run: Run, folder: Path) -> None:
+    code, out, _ = run("migrate", "--json")
+
+    assert code == 0
+    assert json.loads(out)["version"] >= 1
+    assert (folder / "tenure.db").exists()
+
+
+def test_a_backup_is_a_whole_store_and_overwrites_only_when_told(run: Run, store: Store, folder: Path) -> None:
+    job_id = put(store)
+
+    assert run("backup", "copy.db")[0] == 0
+    assert run("backup", "copy.db")[0] == 2
+    assert run("backup", "copy.db", "--yes")[0] == 0
+    assert run("backup", "tenure.db", "--yes")[0] == 2
+
+    copy = SqliteStore(str(folder / "copy.db"))
+    copy.open()
+    assert look(copy, job_id).state is State.QUEUED
+    copy.close()
+    assert [path.name for path in folder.glob("*.part*")] == []
+
+
+# ── top ──
+
+
+@pytest.fixture
+def busy(store: Store) -> Store:
+    """A store where much goes on, and one worker stalls."""
+    worker = alive(store, slots=40)
+    for number in range(30):
+        put(store, task=f"task_with_quite_a_long_name_{number}")
+        lease = claim_one(store, worker)
+        store.progress([Progress(lease=lease, fraction=number / 30, stage="clone", message="receiving objects " * 9)])
+    for number in range(12):
+        put(store, queue=f"queue_with_quite_a_long_name_{number}")
+    store.renew([worker], notes={worker: "its loop is blocked for 3s by tag at shop.py:41"})
+    return store
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_picture_fits_its_screen_and_names_what_stalls(busy: Store, width: int) -> None:
+    from tenure.admin import Admin
+    from tenure.notifiers.poll import PollNotifier
+
+    reading = top.read(Admin(busy, PollNotifier()), None)
+    screen = Console(width=width, height=40, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    screen.print(top.frame(reading, width, 40), soft_wrap=True)
+    screen.file.close()
+    lines = screen.export_text().splitlines()
+
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 40
+    assert any("blocked for 3s by tag at shop.py:41" in line for line in lines)
+    assert sum("more" in line for line in lines) == 2
+    assert any("97%" in line for line in lines)
+
+
+def test_a_single_picture_needs_no_terminal(run: Run, busy: Store) -> None:
+    code, out, _ = run("top", "--once")
+
+    assert code == 0
+    assert "task_with_quite_a_long_name_29" in out
+    assert json.loads(run("top", "--once", "--json")[1])["overview"]["counts"]["processing"] == 30
+
+
+def test_q_leaves_the_moving_picture(busy: Store) -> None:
+    terminal = Terminal()
+    with process("top", stdin=terminal.theirs, stdout=terminal.theirs, stderr=terminal.theirs) as watching:
+        terminal.read_until("RUNNING")
+        terminal.press("q")
+        terminal.read_to_end()
+
+    assert watching.returncode == 0
+
+
+# ── Logs ──
+
+
+def record(**extra: object) -> logging.LogRecord:
+    made = logging.getLogger("shop").makeRecord(
+        "shop", logging.WARNING, "shop.py", 3, "paid %s", ("17",), None, extra=extra or None
+    )
+    made.created = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
+    return made
+
+
+def test_a_handlers_records_are_marked_with_its_job() -> None:
+    made = record()
+    token = current.set(Running("id-1", "add", "sums", 2, "host-1-a"))
+    try:
+        add_job(made)
+    finally:
+        current.reset(token)
+
+    line = json.loads(JsonFormatter().format(made))
+    assert line == {
+        "time": "2030-01-01T00:00:00.000Z",
+        "level": "warning",
+        "logger": "shop",
+        "message": "paid 17",
+        "job_id": "id-1",
+        "task": "add",
+        "queue": "sums",
+        "attempt": 2,
+        "worker_id": "host-1-a",
+    }
+    assert (
+        TextFormatter()
+        .format(made)
+        .endswith("WARNING shop: paid 17  job_id=id-1 task=add queue=sums attempt=2 worker_id=host-1-a")
+    )
+
+
+def test_a_record_outside_of_jobs_is_left_alone() -> None:
+    made = record(order=17)
+    add_job(made)
+
+    assert json.loads(JsonFormatter().format(made))["order"] == 17
+    assert TextFormatter().format(made) == "2030-01-01T00:00:00.000Z WARNING shop: paid 17"

@@ -1,0 +1,465 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tenure import JobHandle, Tenure, client, config
+from tenure.client import Client
+from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreError, UnknownJob
+from tenure.events import Running, current
+from tenure.ids import new_id
+from tenure.job import handle_of
+from tenure.lifecycle import Cancelled, Completed, Failed, Lease, Outcome, State
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Draft, Enqueued, JobView, Ring, WorkerIdentity
+from tenure.stores.memory import MemoryStore
+
+WORKER = "host-1-abc"
+
+
+class Store(MemoryStore):
+    """A memory store that remembers how it was asked, and can be away or held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[str]] = []
+        self.away = 0
+        self.reading: Callable[[], None] = lambda: None
+        self.writing: Callable[[], None] = lambda: None
+
+    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
+        self.writing()
+        if self.away:
+            self.away -= 1
+            raise StoreAway("out of reach")
+        self.writes.append([draft.task for draft in drafts])
+        if any(draft.task == "bad" for draft in drafts):
+            raise BadData("this one")
+        return super().enqueue(drafts, tx=tx)
+
+    def get(self, job_id: str) -> JobView | None:
+        self.reading()
+        return super().get(job_id)
+
+    def end(self, job_id: str, outcome: Outcome) -> None:
+        """Claim this job and end it, as a worker would."""
+        if not self.workers():
+            self.register(
+                WorkerIdentity(
+                    id=WORKER,
+                    host="host",
+                    pid=1,
+                    started="",
+                    boot_id="",
+                    pid_namespace="",
+                    runner="worker",
+                    queues=(),
+                    tasks=(),
+                    slots=1,
+                    lease=60.0,
+                )
+            )
+        found = next(each for each in self.claim(WORKER, {"default": 100}, 100) if each.id == job_id)
+        self.finish([(Lease(found.id, found.attempt, WORKER), outcome)])
+
+
+class Bell(PollNotifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rings: list[Ring] = []
+
+    def announce(self, rings: Iterable[Ring]) -> None:
+        self.rings += sorted(rings)
+
+
+class Rig:
+    """An open client with its store and bell, and an app whose tasks use them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.bell = Store(), Bell()
+        self.client = Client(self.store, self.bell, config.load(environ={}, folder=folder))
+        self.jobs = Tenure("memory:")
+        self.jobs._client = self.client
+
+    def handle(self, draft: Draft) -> JobHandle[Any]:
+        return handle_of(self.jobs, draft.id, lambda text: text)
+
+    def stored(self, **options: Any) -> Draft:
+        new = draft(**options)
+        self.client.enqueue([new])
+        return new
+
+
+def draft(task: str = "greet", **options: Any) -> Draft:
+    return Draft(id=new_id(), task=task, payload="{}", **options)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+# ── enqueue ──
+
+
+def test_bells_ring_once_a_queue_and_after_the_jobs_are_stored(rig: Rig) -> None:
+    rig.client.enqueue([draft(), draft(), draft(queue="slow"), draft(queue="later", delay=60.0)])
+
+    assert rig.bell.rings == [Ring("due", "later"), Ring("queued", "default"), Ring("queued", "slow")]
+
+
+def test_a_job_that_was_there_already_rings_nothing(rig: Rig) -> None:
+    first = rig.stored(unique="one")
+    rig.bell.rings.clear()
+
+    answer = rig.client.enqueue([draft(unique="one")])
+
+    assert answer == [Enqueued(first.id, created=False, state=State.QUEUED)]
+    assert rig.bell.rings == []
+
+
+def test_an_enqueue_that_hears_the_store_is_away_is_tried_again_with_the_same_id(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses)))
+    rig.store.away = 3
+
+    answers = rig.client.enqueue([draft()])
+
+    assert answers[0].created
+    assert pauses == [0.05, 0.1, 0.2]
+
+
+def test_a_store_that_stays_away_is_told_to_the_caller(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses)))
+    rig.store.away = 1000
+
+    with pytest.raises(StoreAway):
+        rig.client.enqueue([draft()])
+    assert 0 < sum(pauses) <= client.PATIENCE
+
+
+def test_nothing_to_enqueue_asks_the_store_nothing(rig: Rig) -> None:
+    assert rig.client.enqueue([]) == []
+    assert asyncio.run(rig.client.aenqueue([])) == []
+    assert rig.store.writes == []
+
+
+def test_many_at_once_are_one_write_with_answers_in_order(rig: Rig) -> None:
+    @rig.jobs.task
+    def square(n: int) -> int:
+        return n * n
+
+    handles = rig.jobs.enqueue_many(square.bind(n) for n in range(5))
+    more = asyncio.run(rig.jobs.aenqueue_many([square.bind(9)]))
+
+    assert [len(write) for write in rig.store.writes] == [5, 1]
+    payloads = [job.payload for handle in handles if (job := rig.store.get(str(handle.id)))]
+    assert payloads == [f'{{"n":{n}}}' for n in range(5)]
+    assert more[0].created
+
+
+# ── aenqueue shares writes ──
+
+
+def test_callers_that_come_while_a_write_is_on_its_way_share_the_next_one(rig: Rig) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        started.set()
+        go.wait()
+
+    rig.store.writing = hold
+
+    async def main() -> list[list[Enqueued]]:
+        first = asyncio.create_task(rig.client.aenqueue([draft("first")]))
+        await asyncio.to_thread(started.wait)
+        rest = [asyncio.create_task(rig.client.aenqueue([draft(f"t{n}"), draft(f"u{n}")])) for n in range(3)]
+        await asyncio.sleep(0)
+        go.set()
+        return await asyncio.gather(first, *rest)
+
+    answers = asyncio.run(main())
+
+    assert rig.store.writes == [["first"], ["t0", "u0", "t1", "u1", "t2", "u2"]]
+    assert [len(answer) for answer in answers] == [1, 2, 2, 2]
+
+
+def test_one_bad_job_fails_its_own_caller_and_no_other(rig: Rig) -> None:
+    async def main() -> list[Any]:
+        names = ["a", "b", "bad", "c", "d", "e"]
+        calls = [rig.client.aenqueue([draft(name)]) for name in names]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = asyncio.run(main())
+
+    assert [type(answer) for answer in answers] == [list, list, BadData, list, list, list]
+    assert rig.store.counts()[State.QUEUED] == 5
+
+
+def test_a_cancelled_caller_takes_only_its_own_job_along(rig: Rig) -> None:
+    started, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        started.set()
+        go.wait()
+
+    rig.store.writing = hold
+
+    async def main() -> list[Enqueued]:
+        leader = asyncio.create_task(rig.client.aenqueue([draft("leader")]))
+        await asyncio.to_thread(started.wait)
+        gone = asyncio.create_task(rig.client.aenqueue([draft("gone")]))
+        stays = asyncio.create_task(rig.client.aenqueue([draft("stays")]))
+        await asyncio.sleep(0)
+        leader.cancel()
+        gone.cancel()
+        go.set()
+        return await stays
+
+    assert asyncio.run(main())[0].created
+    assert rig.store.writes == [["leader"], ["stays"]]
+
+
+def test_a_client_serves_one_loop_after_the_other(rig: Rig) -> None:
+    for _ in range(3):
+        assert asyncio.run(rig.client.aenqueue([draft()]))[0].created
+
+
+# ── transactions ──
+
+
+def test_jobs_of_a_transaction_are_there_and_ring_when_it_has_committed(rig: Rig) -> None:
+    new = draft()
+    with rig.jobs.transaction() as tx:
+        rig.client.enqueue([new], tx=tx)
+        assert rig.store.get(new.id) is None
+        assert rig.bell.rings == []
+
+    assert rig.store.get(new.id) is not None
+    assert rig.bell.rings == [Ring("queued", "default")]
+
+
+def test_a_transaction_that_fails_leaves_no_job_and_rings_nothing(rig: Rig) -> None:
+    new = draft()
+    with pytest.raises(ZeroDivisionError), rig.jobs.transaction() as tx:
+        rig.client.enqueue([new], tx=tx)
+        raise ZeroDivisionError
+
+    assert rig.store.get(new.id) is None
+    assert rig.bell.rings == []
+
+
+def test_an_event_loop_joins_a_transaction_too(rig: Rig) -> None:
+    kept, lost = draft(), draft()
+
+    async def main() -> None:
+        async with rig.jobs.atransaction() as tx:
+            await rig.client.aenqueue([kept], tx=tx)
+            assert rig.bell.rings == []
+        with pytest.raises(ZeroDivisionError):
+            async with rig.jobs.atransaction() as tx:
+                await rig.client.aenqueue([lost], tx=tx)
+                raise ZeroDivisionError
+
+    asyncio.run(main())
+
+    assert rig.store.get(kept.id) is not None
+    assert rig.store.get(lost.id) is None
+    assert rig.bell.rings == [Ring("queued", "default")]
+
+
+def test_a_job_beside_an_open_transaction_is_refused_before_it_waits_for_it(rig: Rig) -> None:
+    with rig.jobs.transaction(), pytest.raises(StoreError, match=r"write task\.using\(tx=tx\)\.enqueue"):
+        rig.client.enqueue([draft()])
+
+    async def main() -> None:
+        async with rig.jobs.atransaction():
+            with pytest.raises(StoreError, match=r"write task\.using\(tx=tx\)\.enqueue"):
+                await rig.client.aenqueue([draft()])
+
+    asyncio.run(main())
+    assert rig.client.enqueue([draft()])[0].created
+
+
+def test_an_abandoned_begin_gives_the_transaction_back(rig: Rig) -> None:
+    async def main() -> None:
+        async def begin() -> None:
+            async with rig.jobs.atransaction():
+                pytest.fail("it was cancelled before it began")
+
+        task = asyncio.create_task(begin())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with rig.jobs.atransaction() as tx:
+            await rig.client.aenqueue([draft()], tx=tx)
+
+    asyncio.run(main())
+    assert rig.store.counts()[State.QUEUED] == 1
+
+
+def test_new_jobs_may_name_their_transaction_but_not_two(rig: Rig) -> None:
+    @rig.jobs.task
+    def greet(name: str) -> None: ...
+
+    with rig.jobs.transaction() as tx:
+        rig.jobs.enqueue_many([greet.using(tx=tx).bind("a"), greet.bind("b")])
+        assert rig.store.counts()[State.QUEUED] == 0
+        with pytest.raises(InvalidOption, match="these jobs name different transactions"):
+            rig.jobs.enqueue_many([greet.using(tx=tx).bind("a")], tx=object())
+
+    assert rig.store.counts()[State.QUEUED] == 2
+
+
+# ── results ──
+
+
+def test_a_result_is_handed_over_as_soon_as_it_is_seen(rig: Rig) -> None:
+    new = rig.stored()
+    rig.store.end(new.id, Completed('"done"'))
+
+    assert rig.handle(new).result() == '"done"'
+    assert asyncio.run(rig.handle(new).aresult("1s")) == '"done"'
+
+
+@pytest.mark.parametrize("wait", [lambda handle: handle.result(), lambda handle: asyncio.run(handle.aresult())])
+def test_a_waiting_caller_sees_the_job_end(rig: Rig, wait: Callable[[JobHandle[Any]], object]) -> None:
+    new = rig.stored()
+    looked = threading.Event()
+    rig.store.reading = looked.set
+
+    def work() -> None:
+        looked.wait()
+        rig.store.end(new.id, Completed("7"))
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert wait(rig.handle(new)) == "7"
+    worker.join()
+
+
+def test_the_looks_grow_rarer_up_to_five_a_second(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = rig.stored()
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 12:
+            rig.store.end(new.id, Completed())
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pause, monotonic=lambda: sum(pauses)))
+    rig.handle(new).result()
+
+    assert pauses[:3] == [0.002, 0.004, 0.008]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 0.2
+
+
+def test_waiting_too_long_says_how_far_it_is(rig: Rig) -> None:
+    new = rig.stored()
+    waits: list[Callable[[], object]] = [
+        lambda: rig.handle(new).result("0s"),
+        lambda: asyncio.run(rig.handle(new).aresult("0s")),
+    ]
+    for wait in waits:
+        with pytest.raises(TimeoutError, match=f"greet {new.id} is still queued after 0ms"):
+            wait()
+
+
+def test_a_job_without_a_result_says_why(rig: Rig) -> None:
+    dead, cancelled = rig.stored(), rig.stored()
+    rig.client.cancel(cancelled.id, "wrong repo")
+    rig.store.end(dead.id, Failed("boom", final=True))
+
+    with pytest.raises(JobFailed) as caught:
+        rig.handle(dead).result()
+    assert (caught.value.state, caught.value.error) == ("dead", "boom")
+    with pytest.raises(JobFailed, match="is cancelled: wrong repo"):
+        rig.handle(cancelled).result()
+
+
+def test_an_unknown_job_is_told_from_a_slow_one(rig: Rig) -> None:
+    stranger = rig.handle(draft())
+    asks: list[Callable[[], object]] = [
+        stranger.result,
+        stranger.cancel,
+        lambda: asyncio.run(stranger.aresult()),
+        lambda: asyncio.run(stranger.acancel()),
+    ]
+    for ask in asks:
+        with pytest.raises(UnknownJob, match=r"there is no job .*: never enqueued, .* ended more than 7d ago"):
+            ask()
+
+
+def test_an_outage_while_waiting_is_waited_out(rig: Rig) -> None:
+    new = rig.stored()
+    rig.store.end(new.id, Completed("7"))
+    looks = itertools.count()
+
+    def away() -> None:
+        if next(looks) < 3:
+            raise StoreAway("out of reach")
+
+    rig.store.reading = away
+
+    assert rig.handle(new).result("5s") == "7"
+
+
+def test_an_outage_does_not_outlast_the_callers_patience(rig: Rig) -> None:
+    def away() -> None:
+        raise StoreAway("out of reach")
+
+    new = rig.stored()
+    rig.store.reading = away
+
+    with pytest.raises(StoreAway):
+        rig.handle(new).result("0s")
+
+
+def test_waiting_inside_a_handler_warns_that_it_holds_a_slot(rig: Rig) -> None:
+    new = rig.stored()
+    rig.store.end(new.id, Completed("7"))
+
+    def handler() -> None:
+        current.set(Running("1", "parent", "default", 1, WORKER))
+        with pytest.warns(RuntimeWarning, match=f"parent waits for job {new.id} in its own slot"):
+            rig.handle(new).result()
+
+    copy_context().run(handler)
+
+
+# ── cancel ──
+
+
+def test_cancel_says_whether_there_was_anything_to_stop(rig: Rig) -> None:
+    waiting, ended = rig.stored(), rig.stored()
+    rig.store.end(ended.id, Cancelled())
+    rig.bell.rings.clear()
+
+    # `end` claimed every queued job: `waiting` is processing now.
+    assert rig.handle(waiting).cancel("no need")
+    assert not rig.handle(ended).cancel()
+    assert asyncio.run(rig.handle(waiting).acancel())
+
+    owned = {each.claimed.id: each.cancel_reason for each in rig.store.owned(WORKER)}
+    assert owned == {waiting.id: "no need"}
+    assert rig.bell.rings == [Ring("cancel", "default")] * 2
+
+
+def test_handles_are_equal_when_their_jobs_are(rig: Rig) -> None:
+    new = draft()
+    assert rig.handle(new) == rig.handle(new)
+    assert len({rig.handle(new), rig.handle(new), rig.handle(draft())}) == 2
+    assert repr(rig.handle(new)) == f"JobHandle({new.id}, created=False)"
