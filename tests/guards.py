@@ -24,6 +24,7 @@ class Guard(NamedTuple):
 
 
 STATEMENTS, STORE = "statements.py", "__init__.py"
+# ruff: noqa: E501 (a guard a line, however long: it is a table)
 GUARDS = (
     Guard("an owner's write checks the attempt", STATEMENTS, " AND attempt = :attempt AND +worker_id", " AND +worker_id"),
     Guard("an owner's write checks the worker", STATEMENTS, " AND +worker_id = :worker\"", '"'),

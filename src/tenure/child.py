@@ -37,7 +37,7 @@ from tenure.task import Program
 from tenure.worker import Plan, Worker
 
 SOLO_IDLE_SECONDS = 10.0
-SWITCH_SECONDS = 0.0005  # a store's thread comes back from the disk and wants the GIL: 5 ms would be ten commits
+SWITCH_SECONDS = 0.0001  # a thread of the store comes back from the disk and wants the GIL: 5 ms would be ten commits
 
 
 @dataclass(frozen=True, slots=True)

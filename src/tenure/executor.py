@@ -64,10 +64,15 @@ class Host(Protocol):
 class Attempt:
     """One execution of a job, under its lease."""
 
-    __slots__ = (
-        "_done", "_lock", "_report", "_task_handle", "_timer", "active", "claimed", "finished", "host", "lease",
-        "loop", "stopping", "task", "verdict",
-    )  # fmt: skip
+    # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.
+    stopping: Stopping | None = None
+    verdict: Outcome | None = None
+    finished = False  #: its outcome went with the caller's transaction: nothing more is written
+    active = 0.0  #: when it last showed progress, by the loop's clock
+    _report: Progress | None = None
+    _lock: threading.Lock | None = None
+    _task_handle: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
         self.host = host
@@ -75,14 +80,8 @@ class Attempt:
         self.claimed = claimed
         self.loop = loop
         self.lease = Lease(claimed.id, claimed.attempt, host.worker_id)
-        self.stopping: Stopping | None = None
-        self.verdict: Outcome | None = None
-        self.finished = False  # its outcome went with the caller's transaction: nothing more is written
-        self.active = loop.time()
-        self._report: Progress | None = None
-        self._lock: threading.Lock | None = None if task.is_async else threading.Lock()
-        self._task_handle: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        if claimed.stale_after is not None:
+            self.active = loop.time()
 
     # ── running ──
 
@@ -90,8 +89,11 @@ class Attempt:
         timeout = self.claimed.timeout
         if timeout is not None:
             self._timer = self.loop.call_later(timeout, self._time_out, timeout)
-        coroutine = self._run_async(program) if self.task.is_async else self._run_in_thread(program, pool)
-        self._task_handle = _new_task(coroutine, self.loop)
+        if self.task.is_async:
+            self._task_handle = _new_task(self._run_async(program), self.loop)
+        else:
+            self._lock = threading.Lock()
+            self._task_handle = _new_task(self._run_in_thread(program, pool), self.loop)
 
     def _time_out(self, timeout: float) -> None:
         self.ask("timeout", Failed(f"timed out after {spell(timeout)}"))

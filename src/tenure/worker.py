@@ -48,6 +48,7 @@ T = TypeVar("T")
 STOP_SECONDS = 10.0  #: from being asked to stop to being stuck
 MAX_UNFLUSHED = 1000
 MAX_UNFLUSHED_SECONDS = 0.05
+MANY_SLOTS = 128
 PROGRESS_SECONDS = 0.5
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
@@ -115,7 +116,10 @@ class Worker:
         self._wants = list(plan.queues)
         self._capped = any(cap is not None for cap in plan.queues.values())
         self._alone = False  # an embedded worker holds one job that must run alone
+        # Half the slots run while the store hands out the other half; few slots are not worth a second trip.
+        self._most_at_once = plan.slots if plan.slots < MANY_SLOTS else plan.slots // 2
         self._claiming = True
+        self._dry = False
         self._claim_wake = asyncio.Event()
         self._claim_turn = asyncio.Lock()
         self._beat_wake = asyncio.Event()
@@ -254,14 +258,15 @@ class Worker:
         wake, turn = self._claim_wake, self._claim_turn
         while True:
             wake.clear()
-            free = self._free()
-            claimed: list[Claimed] = []
-            if free:
-                async with turn:
-                    claimed = await self._claim(free)
-            if not free:
+            self._dry = False
+            limit = min(self._free(), self._most_at_once)
+            if not limit:
                 await wake.wait()  # a slot will free itself
-            elif len(claimed) < free:
+                continue
+            async with turn:
+                claimed = await self._claim(limit)
+            if len(claimed) < limit:
+                self._dry = not self._capped  # the queues are empty: a slot that frees itself is no news
                 await self._sleep(wake, self.plan.poll_interval * (0.8 + 0.4 * random()))
 
     async def _claim(self, free: int) -> list[Claimed]:
@@ -325,7 +330,8 @@ class Worker:
             self._oldest_end = self._loop.time()
         self._ends.append(end)
         self._flush_wake.set()
-        self._claim_wake.set()
+        if not self._dry:
+            self._claim_wake.set()
         self._idle.set()
 
     def asked(self, attempt: Attempt) -> None:
@@ -401,7 +407,8 @@ class Worker:
                 if self._flushed_since_read is not None:
                     self._flushed_since_read.update(end.lease for end in self._flushing)
                 self._flushing = []
-                self._claim_wake.set()
+                if not self._dry:
+                    self._claim_wake.set()
             self._idle.set()
 
     async def _flush(self, batch: list[End]) -> None:

@@ -30,13 +30,13 @@ CREATE TABLE queues (
 CREATE TABLE jobs (
   seq              INTEGER PRIMARY KEY,
   id               TEXT NOT NULL UNIQUE,
-  state            TEXT NOT NULL CHECK (state IN ('scheduled', 'queued', 'processing', 'completed', 'dead', 'cancelled')),
+  state            TEXT NOT NULL,
   queue            TEXT NOT NULL,
   priority         INTEGER NOT NULL CHECK (priority BETWEEN -100 AND 100),
   run_at           INTEGER NOT NULL,
-  solo             INTEGER NOT NULL CHECK (solo IN (0, 1)),
-  isolated         INTEGER NOT NULL CHECK (isolated IN (0, 1)),
-  attempt          INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+  solo             INTEGER NOT NULL,
+  isolated         INTEGER NOT NULL,
+  attempt          INTEGER NOT NULL DEFAULT 0,
   worker_id        TEXT,
   started_at       INTEGER,
   last_activity_at INTEGER,
@@ -48,8 +48,8 @@ CREATE TABLE jobs (
   failures         INTEGER NOT NULL DEFAULT 0,
   crashes          INTEGER NOT NULL DEFAULT 0,
   crashes_total    INTEGER NOT NULL DEFAULT 0,
-  max_failures     INTEGER NOT NULL CHECK (max_failures > 0),
-  max_crashes      INTEGER NOT NULL CHECK (max_crashes >= 0),
+  max_failures     INTEGER NOT NULL,
+  max_crashes      INTEGER NOT NULL,
   retry_base       REAL NOT NULL,
   retry_cap        REAL NOT NULL,
   timeout          REAL,
@@ -66,8 +66,11 @@ CREATE TABLE jobs (
   checkpoint       TEXT,
   error            TEXT,
   result           TEXT,
-  CHECK ((state = 'processing') = (worker_id IS NOT NULL)),
-  CHECK ((state IN ('completed', 'dead', 'cancelled')) = (ended_at IS NOT NULL))
+  CHECK (CASE                              -- one expression: each CHECK is evaluated anew by every claim and finish
+    WHEN state = 'processing' THEN worker_id IS NOT NULL AND ended_at IS NULL
+    WHEN state IN ('queued', 'scheduled') THEN worker_id IS NULL AND ended_at IS NULL
+    WHEN state IN ('completed', 'dead', 'cancelled') THEN worker_id IS NULL AND ended_at IS NOT NULL
+    ELSE FALSE END)
 ) STRICT;
 
 CREATE INDEX jobs_queued ON jobs (queue, solo, priority DESC, run_at, id) WHERE state = 'queued';

@@ -1,0 +1,167 @@
+"""`tenure check`, `tenure migrate`, `tenure backup`: is the store well, is it up to date, and a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from tenure.cli.output import progress_bar, say, show_json, table
+from tenure.cli.shared import Shared, app_of, confirm, store_of
+from tenure.config import Settings
+from tenure.durations import spell
+from tenure.errors import InvalidOption, StoreAway, TenureError
+from tenure.lifecycle import State
+from tenure.ports import Store
+
+SHARED = Shared()
+_LONG_QUEUED = 3600.0
+
+
+class Finding(NamedTuple):
+    ok: bool
+    what: str
+    says: str
+
+
+@runtime_checkable
+class _BacksUp(Protocol):
+    """A store that can copy itself while work goes on. (A database server has its own tools.)"""
+
+    def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None: ...
+
+
+@runtime_checkable
+class _ChecksItself(Protocol):
+    """A store that can look for damage in its file."""
+
+    def damage(self) -> list[str]: ...
+
+
+def check(app: str | None = None, /, *, config: bool = False, shared: Shared = SHARED) -> int:
+    """Is everything well? Ends with 1 if not.
+
+    Parameters
+    ----------
+    app
+        Also look whether this app's tasks load, and at its store: module[:attribute].
+    config
+        Show each setting, its value, and where it came from.
+    """
+    jobs = None if app is None else app_of(shared, app)
+    settings = shared.settings() if jobs is None else jobs.settings
+    if config:
+        return _config(settings, shared)
+    findings = _store_findings(settings)
+    if jobs is not None:
+        findings.append(Finding(True, "app", f"{app} has the tasks {', '.join(sorted(jobs.tasks.names))}"))
+    if shared.json:
+        show_json(findings)
+    else:
+        rows = [["ok" if found.ok else "WRONG", found.what, found.says] for found in findings]
+        table(("", "what", "says"), rows, fixed=("", "what", "says"))
+    return 0 if all(found.ok for found in findings) else 1
+
+
+def _config(settings: Settings, shared: Shared) -> int:
+    shown = settings.shown()
+    if shared.json:
+        show_json({row.name: {"value": value, "source": source} for row, value, source in shown})
+    else:
+        table(("setting", "value", "source"), [[row.name, value, source] for row, value, source in shown])
+    return 0
+
+
+def _store_findings(settings: Settings) -> list[Finding]:
+    store = store_of(settings)
+    try:
+        store.open()
+    except StoreAway:
+        raise
+    except TenureError as error:
+        return [Finding(False, "store", str(error))]
+    try:
+        findings = [Finding(True, "store", store.url), *_damage(store), *_work(store)]
+    finally:
+        store.close()
+    return findings
+
+
+def _damage(store: Store) -> list[Finding]:
+    if not isinstance(store, _ChecksItself):
+        return []
+    found = store.damage()
+    return [Finding(not found, "integrity", found[0] if found else "no damage found")]
+
+
+def _work(store: Store) -> list[Finding]:
+    alive, queues, counts = store.workers(), store.queues(), store.counts()
+    waiting = counts.get(State.QUEUED, 0)
+    oldest = max((queue.oldest_queued or 0.0 for queue in queues if queue.paused_at is None), default=0.0)
+    slots = sum(row.identity.slots for row in alive)
+    stalled = [f"{row.identity.id}: {row.note}" for row in alive if row.note]
+    dead = counts.get(State.DEAD, 0)
+    paused = [queue.name for queue in queues if queue.paused_at is not None]
+    findings = [
+        Finding(bool(alive) or not waiting, "workers", f"{len(alive)} alive with {slots} slots"),
+        Finding(
+            oldest < _LONG_QUEUED,
+            "queued",
+            f"{waiting:,} jobs, the oldest due for {spell(oldest)}" if waiting else "no job waits",
+        ),
+        Finding(not dead, "dead letters", f"{dead:,}: tenure dead list" if dead else "none"),
+        *(Finding(False, "stall", sentence) for sentence in stalled),
+    ]
+    if paused:
+        findings.append(Finding(True, "paused", ", ".join(paused)))
+    return findings
+
+
+def migrate(*, shared: Shared = SHARED) -> int:
+    """Bring the store's schema up to date. Safe to run at any time, and by many at once."""
+    store = store_of(shared.settings(), may_create=True)
+    store.open()
+    try:
+        version = store.migrate()
+    finally:
+        store.close()
+    if shared.json:
+        show_json({"store": store.url, "version": version})
+    else:
+        say(f"{store.url} has schema version {version}")
+    return 0
+
+
+def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
+    """Copy an SQLite store into a new file while work goes on.
+
+    Parameters
+    ----------
+    file
+        Where the copy goes.
+    """
+    store = store_of(shared.settings())
+    if not isinstance(store, _BacksUp):
+        raise InvalidOption(f"{store.url} can't copy itself: use the tools of its server, like pg_dump")
+    if file.resolve() == Path(store.url.removeprefix("sqlite:///")).resolve():
+        raise InvalidOption(f"{file} is the store itself: name another file")
+    if not file.resolve().parent.is_dir():
+        raise InvalidOption(f"{file.resolve().parent} is not a folder: create it first")
+    if file.exists():
+        confirm(shared, f"{file} exists. Overwrite it?")
+    # A copy that breaks off must not leave half a file under the good name.
+    part = file.with_name(f"{file.name}.part")
+    store.open()
+    try:
+        with progress_bar("pages") as step:
+            store.backup(str(part), step)
+        part.replace(file)
+    finally:
+        store.close()
+        part.unlink(missing_ok=True)
+    size = file.stat().st_size
+    if shared.json:
+        show_json({"store": store.url, "file": str(file.resolve()), "bytes": size})
+    else:
+        say(f"{store.url} is copied to {file.resolve()} ({size / 1024:,.0f} KiB)")
+    return 0

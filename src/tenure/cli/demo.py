@@ -1,0 +1,399 @@
+"""`tenure demo`: jobs that succeed, run later, fail once and fail for good, and a long one whose worker is killed.
+
+The supervisor, the workers and the SIGKILL are real. Everything that must have come true is checked by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+from uuid import uuid4
+
+from tenure.cli.demo_history import History, find_history
+from tenure.cli.demo_screen import Check, Kill, Report, Screen, Takeover
+from tenure.cli.output import complain, show_json
+from tenure.cli.shared import Shared, admin_of
+from tenure.config import redact
+from tenure.durations import spell
+from tenure.errors import TenureError
+from tenure.lifecycle import ENDED, State
+from tenure.ports import Filter
+
+if TYPE_CHECKING:
+    from tenure.admin import Admin
+    from tenure.examples.code_evolution import Summary
+    from tenure.ports import JobView, WorkerIdentity
+
+SHARED = Shared()
+LEASE, GRACE = "10s", "1s"
+LATER = "3s"
+ANALYSIS_SECONDS = 9.0
+KILL_AT = 0.4
+PATIENCE_SECONDS = 120.0
+_LOOK_SECONDS = 0.1
+_LAST_LINES = 15
+_PICTURE = Path(".demo") / "code-evolution.svg"
+_ANALYSIS = "code_evolution"
+
+
+def demo(*, repo: str | None = None, keep: bool = False, shared: Shared = SHARED) -> int:
+    """See it work: jobs of every kind, and a long one whose worker is killed half-way and that ends all the same.
+
+    It takes some 15 seconds, on a fresh SQLite file unless --url names a store. Nothing is left running.
+
+    Parameters
+    ----------
+    repo
+        Path or URL of the git repository to analyse. Default: that of this folder.
+    keep
+        Keep the demo's folder, with its store and its log, to look around in.
+    """
+    screen = Screen(quiet=shared.json)
+    try:
+        with _signals_end_it(), _folder(keep=keep) as folder:
+            report = _run(folder, repo, screen, keep=keep, url=shared.url)
+    except KeyboardInterrupt:
+        complain("stopped; the supervisor and workers of this demo have ended too")
+        raise
+    except OSError as error:
+        raise TenureError(f"the demo can't go on: {error}") from error
+    if shared.json:
+        show_json(report)
+    screen.end(report)
+    return 0 if report.ok else 1
+
+
+@contextmanager
+def _signals_end_it() -> Generator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that everything is taken down."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _folder(*, keep: bool) -> Generator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="tenure-demo-"))
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(folder: Path, repo: str | None, screen: Screen, *, keep: bool, url: str | None) -> Report:
+    screen.title()
+    store = url or f"sqlite:///{folder / 'demo.db'}"
+    kept = f"kept in {folder}" if keep else "gone at the end; --keep keeps it"
+    where = f"the store is {redact(store)}, the log is" if url else "the store is a fresh SQLite file,"
+    screen.tell(f"{where} {kept}")
+    history = find_history(repo, folder)
+    _tell_history(screen, history)
+    queue = f"demo-{uuid4().hex[:8]}"
+    names = _enqueue(store, queue, history, folder)
+    screen.tell(f"{len(names)} jobs are enqueued; a supervisor starts a worker for them")
+    order = {"app": "tenure.cli.demo_tasks", "url": store, "queues": [queue], "concurrency": 5, "workers": 1}
+    log = folder / "supervisor.log"
+    with admin_of(Shared(url=store)) as admin:
+        with _supervisor({**order, "grace": GRACE}, log) as supervisor:
+            watch = Watch(admin, queue, names, history, screen)
+            problem = watch.until_all_have_ended(supervisor)
+        pids = {supervisor.pid, *(worker.pid for worker in _workers(admin, queue))}
+        analysis = _analysis(watch.jobs)
+        picture = _saved(folder, analysis)
+        checks = [*_checks(watch, history, analysis, picture), Check("nothing is left running", _all_gone(pids))]
+        ok = not problem and all(check.ok for check in checks)
+        return Report(
+            ok=ok,
+            seconds=round(screen.elapsed, 1),
+            store=redact(store),
+            folder=folder if keep else None,
+            history=history,
+            killed=watch.kill,
+            takeover=watch.takeover,
+            jobs=watch.jobs,
+            dead_letters=[job for job in watch.jobs.values() if job.state is State.DEAD],
+            analysis=replace(analysis, picture=str(picture or "")) if analysis else None,
+            picture=picture,
+            checks=checks,
+            problem=problem,
+            log=() if ok else _tail(log),
+            next=_next(redact(store) if keep or url else None),
+        )
+
+
+def _tell_history(screen: Screen, history: History | None) -> None:
+    if history is None:
+        screen.tell("git is missing: the long job, an analysis of a git history, is left out", "yellow", "!")
+        screen.tell("to see it, install git (apt install git, dnf install git, brew install git)", "yellow", "!")
+    elif history.made_up:
+        screen.tell(f"{history.made_up}: the long job analyses a made-up history of {history.commits} commits")
+    else:
+        newest = "the newest " if history.max_commits else ""
+        screen.tell(f"the long job analyses {newest}{history.commits} commits of {history.name}")
+
+
+def _enqueue(store: str, queue: str, history: History | None, folder: Path) -> dict[str, str]:
+    """The names of the jobs by their ids, in the order in which they are shown."""
+    from tenure.cli.demo_tasks import code_evolution, doomed, flaky, greet, jobs, later
+
+    new = {
+        "greet Ada": greet.using(queue=queue).bind("Ada"),
+        "greet Grace": greet.using(queue=queue).bind("Grace"),
+        "later": later.using(queue=queue, delay=LATER).bind("Edsger"),
+        "flaky": flaky.using(queue=queue).bind(),
+        "doomed": doomed.using(queue=queue).bind(4711),
+    }
+    jobs.configure({"url": store})
+    with jobs:
+        ids = [handle.id for handle in jobs.enqueue_many(new.values())]
+        names = {str(job_id): name for job_id, name in zip(ids, new, strict=True)}
+        if history is None:
+            return names
+        analysis = code_evolution.using(queue=queue).enqueue(
+            history.repo,
+            out=str(folder / _PICTURE.name),
+            max_commits=history.max_commits,
+            cache=str(folder / "cache"),
+            pace=f"{ANALYSIS_SECONDS / history.commits * 1000:.1f}ms",
+        )
+    return {**names, str(analysis.id): _ANALYSIS}
+
+
+# ── The supervisor ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _supervisor(order: Mapping[str, object], log: Path) -> Generator[subprocess.Popen[bytes]]:
+    """A supervisor for as long as it lasts. It ends when its standard input does: also when this process is killed."""
+    environment = {**os.environ, "TENURE_LEASE": LEASE, "TENURE_LOG_LEVEL": "info", "TENURE_LOG_FORMAT": "text"}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tenure.cli.demo", json.dumps(order)],
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=file,
+            env=environment,
+            process_group=0,  # Ctrl-C is for the demo alone
+        )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+        finally:
+            if process.poll() is None:
+                process.kill()  # its workers die with it
+                process.wait()
+
+
+def _become_supervisor(order: str) -> int:
+    from tenure.app import supervise
+    from tenure.cli import logs
+
+    def end_with_the_demo() -> None:
+        os.read(0, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_the_demo, name="demo-end", daemon=True).start()
+    return supervise(json.loads(order), logs.follow)
+
+
+# ── Watching ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Watch:
+    """Follows the jobs from outside, through the store alone, and kills a worker on the way."""
+
+    def __init__(
+        self, admin: Admin, queue: str, names: Mapping[str, str], history: History | None, screen: Screen
+    ) -> None:
+        self._admin, self._queue, self._names = admin, queue, names
+        self._commits = history.commits if history else 0
+        self._screen = screen
+        self.jobs: dict[str, JobView] = {}
+        self.pids: dict[str, int] = {}
+        self.kill: Kill | None = None
+        self.takeover: Takeover | None = None
+
+    def until_all_have_ended(self, supervisor: subprocess.Popen[bytes]) -> str:
+        """Returns what is wrong, or an empty text."""
+        with self._screen.moving():
+            while True:
+                self._look()
+                if all(job.state in ENDED for job in self.jobs.values()):
+                    return ""
+                if supervisor.poll() is not None:
+                    return f"The supervisor ended too early, with exit code {supervisor.returncode}."
+                if self._screen.elapsed > PATIENCE_SECONDS:
+                    return f"Not all jobs had ended after {spell(PATIENCE_SECONDS)}."
+                time.sleep(_LOOK_SECONDS)
+
+    def _look(self) -> None:
+        found = {job.id: job for job in self._admin.search(Filter(queue=self._queue)).jobs}
+        self.jobs = {name: found[job_id] for job_id, name in self._names.items()}
+        for worker in _workers(self._admin, self._queue):
+            if worker.id not in self.pids:
+                self.pids[worker.id] = worker.pid
+                purpose = ", with one slot, for the job whose worker died" if worker.runner == "solo" else ""
+                self._screen.tell(f"worker {worker.id} is up{purpose}")
+        if _ANALYSIS in self.jobs:
+            self._kill_its_worker(self.jobs[_ANALYSIS])
+            self._notice_takeover(self.jobs[_ANALYSIS])
+        self._screen.draw(self.jobs, self.pids)
+
+    def _kill_its_worker(self, job: JobView) -> None:
+        done = job.progress or 0.0
+        others = any(other.state not in ENDED for other in self.jobs.values() if other is not job)
+        ripe = done >= KILL_AT and not (others and done < 0.7) and job.checkpoint is not None
+        if self.kill or not ripe or job.state is not State.PROCESSING or job.worker_id not in self.pids:
+            return
+        kill = Kill(job.worker_id, self.pids[job.worker_id], round(done * self._commits), self._admin.store.now())
+        with suppress(ProcessLookupError):  # it ended by itself just now: the next look knows more
+            os.kill(kill.pid, signal.SIGKILL)
+            self.kill = kill
+            words = (
+                f"killed worker {kill.worker} (pid {kill.pid}) with SIGKILL at commit {kill.commit} of {self._commits}"
+            )
+            self._screen.tell(words, "bold red", "✗")
+
+    def _notice_takeover(self, job: JobView) -> None:
+        if not self.kill or self.takeover or job.attempt < 2 or job.state is not State.PROCESSING:
+            return
+        if job.worker_id not in self.pids or job.started_at is None:
+            return
+        seconds = (job.started_at - self.kill.at).total_seconds()
+        commit = json.loads(job.checkpoint or "{}").get("commits", 0)
+        self.takeover = Takeover(job.worker_id, self.pids[job.worker_id], commit, round(seconds, 3))
+        words = (
+            f"worker {job.worker_id} took over {spell(seconds)} after the kill, from the checkpoint at commit {commit}"
+        )
+        self._screen.tell(words, "bold green", "✓")
+
+
+def _workers(admin: Admin, queue: str) -> list[WorkerIdentity]:
+    """The workers of this demo, dead ones too."""
+    return [row.identity for row in admin.workers(dead=True) if queue in row.identity.queues]
+
+
+# ── What came of it ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _analysis(jobs: Mapping[str, JobView]) -> Summary | None:
+    from tenure.cli.demo_tasks import code_evolution
+
+    job = jobs.get(_ANALYSIS)
+    return code_evolution.decode_result(job.result) if job and job.result else None
+
+
+def _saved(folder: Path, analysis: Summary | None) -> Path | None:
+    """The picture in a place that stays."""
+    if analysis is None:
+        return None
+    drawn = folder / _PICTURE.name
+    try:
+        _PICTURE.parent.mkdir(exist_ok=True)
+        return Path(shutil.copyfile(drawn, _PICTURE))
+    except OSError:  # this folder is not ours to write to
+        handle, elsewhere = tempfile.mkstemp(prefix=f"{drawn.stem}-", suffix=drawn.suffix)
+        os.close(handle)
+        return Path(shutil.copyfile(drawn, elsewhere))
+
+
+def _checks(watch: Watch, history: History | None, analysis: Summary | None, picture: Path | None) -> list[Check]:
+    jobs, later, flaky, doomed = watch.jobs, watch.jobs["later"], watch.jobs["flaky"], watch.jobs["doomed"]
+    greeted = all(jobs[name].state is State.COMPLETED for name in ("greet Ada", "greet Grace"))
+    waited = (later.ended_at - later.enqueued_at).total_seconds() if later.ended_at else 0.0
+    rejected = doomed.state is State.DEAD and "4711" in doomed.payload and "4711" in (doomed.error or "")
+    checks = [
+        Check("greet: both succeeded", greeted),
+        Check(
+            f"later: ran {LATER} later, and no sooner", later.state is State.COMPLETED and waited >= float(LATER[:-1])
+        ),
+        Check("flaky: failed once, then succeeded", flaky.state is State.COMPLETED and flaky.failures == 1),
+        Check("doomed: is a dead letter, with its payload and its error", rejected),
+    ]
+    if history is None:
+        return checks
+    job, kill, taken = jobs[_ANALYSIS], watch.kill, watch.takeover
+    return [
+        *checks,
+        Check("code_evolution: its worker was killed in the middle of it", kill is not None),
+        Check(
+            "code_evolution: another worker took it over",
+            kill is not None and taken is not None and taken.pid != kill.pid,
+        ),
+        Check(
+            "code_evolution: went on from its checkpoint, not from the start",
+            analysis is not None and analysis.resumed_from > 0,
+        ),
+        Check("code_evolution: was charged one crash and no failure", (job.crashes_total, job.failures) == (1, 0)),
+        Check(
+            "code_evolution: counted every commit, and each once",
+            analysis is not None and analysis.main_line == history.commits,
+        ),
+        Check(
+            "code_evolution: drew its picture", picture is not None and "<svg" in picture.read_text(encoding="utf-8")
+        ),
+    ]
+
+
+def _all_gone(pids: set[int]) -> bool:
+    deadline = time.monotonic() + 5.0
+    while any(_runs(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _tail(log: Path) -> list[str]:
+    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+
+
+def _next(store: str | None) -> dict[str, str]:
+    if store is not None:
+        return {
+            f"tenure jobs list --url {store}": "all its jobs",
+            f"tenure dead list --url {store}": "its dead letters; tenure dead replay ID runs one again",
+            "tenure demo --repo PATH-OR-URL": "the history of another repository",
+        }
+    return {
+        "tenure demo --keep": "keep the store, to look into it: tenure jobs, dead",
+        "tenure demo --repo PATH-OR-URL": "the history of another repository",
+        "tenure worker tenure.cli.demo_tasks": "a worker of your own, for these tasks",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(_become_supervisor(sys.argv[1]))

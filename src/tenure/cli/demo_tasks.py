@@ -1,0 +1,37 @@
+"""The tasks of `tenure demo`: one that succeeds, one for later, one that fails once, one that fails for good.
+
+The fifth is real work, the analysis of a git repository from `tenure.examples`: its app is the demo's too.
+"""
+
+from __future__ import annotations
+
+from tenure import Fail, Job, Retry
+from tenure.examples.code_evolution import code_evolution, jobs
+
+__all__ = ["code_evolution", "doomed", "flaky", "greet", "jobs", "later"]
+
+
+@jobs.task
+def greet(name: str) -> str:
+    """Succeeds."""
+    return f"hello {name}"
+
+
+@jobs.task
+def later(name: str) -> str:
+    """Succeeds too; enqueue it with a delay: `later.using(delay="3s").enqueue("Ada")`."""
+    return f"hello {name}, a little later"
+
+
+@jobs.task(retry=Retry(3, base="1s", cap="2s"))
+def flaky(job: Job) -> str:
+    """Fails once, then succeeds. The job itself knows how often it has failed, in whichever process that was."""
+    if job.failures == 0:
+        raise ConnectionError("the network was down for a moment")
+    return f"worked after {job.failures} failure"
+
+
+@jobs.task
+def doomed(order: int) -> None:
+    """Fails for good, and becomes a dead letter."""
+    raise Fail(f"order {order} does not exist; trying again will not help", final=True)

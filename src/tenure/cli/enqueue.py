@@ -1,0 +1,189 @@
+"""`tenure enqueue` and `tenure tasks`: store a job from a shell, and what there is to store."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+from cyclopts import Parameter
+
+from tenure.arguments import redacted
+from tenure.cli.output import complain, say, show_json, table
+from tenure.cli.shared import Shared, app_of
+from tenure.durations import seconds, spell
+from tenure.errors import InvalidArguments, InvalidOption, TenureError
+
+if TYPE_CHECKING:
+    from tenure.task import Task
+
+SHARED = Shared()
+_ARGUMENT = re.compile(r"([^\W\d]\w*)(:?=)(.*)", re.DOTALL)
+
+
+def enqueue(
+    task: str,
+    /,
+    *arguments: str,
+    app: str | None = None,
+    delay: str | None = None,
+    at: str | None = None,
+    queue: Annotated[str | None, Parameter(name=["--queue", "-q"])] = None,
+    priority: int | None = None,
+    unique: str | None = None,
+    wait: bool = False,
+    timeout: str | None = None,
+    shared: Shared = SHARED,
+) -> int:
+    """Store a job and print its id.
+
+    Parameters
+    ----------
+    task
+        The name of the task.
+    arguments
+        name=text or name:=JSON, for example: url=https://example.org depth:=3
+    app
+        Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
+    delay
+        Run it so much later: 90s, 5m, 1h30m.
+    at
+        Run it then: 2030-01-31T06:00:00Z. A time zone is needed.
+    queue
+        Another queue than the task's own.
+    priority
+        From -100 to 100; higher runs first.
+    unique
+        At most one live job of this task has this key; if there is one, its id is printed.
+    wait
+        Wait for the result and print it.
+    timeout
+        Wait no longer than this.
+    """
+    if timeout is not None and not wait:
+        raise InvalidOption("--timeout says how long to --wait: give both, or neither")
+    limit = None if timeout is None else seconds(timeout, "--timeout")
+    with app_of(shared, app) as jobs:
+        known = jobs.tasks[task]
+        sending = known.using(
+            delay=delay, run_at=None if at is None else _instant(at), queue=queue, priority=priority, unique=unique
+        )
+        handle = sending.enqueue(**read_arguments(known, arguments))
+        stored = {"id": str(handle.id), "created": handle.created}
+        if not wait:
+            return _told(shared, stored)
+        if sys.stderr.isatty():
+            complain(f"job {handle.id} is stored; waiting for it")
+        try:
+            result = jobs.desk().result(str(handle.id), limit)
+        except TimeoutError as error:
+            raise TenureError(str(error)) from error
+    if shared.json:
+        show_json({**stored, "state": "completed", "result": json.loads(result)})
+    else:
+        say(redacted(result))
+    return 0
+
+
+def _told(shared: Shared, stored: Mapping[str, object]) -> int:
+    if shared.json:
+        show_json(stored)
+    else:
+        say(str(stored["id"]))
+    return 0
+
+
+def _instant(text: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.utcoffset() is None:
+        raise InvalidOption(f"--at: expected a time with its zone like 2030-01-31T06:00:00Z, got {text!r}")
+    return instant
+
+
+# ── Arguments ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_arguments(task: Task[..., Any], words: Sequence[str]) -> dict[str, Any]:
+    """`n=5` is read as the task's annotation asks for it, `n:=5` as JSON. The task itself checks the rest."""
+    task.resolve()
+    found: dict[str, Any] = {}
+    hints = get_type_hints(task.fn)
+    for word in words:
+        match = _ARGUMENT.fullmatch(word)
+        if match is None:
+            raise InvalidArguments(f"{task.name}: expected name=text or name:=JSON, got {word!r}")
+        name, sign, text = match.groups()
+        if name in found:
+            raise InvalidArguments(f"{task.name}: argument {name!r} is given twice")
+        found[name] = _json(task, name, text) if sign == ":=" else _lenient(text, hints.get(name, str))
+    return found
+
+
+def _json(task: Task[..., Any], name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidArguments(f"{task.name}.{name}: expected JSON after :=, got {text!r} ({error})") from error
+
+
+def _lenient(text: str, kind: Any) -> Any:
+    import msgspec
+
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except (msgspec.ValidationError, TypeError):
+        return text  # the task says what it expected
+
+
+# ── What there is ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tasks(app: str | None = None, /, *, shared: Shared = SHARED) -> int:
+    """List the tasks of an app.
+
+    Parameters
+    ----------
+    app
+        Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
+    """
+    found = sorted(app_of(shared, app).tasks, key=lambda task: task.name)
+    if shared.json:
+        show_json([_described(task) for task in found])
+        return 0
+    rows = [
+        [task.name, task.queue, str(task.arguments), _retry(task), _length(task.timeout), task.place] for task in found
+    ]
+    table(("task", "queue", "takes", "retry", "timeout", "where"), rows, fixed=("task", "queue", "timeout"))
+    return 0
+
+
+def _described(task: Task[..., Any]) -> dict[str, object]:
+    return {
+        "name": task.name,
+        "aliases": list(task.aliases),
+        "queue": task.queue,
+        "priority": task.priority,
+        "takes": str(task.arguments),
+        "max_failures": task.retry.max_failures,
+        "max_crashes": task.max_crashes,
+        "timeout": task.timeout,
+        "stale_after": task.stale_after,
+        "isolation": task.isolation,
+        "unique": task.unique,
+        "where": task.place,
+    }
+
+
+def _retry(task: Task[..., Any]) -> str:
+    retry = task.retry
+    return "no" if retry.max_failures == 1 else f"{retry.max_failures}, {spell(retry.base)} to {spell(retry.cap)}"
+
+
+def _length(limit: float | None) -> str:
+    return "" if limit is None else spell(limit)

@@ -1,0 +1,349 @@
+"""`tenure jobs …` and `tenure dead …`: find jobs, look at them, act on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from tenure.cli.output import complain, jobs_table, pairs, progress_bar, say, show_json, table
+from tenure.cli.shared import Shared, admin_of, confirm
+from tenure.errors import InvalidOption
+from tenure.events import headline
+from tenure.explain import progress_text, stamp
+from tenure.lifecycle import State
+from tenure.ports import Filter
+
+if TYPE_CHECKING:
+    from tenure.admin import Acted, Admin, JobRef, Verb
+    from tenure.ports import JobView
+
+jobs = App(name="jobs", help="Find jobs, look at them, act on them.", help_epilogue="")
+dead = App(name="dead", help="Dead letters: jobs whose failures or crashes are used up.", help_epilogue="")
+
+#: Where each verb may act when jobs are named by a filter that says no state.
+_SOURCES: dict[Verb, frozenset[State]] = {
+    "cancel": frozenset({State.SCHEDULED, State.QUEUED, State.PROCESSING}),
+    "promote": frozenset({State.SCHEDULED}),
+    "replay": frozenset({State.DEAD, State.CANCELLED}),
+    "delete": frozenset(State) - {State.PROCESSING},
+}
+_DEAD = frozenset({State.DEAD})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Where:
+    task: Annotated[str | None, Parameter(name=["--task", "-t"])] = None
+    """Only jobs of this task."""
+    queue: Annotated[str | None, Parameter(name=["--queue", "-q"])] = None
+    """Only jobs of this queue."""
+    text: str | None = None
+    """Only jobs with this text in their error or id."""
+
+    def filter(self, states: frozenset[State]) -> Filter:
+        return Filter(states=states, task=self.task, queue=self.queue, text=self.text)
+
+    def __bool__(self) -> bool:
+        return any((self.task, self.queue, self.text))
+
+
+States = Annotated[list[str] | None, Parameter(name=["--state", "-s"])]
+Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
+NOWHERE, SHARED = Where(), Shared()
+
+
+def _states(named: Sequence[str] | None) -> frozenset[State]:
+    words = [word.strip() for part in named or () for word in part.split(",")]
+    if unknown := [word for word in words if word not in set(State)]:
+        raise InvalidOption(f"--state: expected some of {', '.join(State)}, got {unknown[0]!r}")
+    return frozenset(map(State, words))
+
+
+# ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@jobs.command(name="list")
+def list_(
+    *,
+    state: States = None,
+    where: Where = NOWHERE,
+    limit: Limit = 50,
+    cursor: str | None = None,
+    shared: Shared = SHARED,
+) -> int:
+    """List jobs, newest first.
+
+    Parameters
+    ----------
+    state
+        Only jobs in these states; repeat it, or put commas between.
+    limit
+        At most so many; 50 if not given.
+    cursor
+        Go on where an earlier list ended.
+    """
+    return _list(where.filter(_states(state)), limit, cursor, shared)
+
+
+def _list(where: Filter, limit: int, cursor: str | None, shared: Shared) -> int:
+    if not 1 <= limit <= 10_000:
+        raise InvalidOption(f"--limit: expected 1 to 10000, got {limit}")
+    with admin_of(shared) as admin:
+        page, now = admin.search(where, limit=limit, cursor=cursor), admin.store.now()
+    if shared.json:
+        show_json(page)
+        return 0
+    jobs_table(page.jobs, now)
+    if page.cursor is not None:
+        complain(f"there are more: --cursor {page.cursor}")
+    return 0
+
+
+@jobs.command
+def show(job_id: str, /, *, shared: Shared = SHARED) -> int:
+    """Everything the store knows of a job, secrets starred.
+
+    Parameters
+    ----------
+    job_id
+        The job's id.
+    """
+    with admin_of(shared) as admin:
+        found = admin.show(job_id)
+    if shared.json:
+        show_json(found)
+        return 0
+    pairs(_facts(found.job))
+    if found.attempts:
+        say("")
+        rows = [
+            [
+                str(attempt.attempt),
+                attempt.outcome,
+                stamp(attempt.ended_at),
+                attempt.worker_id,
+                ", ".join((headline(attempt.error), *(f"{name} {value}" for name, value in attempt.evidence.items()))),
+            ]
+            for attempt in found.attempts
+        ]
+        table(
+            ("attempt", "outcome", "ended", "worker", "why"), rows, fixed=("attempt", "outcome", "ended"), below="why"
+        )
+    if found.job.error:
+        say(f"\n{found.job.error.rstrip()}")
+    return 0
+
+
+def _facts(job: JobView) -> list[tuple[str, str]]:
+    times = [
+        ("enqueued", job.enqueued_at),
+        ("due", job.run_at),
+        ("expires", job.expires_at),
+        ("started", job.started_at),
+        ("last activity", job.last_activity_at),
+        ("ended", job.ended_at),
+    ]
+    rows = [
+        ("id", job.id),
+        ("task", job.task),
+        ("queue", f"{job.queue}, priority {job.priority}"),
+        ("state", str(job.state)),
+        ("attempt", f"{job.attempt}; {job.failures} of {job.max_failures} failures, {job.crashes} crashes"),
+        ("worker", job.worker_id or ""),
+        ("alone", "yes, on a one-slot worker" if job.solo else ""),
+        ("unique", job.unique or ""),
+        ("progress", progress_text(job)),
+        ("cancel asked", job.cancel_reason or ""),
+        ("arguments", job.payload),
+        ("checkpoint", job.checkpoint or ""),
+        ("result", job.result or ""),
+        ("meta", ", ".join(f"{key}={value}" for key, value in job.meta.items())),
+        *((name, stamp(at)) for name, at in times if at is not None),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+@jobs.command
+def explain(job_id: str, /, *, shared: Shared = SHARED) -> int:
+    """Why a job is not running, or how it ended, and what to do.
+
+    Parameters
+    ----------
+    job_id
+        The job's id.
+    """
+    with admin_of(shared) as admin:
+        found = admin.explain(job_id)
+    if shared.json:
+        show_json(found)
+        return 0
+    say(f"{found.job.task} {found.job.id} ({found.job.state}): {found.verdict}")
+    for reason in found.reasons:
+        say(f"  - {reason}")
+    if found.what_to_do:
+        say(f"→ {found.what_to_do}")
+    return 0
+
+
+# ── Acting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@jobs.command
+def cancel(*ids: str, reason: str = "", state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+    """Cancel jobs: waiting ones at once, running ones when their code has stopped.
+
+    Parameters
+    ----------
+    ids
+        Which jobs; or say it with the filters.
+    reason
+        Kept with the jobs.
+    state
+        Only jobs in these states.
+    """
+    return _act("cancel", ids, _states(state), where, shared, reason=reason)
+
+
+@jobs.command
+def promote(*ids: str, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+    """Run scheduled jobs now, due or not.
+
+    Parameters
+    ----------
+    ids
+        Which jobs; or say it with the filters.
+    """
+    return _act("promote", ids, frozenset(), where, shared)
+
+
+@jobs.command
+def replay(*ids: str, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+    """Run ended jobs again, with fresh budgets. By filter: dead and cancelled ones, if no --state is given.
+
+    Parameters
+    ----------
+    ids
+        Which jobs; or say it with the filters.
+    state
+        Only jobs in these states.
+    """
+    return _act("replay", ids, _states(state), where, shared)
+
+
+@jobs.command
+def delete(*ids: str, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+    """Delete jobs in any state but processing, with all that is known of them.
+
+    Parameters
+    ----------
+    ids
+        Which jobs; or say it with the filters.
+    state
+        Only jobs in these states.
+    """
+    return _act("delete", ids, _states(state), where, shared)
+
+
+def _act(
+    verb: Verb, ids: Sequence[str], states: frozenset[State], where: Where, shared: Shared, *, reason: str = ""
+) -> int:
+    if bool(ids) == bool(where or states):
+        raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --queue, --text), not both")
+    with admin_of(shared) as admin:
+        if ids:
+            refs = [admin.ref(job_id) for job_id in dict.fromkeys(ids)]
+        else:
+            refs = admin.refs(where.filter(states or _SOURCES[verb]))
+            _ask(verb, refs, shared)
+        return _carry_out(admin, verb, refs, reason, shared)
+
+
+def _ask(verb: Verb, refs: Sequence[JobRef], shared: Shared) -> None:
+    if refs:
+        counts = Counter(ref.state for ref in refs)
+        told = ", ".join(f"{counts[state]:,} {state}" for state in State if counts[state])
+        confirm(shared, f"{verb} {len(refs):,} job{'' if len(refs) == 1 else 's'} ({told})?")
+
+
+def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, shared: Shared) -> int:
+    acted: list[Acted] = []
+    with progress_bar(verb) as step:
+        for batch in admin.act(verb, refs, reason):
+            acted += batch
+            step(len(acted), len(refs))
+    missed = [one for one in acted if not one.landed]
+    if shared.json:
+        show_json(acted)
+    elif len(acted) == 1 or missed:
+        for one in acted if len(acted) <= 20 else missed[:20]:
+            say(f"{one.id}: {one.says}")
+    if not shared.json and not acted:
+        say("no job matches")
+    elif not shared.json and len(acted) != 1:
+        did = {"cancel": "cancelled or asked to stop", "promote": "queued", "replay": "queued again"}
+        say(f"{len(acted) - len(missed):,} of {len(acted):,} jobs {did.get(verb, 'deleted')}")
+    return 1 if missed else 0
+
+
+# ── Dead letters ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dead.command(name="list")
+def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: str | None = None, shared: Shared = SHARED) -> int:
+    """List dead letters, newest first.
+
+    Parameters
+    ----------
+    limit
+        At most so many; 50 if not given.
+    cursor
+        Go on where an earlier list ended.
+    """
+    return _list(where.filter(_DEAD), limit, cursor, shared)
+
+
+dead.command(show)
+
+
+@dead.command(name="replay")
+def dead_replay(*ids: str, where: Where = NOWHERE, every: bool = False, shared: Shared = SHARED) -> int:
+    """Run dead letters again, with fresh budgets: these, those that match, or --every one.
+
+    Parameters
+    ----------
+    ids
+        Which dead letters; or say it with the filters, or --every.
+    every
+        All of them.
+    """
+    return _act_on_dead("replay", ids, where, every, shared)
+
+
+@dead.command(name="delete")
+def dead_delete(*ids: str, where: Where = NOWHERE, every: bool = False, shared: Shared = SHARED) -> int:
+    """Delete dead letters for good: these, those that match, or --every one.
+
+    Parameters
+    ----------
+    ids
+        Which dead letters; or say it with the filters, or --every.
+    every
+        All of them.
+    """
+    return _act_on_dead("delete", ids, where, every, shared)
+
+
+def _act_on_dead(verb: Verb, ids: Sequence[str], where: Where, every: bool, shared: Shared) -> int:
+    if bool(ids) + bool(where) + every != 1:
+        raise InvalidOption(f"{verb}: expected ids, or filters (--task, --queue, --text), or --every")
+    with admin_of(shared) as admin:
+        if ids:
+            refs = [admin.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)]
+        else:
+            refs = admin.refs(where.filter(_DEAD))
+            _ask(verb, refs, shared)
+        return _carry_out(admin, verb, refs, "", shared)

@@ -1,0 +1,68 @@
+"""How `tenure worker` logs: one line a record, as text or JSON, each marked with the job it belongs to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from tenure.config import Settings
+from tenure.events import Running, current
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def follow(settings: Settings) -> None:
+    """Log all of this process to standard error, as these settings say. For our own commands: never on import."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+    handler.addFilter(add_job)
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+
+
+def add_job(record: logging.LogRecord) -> bool:
+    """A filter that passes everything, and marks a record of a handler's code with its job."""
+    running = current.get()
+    if running is not None and not hasattr(record, "job_id"):
+        record.__dict__.update(running._asdict())
+    return True
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextFormatter(logging.Formatter):
+    """`2025-11-21T06:31:04.123Z WARNING tenure.worker message  job_id=… task=…`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extra = _extra(record)
+        # Our own events say all of it in their sentence.
+        shown = {} if record.name.startswith("tenure.") else {k: extra[k] for k in Running._fields if k in extra}
+        fields = "".join(f" {name}={value}" for name, value in shown.items())
+        line = f"{_time(record)} {record.levelname:<7} {record.name}: {record.getMessage()}{fields and ' '}{fields}"
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, the fields of `extra`, and a traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_extra(record),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)

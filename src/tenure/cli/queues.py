@@ -1,0 +1,127 @@
+"""`tenure queues …` and `tenure workers …`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from tenure.cli.output import ago, brief, complain, say, show_json, table
+from tenure.cli.shared import Shared, admin_of
+from tenure.lifecycle import State
+from tenure.ports import QueueView
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tenure.ports import WorkerView
+
+queues = App(name="queues", help="Queues: how full they are; stop and go.", help_epilogue="")
+workers = App(name="workers", help="Workers: who is alive.", help_epilogue="")
+SHARED = Shared()
+
+
+@queues.command(name="list")
+def list_(*, shared: Shared = SHARED) -> int:
+    """List queues that hold live jobs or are paused."""
+    with admin_of(shared) as admin:
+        found, now = admin.queues(), admin.store.now()
+    if shared.json:
+        show_json(found)
+        return 0
+    table(QUEUE_HEADS, [queue_row(queue, now) for queue in found], fixed=QUEUE_NUMBERS, right=QUEUE_NUMBERS)
+    return 0
+
+
+QUEUE_HEADS = ("queue", "queued", "processing", "scheduled", "oldest", "note")
+QUEUE_NUMBERS = ("queued", "processing", "scheduled", "oldest")
+
+
+def queue_row(queue: QueueView, now: datetime) -> list[str]:
+    """A queue's line in lists and in `top`."""
+    counts = [f"{queue.counts.get(state, 0):,}" for state in (State.QUEUED, State.PROCESSING, State.SCHEDULED)]
+    oldest = "" if queue.oldest_queued is None else brief(queue.oldest_queued)
+    return [queue.name, *counts, oldest, f"paused for {ago(queue.paused_at, now)}" if queue.paused_at else ""]
+
+
+@queues.command
+def pause(name: str, /, *, shared: Shared = SHARED) -> int:
+    """Stop claims from a queue; its running jobs go on.
+
+    Parameters
+    ----------
+    name
+        The queue.
+    """
+    with admin_of(shared) as admin:
+        known = {queue.name for queue in admin.queues()}
+        served = {queue for row in admin.workers() for queue in row.identity.queues}
+        changed = admin.pause(name)
+    if changed and name not in known | served:
+        complain(f"no job waits in queue {name} and no worker names it: is it spelled right?")
+    return _told(shared, name, "paused", changed=changed)
+
+
+@queues.command
+def resume(name: str, /, *, shared: Shared = SHARED) -> int:
+    """Let workers claim from a paused queue again.
+
+    Parameters
+    ----------
+    name
+        The queue.
+    """
+    with admin_of(shared) as admin:
+        changed = admin.resume(name)
+    return _told(shared, name, "running", changed=changed)
+
+
+def _told(shared: Shared, name: str, state: str, *, changed: bool) -> int:
+    if shared.json:
+        show_json({"queue": name, "state": state, "changed": changed})
+    else:
+        say(f"queue {name} is {state}" if changed else f"queue {name} was {state} already")
+    return 0
+
+
+@workers.command(name="list")
+def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, shared: Shared = SHARED) -> int:
+    """List live workers.
+
+    Parameters
+    ----------
+    dead
+        Also those that died in the last day.
+    """
+    with admin_of(shared) as admin:
+        found, now = admin.workers(dead=dead), admin.store.now()
+    if shared.json:
+        show_json(found)
+        return 0
+    table(
+        WORKER_HEADS, [worker_row(row, now) for row in found], fixed=WORKER_NUMBERS, right=WORKER_NUMBERS, below="note"
+    )
+    if not found and not dead:
+        complain("no worker is alive: start one with tenure worker")
+    return 0
+
+
+WORKER_HEADS = ("worker", "busy", "up", "seen", "queues", "note")
+WORKER_NUMBERS = ("busy", "up", "seen")
+
+
+def worker_row(row: WorkerView, now: datetime) -> list[str]:
+    """A worker's line in lists and in `top`."""
+    note = row.note or (f"{row.identity.runner}" if row.identity.runner != "worker" else "")
+    if row.died_at is not None:
+        note = f"dead for {ago(row.died_at, now)}"
+    elif row.expires_at < now:
+        note = "its lease has ended"
+    return [
+        row.identity.id,
+        f"{row.processing} of {row.identity.slots}",
+        ago(row.started_at, now),
+        ago(row.renewed_at, now),
+        ",".join(row.identity.queues) or "all",
+        note,
+    ]

@@ -1,0 +1,104 @@
+"""What every command has: --url, --json and --yes, a store to work on, and a question before much is changed."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from tenure.errors import InvalidOption, TenureError
+
+if TYPE_CHECKING:
+    from tenure.admin import Admin
+    from tenure.app import Tenure
+    from tenure.config import Settings
+    from tenure.ports import Store
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Shared:
+    url: str | None = None
+    """The store. Default: TENURE_URL, else sqlite:///tenure.db in this folder."""
+    json: bool = False
+    """Write JSON."""
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"])] = False
+    """Don't ask."""
+
+    def settings(self, **flags: object) -> Settings:
+        from tenure.config import load
+
+        return load({"url": self.url, **flags})
+
+
+def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
+    """The app with its tasks, under these flags. Code that can't be imported is said with its place."""
+    from tenure.app import load_app
+
+    try:
+        app = load_app(spec)
+    except TenureError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        at = (
+            f"{error.filename}:{error.lineno}" if isinstance(error, SyntaxError) else f"{frame.filename}:{frame.lineno}"
+        )
+        reason = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+        raise InvalidOption(f"{spec or 'the app'} can't be imported: {reason} (at {at})") from error
+    app.configure({"url": shared.url, **flags})
+    if not len(app.tasks):
+        raise InvalidOption(
+            f'{spec or "the app"} has no tasks; list the modules that have them: Tenure(imports=["shop.tasks"])'
+        )
+    app.tasks.resolve()
+    return app
+
+
+def store_of(settings: Settings, *, may_create: bool = False) -> Store:
+    """The store these settings name, not yet opened. Looking into an SQLite file that isn't there makes none."""
+    from tenure.app import open_store
+
+    store = open_store(settings)
+    path = Path(store.url.removeprefix("sqlite:///"))
+    if store.url.startswith("sqlite:///") and not may_create and not path.exists():
+        raise TenureError(
+            f"there is no {path} yet: nothing was ever enqueued there. "
+            "Another folder, or another store? Name it with --url or TENURE_URL."
+        )
+    return store
+
+
+@contextmanager
+def admin_of(shared: Shared) -> Generator[Admin]:
+    """The store, opened, in an operator's hands."""
+    from tenure.admin import Admin
+    from tenure.app import open_notifier
+
+    settings = shared.settings()
+    store = store_of(settings)
+    store.open()
+    notifier = open_notifier(settings, store)
+    try:
+        yield Admin(store, notifier)
+    finally:
+        notifier.close()
+        store.close()
+
+
+def confirm(shared: Shared, question: str) -> None:
+    """Go on only if someone says so: --yes, or y at the terminal."""
+    if shared.yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidOption(f"{question} There is no terminal to ask at: say --yes.")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise TenureError("nothing done")

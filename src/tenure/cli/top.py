@@ -1,0 +1,222 @@
+"""`tenure top`: one screen that moves. Everything it draws comes from two readings and a page of running jobs."""
+
+from __future__ import annotations
+
+import select
+import sys
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from tenure.cli.grid import Cell, grid
+from tenure.cli.output import COLOURS, ago, console, show_json
+from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, WORKER_HEADS, WORKER_NUMBERS, queue_row, worker_row
+from tenure.cli.shared import Shared, admin_of
+from tenure.errors import InvalidOption, StoreAway
+from tenure.lifecycle import State
+from tenure.ports import Filter
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from tenure.admin import Admin, Overview
+    from tenure.ports import JobView
+
+SHARED = Shared()
+_REFRESH = 1.0
+_RUNNING = Filter(states=frozenset({State.PROCESSING}))
+_MOST_RUNNING = 200
+_PIPE_WIDTH = 160
+_ORDER = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.COMPLETED, State.DEAD, State.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    url: str
+    overview: Overview
+    running: Sequence[JobView]
+
+
+def top(*, once: bool = False, shared: Shared = SHARED) -> int:
+    """Watch queues, workers and running jobs. q or Ctrl-C leaves.
+
+    Parameters
+    ----------
+    once
+        Print a single picture and leave.
+    """
+    screen = console()
+    if not once and not (sys.stdout.isatty() and sys.stdin.isatty()):
+        raise InvalidOption("top: there is no terminal to draw on; print a single picture with --once")
+    with admin_of(shared) as admin:
+        first = read(admin, None)
+        if once:
+            time.sleep(_REFRESH / 2)  # two readings make a rate
+            second = read(admin, first)
+            if shared.json:
+                show_json(second)
+            else:
+                width = screen.width if screen.is_terminal else _PIPE_WIDTH
+                screen.print(frame(second, width, None), soft_wrap=True)
+            return 0
+        _watch(admin, first, screen)
+    return 0
+
+
+def read(admin: Admin, before: Reading | None) -> Reading:
+    """Look once at everything the picture shows."""
+    overview = admin.overview(before.overview if before else None)
+    running = admin.search(_RUNNING, limit=_MOST_RUNNING).jobs
+    return Reading(admin.store.url, overview, running)
+
+
+def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
+    problem = ""
+    with _keys(), Live(console=screen, screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                live.update(frame(reading, screen.width, screen.height, problem), refresh=True)
+                if _pressed(_REFRESH) in {"q", "Q"}:
+                    return
+                try:
+                    reading, problem = read(admin, reading), ""
+                except StoreAway as error:
+                    problem = f"the store is out of reach, trying again: {error}"
+        except KeyboardInterrupt:
+            return
+
+
+@contextmanager
+def _keys() -> Generator[None]:
+    """Single keys instead of lines, for as long as it lasts."""
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+def _pressed(wait: float) -> str:
+    ready, _, _ = select.select([sys.stdin], [], [], wait)
+    return sys.stdin.read(1) if ready else ""
+
+
+# ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def frame(reading: Reading, width: int, height: int | None, problem: str = "") -> RenderableType:
+    """The whole picture, for a screen of this size; without a height nothing is left out."""
+    overview = reading.overview
+    stalls = [f"{row.identity.id}: {row.note}" for row in overview.workers if row.note]
+    warnings = [Text(f"! {sentence}", style="bold red") for sentence in ([problem] if problem else [])]
+    warnings += [Text(f"! {sentence}", style="bold yellow") for sentence in stalls]
+    # Heads, blank lines and what is on top take 13; the rest is shared out, running jobs last.
+    told = sum(-(-len(warning) // width) for warning in warnings)
+    room = 1_000_000 if height is None else max(height - 13 - told, 3)
+    queues, room = _cut(len(overview.queues), room // 3, room)
+    workers, room = _cut(len(overview.workers), room // 2, room)
+    running, _ = _cut(len(reading.running), room, room)
+    return Group(
+        _title(reading, width, "" if height is None else "   q leaves"),
+        *warnings,
+        Text(),
+        _counts(overview),
+        Text(),
+        _queue_table(overview, queues, width),
+        Text(),
+        _worker_table(overview, workers, width),
+        Text(),
+        _running_table(reading, running, width),
+    )
+
+
+def _cut(there: int, share: int, room: int) -> tuple[int, int]:
+    shown = min(there, max(share, 1))
+    return shown, max(room - shown - (there > shown), 1)
+
+
+def _title(reading: Reading, width: int, hint: str) -> Text:
+    clock = f"{reading.overview.at:%H:%M:%S} UTC{hint}"
+    name = f"tenure  {reading.url}"
+    room = max(width - len(clock) - 2, 20)
+    if len(name) > room:
+        name = f"{name[: room // 2 - 1]}…{name[len(name) - (room - room // 2) :]}"
+    return Text(f"{name:<{room}}  {clock}", style="bold")
+
+
+def _counts(overview: Overview) -> Text:
+    heads = [str(state) for state in _ORDER]
+    counts: list[Cell] = []
+    rates: list[Cell] = []
+    for state in _ORDER:
+        count, rate = overview.counts.get(state, 0), overview.rates.get(state, 0.0)
+        counts.append(Text(f"{count:,}", style=COLOURS[state] if count else "bright_black"))
+        rates.append(Text("" if not rate else f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.1f}/s"))
+    return grid(heads, [counts, rates], 80, fixed=heads, right=heads)
+
+
+def _more(there: int, shown: int) -> Text:
+    return Text(f"\n… and {there - shown:,} more" if there > shown else "", style="bright_black")
+
+
+def _queue_table(overview: Overview, shown: int, width: int) -> Text:
+    if not overview.queues:
+        return Text("no queue holds a live job", style="bright_black")
+    rows: list[list[Cell]] = []
+    for queue in overview.queues[:shown]:
+        *cells, note = queue_row(queue, overview.at)
+        rows.append([*cells, Text(note, style="bold yellow")])
+    drawn = grid(QUEUE_HEADS, rows, width, fixed=QUEUE_NUMBERS, right=QUEUE_NUMBERS)
+    return drawn + _more(len(overview.queues), shown)
+
+
+def _worker_table(overview: Overview, shown: int, width: int) -> Text:
+    if not overview.workers:
+        return Text("no worker is alive: start one with tenure worker", style="bold yellow")
+    rows: list[list[Cell]] = []
+    for row in overview.workers[:shown]:
+        *cells, note = worker_row(row, overview.at)
+        rows.append([*cells, Text("stalled", style="bold yellow") if row.note else note])
+    drawn = grid(WORKER_HEADS, rows, width, fixed=WORKER_NUMBERS, right=WORKER_NUMBERS)
+    return drawn + _more(len(overview.workers), shown)
+
+
+def _running_table(reading: Reading, shown: int, width: int) -> Text:
+    if not reading.running:
+        return Text("no job is running", style="bright_black")
+    heads = ("running", "for", "progress", "doing", "job", "worker")[: None if width >= 140 else 4]
+    rows = [_running_row(job, reading.overview.at, width) for job in reading.running[:shown]]
+    return grid(heads, rows, width, fixed=("for", "progress", "job"), right=("for",)) + _more(
+        len(reading.running), shown
+    )
+
+
+def _running_row(job: JobView, now: datetime, width: int) -> list[Cell]:
+    return [job.task, ago(job.started_at, now), _bar(job, width // 6), _doing(job, now), job.id, job.worker_id or ""]
+
+
+def _bar(job: JobView, width: int) -> Text:
+    if job.progress is None:
+        return Text()
+    full = round(min(max(job.progress, 0.0), 1.0) * width)
+    return Text.assemble(("━" * full, "green"), ("─" * (width - full), "bright_black"), f" {job.progress:>4.0%}")
+
+
+def _doing(job: JobView, now: datetime) -> Text:
+    if job.cancel_reason is not None:
+        return Text("stopping: a cancel was asked", style="yellow")
+    silent = (now - job.last_activity_at).total_seconds() if job.last_activity_at else 0.0
+    if job.stale_after is not None and silent > job.stale_after:
+        return Text(f"silent for {ago(job.last_activity_at, now)}", style="bold red")
+    return Text(" · ".join(part for part in (job.stage, job.message) if part))

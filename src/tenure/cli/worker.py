@@ -1,0 +1,55 @@
+"""`tenure worker`: check what was asked for, then become the supervisor."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated, NoReturn
+
+from cyclopts import Parameter
+
+from tenure.cli.shared import Shared, app_of
+
+SHARED = Shared()
+
+
+def worker(
+    app: str | None = None,
+    /,
+    *,
+    queues: Annotated[list[str] | None, Parameter(name=["--queue", "-q"])] = None,
+    concurrency: Annotated[int | None, Parameter(name=["--concurrency", "-c"])] = None,
+    workers: Annotated[int | None, Parameter(name=["--workers", "-w"])] = None,
+    grace: str | None = None,
+    until_empty: bool = False,
+    reload: bool = False,
+    shared: Shared = SHARED,
+) -> NoReturn:
+    """Run jobs until told to stop: the first Ctrl-C or SIGTERM lets running jobs finish, the second does not.
+
+    Parameters
+    ----------
+    app
+        Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
+    queues
+        Work on this queue, NAME or NAME=SLOTS (at most so many slots); repeat it, in order. Default: all queues.
+    concurrency
+        Slots of a worker: how many jobs it runs at once.
+    workers
+        Worker processes.
+    grace
+        How long running jobs may go on after the first signal.
+    until_empty
+        Stop when no job is left to run.
+    reload
+        Start the workers anew when the code changes: for development.
+    """
+    given = {"queues": queues or None, "concurrency": concurrency, "workers": workers, "grace": grace}
+    flags = {name: value for name, value in given.items() if value is not None}
+    spec = shared.settings(**flags).app if app is None else app
+    # Looked at here only to refuse what can't be: the supervisor starts afresh, small, and without the user's code.
+    _ = app_of(shared, spec, **flags).settings
+    order = {"app": spec, "url": shared.url, **flags, "until_empty": until_empty, "reload": reload}
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "tenure.cli.supervise", json.dumps(order)])
