@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +79,12 @@ def run_child(handles: Handles, load: Callable[[], Loaded]) -> int:
         raise
     link.send("hello", **_introduction(loaded))
     sys.setswitchinterval(SWITCH_SECONDS)
-    return asyncio.run(Child(link, Lifeline.attach(handles.lifeline), loaded, handles.parent).serve())
+    try:
+        return asyncio.Runner().run(Child(link, Lifeline.attach(handles.lifeline), loaded, handles.parent).serve())
+    except BaseException:  # not asyncio.run: it would first wait for handlers, and for threads that never end
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _introduction(loaded: Loaded) -> dict[str, Any]:

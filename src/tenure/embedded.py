@@ -194,7 +194,7 @@ class Embedded:
 
     def _beat(self) -> None:
         lease, boot = self._settings.lease, system_clock().boot
-        while not self._closing.is_set():
+        while not self._closing.is_set() and self._failure is None:
             sent, mine = boot(), self._id
             try:
                 alive = mine in self._renewals.renew([mine])
@@ -221,6 +221,7 @@ class Embedded:
         while not self._closing.is_set():
             try:
                 next_due = self._maintenance.promote()
+                self._maintenance.upkeep_if_due()
                 if self._maintenance.scan_if_due():
                     self._maintenance.prune_if_due()
                 self._maintain_wake.wait(self._maintenance.next_wake(next_due))

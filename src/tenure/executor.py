@@ -67,7 +67,7 @@ class Attempt:
     # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.
     stopping: Stopping | None = None
     verdict: Outcome | None = None
-    finished = False  #: its outcome went with the caller's transaction: nothing more is written
+    finished = False  #: its outcome went with the caller's transaction; if that did not commit, the code's own counts
     active = 0.0  #: when it last showed progress, by the loop's clock
     _report: Progress | None = None
     _lock: threading.Lock | None = None

@@ -17,6 +17,7 @@ from tenure.ports import Notifier, Rescued, Ring, Store
 
 BATCH = 100
 PRUNE_SECONDS = 60.0
+UPKEEP_SECONDS = 1.0
 
 
 class Maintenance:
@@ -44,6 +45,7 @@ class Maintenance:
         self._quiet_until = self._boot() + lease
         self._next_scan = 0.0
         self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
+        self._next_upkeep = 0.0
 
     def was_away(self) -> None:
         """Our own renewals had a gap."""
@@ -88,6 +90,11 @@ class Maintenance:
             if not promoted.queues:
                 return promoted.next_due
 
+    def upkeep_if_due(self) -> None:
+        if time.monotonic() >= self._next_upkeep:
+            self._next_upkeep = time.monotonic() + UPKEEP_SECONDS
+            self._store.upkeep()
+
     def prune_if_due(self) -> None:
         if time.monotonic() >= self._next_prune:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
@@ -95,9 +102,9 @@ class Maintenance:
                 pass
 
     def next_wake(self, next_due: float | None) -> float:
-        """Seconds to sleep: until the next scan, or until the next job is due."""
-        scan = self._next_scan - time.monotonic()
-        return max(0.0, scan if next_due is None else min(scan, next_due))
+        """Seconds to sleep: until the next scan or upkeep, or until the next job is due."""
+        duty = min(self._next_scan, self._next_upkeep) - time.monotonic()
+        return max(0.0, duty if next_due is None else min(duty, next_due))
 
     def tell(self, rescued: list[Rescued]) -> list[Rescued]:
         """Log who was rescued, and ring for those that may run at once."""

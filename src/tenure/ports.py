@@ -394,6 +394,10 @@ class Store(Protocol):
         """How many queued jobs of these queues must run alone. Changes nothing."""
         ...
 
+    def upkeep(self) -> None:
+        """Whatever this store needs now and then, off everybody's path. Called every second by who maintains it."""
+        ...
+
     def pause(self, queue: str, *, paused: bool) -> bool:
         """Stop or resume claims from a queue; False: it was so already. Running jobs go on."""
         ...

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import queue
-import re
 import select
 import selectors
 import signal
@@ -20,7 +19,6 @@ import socket
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +26,7 @@ from typing import IO, Any
 
 import msgspec
 
-from tenure import errors
+from tenure import errors, stalls
 from tenure.clock import system_clock
 from tenure.config import Settings
 from tenure.durations import spell
@@ -52,10 +50,10 @@ from tenure.ports import Filter, Notifier, Runner, Store, WorkerIdentity
 
 TICK_SECONDS = 0.25
 STALL_SECONDS = 1.0
+SOON_SECONDS = 60.0  #: --until-empty waits for a job that is due sooner
 RETRY_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 30.0
 HUNG_GRACE_SECONDS = 10.0  #: a hung job is its worker's business first
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,9 +352,8 @@ class Supervisor:
         if not self._banner:
             self._banner = True
             tasks, queues = ", ".join(hello["tasks"]), ", ".join(hello["queues"])
-            self._say(
-                f"tenure: {self._ground.store.url}\n        tasks {tasks}; queues {queues}; lease {spell(settings.lease)}"
-            )
+            self._say(f"tenure: {self._ground.store.url}")
+            self._say(f"        tasks {tasks}; queues {queues}; lease {spell(settings.lease)}")
 
     def _try_again_later(self) -> None:
         self._failed_starts += 1
@@ -394,40 +391,18 @@ class Supervisor:
 
     def _watch_for_stalls(self, child: Child, now: float) -> None:
         silent = now - child.lifeline.tick
-        if not child.ready or silent < STALL_SECONDS:
+        if not child.ready or child.drained or not child.lifeline.tick or silent < STALL_SECONDS:
             child.stall, child.stall_told = "", 0.0
             return
         if child.stall_told and silent < child.stall_told * 2:
             return
         child.stall_told = silent
-        task, line, jobs = self._name_the_stall(child)
+        functions = {(file, name): task for task, (file, name) in child.hello["functions"].items()}
+        task, line = stalls.name(stalls.dump(child.process.pid, child.dump.fileno()), functions)
+        jobs = self._running_jobs(child, task) if task else ()
         child.stall = f"its loop is blocked by {task or 'unknown code'} at {line or 'an unknown line'}"
         self._events.emit(StallSeen(worker_id=child.id, job_ids=jobs, task=task, line=line, seconds=silent))
         self._renew_wake.set()
-
-    def _name_the_stall(self, child: Child) -> tuple[str, str, tuple[str, ...]]:
-        """Which task's code is where: faulthandler answers a signal in C, also while the GIL is held."""
-        stack = self._dump(child)
-        functions = {tuple(at): name for name, at in child.hello["functions"].items()}
-        for thread in sorted(stack.split("\n\n"), key=lambda text: not text.startswith("Current thread")):
-            frames = [match for line in thread.splitlines() if (match := _FRAME.match(line))]
-            for frame in frames:
-                task = functions.get((frame["file"], frame["name"]))
-                if task is not None:
-                    return task, f"{frame['file']}:{frame['line']}", self._running_jobs(child, task)
-        return "", "", ()
-
-    def _dump(self, child: Child) -> str:
-        os.ftruncate(child.dump.fileno(), 0)
-        os.lseek(child.dump.fileno(), 0, os.SEEK_SET)
-        os.kill(child.process.pid, signal.SIGUSR1)
-        text, deadline = "", time.monotonic() + 0.5
-        while time.monotonic() < deadline:
-            time.sleep(0.02)
-            before, text = text, os.pread(child.dump.fileno(), 1 << 18, 0).decode(errors="replace")
-            if text and text == before:
-                break
-        return text
 
     def _running_jobs(self, child: Child, task: str) -> tuple[str, ...]:
         where = Filter(states=frozenset({State.PROCESSING}), worker_id=child.id, task=task)
@@ -486,21 +461,11 @@ class Supervisor:
         if child.kill_reason and child.stopped_since is None:
             return Released(child.kill_reason)
         evidence = {"exit": _cause(code), "peak_memory": f"{peak / 1024:.0f} MiB", "worker": child.id}
-        place = self._last_frame(child)
+        place = stalls.last_frame(child.dump.fileno())
         if place:
             evidence["line"] = place
         reason = child.kill_reason or f"its worker died: {_cause(code)}"
         return Crashed(reason, process_died=True, evidence=evidence)
-
-    def _last_frame(self, child: Child) -> str:
-        """Where the process was when a fatal signal hit it, if faulthandler could still say so."""
-        text = os.pread(child.dump.fileno(), 1 << 16, 0).decode(errors="replace")
-        _, fatal, stack = text.partition("Fatal Python error")
-        if not fatal:
-            return ""
-        guilty = stack.partition("Current thread")[2] or stack
-        frame = next((match for line in guilty.splitlines() if (match := _FRAME.match(line))), None)
-        return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
 
     def _settle(self, worker: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> None:
         try:
@@ -581,11 +546,11 @@ class Supervisor:
         while not self._done:
             try:
                 next_due = ground.maintenance.promote()
+                ground.maintenance.upkeep_if_due()
                 self._ask_for_solo()
                 if ground.maintenance.scan_if_due():
                     self._watch_hung()
                     ground.maintenance.prune_if_due()
-                    self._end_if_empty()
             except StoreError as error:
                 self._away(error)
                 self._maintain_wake.wait(RETRY_SECONDS)
@@ -593,7 +558,7 @@ class Supervisor:
                 wake = ground.maintenance.next_wake(next_due)
                 if self._options.until_empty or self._options.reload:
                     wake = min(wake, 0.5)
-                    self._end_if_empty()
+                    self._end_if_empty(next_due)
                     self._reload_if_changed()
                 self._maintain_wake.wait(wake)
             self._maintain_wake.clear()
@@ -621,16 +586,14 @@ class Supervisor:
         if waiting:
             self._ask_main(lambda: setattr(self, "_solo_wanted", waiting))
 
-    def _end_if_empty(self) -> None:
+    def _end_if_empty(self, next_due: float | None) -> None:
+        """Nothing queued, nothing running, nothing due soon: a retry is waited for, tomorrow's job is not."""
         if not self._options.until_empty or self._stopping:
             return
-        mine = set(self._queues())
-        waiting = any(
-            view.counts[State.QUEUED] or view.counts[State.PROCESSING]
-            for view in self._ground.store.queues()
-            if view.name in mine
-        )
-        if not waiting and any(child.ready for child in list(self._children.values())):
+        mine = [view.counts for view in self._ground.store.queues() if view.name in self._served]
+        waiting = any(counts[State.QUEUED] or counts[State.PROCESSING] for counts in mine)
+        soon = next_due is not None and next_due < SOON_SECONDS and any(counts[State.SCHEDULED] for counts in mine)
+        if not waiting and not soon and any(child.ready for child in list(self._children.values())):
             self._ask_main(self._stop)
 
     def _reload_if_changed(self) -> None:

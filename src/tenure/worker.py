@@ -272,7 +272,10 @@ class Worker:
     async def _claim(self, free: int) -> list[Claimed]:
         solo = self.plan.runner == "solo"
         try:
-            claimed = await self._in(self._claims, self._ask_store, self._wanted(free), free, solo)
+            if self.running or self._ends:
+                claimed = await self._in(self._claims, self._ask_store, self._wanted(free), free, solo)
+            else:  # nothing runs that could be held up: two changes of threads less until the first job starts
+                claimed = self._ask_store(self._wanted(free), free, solo)
             if not claimed and self.plan.runner == "embedded" and not self.running:
                 claimed = await self._in(self._claims, self._ask_store, self._wanted(1), 1, True)
                 self._alone = bool(claimed)
@@ -323,7 +326,7 @@ class Worker:
             successor = self._waiting_for_old.pop(attempt.claimed.id, None)
             if successor is not None:
                 self._begin(successor)
-        self._push(End(attempt.lease, attempt.claimed, None if attempt.finished else outcome, attempt))
+        self._push(End(attempt.lease, attempt.claimed, outcome, attempt))
 
     def _push(self, end: End) -> None:
         if not self._ends and not self._flushing:
@@ -448,7 +451,8 @@ class Worker:
         job, outcome = end.claimed, end.outcome
         about = Running(job.id, job.task, job.queue, job.attempt, self.worker_id)._asdict()
         if isinstance(answer, NotLanded):
-            self._events.emit(LeaseRefused(**about, stands=answer.stands))
+            if end.attempt is None or not end.attempt.finished:
+                self._events.emit(LeaseRefused(**about, stands=answer.stands))
         elif isinstance(outcome, Released):
             self._released += 1
         elif isinstance(outcome, Failed | Crashed):

@@ -41,7 +41,7 @@ def worker(
     grace
         How long running jobs may go on after the first signal.
     until_empty
-        Stop when no job is left to run.
+        Stop when no job is left to run, or due within a minute.
     reload
         Start the workers anew when the code changes: for development.
     """

@@ -290,6 +290,9 @@ class MemoryStore:
         waiting = [row.view for row in self._rows() if legal("claim", row.view.state)]
         return sum(view.solo and view.queue in open_queues for view in waiting)
 
+    def upkeep(self) -> None:
+        """Nothing."""
+
     @_atomic
     def pause(self, queue: str, *, paused: bool) -> bool:
         if paused == (queue in self._paused):

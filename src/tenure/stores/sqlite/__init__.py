@@ -624,6 +624,9 @@ class SqliteStore:
             )
         )
 
+    def upkeep(self) -> None:
+        self._file.checkpoint()
+
     def pause(self, queue: str, *, paused: bool) -> bool:
         now = self._now()
 

@@ -27,6 +27,7 @@ T = TypeVar("T")
 APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
 BUSY_SECONDS = 5.0
 TRANSACTION_SECONDS = 5.0
+ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: when upkeep checkpoints, and when a writer has to
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glusterfs", "lustre")
 
 
@@ -218,7 +219,8 @@ class DatabaseFile:
             if mode is None or mode[0] != "wal":
                 raise StoreError(f"{self.path}: this file system can't keep SQLite's write-ahead log; use a local disk")
             connection.execute("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA mmap_size = 0")
-            connection.execute("PRAGMA wal_autocheckpoint = 4000; PRAGMA journal_size_limit = 67108864")
+            # Checkpoints belong to upkeep; this is for a file that nobody maintains. A writer would wait for it.
+            connection.execute(f"PRAGMA wal_autocheckpoint = {MOST_FRAMES}; PRAGMA journal_size_limit = 67108864")
         except BaseException:
             connection.close()
             raise
@@ -330,6 +332,16 @@ class DatabaseFile:
                 transaction.end(commit=False)
                 raise
             transaction.end(commit=True)
+
+    def checkpoint(self) -> None:
+        """Move what the write-ahead log has gathered into the file, if it is worth it. Holds up no writer."""
+
+        def step(connection: apsw.Connection) -> None:
+            frames, moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if frames - moved >= ENOUGH_FRAMES:
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+        self.read(step)
 
     def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
         """An online copy to a new file, a few pages at a time, while work goes on."""

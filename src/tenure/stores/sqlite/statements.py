@@ -40,12 +40,12 @@ INSERT = """
 # the transaction that takes them.
 CLAIM_CHOOSE = f"""
     SELECT json_group_array({CLAIMED.format(attempt="attempt + 1")}), json_group_array(seq) FROM (
-        SELECT * FROM jobs INDEXED BY jobs_queued
+        SELECT seq FROM jobs INDEXED BY jobs_queued
         WHERE state = 'queued' AND queue = :queue AND solo = :solo
           AND EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
                       AND boot_id = :boot_id AND expires_boot > :boot)
           AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
-        ORDER BY priority DESC, run_at, id LIMIT :want)"""
+        ORDER BY priority DESC, run_at, id LIMIT :want) CROSS JOIN jobs USING (seq)"""
 CLAIM_TAKE = """
     UPDATE jobs SET state = 'processing', attempt = attempt + 1, worker_id = :worker, started_at = :now,
         last_activity_at = :now, active_boot = :boot

@@ -1,0 +1,65 @@
+# Every target makes its own .venv; all that is needed is Python >= 3.11, git, make and a package index.
+SHELL := /bin/bash
+PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+MADE_FROM := pyproject.toml constraints.txt
+SECONDS_OF_CHAOS ?= 300
+
+.PHONY: help demo test check bench chaos guards docs clean
+
+help:  ## Show what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: .venv/.run  ## See real work survive a killed worker
+	@$(BIN)/tenure demo
+
+test: .venv/.dev  ## All tests; about five minutes on two cores
+	$(BIN)/pytest -q -n 2 tests --ignore tests/crash
+	$(BIN)/pytest -q tests/crash
+
+check: .venv/.dev  ## Linters, types, import rules, generated docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests/typing/ok.py tests/typing/errors.py
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/settings.py
+
+bench: .venv/.bench  ## Tenure beside its peers on SQLite, in one run
+	$(BIN)/python -m bench --write docs/bench.md
+
+chaos: .venv/.dev  ## The crash tests with their full figures, then the deleted guards
+	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash
+	$(BIN)/python -m tests.guards
+
+docs: .venv/.dev  ## Write the generated parts of the docs anew
+	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/settings.py --write
+
+clean:  ## Remove .venv and every cache
+	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.made:
+	@test -n "$(PYTHON)" || { echo "Tenure needs Python 3.11 or newer; none was found as python3, python3.11, 3.12 or 3.13" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "the venv module is missing: install it (on Debian: python3-venv)" >&2; exit 1; }
+	@touch $@
+
+.venv/.run: .venv/.made $(MADE_FROM)
+	@echo "installing Tenure into .venv …"
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.dev: .venv/.made $(MADE_FROM)
+	@echo "installing Tenure and its development tools into .venv …"
+	@$(PIP) --editable '.[dev]'
+	@touch $@ .venv/.run
+
+.venv/.bench: .venv/.made $(MADE_FROM)
+	@echo "installing Tenure and its peers into .venv …"
+	@$(PIP) --editable '.[bench]'
+	@touch $@ .venv/.run

@@ -1,0 +1,56 @@
+"""Where a process is stuck: which task's code holds its loop or its GIL, or was running when a fatal signal came.
+
+`faulthandler` writes the stacks of all threads from C, so it answers also while Python code can't: into a file that
+a worker shares with its supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_LARGEST = 1 << 18
+PATIENCE_SECONDS = 0.5
+
+
+def dump(pid: int, file: int) -> str:
+    """Ask a worker for the stacks of its threads, and wait until they are written."""
+    os.ftruncate(file, 0)
+    os.lseek(file, 0, os.SEEK_SET)
+    os.kill(pid, signal.SIGUSR1)
+    text, deadline = "", time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        before, text = text, _read(file)
+        if text and text == before:
+            break
+    return text
+
+
+def name(stacks: str, functions: Mapping[tuple[str, str], str]) -> tuple[str, str]:
+    """(task, file:line) of the first task's function on a stack, the loop's own thread first; ('', '') if none is.
+
+    >>> name('Current thread 0x1:\\n  File "/a/shop.py", line 7 in charge\\n', {("/a/shop.py", "charge"): "charge"})
+    ('charge', '/a/shop.py:7')
+    """
+    for thread in sorted(stacks.split("\n\n"), key=lambda text: not text.startswith("Current thread")):
+        for frame in _FRAME.finditer(thread):
+            task = functions.get((frame["file"], frame["name"]))
+            if task is not None:
+                return task, f"{frame['file']}:{frame['line']}"
+    return "", ""
+
+
+def last_frame(file: int) -> str:
+    """Where a process was when a fatal signal hit it, if faulthandler could still say so."""
+    text = _read(file)
+    frame = _FRAME.search(text) if "Fatal Python error" in text else None
+    return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
+
+
+def _read(file: int) -> str:
+    return os.pread(file, _LARGEST, 0).decode(errors="replace")
