@@ -312,9 +312,7 @@ def open_store(settings: Settings) -> Store:
 
             return SqliteStore(_sqlite_path(rest, settings.namespace))
         case "memory":
-            from tenure.stores.memory import MemoryStore
-
-            return MemoryStore()
+            raise InvalidOption("a store in memory would be another one in every process; for tests: jobs.testing()")
         case _:
             raise InvalidOption(f"unknown store {scheme!r}; known: sqlite")
 
@@ -330,8 +328,6 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
             from tenure.notifiers.sqlite import SqliteNotifier
 
             return SqliteNotifier(store.url.removeprefix("sqlite:///"), str(settings.runtime_dir))
-        case "auto":
-            return PollNotifier(0.05)  # a look into this process's own memory costs nothing
         case name:
             raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: auto, poll")
 

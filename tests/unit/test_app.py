@@ -67,7 +67,9 @@ def test_an_sqlite_url_without_a_file_is_refused(here: Path, url: str) -> None:
 def test_an_unknown_store_or_notifier_is_never_replaced_by_a_known_one(here: Path) -> None:
     with pytest.raises(InvalidOption, match="unknown store 'mysql'; known: sqlite"):
         open_store(settings(here, url="mysql://u:p@h/d"))
-    wrong = settings(here, url="memory:", notifier="carrier://u:pigeon@h")
+    with pytest.raises(InvalidOption, match=r"another one in every process; for tests: jobs.testing\(\)"):
+        open_store(settings(here, url="memory:"))
+    wrong = settings(here, url="sqlite:///x.db", notifier="carrier://u:pigeon@h")
     with pytest.raises(InvalidOption, match=r"unknown notifier 'carrier://u:\*\*\*@h'; known: auto, poll"):
         open_notifier(wrong, open_store(wrong))
 
@@ -239,13 +241,13 @@ def test_the_modules_of_imports_bring_their_tasks(here: Path) -> None:
         ("none", "app: none: it makes no Tenure; write none:NAME"),
         ("two:jbos", "app: two has no attribute 'jbos'; it has these apps: jobs, other"),
         ("two:Tenure", "app: two:Tenure is a type, not a Tenure"),
-        ("broken_imports", "imports: there is no module 'shop'"),
+        ("broken_imports", "imports: there is no module 'absent'"),
     ],
 )
 def test_an_app_that_is_not_found_says_what_is_missing(here: Path, target: str | None, why: str) -> None:
     (here / "two.py").write_text(APP + "other = Tenure('memory:')\n")
     (here / "none.py").write_text("")
-    (here / "broken_imports.py").write_text("from tenure import Tenure\njobs = Tenure('memory:', imports=['shop.a'])\n")
+    (here / "broken_imports.py").write_text("from tenure import Tenure\njobs = Tenure('memory:', imports=['absent.a'])\n")
 
     with pytest.raises(InvalidOption) as caught:
         load_app(target)

@@ -146,7 +146,7 @@ class SqliteStore:
     def _within(self, tx: object, call: Callable[[apsw.Connection], T]) -> T:
         if tx is None:
             return self._file.write(call)
-        if isinstance(tx, Transaction) and tx.belongs_to(self._file):
+        if isinstance(tx, Transaction) and tx.path == self._file.path:
             return tx.run(call)
         raise StoreError(
             f"tx is a {type(tx).__name__}: a job in {self._file.path} can only join a transaction of that file; "

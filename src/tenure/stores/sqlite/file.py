@@ -155,8 +155,10 @@ class Transaction:
             except (apsw.Error, UnicodeEncodeError) as error:
                 raise mapped(error, self._file.path) from error
 
-    def belongs_to(self, file: DatabaseFile) -> bool:
-        return self._file is file
+    @property
+    def path(self) -> str:
+        """The file it is on; any store object of that file can join it."""
+        return self._file.path
 
     def end(self, *, commit: bool) -> None:
         try:

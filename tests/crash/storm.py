@@ -1,0 +1,168 @@
+"""`python -m tests.crash.storm [JOBS] [KILLS] [SEED]`: short jobs, three workers, and random kill -9 all the while.
+
+Two supervisors share one store; workers and supervisors are killed at random and a killed supervisor is started
+again. Afterwards the ledger and the store must tell the same story: nothing lost, nothing run twice at once.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from tenure.job import JobHandle
+from tenure.ports import Filter, JobView
+
+from . import shop
+from .harness import Run, Site, Supervised, alive, boot, overlaps, runs_of, send, spread
+
+SIZES = (2, 1)  # workers of each supervisor
+SLOTS = 5
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a storm did, and what is wrong with how it ended."""
+
+    seed: int
+    jobs: int
+    kills: Counter[str]
+    seconds: float
+    attempts: Counter[int]  #: how many jobs needed how many
+    recoveries: Sequence[float]  #: from a kill to the next start of what it ended
+    charged: int
+    wrong: Sequence[str]
+
+    def __str__(self) -> str:
+        spent = ", ".join(f"{count} × {number}" for number, count in sorted(self.attempts.items()))
+        return (
+            f"seed {self.seed}: {self.jobs} jobs in {self.seconds:.0f} s, killed {self.kills['worker']} workers and "
+            f"{self.kills['supervisor']} supervisors\n"
+            f"  attempts a job: {spent}; {self.charged} crashes charged\n"
+            f"  from a kill to the next start: {spread(self.recoveries)}\n"
+            f"  wrong: {len(self.wrong)}" + "".join(f"\n    {each}" for each in self.wrong[:20])
+        )
+
+
+class Storm:
+    def __init__(self, site: Site, jobs: int, kills: int, seed: int) -> None:
+        self._site, self._kills, self._seed = site, kills, seed
+        self._draw = random.Random(seed)
+        # Long enough, all together, for every kill to find work.
+        mean = kills * 0.5 * sum(SIZES) * SLOTS / jobs
+        self._seconds = [self._draw.uniform(0.1, 1.9) * mean for _ in range(jobs)]
+        self._killed: dict[int, float] = {}
+        self._count: Counter[str] = Counter()
+
+    def run(self) -> Report:
+        site, began = self._site, boot()
+        handles = shop.jobs.enqueue_many([shop.effect.bind(round(seconds, 3)) for seconds in self._seconds])
+        supervisors = [self._start(size) for size in SIZES]
+        for _ in range(self._kills):
+            time.sleep(self._draw.uniform(0.2, 0.8))
+            if not self._left():
+                break
+            self._kill_one(supervisors)
+        site.ended(*handles, seconds=120 + len(handles) / 10)
+        seconds = boot() - began
+        codes = [supervisor.stop() for supervisor in supervisors]
+        return self._judge(handles, seconds, codes)
+
+    def _start(self, workers: int) -> Supervised:
+        return self._site.supervisor(workers=workers, concurrency=SLOTS, env={"TENURE_LOG_LEVEL": "warning"})
+
+    def _left(self) -> int:
+        return sum(sum(view.counts.values()) for view in self._site.store.queues())
+
+    def _kill_one(self, supervisors: list[Supervised]) -> None:
+        place = self._draw.randrange(len(supervisors))
+        chosen = supervisors[place]
+        workers = chosen.workers()
+        if not workers or self._draw.random() < 0.15:
+            now = boot()
+            self._killed.update(dict.fromkeys(workers, now))
+            self._count["supervisor"] += 1
+            chosen.kill()
+            self._site.until(lambda: not any(map(alive, workers)), "workers to die with their supervisor")
+            supervisors[place] = self._start(SIZES[place])
+        else:
+            victim = self._draw.choice(workers)
+            self._killed[victim] = boot()
+            self._count["worker"] += 1
+            send(victim, signal.SIGKILL)
+
+    def _judge(self, handles: Sequence[JobHandle[int]], seconds: float, codes: Sequence[int]) -> Report:
+        site = self._site
+        runs = runs_of(site.lines(), self._killed)
+        views = [site.job(handle) for handle in handles]
+        wrong = [f"a supervisor ended with {code}" for code in codes if code]
+        wrong += overlaps(runs)
+        for view in views:
+            wrong += verdict(view, runs.get(view.id, []), site)
+        if len(everything := _count_all(site)) != len(handles):
+            wrong.append(f"{len(handles)} jobs were enqueued, the store has {len(everything)}")
+        recoveries = [
+            after.begin - self._killed[before.pid]
+            for mine in runs.values()
+            for before, after in pairwise(mine)
+            if before.pid in self._killed
+        ]
+        return Report(
+            self._seed,
+            len(handles),
+            self._count,
+            seconds,
+            Counter(view.attempt for view in views),
+            recoveries,
+            sum(view.crashes_total for view in views),
+            wrong,
+        )
+
+
+def verdict(view: JobView, runs: Sequence[Run], site: Site) -> list[str]:
+    """What the ledger holds against a job that the store says has completed."""
+    wrong: list[str] = []
+    if view.state != "completed":
+        wrong.append(f"is {view.state}: {view.error}")
+    if len(runs) > view.attempt:
+        wrong.append(f"{len(runs)} effects in {view.attempt} attempts")
+    if not runs or runs[-1].attempt != view.attempt or view.result != str(view.attempt):
+        wrong.append(f"attempt {view.attempt} is accepted with {view.result}, the ledger's last is {runs[-1:]}")
+    if any(run.end is None for run in runs):
+        wrong.append("an attempt neither ended nor was killed")
+    ended = sorted(each.attempt for each in site.store.attempts(view.id))
+    if ended != list(range(1, view.attempt)):
+        wrong.append(f"{view.attempt} attempts, other outcomes than completed for {ended}")
+    return [f"{view.id} {each}" for each in wrong]
+
+
+def _count_all(site: Site) -> list[str]:
+    found: list[str] = []
+    page = site.store.search(Filter(), limit=1000)
+    while True:
+        found += [view.id for view in page.jobs]
+        if page.cursor is None:
+            return found
+        page = site.store.search(Filter(), limit=1000, cursor=page.cursor)
+
+
+def storm(site: Site, jobs: int, kills: int, seed: int) -> Report:
+    return Storm(site, jobs, kills, seed).run()
+
+
+def main(jobs: int = 5000, kills: int = 200, seed: int = 0) -> int:
+    with tempfile.TemporaryDirectory() as folder, Site(Path(folder)) as site:
+        report = storm(site, jobs, kills, seed or random.SystemRandom().randrange(1, 1 << 32))
+    print(report)
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,158 @@
+"""Signals: one lets running jobs finish, two hand them back; one worker can be drained alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from tenure.job import JobHandle
+
+from . import shop
+from .conftest import Tell
+from .harness import Site, Supervised, alive, boot, children, send
+
+UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def running(site: Site, supervisor: Supervised, *jobs: JobHandle[str]) -> Supervised:
+    for job in jobs:
+        site.seen(job, "begin")
+    return supervisor
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_one_signal_lets_running_jobs_finish(site: Site, number: int) -> None:
+    jobs = [shop.wait.enqueue(), shop.wait_in_thread.enqueue()]
+    supervisor = running(site, site.supervisor(concurrency=2), *jobs)
+
+    supervisor.signal(number)
+    site.go()
+
+    assert supervisor.exit_code() == 0
+    assert [(site.job(job).state, site.job(job).attempt) for job in jobs] == [("completed", 1)] * 2
+    assert site.store.workers() == [], "nobody is left to wait for"
+
+
+def test_a_second_signal_hands_running_jobs_back_uncharged(site: Site, tell: Tell) -> None:
+    jobs = [shop.wait.enqueue(), shop.wait_in_thread.enqueue()]
+    supervisor = running(site, site.supervisor(), *jobs)
+
+    supervisor.signal(signal.SIGTERM)
+    at = boot()
+    supervisor.signal(signal.SIGINT)  # another one: two alike that wait together arrive as one
+    assert supervisor.exit_code() == 0
+    took = boot() - at
+
+    for job in jobs:
+        view = site.job(job)
+        assert (view.state, view.failures, view.crashes_total) == ("queued", 0, 0)
+        assert site.outcomes(job) == ["released"]
+        assert site.lines(job, "stopped shutdown")
+    site.go()
+    site.supervisor()
+    assert [(view.state, view.attempt) for view in site.ended(*jobs)] == [("completed", 2)] * 2
+    tell(f"two signals: ended after {took * 1000:.0f} ms")
+
+
+def test_jobs_that_outlast_the_grace_are_handed_back(site: Site) -> None:
+    job = shop.wait.enqueue()
+    supervisor = running(site, site.supervisor(grace="300ms"), job)
+
+    assert supervisor.stop() == 0
+
+    assert site.job(job).state == "queued"
+    assert site.outcomes(job) == ["released"]
+
+
+def test_sigterm_to_one_worker_drains_it_alone_and_it_is_replaced(site: Site) -> None:
+    supervisor = site.supervisor(workers=2, concurrency=1)
+    jobs = [shop.wait.enqueue(), shop.wait.enqueue()]
+    first, other = (site.seen(job, "begin").pid for job in jobs)
+    before = set(supervisor.workers())
+    assert {first, other} == before
+
+    send(first, signal.SIGTERM)
+    later = shop.effect.enqueue(0.0)
+    site.go()
+
+    assert [(view.state, view.attempt) for view in site.ended(*jobs, later)] == [("completed", 1)] * 3
+    site.until(lambda: not alive(first), "the drained worker to end")
+    site.until(lambda: len(set(supervisor.workers()) - before) == 1, "its replacement")
+    assert alive(other)
+    assert supervisor.process.poll() is None
+
+
+def test_ctrl_c_for_the_whole_foreground_group_is_one_signal(site: Site) -> None:
+    job = shop.wait.enqueue()
+    supervisor = running(site, site.supervisor(), job)
+
+    os.killpg(supervisor.pid, signal.SIGINT)
+    for worker in supervisor.workers():  # a terminal's Ctrl-C reaches those too that share its group
+        send(worker, signal.SIGINT)
+    site.go()
+
+    assert supervisor.exit_code() == 0
+    assert (site.job(job).state, site.job(job).attempt) == ("completed", 1)
+
+
+def test_three_signals_kill(site: Site) -> None:
+    job = shop.stay.enqueue()
+    supervisor = site.supervisor()
+    site.seen(job, "begin")
+
+    at = boot()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        supervisor.signal(number)
+    supervisor.exit_code()
+
+    assert boot() - at < 10, "it did not wait for the thread"
+    assert site.job(job).state == "queued"
+    assert site.outcomes(job) == ["released"]
+
+
+def test_until_empty_runs_what_there_is_and_exits_0(site: Site) -> None:
+    jobs = [shop.effect.enqueue(0.01) for _ in range(30)]
+
+    supervisor = site.supervisor(until_empty=True, workers=2)
+
+    assert supervisor.exit_code() == 0
+    assert {site.job(job).state for job in jobs} == {"completed"}
+
+
+def test_until_empty_waits_for_a_job_that_must_run_alone(site: Site) -> None:
+    job = shop.climb.enqueue()
+    supervisor = site.supervisor(until_empty=True)
+    send(site.seen(job, "half").pid, signal.SIGKILL)
+
+    assert supervisor.exit_code() == 0
+
+    assert (site.job(job).state, site.job(job).attempt) == ("completed", 2)
+
+
+def unshare_works() -> bool:
+    return (
+        shutil.which("unshare") is not None and subprocess.run([*UNSHARE, "true"], capture_output=True).returncode == 0
+    )
+
+
+def test_it_works_as_pid_1_and_reaps_what_it_inherits(site: Site) -> None:
+    if not unshare_works():
+        pytest.skip("unshare --pid is not permitted here")
+    outer = site.supervisor(before=UNSHARE)
+    orphaned, job = shop.orphan.enqueue(), shop.wait.enqueue()
+    site.seen(job, "begin")
+    site.ended(orphaned)
+    (first,) = children(outer.pid)
+
+    site.until(lambda: all(alive(pid) for pid in children(first)), "no zombie to be left")
+    crashed = shop.leave.using(retry=1).enqueue(0)
+    site.seen(crashed, "begin", attempt=2)  # a worker that died was replaced
+    send(first, signal.SIGTERM)
+    site.go()
+
+    assert outer.exit_code() == 0
+    assert site.job(job).state == "completed"

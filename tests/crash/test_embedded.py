@@ -1,0 +1,127 @@
+"""A worker inside another process: it drains at the end of its block, and stops when its lease is lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tenure import Retry
+
+from . import shop
+from .conftest import Tell
+from .harness import HERE, Site, boot, overlaps, runs_of
+
+
+@pytest.fixture(autouse=True)
+def ledger_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers run in this very process."""
+    monkeypatch.setenv("TENURE_TEST_LEDGER", str(site.ledger))
+    shop._ledger.cache_clear()
+
+
+def test_it_runs_jobs_and_leaves_a_declared_death(site: Site) -> None:
+    with shop.jobs.worker(concurrency=2):
+        jobs = [shop.effect.enqueue(0.05), shop.effect_in_thread.enqueue(0.05)]
+        assert [job.result("20s") for job in jobs] == [1, 1]
+        (row,) = site.store.workers()
+        assert row.identity.runner == "embedded"
+
+    assert site.store.workers() == []
+    assert [each.identity.id for each in site.store.workers(dead=True)] == [row.identity.id]
+
+
+def test_it_drains_at_the_end_of_its_block(site: Site) -> None:
+    with shop.jobs.worker():
+        job = shop.effect.enqueue(0.5)
+        site.seen(job, "begin")
+
+    view = site.job(job)
+    assert (view.state, view.attempt) == ("completed", 1)
+    assert site.lines(job, "end")
+
+
+def test_jobs_that_outlast_its_grace_are_handed_back(site: Site) -> None:
+    shop.jobs.configure({"url": site.url, "grace": "200ms"})
+    with shop.jobs.worker():
+        job = shop.wait.enqueue()
+        site.seen(job, "begin")
+
+    view = site.job(job)
+    assert (view.state, view.failures, view.crashes_total) == ("queued", 0, 0)
+    assert site.outcomes(job) == ["released"]
+
+
+def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Site, tell: Tell) -> None:
+    shop.jobs.configure({"url": site.url, "lease": "2s", "grace": "5s"})
+    with shop.jobs.worker():
+        job = shop.wait.enqueue()
+        site.seen(job, "begin")
+        old = site.worker(job).identity.id
+        at = boot()
+        assert site.store.declare_dead([old]) == {old}
+        stopped = site.seen(job, "stopped lease_lost", seconds=10)
+        site.seen(job, "begin", attempt=2)
+        assert site.worker(job).identity.id != old
+        site.go()
+        assert job.result("20s") == "told"
+
+    assert overlaps(runs_of(site.lines())) == []
+    assert [each.died_at is not None for each in site.store.workers(dead=True)] == [True, True]
+    tell(f"stopped {stopped.at - at:.2f} s after its death was declared, under a lease of 2 s")
+
+
+def test_a_finish_that_is_rolled_back_is_an_ordinary_failure(site: Site) -> None:
+    shop.jobs.configure({"url": site.url, "lease": "1s"})
+    with shop.jobs.worker():
+        job = shop.hand_in.using(retry=Retry(3, base="10ms")).enqueue("roll back")
+        (view,) = site.ended(job)
+
+    assert (view.state, view.result, view.attempt, view.failures) == ("completed", '"with it"', 2, 1)
+    assert overlaps(runs_of(site.lines())) == []
+
+
+def test_a_finish_that_committed_stands_whatever_comes_after(site: Site) -> None:
+    with shop.jobs.worker():
+        job = shop.hand_in.enqueue("raise")
+        (view,) = site.ended(job)
+
+    view = site.job(job)
+    assert (view.state, view.result, view.attempt, view.failures) == ("completed", '"with it"', 1, 0)
+
+
+def test_a_forked_child_forgets_what_its_parent_held(site: Site) -> None:
+    script = site.folder / "forks.py"
+    script.write_text(FORKS)
+    told = subprocess.run(
+        [sys.executable, str(script)],
+        env=site.env("30s", {}, {"TENURE_URL": site.url}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.split() == ["parent", "child", "parent"], told.stderr
+
+
+FORKS = f"""
+import os, sys
+sys.path.insert(0, {str(HERE)!r})
+import shop
+
+with shop.jobs.worker():
+    assert shop.effect.enqueue(0.0).result("20s") == 1
+    print("parent", flush=True)
+    pid = os.fork()
+    if pid == 0:
+        with shop.jobs.worker():
+            assert shop.effect.enqueue(0.0).result("20s") == 1
+        print("child", flush=True)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert shop.effect.enqueue(0.0).result("20s") == 1
+    print("parent", flush=True)
+"""

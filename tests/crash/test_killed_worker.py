@@ -1,0 +1,108 @@
+"""Kill -9, of a worker and of a supervisor: what ran starts again at once, and nothing of it was left running."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+
+import pytest
+
+from . import shop
+from .conftest import Tell
+from .harness import FULL, Site, alive, boot, overlaps, runs_of, send, spread
+
+KILLS = 50 if FULL else 8
+
+
+def test_a_job_of_a_killed_worker_starts_again_from_its_checkpoint_within_a_second(site: Site, tell: Tell) -> None:
+    supervisor = site.supervisor()
+    waits: list[float] = []
+    killed: dict[int, float] = {}
+
+    for _ in range(KILLS):
+        job = shop.climb.enqueue()
+        victim = site.seen(job, "half").pid
+        killed[victim] = boot()
+        send(victim, signal.SIGKILL)
+        again = site.seen(job, "begin", attempt=2)
+        waits.append(again.at - killed[victim])
+
+        (view,) = site.ended(job)
+        assert (view.state, view.result, view.attempt, view.failures) == ("completed", "7", 2, 0)
+        assert again.event == "begin checkpoint=7 left=0", "its children were gone, its checkpoint was there"
+        (attempt,) = site.attempts(job)
+        assert attempt.outcome == "crashed"
+        assert attempt.evidence["exit"] == "signal 9 (SIGKILL)"
+
+    assert overlaps(runs_of(site.lines(), killed)) == []
+    assert supervisor.stop() == 0
+    tell(f"from kill -9 of the worker to its job's next start: first {waits[0] * 1000:.0f} ms, {spread(waits)}")
+    assert statistics.median(waits) < 1.0
+
+
+def test_a_killed_one_slot_worker_is_started_again_at_once_too(site: Site, tell: Tell) -> None:
+    site.supervisor(env={"TENURE_RETRY_CAP": "50ms"})
+    job = shop.tick.enqueue()
+    waits: list[float] = []
+
+    for attempt in range(1, 5):
+        victim = site.seen(job, "tick", attempt=attempt).pid
+        at = boot()
+        send(victim, signal.SIGKILL)
+        waits.append(site.seen(job, "begin", attempt=attempt + 1).at - at)
+    site.go()
+
+    (view,) = site.ended(job)
+    assert (view.state, view.attempt, view.crashes_total) == ("completed", 5, 4)
+    tell(f"from kill -9 to the next start, each in a fresh process: {spread(waits)}")
+
+
+def test_workers_die_with_their_supervisor_and_the_next_one_takes_their_jobs_back_at_once(
+    site: Site, tell: Tell
+) -> None:
+    first = site.supervisor(workers=2, concurrency=2)
+    jobs = [shop.climb.enqueue() for _ in range(4)]
+    for job in jobs:
+        site.seen(job, "half")
+    workers = first.workers()
+    assert len(workers) == 2
+
+    at = boot()
+    first.kill()
+    site.until(lambda: not any(map(alive, workers)), "its workers to die with it")
+    died = boot()
+    site.supervisor()
+
+    again = [site.seen(job, "begin", attempt=2, seconds=15) for job in jobs]
+    assert all(line.event == "begin checkpoint=7 left=0" for line in again)
+    assert [view.state for view in site.ended(*jobs)] == ["completed"] * 4
+    tell(
+        f"kill -9 of the supervisor: its workers were gone after {(died - at) * 1000:.0f} ms; from the start of the "
+        f"next one to the jobs' next start {spread([line.at - died for line in again])}"
+    )
+
+
+@pytest.mark.parametrize("victim", ["worker", "supervisor"])
+def test_a_child_that_kept_the_workers_descriptors_holds_nothing_up(site: Site, victim: str) -> None:
+    supervisor = site.supervisor()
+    job = shop.leak.enqueue()
+    line = site.seen(job, "forked")
+
+    send(line.pid if victim == "worker" else supervisor.pid, signal.SIGKILL)
+    if victim == "supervisor":
+        site.supervisor()
+
+    (view,) = site.ended(job, seconds=15)
+    assert (view.state, view.attempt) == ("completed", 2)
+
+
+def test_a_worker_whose_own_loop_fails_is_replaced(site: Site) -> None:
+    site.supervisor(lease="3s", faults={"break_the_beat": True})
+    job = shop.wait_in_thread.enqueue()
+    first = site.seen(job, "begin")
+
+    site.until(lambda: not alive(first.pid), "the broken worker to end")
+    site.go()
+
+    (view,) = site.ended(job)
+    assert (view.state, view.failures) == ("completed", 0)
