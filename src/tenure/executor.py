@@ -18,7 +18,7 @@ import inspect
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
@@ -122,7 +122,7 @@ class Attempt:
 
     async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
         context = contextvars.copy_context()
-        future = self.loop.run_in_executor(pool, context.run, self._call, program)
+        future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
         while True:
             try:
                 outcome = await asyncio.shield(future)
@@ -324,7 +324,7 @@ async def run_inline(
 # ── Around and resources ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _enter(stack: ExitStack, around: Callable[[Job[Any]], Iterator[None]], job: Job[Any]) -> None:
+def _enter(stack: ExitStack, around: Callable[[Job[Any]], Generator[None]], job: Job[Any]) -> None:
     if inspect.isasyncgenfunction(around):
         raise TenureError(
             f"@jobs.around {around.__name__} is async, but {job.task} is a plain function that runs in a thread: "
@@ -341,7 +341,7 @@ async def _enter_async(stack: AsyncExitStack, around: Callable[[Job[Any]], Any],
 
 
 @asynccontextmanager
-async def open_resources(openers: Sequence[Callable[[], Any]]) -> AsyncIterator[dict[type, object]]:
+async def open_resources(openers: Sequence[Callable[[], Any]]) -> AsyncGenerator[dict[type, object]]:
     """Open every `@jobs.resource` once, in order, and close them in reverse."""
     async with AsyncExitStack() as stack:
         found: dict[type, object] = {}

@@ -57,7 +57,7 @@ class Retry:
         never: Raises = (),
         delay: Callable[[Exception, int], Duration | None] | None = None,
     ) -> None:
-        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:
+        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"max_failures: expected a whole number from 1 (1 = no retry), got {max_failures!r}")
         put = object.__setattr__
         put(self, "max_failures", max_failures)
@@ -68,7 +68,7 @@ class Retry:
         put(self, "delay", delay)
         for name, kinds in (("on", self.on), ("never", self.never)):
             for kind in kinds:
-                if not (isinstance(kind, type) and issubclass(kind, Exception)):
+                if not (isinstance(kind, type) and issubclass(kind, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise InvalidOption(f"{name}: expected Exception types, got {kind!r}")
 
     @classmethod

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import IO, Any
 
 import msgspec
@@ -142,7 +143,7 @@ class Supervisor:
         os.set_blocking(self._wake_out, False)
         signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._stop())
+            signal.signal(number, self._stop_by_signal)
         self._selector.register(self._wake_in, selectors.EVENT_READ, None)
         for _ in range(self._options.workers):
             self._start("worker")
@@ -190,6 +191,9 @@ class Supervisor:
             os.write(self._wake_out, b"\0")
         except BlockingIOError:
             return  # it is awake already
+
+    def _stop_by_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop()
 
     def _stop(self) -> None:
         """First signal: drain. Second: without grace. Third: kill."""

@@ -247,7 +247,7 @@ def test_the_modules_of_imports_bring_their_tasks(here: Path) -> None:
 def test_an_app_that_is_not_found_says_what_is_missing(here: Path, target: str | None, why: str) -> None:
     (here / "two.py").write_text(APP + "other = Tenure('memory:')\n")
     (here / "none.py").write_text("")
-    (here / "broken_imports.py").write_text("from tenure import Tenure\njobs = Tenure('memory:', imports=['absent.a'])\n")
+    (here / "broken_imports.py").write_text("from tenure import Tenure\njobs = Tenure(imports=['absent.a'])\n")
 
     with pytest.raises(InvalidOption) as caught:
         load_app(target)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,7 +105,7 @@ def _rate(count: int, work: Callable[[], object]) -> float:
 
 
 @contextmanager
-def _worker(url: str, slots: int, folder: str) -> Iterator[None]:
+def _worker(url: str, slots: int, folder: str) -> Generator[None]:
     order = {"app": "tenure.cli.bench_tasks", "url": url, "concurrency": slots, "grace": "5s"}
     with Path(folder, "worker.log").open("wb") as log:
         process = subprocess.Popen(

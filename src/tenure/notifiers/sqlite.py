@@ -8,6 +8,8 @@ listener compares SQLite's `data_version` four times a second (3.6 µs a look), 
 another runtime folder.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
 import os
@@ -28,7 +30,7 @@ _LOOK_SECONDS = 0.25
 _BLIND_LOOK_SECONDS = 0.05
 _Kind = Literal["queued", "due", "cancel"]
 _KINDS: dict[_Kind, bytes] = {"queued": b"q", "due": b"d", "cancel": b"c"}
-_NAMES = {code: kind for kind, code in _KINDS.items()}
+_NAMES: dict[bytes, _Kind] = {code: kind for kind, code in _KINDS.items()}
 
 
 class SqliteNotifier:

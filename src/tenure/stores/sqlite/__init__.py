@@ -10,9 +10,11 @@ How it keeps the promises of `ports.Store`:
    forth, which costs more than the row.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -139,7 +141,7 @@ class SqliteStore:
     # ── transactions ──
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> Generator[Transaction]:
         with self._file.transaction() as transaction:
             yield transaction
 

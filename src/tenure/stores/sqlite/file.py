@@ -5,6 +5,8 @@ of the file in it (`sqlite3`, a copy, a hash) drops them, and committed jobs can
 (sqlite.org/howtocorrupt.html, section 2.2). An audit hook refuses that with a sentence.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
 import os
@@ -12,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -320,7 +322,7 @@ class DatabaseFile:
             op.done = True
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> Generator[Transaction]:
         with self._turn:
             connection = self._connection(self._writer)
             try:

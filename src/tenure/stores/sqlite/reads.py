@@ -1,5 +1,7 @@
 """What people look at. Short reads on their own connection: they hold up no writer, and no long snapshot."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
 import json
