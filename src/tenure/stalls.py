@@ -37,7 +37,7 @@ def name(stacks: str, functions: Mapping[tuple[str, str], str]) -> tuple[str, st
     >>> name('Current thread 0x1:\\n  File "/a/shop.py", line 7 in charge\\n', {("/a/shop.py", "charge"): "charge"})
     ('charge', '/a/shop.py:7')
     """
-    for thread in sorted(stacks.split("\n\n"), key=lambda text: not text.startswith("Current thread")):
+    for thread in _threads(stacks):
         for frame in _FRAME.finditer(thread):
             task = functions.get((frame["file"], frame["name"]))
             if task is not None:
@@ -48,8 +48,13 @@ def name(stacks: str, functions: Mapping[tuple[str, str], str]) -> tuple[str, st
 def last_frame(file: int) -> str:
     """Where a process was when a fatal signal hit it, if faulthandler could still say so."""
     text = _read(file)
-    frame = _FRAME.search(text) if "Fatal Python error" in text else None
+    frame = _FRAME.search(_threads(text)[0]) if "Fatal Python error" in text else None
     return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
+
+
+def _threads(stacks: str) -> list[str]:
+    """The stack of each thread; first that of the one which got the signal."""
+    return sorted(stacks.split("\n\n"), key=lambda text: not text.startswith("Current thread"))
 
 
 def _read(file: int) -> str:
