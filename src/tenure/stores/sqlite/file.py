@@ -29,6 +29,7 @@ T = TypeVar("T")
 APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
 BUSY_SECONDS = 5.0
 TRANSACTION_SECONDS = 5.0
+LARGEST_LOG = 64 << 20  # bytes of write-ahead log that are kept for the next round
 ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: when upkeep checkpoints, and when a writer has to
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glusterfs", "lustre")
 
@@ -74,8 +75,7 @@ def _guard(event: str, args: tuple[Any, ...]) -> None:
     text = os.fsdecode(name)  # pyright: ignore[reportUnknownArgumentType]
     text = text.removeprefix("file:").partition("?")[0]
     base = text.removesuffix("-wal").removesuffix("-shm")
-    # A cheap test first: this hook sees every open of the process.
-    if Path(base).name in {Path(held).name for held in _held} and os.path.realpath(base) in _held:
+    if os.path.realpath(base) in _held:
         raise StoreError(
             f"{text} is held by Tenure in this process: opening it any other way drops its locks and can lose "
             "committed jobs. Use jobs.transaction() for SQL of your own, `tenure backup` for a copy."
@@ -222,9 +222,15 @@ class DatabaseFile:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode is None or mode[0] != "wal":
                 raise StoreError(f"{self.path}: this file system can't keep SQLite's write-ahead log; use a local disk")
-            connection.execute("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA mmap_size = 0")
-            # Checkpoints belong to upkeep; this is for a file that nobody maintains. A writer would wait for it.
-            connection.execute(f"PRAGMA wal_autocheckpoint = {MOST_FRAMES}; PRAGMA journal_size_limit = 67108864")
+            for pragma, value in (
+                ("synchronous", "FULL"),
+                ("foreign_keys", "ON"),
+                ("mmap_size", 0),
+                # Checkpoints belong to upkeep; this is for a file that nobody maintains. A writer would wait for it.
+                ("wal_autocheckpoint", MOST_FRAMES),
+                ("journal_size_limit", LARGEST_LOG),
+            ):
+                connection.pragma(pragma, value)
         except BaseException:
             connection.close()
             raise

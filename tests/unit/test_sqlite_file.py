@@ -1,0 +1,250 @@
+"""The SQLite file: what is refused when it is opened, what is kept apart, what is committed together."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import apsw
+import pytest
+
+from tenure.errors import BadData, StoreAway, StoreError
+from tenure.ports import Draft
+from tenure.stores.sqlite import SqliteStore, file
+from tenure.stores.sqlite.file import DatabaseFile, file_system
+
+
+def opened(path: Path) -> SqliteStore:
+    store = SqliteStore(str(path))
+    store.open()
+    return store
+
+
+def draft(number: int, payload: str = "{}") -> Draft:
+    return Draft(id=f"00000000-0000-7000-8000-{number:012d}", task="t", payload=payload)
+
+
+def version(path: Path, number: int) -> None:
+    connection = apsw.Connection(str(path))
+    connection.pragma("user_version", number)
+    connection.close()
+
+
+# ── opening ──
+
+
+def test_a_database_of_somebody_else_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "theirs.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (n)")
+    connection.close()
+
+    with pytest.raises(StoreError, match="is a SQLite database, but not Tenure's"):
+        opened(path)
+
+    connection = sqlite3.connect(path)
+    tables = connection.execute("SELECT name FROM sqlite_schema").fetchall()
+    connection.close()
+    assert tables == [("theirs",)]
+
+
+def test_a_schema_one_version_ahead_is_accepted_two_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    opened(path).close()
+    newest = len(file.migrations())
+
+    version(path, newest + 1)
+    opened(path).close()
+    version(path, newest + 2)
+    with pytest.raises(StoreError, match=rf"has schema version {newest + 2}, .* knows {newest}.*upgrade Tenure"):
+        opened(path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"SQLite format 3\0" + bytes(9000), b"no database at all" * 1000])
+def test_a_damaged_file_is_told_in_one_sentence(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "t.db"
+    path.write_bytes(damage)
+    if not damage:  # an empty file is a new database, to SQLite and to us
+        opened(path).close()
+        return
+    with pytest.raises(StoreError, match=r"damaged or not a Tenure database.*restore a backup"):
+        opened(path)
+
+
+def test_damage_inside_a_file_is_found_by_the_check(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    store = opened(path)
+    store.enqueue([draft(n, '"' + "x" * 2000 + '"') for n in range(50)])
+    assert store.damage() == []
+    store.close()
+    pages = bytearray(path.read_bytes())
+    pages[len(pages) // 2 : len(pages) // 2 + 4096] = b"\xff" * 4096
+    path.write_bytes(pages)
+
+    store = opened(path)
+    try:
+        assert store.damage()
+    except StoreError as error:
+        assert "damaged" in str(error)
+    store.close()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"nowhere is not a folder: create it"):
+        opened(tmp_path / "nowhere" / "t.db")
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "9p", "fuse.sshfs", "virtiofs"])
+def test_a_network_file_system_is_refused(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "file_system", lambda path: kind)
+    with pytest.raises(StoreError, match=rf"is on a network file system \({kind}\)"):
+        opened(tmp_path / "t.db")
+
+
+def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "1 0 0:1 / / rw - ext4 /dev/a rw\n2 1 0:2 / /srv rw shared:1 - nfs4 h:/x rw\n"
+        "3 2 0:3 / /srv/my\\040jobs rw - xfs /dev/b rw\n"
+    )
+    found = [file_system(Path(path), str(mounts)) for path in ("/a", "/srv/a", "/srv/my jobs/a", "/srvother/a")]
+    assert found == ["ext4", "nfs4", "xfs", "ext4"]
+
+
+# ── one way in ──
+
+
+def test_any_other_open_of_a_held_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    store = opened(path)
+    for name in (path, f"{path}-wal", f"{path}-shm", f"file:{path}?mode=ro", bytes(path)):
+        with pytest.raises(StoreError, match=r"held by Tenure in this process.*jobs\.transaction\(\).*tenure backup"):
+            open(name)  # noqa: PTH123, SIM115
+    with pytest.raises(StoreError, match="held by Tenure"):
+        sqlite3.connect(path)
+    (tmp_path / "link.db").symlink_to(path)
+    with pytest.raises(StoreError, match="held by Tenure"):
+        sqlite3.connect(tmp_path / "link.db")
+
+    store.close()
+    sqlite3.connect(path).close()
+
+
+def test_a_backup_is_a_whole_database(tmp_path: Path) -> None:
+    store = opened(tmp_path / "t.db")
+    store.enqueue([draft(n) for n in range(300)])
+    seen: list[tuple[int, int]] = []
+
+    store.backup(str(tmp_path / "copy.db"), lambda done, total: seen.append((done, total)))
+    store.enqueue([draft(1000)])
+    store.close()
+
+    copy = opened(tmp_path / "copy.db")
+    assert (sum(copy.counts().values()), copy.damage()) == (300, [])
+    assert seen[-1][0] == seen[-1][1]
+    copy.close()
+
+
+# ── turns and groups ──
+
+
+def test_writes_that_wait_together_are_committed_together(tmp_path: Path) -> None:
+    database = DatabaseFile(str(tmp_path / "t.db"))
+    database.open()
+    database.write(lambda connection: connection.execute("CREATE TABLE n (n)"))
+    commits = [0]
+    started, go = threading.Event(), threading.Event()
+
+    def first(connection: apsw.Connection) -> None:
+        connection.set_commit_hook(lambda: commits.__setitem__(0, commits[0] + 1) or False)
+        started.set()
+        go.wait(10)
+
+    threads = [threading.Thread(target=database.write, args=(first,))]
+    threads[0].start()
+    started.wait(10)
+    for number in range(20):
+        insert = f"INSERT INTO n VALUES ({number})"
+        threads.append(threading.Thread(target=database.write, args=(lambda c, sql=insert: c.execute(sql) and None,)))
+        threads[-1].start()
+    while len(database._waiting) < 20:
+        threading.Event().wait(0.001)
+    go.set()
+    for thread in threads:
+        thread.join()
+
+    assert commits == [2]  # the first one's own, and one for all that waited
+    assert database.read(lambda c: file.first(c, "SELECT count(*) FROM n")) == (20,)
+    database.close()
+
+
+def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
+    store = opened(tmp_path / "t.db")
+    errors: list[BaseException] = []
+    held, waiting = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        store._file.write(lambda connection: held.set() or waiting.wait(10))
+
+    def enqueue(number: int, priority: int) -> None:
+        try:
+            store.enqueue([Draft(id=draft(number).id, task="t", payload="{}", priority=priority)])
+        except BadData as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=hold)]
+    threads[0].start()
+    held.wait(10)
+    for number in range(10):
+        threads.append(threading.Thread(target=enqueue, args=(number, 1000 if number == 4 else 0)))
+        threads[-1].start()
+    while len(store._file._waiting) < 10:
+        threading.Event().wait(0.001)
+    waiting.set()
+    for thread in threads:
+        thread.join()
+
+    assert (len(errors), sum(store.counts().values())) == (1, 9)
+    store.close()
+
+
+def test_a_locked_file_is_away_not_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "BUSY_SECONDS", 0.05)
+    path = tmp_path / "t.db"
+    store, other = opened(path), opened(path)
+    with other.transaction(), pytest.raises(StoreAway, match="was locked by another process"):
+        store.enqueue([draft(1)])
+    assert store.enqueue([draft(1)])[0].created
+    store.close()
+    other.close()
+
+
+def test_a_transaction_that_stays_open_too_long_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "TRANSACTION_SECONDS", 0.0)
+    store = opened(tmp_path / "t.db")
+    with pytest.raises(StoreError, match=r"rolled back.*only write lock"), store.transaction() as tx:
+        store.enqueue([draft(1)], tx=tx)
+    assert store.get(draft(1).id) is None
+    store.close()
+
+
+def test_a_store_that_is_closed_says_so(tmp_path: Path) -> None:
+    store = opened(tmp_path / "t.db")
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="is not open"):
+        store.counts()
+
+
+def test_upkeep_moves_the_log_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "ENOUGH_FRAMES", 1)
+    path = tmp_path / "t.db"
+    store = opened(path)
+    store.enqueue([draft(n) for n in range(1000)])
+    before = path.stat().st_size
+
+    store.upkeep()
+
+    assert path.stat().st_size > before
+    store.close()
