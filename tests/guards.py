@@ -23,7 +23,7 @@ class Guard(NamedTuple):
     without: str
 
 
-STATEMENTS, STORE = "statements.py", "__init__.py"
+STATEMENTS, STORE, OPERATORS = "statements.py", "__init__.py", "operators.py"
 # ruff: noqa: E501 (a guard a line, however long: it is a table)
 GUARDS = (
     Guard("an owner's write checks the attempt", STATEMENTS, " AND attempt = :attempt AND +worker_id", " AND +worker_id"),
@@ -38,8 +38,8 @@ GUARDS = (
     Guard("death is declared once", STORE, "death = 'crash' WHERE id = ? AND died_at IS NULL", "death = 'crash' WHERE id = ?"),
     Guard("a rescue takes only from the dead, missing or hung", STATEMENTS, "w.id IS NULL OR w.died_at IS NOT NULL\n        OR ", "TRUE OR "),
     Guard("a worker id is used once", STORE, "if connection.changes() == 0:\n                raise", "if False:\n                raise"),
-    Guard("a running job can't be deleted", STORE, "DELETE FROM jobs WHERE id = ? AND state <> 'processing'", "DELETE FROM jobs WHERE id = ?"),
-    Guard("a cancel ends only what waits", STORE, "WHERE id = :id AND state IN ('scheduled', 'queued')", "WHERE id = :id"),
+    Guard("a running job can't be deleted", OPERATORS, "DELETE FROM jobs WHERE id = ? AND state <> 'processing'", "DELETE FROM jobs WHERE id = ?"),
+    Guard("a cancel ends only what waits", OPERATORS, "WHERE id = :id AND state IN ('scheduled', 'queued')", "WHERE id = :id"),
     Guard("a cancel asked turns a retry into cancelled", STORE, "cancel_reason is not None)", "False)"),
 )  # fmt: skip
 

@@ -60,7 +60,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
-from tenure.stores.sqlite import reads
+from tenure.stores.sqlite import operators, reads
 from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, first, migrations
 from tenure.stores.sqlite.statements import (
     CHARGES,
@@ -188,23 +188,9 @@ class SqliteStore:
         return Enqueued(found[0], False, State(found[1]))
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
-        now = self._now()
         check_text(reason)
-
-        def step(connection: apsw.Connection, job_id: str) -> State | None:
-            connection.execute(
-                "UPDATE jobs SET state = 'cancelled', ended_at = :now, cancel_reason = :reason, error = :reason "
-                "WHERE id = :id AND state IN ('scheduled', 'queued')",
-                {"now": now, "reason": reason, "id": job_id},
-            )
-            connection.execute(
-                "UPDATE jobs SET cancel_reason = ? WHERE id = ? AND state = 'processing' AND cancel_reason IS NULL",
-                (reason, job_id),
-            )
-            found = first(connection, "SELECT state FROM jobs WHERE id = ?", (job_id,))
-            return None if found is None else State(found[0])
-
-        return self._each(ids, step)
+        now = self._now()
+        return self._each(ids, lambda connection, job_id: operators.cancel(connection, job_id, reason, now))
 
     def promote(self, *, limit: int = 1000) -> Promoted:
         now = self._now()
@@ -230,56 +216,14 @@ class SqliteStore:
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         now = self._now()
-
-        def step(connection: apsw.Connection, job_id: str) -> State | None:
-            connection.execute(
-                "UPDATE jobs SET state = 'queued', run_at = min(run_at, ?) WHERE id = ? AND state = 'scheduled'",
-                (now, job_id),
-            )
-            found = first(connection, "SELECT state FROM jobs WHERE id = ?", (job_id,))
-            return None if found is None else State(found[0])
-
-        return self._each(ids, step)
+        return self._each(ids, lambda connection, job_id: operators.promote(connection, job_id, now))
 
     def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         now = self._now()
-
-        def step(connection: apsw.Connection, job_id: str) -> Answer | None:
-            found = first(connection, "SELECT state, task, unique_key FROM jobs WHERE id = ?", (job_id,))
-            if found is None:
-                return None
-            state, task, unique = State(found[0]), found[1], found[2]
-            if state not in ENDED:
-                return NotLanded(f"it is {state}: only an ended job can be replayed")
-            holder = first(
-                connection,
-                f"SELECT id FROM jobs WHERE task = ? AND unique_key = ? AND state IN {LIVE_STATES}",
-                (task, unique),
-            )
-            if holder is not None:
-                return NotLanded(f"its unique key {unique!r} is held by job {holder[0]}")
-            connection.execute(
-                "UPDATE jobs SET state = 'queued', run_at = ?, solo = isolated, failures = 0, crashes = 0, "
-                "crashes_total = 0, error = NULL, result = NULL, ended_at = NULL, cancel_reason = NULL, "
-                "expires_at = NULL, last_worker_id = NULL, last_outcome = NULL "
-                "WHERE id = ? AND state IN ('completed', 'dead', 'cancelled')",
-                (now, job_id),
-            )
-            return Landed(State.QUEUED)
-
-        return self._each(ids, step)
+        return self._each(ids, lambda connection, job_id: operators.replay(connection, job_id, now))
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        def step(connection: apsw.Connection, job_id: str) -> Answer | None:
-            found = first(connection, "SELECT state FROM jobs WHERE id = ?", (job_id,))
-            if found is None:
-                return None
-            connection.execute("DELETE FROM jobs WHERE id = ? AND state <> 'processing'", (job_id,))
-            if connection.changes() == 1:
-                return Landed(State(found[0]))
-            return NotLanded("it is processing: cancel it first, then delete it when its code has stopped")
-
-        return self._each(ids, step)
+        return self._each(ids, operators.delete)
 
     def _each(self, ids: Iterable[str], step: Callable[[apsw.Connection, str], T]) -> dict[str, T]:
         wanted = list(dict.fromkeys(ids))
