@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from tenure.clock import system_clock
@@ -21,7 +22,7 @@ from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
 from tenure.executor import open_resources
 from tenure.host import new_token, pid_namespace, started, worker_id
-from tenure.lifecycle import Outcome, Released
+from tenure.lifecycle import Released
 from tenure.lifeline import ASK_AFTER
 from tenure.maintenance import Maintenance
 from tenure.ports import Notifier, Store, WorkerIdentity
@@ -156,11 +157,8 @@ class Embedded:
             resources=resources,
             on_due=self._maintain_wake.set,
             on_tick=lambda: None,
-            on_stuck=self._wait_for_stuck,
+            on_stuck=None,
         )
-
-    def _wait_for_stuck(self, verdicts: dict[str, Outcome]) -> None:
-        """Nothing here may be killed: those jobs stay `processing` until their code ends, and `explain` says so."""
 
     def _settle(self) -> None:
         """This id has ended. Whatever it may still hold goes back, and a new one takes its place."""
@@ -202,8 +200,7 @@ class Embedded:
                 alive = True  # unknown: keep trying; the deadline decides
             else:
                 if alive:
-                    if sent - self._renewed > lease * ASK_AFTER:
-                        self._maintenance.was_away()
+                    self._maintenance.renewed(sent)
                     self._renewed = sent
             if not alive or boot() - self._renewed > lease * ASK_AFTER:
                 self._begin_anew(mine)
@@ -215,7 +212,8 @@ class Embedded:
                 self._fenced = True
                 self._wake.set()
 
-        self._loop.call_soon_threadsafe(fence)
+        with suppress(RuntimeError):  # the loop has ended, and all it ran
+            self._loop.call_soon_threadsafe(fence)
 
     def _maintain(self) -> None:
         while not self._closing.is_set():

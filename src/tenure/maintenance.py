@@ -13,6 +13,7 @@ from tenure.clock import system_clock
 from tenure.events import Events, JobRescued
 from tenure.host import end_leftovers, pid_namespace, started, token_of
 from tenure.lifecycle import State
+from tenure.lifeline import ASK_AFTER
 from tenure.ports import Notifier, Rescued, Ring, Store
 
 BATCH = 100
@@ -42,14 +43,17 @@ class Maintenance:
         self._lease, self._keep, self._keep_dead = lease, keep, keep_dead
         self._mine = mine
         self._boot = system_clock().boot
-        self._quiet_until = self._boot() + lease
+        self._renewed = self._boot()
+        self._quiet_until = self._renewed + lease
         self._next_scan = 0.0
         self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
         self._next_upkeep = 0.0
 
-    def was_away(self) -> None:
-        """Our own renewals had a gap."""
-        self._quiet_until = self._boot() + self._lease
+    def renewed(self, sent: float) -> None:
+        """A renewal of our own has landed. After a gap, everybody else gets a lease to renew too."""
+        if sent - self._renewed > self._lease * ASK_AFTER:
+            self._quiet_until = self._boot() + self._lease
+        self._renewed = sent
 
     def scan_if_due(self) -> bool:
         if time.monotonic() < self._next_scan:
@@ -61,7 +65,8 @@ class Maintenance:
     def scan(self) -> None:
         """Declare the dead, take back their jobs."""
         self.declare_the_provably_dead()
-        if self._boot() >= self._quiet_until:
+        now = self._boot()
+        if now >= self._quiet_until and now - self._renewed <= self._lease * ASK_AFTER:
             self._store.declare_expired()
         while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
             pass

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -520,7 +521,6 @@ class Supervisor:
 
     def _renew(self, ground: Ground) -> None:
         lease = ground.settings.lease
-        last = self._boot()
         while not self._done:
             sent = self._boot()
             children = [child for child in list(self._children.values()) if child.registered]
@@ -532,13 +532,13 @@ class Supervisor:
                 self._renew_wake.wait(RETRY_SECONDS)
                 self._renew_wake.clear()
                 continue
-            if sent - last > lease * 2 / 3:
-                ground.maintenance.was_away()
-            last = sent
+            if children or not self._settling:  # to renew nobody proves nothing
+                ground.maintenance.renewed(sent)
             self._back()
             for child in children:
                 if child.id in alive:
-                    child.lifeline.renewed(sent, lease)
+                    with suppress(ValueError):  # it has ended meanwhile, and its memory is closed
+                        child.lifeline.renewed(sent, lease)
                 elif child.process.pid in self._children:
                     self._ask_main(partial(self._kill, child, "it was declared dead"))
             self._renew_wake.wait(lease / 3)

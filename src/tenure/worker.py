@@ -87,7 +87,8 @@ class Worker:
     """Runs jobs on the running event loop until it is drained or stuck.
 
     `on_due` is called when a ring tells of a job due later (whoever promotes should look), `on_tick` four times a
-    second, `on_stuck` once, with the verdicts of the attempts whose code did not stop.
+    second, `on_stuck` once, with the verdicts of the attempts whose code did not stop. Without an `on_stuck` nobody may
+    be killed here: such code keeps its slot until it ends.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Worker:
         resources: Mapping[type, object],
         on_due: Callable[[], None],
         on_tick: Callable[[], None],
-        on_stuck: Callable[[dict[str, Outcome]], None],
+        on_stuck: Callable[[dict[str, Outcome]], None] | None,
     ) -> None:
         self.plan = plan
         self.program = program
@@ -231,7 +232,7 @@ class Worker:
     # ── claiming ──
 
     def _free(self) -> int:
-        if not self._claiming or self._alone:
+        if not self._claiming or self._alone or self._stuck_since is not None:
             return 0
         free = self.plan.slots - len(self.running) - len(self._waiting_for_old)
         unflushed = len(self._ends) + len(self._flushing)
@@ -507,22 +508,24 @@ class Worker:
                 limit = attempt.claimed.stale_after
                 if limit is not None and now - attempt.active > limit:
                     attempt.ask("timeout", Crashed(f"hung: no progress for {spell(limit)}"))
-            if self._asked:
-                self._watch_asked(now)
+            if self._on_stuck is not None and (self._asked or self._stuck_since is not None):
+                self._watch_asked(now, self._on_stuck)
 
-    def _watch_asked(self, now: float) -> None:
+    def _watch_asked(self, now: float, on_stuck: Callable[[dict[str, Outcome]], None]) -> None:
         stuck = [attempt for attempt, since in self._asked.items() if now - since > STOP_SECONDS]
         if not stuck:
+            if self._stuck_since is not None:  # it has stopped after all, and nobody killed us: go on
+                self._stuck_since, self._told_stuck = None, False
+                self._claim_wake.set()
             return
         if self._stuck_since is None:
             self._stuck_since = now
-            self.stop_claiming()
         lost = any(attempt.stopping == "lease_lost" for attempt in stuck)
         neighbours = len(self.running) - len(stuck) + len(self._ends) + len(self._flushing)
         if not self._told_stuck and (not neighbours or lost or now - self._stuck_since > self.plan.grace):
             self._told_stuck = True
             verdicts = {attempt.claimed.id: attempt.verdict for attempt in stuck if attempt.verdict is not None}
-            self._on_stuck(verdicts)
+            on_stuck(verdicts)
 
     # ── small things ──
 

@@ -125,3 +125,14 @@ with shop.jobs.worker():
     assert shop.effect.enqueue(0.0).result("20s") == 1
     print("parent", flush=True)
 """
+
+
+def test_code_that_does_not_stop_keeps_its_slot_and_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.worker.STOP_SECONDS", 0.2)
+    with shop.jobs.worker(concurrency=2):
+        deaf = shop.effect_in_thread.using(timeout="100ms", retry=1).enqueue(3.0)  # never asks whether it must stop
+        site.seen(deaf, "begin")
+        later = [shop.effect.enqueue(0.1) for _ in range(8)]
+        assert [job.result("20s") for job in later] == [1] * 8
+
+    assert site.ended(deaf)[0].state == "dead"

@@ -23,7 +23,9 @@ def test_a_job_that_kills_its_process_is_dead_after_its_budget_and_its_neighbour
     attempts = site.attempts(poison)
     assert [each.outcome for each in attempts] == ["crashed"] * 4
     assert {each.evidence["exit"] for each in attempts} == {"signal 6 (SIGABRT)"}
-    assert all("in abort" in each.evidence.get("line", "") for each in attempts), [each.evidence.get("line") for each in attempts]
+    assert all("in abort" in each.evidence.get("line", "") for each in attempts), [
+        each.evidence.get("line") for each in attempts
+    ]
     assert all("MiB" in each.evidence["peak_memory"] for each in attempts)
     assert {view.state for view in views} == {"completed"}
     assert max(view.crashes_total for view in views) <= 1

@@ -1,0 +1,219 @@
+"""The pages keep their word: what they show runs, what they name exists, and what exists is named."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import tenure
+from tenure.lifecycle import VERBS, State
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])
+README = (ROOT / "README.md").read_text()
+
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_COMMANDS = [sys.executable, "-c", "from tenure.cli.main import run; run()"]
+
+
+def blocks(page: str, *languages: str) -> list[str]:
+    return [text for language, text in _BLOCK.findall(page) if language in languages]
+
+
+def shell_lines(page: str) -> list[str]:
+    lines = "".join(blocks(page, "sh", "console", "text")).splitlines()
+    return [line.removeprefix("$ ") for line in lines]
+
+
+def tenure_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_COMMANDS, *words],
+        cwd=folder,
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+    return {**inherited, "PYTHONPATH": str(ROOT / "src"), "TENURE_RUNTIME_DIR": str(folder)}
+
+
+# ── README ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A folder with the README's programs: a block that begins with `# NAME.py` is a file, the others one script."""
+    script: list[str] = []
+    for text in blocks(README, "python"):
+        name = re.match(r"# (\w+\.py)\n", text)
+        if name is None:
+            script.append(text)
+        else:
+            (tmp_path / name[1]).write_text(text)
+    (tmp_path / "rest.py").write_text("\n".join(script))
+    return tmp_path
+
+
+@contextmanager
+def worker_of(folder: Path) -> Iterator[None]:
+    """`tenure worker hello`, until the block ends; then it drains."""
+    process = subprocess.Popen(
+        [*_COMMANDS, "worker", "hello"], cwd=folder, env=_environment(folder), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+
+
+def test_the_programs_of_the_readme_run_as_they_stand(written: Path) -> None:
+    for program in ("hello.py", "rest.py"):
+        run = subprocess.run(
+            [sys.executable, program],
+            cwd=written,
+            env=_environment(written),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (run.returncode, run.stderr) == (0, ""), program
+        expected = re.search(r"print\(.*#\s*(.+?),", (written / program).read_text())
+        if expected is not None:
+            assert run.stdout.strip() == expected[1]
+
+
+def test_a_job_enqueued_as_the_readme_says_is_run_by_the_worker_it_starts(written: Path) -> None:
+    (line,) = [line for line in shell_lines(README) if line.startswith("tenure enqueue")]
+    words = shlex.split(line, comments=True)
+
+    with worker_of(written):
+        answer = tenure_command(written, *words[1:])
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.strip()
+
+
+@pytest.mark.parametrize("line", [line for line in shell_lines(README) if line.startswith("make ")])
+def test_every_make_target_of_the_readme_exists(line: str) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+    assert shlex.split(line, comments=True)[1] in targets
+
+
+# ── Commands ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def command_lines() -> list[str]:
+    """Every `tenure …` line in a block of a page, once."""
+    found = dict.fromkeys(line for page in PAGES for line in shell_lines(page.read_text()))
+    return [line for line in found if line.startswith("tenure ")]
+
+
+def leaves(folder: Path) -> list[str]:
+    """`worker`, `jobs list`, …: every command there is, as --help tells."""
+    found: list[str] = []
+    for name in _told_by(folder):
+        found += [f"{name} {verb}" for verb in _told_by(folder, name)] or [name]
+    return found
+
+
+def _told_by(folder: Path, *words: str) -> list[str]:
+    shown = tenure_command(folder, *words, "--help").stdout
+    _, _, commands = shown.partition("─ Commands ─")
+    return re.findall(r"^│ ([a-z]+) ", commands.partition("╰")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_every_command_on_a_page_exists_with_its_options(line: str, tmp_path: Path) -> None:
+    _, *words = shlex.split(line, comments=True)
+    verb = words[:2] if words[0] in {"jobs", "dead", "queues", "workers"} else words[:1]
+
+    shown = tenure_command(tmp_path, *verb, "--help")
+
+    assert shown.returncode == 0, shown.stderr
+    options = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help"}
+    assert options - set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", shown.stdout)) == set()
+
+
+def test_every_command_is_named_on_a_page(tmp_path: Path) -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+
+    found = leaves(tmp_path)
+
+    assert {"worker", "jobs list", "queues pause"} <= set(found)
+    assert [command for command in found if f"tenure {command}" not in pages] == []
+
+
+# ── Words and links ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    prose = _BLOCK.sub("", page.read_text())
+
+    for link in _LINK.findall(prose):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in [_slug(heading) for heading in _HEADING.findall(target.read_text())], link
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_verb_and_every_state_is_in_the_glossary() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text()
+
+    assert [verb for verb in VERBS if f"| **{verb}** |" not in glossary] == []
+    assert [state for state in State if f"`{state}`" not in glossary] == []
+
+
+@pytest.mark.parametrize("name", tenure.__all__)
+def test_every_public_name_is_explained_where_it_is_defined_and_on_a_page(name: str) -> None:
+    pages = "".join(page.read_text() for page in PAGES)
+
+    assert (getattr(tenure, name).__doc__ or "").strip()
+    assert re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", pages) or any(
+        re.search(rf"\b{name}\b", text) for page in PAGES for text in blocks(page.read_text(), "python")
+    )
+
+
+def modules() -> list[str]:
+    return ["tenure", *(module.name for module in pkgutil.walk_packages(tenure.__path__, "tenure."))]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_the_examples_in_docstrings_are_true(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert doctest.testmod(import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=lambda page: page.stem)
+def test_a_decision_fits_a_page(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 40
