@@ -30,12 +30,12 @@ from tenure.errors import TenureError
 from tenure.events import Events
 from tenure.executor import open_resources
 from tenure.host import die_with_parent, kill_group
-from tenure.lifecycle import Outcome, Released
+from tenure.lifecycle import Outcome
 from tenure.lifeline import Lifeline
 from tenure.link import Link, write_verdicts
 from tenure.ports import Notifier, Store
 from tenure.task import Program
-from tenure.worker import Plan, Worker
+from tenure.worker import Plan, Worker, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
 SWITCH_SECONDS = 0.0001  # a thread of the store comes back from the disk and wants the GIL: 5 ms would be ten commits
@@ -80,8 +80,8 @@ def run_child(handles: Handles, load: Callable[[], Loaded]) -> int:
     link.send("hello", **_introduction(loaded))
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        return asyncio.Runner().run(Child(link, Lifeline.attach(handles.lifeline), loaded, handles.parent).serve())
-    except BaseException:  # not asyncio.run: it would first wait for handlers, and for threads that never end
+        return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
+    except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -238,7 +238,5 @@ class Child:
     def _let_go(self) -> None:
         """The lease could not be renewed in time: hand back what can still be handed back, and end."""
         if self._worker is not None:
-            self._worker.stop_claiming()
-            for attempt in list(self._worker.running.values()):
-                attempt.ask("shutdown", Released("its worker's lease could not be renewed"))
+            self._worker.hand_back("its worker's lease could not be renewed")
         self._drain(0.0)

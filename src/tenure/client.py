@@ -197,7 +197,13 @@ class _Gathering:
     async def _write_all(self) -> None:
         try:
             while group := self._next_group():
-                answers = await asyncio.to_thread(self._write, [drafts for drafts, _ in group])
+                try:
+                    answers = await asyncio.to_thread(self._write, [drafts for drafts, _ in group])
+                except BaseException as error:  # no thread, or this loop is ending: nobody may wait for ever
+                    for _, future in group:
+                        if not future.done():
+                            future.set_exception(StoreAway(f"the jobs could not be handed to the store: {error!r}"))
+                    raise
                 for (_, future), answer in zip(group, answers, strict=True):
                     if future.done():
                         continue

@@ -27,7 +27,7 @@ from tenure.lifeline import ASK_AFTER
 from tenure.maintenance import Maintenance
 from tenure.ports import Notifier, Store, WorkerIdentity
 from tenure.task import Program
-from tenure.worker import Plan, Worker, queue_caps
+from tenure.worker import Plan, Worker, queue_caps, run_loop
 
 RETRY_SECONDS = 1.0
 
@@ -50,6 +50,7 @@ class Embedded:
         self._slots = concurrency or settings.concurrency
         self._events = Events()
         self._closing = threading.Event()
+        self._ended = threading.Event()  # what ran here has ended: until then the lease is renewed
         self._threads: list[threading.Thread] = []
 
     # ── as a context manager ──
@@ -70,6 +71,7 @@ class Embedded:
             mine=lambda: frozenset({self._id}),
         )
         self._closing.clear()
+        self._ended.clear()
         self._maintain_wake = threading.Event()
         self._ready: threading.Event = threading.Event()
         self._failure: BaseException | None = None
@@ -90,7 +92,6 @@ class Embedded:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.set()
-        self._maintain_wake.set()
         if self._failure is None:
             self._loop.call_soon_threadsafe(self._wake.set)
         for thread in self._threads:
@@ -113,12 +114,14 @@ class Embedded:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            run_loop(self._serve())
         except BaseException as error:
             self._failure = error
             logging.getLogger("tenure.worker").critical("the embedded worker has failed: %r", error)
         finally:
             self._ready.set()
+            self._ended.set()
+            self._maintain_wake.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -131,10 +134,6 @@ class Embedded:
                 worker.start()
                 self._ready.set()
                 await self._wake.wait()
-                if self._fenced:
-                    worker.stop_claiming()
-                    for attempt in list(worker.running.values()):
-                        attempt.ask("lease_lost", None)
                 await worker.drain(self._settings.grace if self._closing.is_set() else 0.0)
                 await worker.close()
                 self._settle()
@@ -192,7 +191,7 @@ class Embedded:
 
     def _beat(self) -> None:
         lease, boot = self._settings.lease, system_clock().boot
-        while not self._closing.is_set() and self._failure is None:
+        while not self._ended.is_set():
             sent, mine = boot(), self._id
             try:
                 alive = mine in self._renewals.renew([mine])
@@ -204,19 +203,22 @@ class Embedded:
                     self._renewed = sent
             if not alive or boot() - self._renewed > lease * ASK_AFTER:
                 self._begin_anew(mine)
-            self._closing.wait(lease / 3 if alive and self._renewed == sent else min(RETRY_SECONDS, lease / 3))
+            self._ended.wait(lease / 3 if alive and self._renewed == sent else min(RETRY_SECONDS, lease / 3))
 
     def _begin_anew(self, dead: str) -> None:
         def fence() -> None:
             if self._id == dead and not self._fenced:
                 self._fenced = True
+                self._worker.stop_claiming()
+                for attempt in list(self._worker.running.values()):
+                    attempt.ask("lease_lost", None)
                 self._wake.set()
 
         with suppress(RuntimeError):  # the loop has ended, and all it ran
             self._loop.call_soon_threadsafe(fence)
 
     def _maintain(self) -> None:
-        while not self._closing.is_set():
+        while not self._ended.is_set():
             try:
                 next_due = self._maintenance.promote()
                 self._maintenance.upkeep_if_due()

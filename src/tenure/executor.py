@@ -20,14 +20,14 @@ import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 from tenure.durations import spell
 from tenure.errors import InvalidArguments, JobStopped, LeaseLost, Refused, StoreError, TenureError
 from tenure.events import Running, current
 from tenure.job import Job, Stopping, clean
-from tenure.lifecycle import Completed, Failed, Lease, Outcome, Snoozed
+from tenure.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
 from tenure.ports import Claimed, NotLanded, Progress, Store
 from tenure.retry import Fail, Snooze
 from tenure.task import Program, Task
@@ -68,6 +68,8 @@ class Attempt:
     stopping: Stopping | None = None
     verdict: Outcome | None = None
     finished = False  #: its outcome went with the caller's transaction; if that did not commit, the code's own counts
+    _begun = False  #: the coroutine has taken its first step: only from then on can it be cancelled and still end
+    _over = False
     active = 0.0  #: when it last showed progress, by the loop's clock
     _report: Progress | None = None
     _lock: threading.Lock | None = None
@@ -99,6 +101,10 @@ class Attempt:
         self.ask("timeout", Failed(f"timed out after {spell(timeout)}"))
 
     async def _run_async(self, program: Program) -> None:
+        self._begun = True
+        if self.stopping is not None:  # asked before it began
+            self._end(self.verdict)
+            return
         current.set(self._running())  # the loop's task has a context of its own: nothing to reset
         outcome: Outcome | None
         try:
@@ -122,7 +128,11 @@ class Attempt:
 
     async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
         context = contextvars.copy_context()
-        future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
+        try:
+            future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
+        except RuntimeError as error:  # no thread can be started; the pool may still come to it, and then does nothing
+            self._end(Released(f"no thread could be started for it: {error}"))
+            return
         while True:
             try:
                 outcome = await asyncio.shield(future)
@@ -132,6 +142,8 @@ class Attempt:
         self._end(outcome)
 
     def _call(self, program: Program) -> Outcome | None:
+        if self._over:
+            return None
         current.set(self._running())
         try:
             task = self.task
@@ -146,6 +158,7 @@ class Attempt:
             return self._raised(error)
 
     def _end(self, outcome: Outcome | None) -> None:
+        self._over = True
         if self._timer is not None:
             self._timer.cancel()
         self.host.ended(self, outcome)
@@ -165,6 +178,12 @@ class Attempt:
             return Failed(f"its result can't be stored: {error}")
 
     def _raised(self, error: BaseException) -> Outcome | None:
+        try:
+            return self._meaning(error)
+        except BaseException as broken:  # the task's own `delay`, say: an attempt ends, whatever happens
+            return Failed(f"{describe(error)}\n\nand then, deciding on it: {describe(broken)}")
+
+    def _meaning(self, error: BaseException) -> Outcome | None:
         retry = self.task.retry
         failures = self.claimed.failures + 1
         match error:
@@ -177,10 +196,7 @@ class Attempt:
             case JobStopped() | asyncio.CancelledError() if self.stopping:
                 return self.verdict
             case Exception():
-                try:
-                    return Failed(describe(error), retry.wait(error, failures), final=not retry.retries(error))
-                except Exception as broken:  # the task's own `delay` function
-                    return Failed(f"{describe(error)}\n\nIts retry policy failed too: {broken!r}")
+                return Failed(describe(error), retry.wait(error, failures), final=not retry.retries(error))
             case _:
                 return Failed(describe(error))
 
@@ -192,7 +208,7 @@ class Attempt:
             return
         self.stopping, self.verdict = reason, verdict
         self.host.asked(self)
-        if self.task.is_async and self._task_handle is not None:
+        if self._begun and self._task_handle is not None:
             self._task_handle.cancel(f"asked to stop: {reason}")
 
     def _check_asked(self) -> None:
@@ -237,10 +253,10 @@ class Attempt:
 
     def put_back(self, report: Progress) -> None:
         """It could not be stored: keep it, under whatever came since."""
-        since = self.take_report()
-        self._report = report
-        if since is not None:
-            self._merge(since.fraction, since.stage, since.message, since.checkpoint)
+        with self._lock or nullcontext():
+            since, self._report = self._report, report
+            if since is not None:
+                self._merge(since.fraction, since.stage, since.message, since.checkpoint)
 
     def flush(self) -> None:
         self._check_asked()

@@ -42,11 +42,15 @@ def started(pid: int) -> str:
     A pid alone proves nothing: it is used again.
     """
     try:
-        # The name in parentheses may hold anything: the fields that follow are counted from its end.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat(pid)
     except OSError:
         return "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
     return "" if fields[0] in "ZX" else fields[19]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name in parentheses, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii", "replace").split()
 
 
 def _started_elsewhere(pid: int) -> str:
@@ -57,7 +61,7 @@ def _started_elsewhere(pid: int) -> str:
 def is_stopped(pid: int) -> bool:
     """Is it stopped (SIGSTOP), so that it runs nothing but keeps everything?"""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return _stat(pid)[0] in "Tt"
     except OSError:
         return False
 
@@ -93,7 +97,7 @@ def end_leftovers(token: str, patience: float = 5.0) -> bool:
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 continue
         if not left or time.monotonic() > deadline:
             return not left

@@ -8,34 +8,32 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import tempfile
-from dataclasses import dataclass
+import threading
 
-_SLOT = struct.Struct("d")
-_ASK, _KILL, _TICK, _FENCED = (index * _SLOT.size for index in range(4))
+_ASK, _KILL, _TICK, _FENCED = range(4)
 _SIZE = 64
 
 ASK_AFTER = 2 / 3  #: of a lease, counted from when the last renewal that landed was sent
 KILL_AFTER = 4 / 5
 
 
-@dataclass(slots=True)
 class Lifeline:
-    """Times are boot-clock seconds; 0 means not yet."""
+    """Times are boot-clock seconds; 0 means not yet. Once closed, writing does nothing and reading gives 0."""
 
-    fd: int
-    _memory: mmap.mmap
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._memory = mmap.mmap(fd, _SIZE)
+        # Eight aligned bytes at once: struct.pack_into clears them first, and a reader would see the zero.
+        self._numbers = memoryview(self._memory).cast("d")
+        self._lock = threading.Lock()
+        self._closed = False
 
     @classmethod
     def create(cls) -> Lifeline:
         with tempfile.TemporaryFile() as file:  # unlinked at once: only who inherits it can reach it
             file.truncate(_SIZE)
-            return cls.attach(os.dup(file.fileno()))
-
-    @classmethod
-    def attach(cls, fd: int) -> Lifeline:
-        return cls(fd, mmap.mmap(fd, _SIZE))
+            return cls(os.dup(file.fileno()))
 
     def renewed(self, sent: float, lease: float) -> None:
         """A renewal sent at `sent` has landed."""
@@ -68,11 +66,18 @@ class Lifeline:
         self._put(_FENCED, 1.0)
 
     def close(self) -> None:
-        self._memory.close()
-        os.close(self.fd)
+        with self._lock:  # a renewal that is on its way may land after its worker's end
+            if not self._closed:
+                self._closed = True
+                self._numbers.release()
+                self._memory.close()
+                os.close(self.fd)
 
-    def _get(self, offset: int) -> float:
-        return float(_SLOT.unpack_from(self._memory, offset)[0])
+    def _get(self, slot: int) -> float:
+        with self._lock:
+            return 0.0 if self._closed else self._numbers[slot]
 
-    def _put(self, offset: int, value: float) -> None:
-        _SLOT.pack_into(self._memory, offset, value)
+    def _put(self, slot: int, value: float) -> None:
+        with self._lock:
+            if not self._closed:
+                self._numbers[slot] = value

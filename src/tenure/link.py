@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from tenure.lifecycle import Cancelled, Crashed, Failed, Outcome, Released
@@ -26,10 +27,8 @@ class Link:
     def send(self, kind: str, **fields: Any) -> None:
         """Best effort: whoever is gone will be noticed by other means."""
         message = json.dumps({"kind": kind, **fields}).encode() + b"\n"
-        try:
+        with suppress(OSError):
             self._socket.sendall(message)
-        except OSError:
-            self.closed = True
 
     def receive(self) -> list[dict[str, Any]]:
         """What has arrived; sets `closed` when the other end is gone. Call it when the socket is readable."""
@@ -46,6 +45,7 @@ class Link:
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
+        self.closed = True
         self._socket.close()
 
 

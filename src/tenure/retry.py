@@ -95,7 +95,7 @@ class Snooze(Exception):
     def __init__(self, delay: Duration, reason: str = "") -> None:
         super().__init__(reason or f"snoozed for {delay}")
         self.delay = seconds(delay, "Snooze delay")
-        self.reason = reason
+        self.reason = str(reason)  # `raise Fail(error)` is what people write
 
 
 class Fail(Exception):
@@ -106,6 +106,6 @@ class Fail(Exception):
 
     def __init__(self, reason: str, *, retry_in: Duration | None = None, final: bool = False) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)
         self.retry_in = None if retry_in is None else seconds(retry_in, "Fail retry_in")
         self.final = final

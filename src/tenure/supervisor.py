@@ -10,6 +10,7 @@ Three threads, three duties, so that none holds up another:
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import select
@@ -203,6 +204,8 @@ class Supervisor:
         for child in list(self._children.values()):
             if self._stopping >= 3:
                 self._kill(child, "the supervisor was told to stop three times")
+            elif not child.registered:
+                self._kill(child, "told to stop before it had begun")  # it holds nothing, and may hang in an import
             else:
                 self._tell_to_drain(child, self._grace() if self._stopping == 1 else 0.0)
 
@@ -226,6 +229,7 @@ class Supervisor:
         dump = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the child
         token = new_token()
         handles = (theirs.fileno(), lifeline.fd, dump.fileno(), os.getpid())
+        process = None
         try:
             process = subprocess.Popen(
                 [*self._options.command, *map(str, handles)],
@@ -234,8 +238,17 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 process_group=0,
             )
+        except OSError as error:
+            self._say(f"a new worker can't be started: {error}")
+            if runner == "worker":
+                self._try_again_later()
+            return
         finally:
             theirs.close()
+            if process is None:
+                lifeline.close()
+                dump.close()
+                ours.close()
         pid = process.pid
         pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
         child = Child(process, pidfd, Link(ours), lifeline, dump, token, worker_id(pid, token), runner, replaces)
@@ -245,6 +258,8 @@ class Supervisor:
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._heard(child))
 
     def _heard(self, child: Child) -> None:
+        if child.link.closed:
+            return  # it ended in this very turn, and both its exit and its closed link were in it
         for message in child.link.receive():
             match message["kind"]:
                 case "hello":
@@ -287,7 +302,7 @@ class Supervisor:
             if self._found is None:
                 self._open(_settings(hello))
             self._register(child)
-        except StoreError as error:
+        except errors.TenureError as error:
             if self._found is None:
                 self._give_up(str(error), 75 if isinstance(error, errors.StoreAway) else 2)
             else:
@@ -331,8 +346,8 @@ class Supervisor:
         )
         maintenance.scan()
         ground = self._found = Ground(settings, store, renewals, maintenance)
-        threading.Thread(target=self._renew, args=(ground,), name="tenure-renew", daemon=True).start()
-        threading.Thread(target=self._maintain, args=(ground,), name="tenure-maintain", daemon=True).start()
+        threading.Thread(target=self._duty, args=(self._renew, ground), name="tenure-renew", daemon=True).start()
+        threading.Thread(target=self._duty, args=(self._maintain, ground), name="tenure-maintain", daemon=True).start()
 
     def _register(self, child: Child) -> None:
         clock, settings, hello = system_clock(), self._ground.settings, child.hello
@@ -440,7 +455,7 @@ class Supervisor:
             self._heard(child)
         if not child.link.closed:
             self._selector.unregister(child.link)
-        expected = child.drained or (child.draining and code == 0)
+        expected = child.drained or (child.draining and code == 0) or (self._stopping > 0 and not child.registered)
         outcome = self._judge(child, code, usage.ru_maxrss)
         if not expected:
             cause = child.kill_reason or _cause(code)
@@ -498,8 +513,6 @@ class Supervisor:
     def _replace(self, child: Child) -> None:
         if self._stopping or child.runner == "solo":
             return
-        if self._options.until_empty and child.drained:
-            return
         if child.ready:
             self._start_what_is_due()  # a job that must run alone comes first: it is the one that waits
             self._start("worker", replaces=child.id)
@@ -516,6 +529,20 @@ class Supervisor:
             if found is None or found.si_pid in self._children:
                 return
             os.waitpid(found.si_pid, 0)
+
+    def _duty(self, duty: Callable[[Ground], None], ground: Ground) -> None:
+        """A thread that ended silently would leave workers without renewals, or jobs without rescue."""
+        try:
+            duty(ground)
+        except BaseException:
+            logging.getLogger("tenure.supervisor").critical(
+                "a duty has failed; ending, to be started anew", exc_info=True
+            )
+            self._ask_main(self._fail)
+
+    def _fail(self) -> None:
+        self._exit_code, self._stopping = 1, 2
+        self._stop()
 
     # ── the renewing thread ──
 

@@ -16,8 +16,9 @@ Life of one job here:
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import random
@@ -121,6 +122,7 @@ class Worker:
         self._most_at_once = plan.slots if plan.slots < MANY_SLOTS else plan.slots // 2
         self._claiming = True
         self._dry = False
+        self._handing_back = ""
         self._claim_wake = asyncio.Event()
         self._claim_turn = asyncio.Lock()
         self._beat_wake = asyncio.Event()
@@ -166,14 +168,20 @@ class Worker:
         """Claim nothing more, wait for what runs, then ask it to stop. Returns when nothing runs, or when stuck."""
         self.stop_claiming()
         await self._wait_idle(grace)
-        for attempt in list(self.running.values()):
-            attempt.ask("shutdown", Released("drained"))
+        self.hand_back("drained")
         await self._wait_idle(None)
         await self._wait_flushed()
         self._events.emit(Drained(worker_id=self.worker_id, released=self._released))
 
     def stop_claiming(self) -> None:
         self._claiming = False
+
+    def hand_back(self, reason: str) -> None:
+        """Ask all that runs to stop, and run nothing more, also not what a claim in flight still brings."""
+        self.stop_claiming()
+        self._handing_back = reason
+        for attempt in list(self.running.values()):
+            attempt.ask("shutdown", Released(reason))
 
     async def close(self) -> None:
         """Let go of everything. What still runs is left to the process's end."""
@@ -300,7 +308,9 @@ class Worker:
             old.ask("lease_lost", None)
             return
         task = self.program.tasks.find(claimed.task)
-        if task is None:
+        if self._handing_back:
+            self._refuse(claimed, Released(self._handing_back))
+        elif task is None:
             tries = max(claimed.attempt - claimed.failures - claimed.crashes - 1, 0)
             delay = min(5.0 * 2.0 ** min(tries, 10), 300.0)
             self._refuse(claimed, Snoozed(delay, f"this worker knows no task {claimed.task!r}"))
@@ -354,7 +364,7 @@ class Worker:
             except StoreError:
                 attempt.put_back(report)
                 raise
-        if not landed:
+        if not landed and not attempt.finished:
             self._loop.call_soon_threadsafe(attempt.ask, "lease_lost", None)
             raise LeaseLost(f"job {attempt.claimed.id}, attempt {attempt.claimed.attempt}")
 
@@ -373,7 +383,8 @@ class Worker:
                 else:
                     self._back()
                     for attempt in refused:
-                        attempt.ask("lease_lost", None)
+                        if not attempt.finished:
+                            attempt.ask("lease_lost", None)
 
     def _store_progress(self, attempts: Iterable[Attempt]) -> list[Attempt]:
         """Store the newest word of each; who was refused. On an error all are put back for the next time."""
@@ -489,6 +500,8 @@ class Worker:
             there = {Lease(each.claimed.id, each.claimed.attempt, self.worker_id): each for each in owned}
             for attempt in list(self.running.values()):
                 held = there.pop(attempt.lease, None)
+                if held is None and attempt.finished:
+                    continue  # its outcome has committed with its own transaction; its code may still tidy up
                 if held is None:
                     attempt.ask("lease_lost", None)
                 elif held.cancel_reason is not None:
@@ -545,6 +558,22 @@ class Worker:
         if self._away_since is not None:
             self._events.emit(StoreBack(seconds=self._loop.time() - self._away_since))
             self._away_since = None
+
+
+def run_loop(serve: Coroutine[object, object, T]) -> T:
+    """Like asyncio.run, but a handler's own task that calls sys.exit() ends itself and not its worker."""
+    runner = asyncio.Runner()
+    serving = runner.get_loop().create_task(serve)
+    while True:
+        try:
+            result = runner.get_loop().run_until_complete(serving)
+        except (SystemExit, KeyboardInterrupt) as stray:
+            if serving.done():
+                raise
+            logging.getLogger("tenure.worker").error("a task that a handler started ended with %r", stray)
+        else:
+            runner.close()  # only now: on a failure it would wait for handlers, and for threads that never end
+            return result
 
 
 def _die_loudly(task: asyncio.Task[None]) -> None:

@@ -69,7 +69,7 @@ def test_workers_die_with_their_supervisor_and_the_next_one_takes_their_jobs_bac
 
     at = boot()
     first.kill()
-    site.until(lambda: not any(map(alive, workers)), "its workers to die with it")
+    site.until(lambda: not any(map(alive, workers)), "its workers to die with it", 5)
     died = boot()
     site.supervisor()
 

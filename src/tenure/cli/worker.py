@@ -33,7 +33,7 @@ def worker(
     app
         Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
     queues
-        Work on this queue, NAME or NAME=SLOTS (at most so many slots); repeat it, in order. Default: all queues.
+        Work on this queue, NAME or NAME=SLOTS (at most so many slots); repeat it. Default: all queues of the tasks.
     concurrency
         Slots of a worker: how many jobs it runs at once.
     workers

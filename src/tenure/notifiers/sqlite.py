@@ -17,6 +17,7 @@ import secrets
 import socket
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import blake2s
 from pathlib import Path
 from typing import Literal, cast
@@ -67,18 +68,22 @@ class SqliteNotifier:
     def announce(self, rings: Iterable[Ring]) -> None:
         if self._problem:
             return
-        if self._sender is None:
-            self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._sender.setblocking(False)
         for ring in set(rings):
             message = _KINDS[ring.kind] + ring.queue.encode()
             for address in self._listeners():
-                try:
-                    self._sender.sendto(message, address)
-                except (ConnectionRefusedError, FileNotFoundError):
-                    Path(address).unlink(missing_ok=True)
-                except OSError:
-                    continue  # its buffer is full, and so holds a ring already
+                self._send(message, address)
+
+    def _send(self, message: bytes, address: str) -> None:
+        try:
+            if self._sender is None:
+                self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._sender.setblocking(False)
+            self._sender.sendto(message, address)
+        except (ConnectionRefusedError, FileNotFoundError):
+            with suppress(OSError):
+                Path(address).unlink(missing_ok=True)
+        except OSError:
+            return  # its buffer is full, and so holds a ring already; or we are short of files: it is only a ring
 
     def _listeners(self) -> list[str]:
         try:
@@ -129,7 +134,10 @@ class SqliteListener:
             if kind is not None:  # anything else is not ours, or from a newer version
                 rings.add(Ring(kind, message[1:].decode(errors="replace")))
         if not rings:
-            version = self._data_version()
+            try:
+                version = self._data_version()
+            except apsw.Error:  # a doorbell that can't look costs time, no more: whoever listens asks the store
+                return [ANY]
             if version != self._version:
                 rings.add(ANY)
             self._version = version

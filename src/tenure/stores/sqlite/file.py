@@ -152,6 +152,8 @@ class Transaction:
                     f"this transaction was open for more than {TRANSACTION_SECONDS:g}s and is rolled back: it holds "
                     "the file's only write lock, so nobody could claim, finish or renew. Do the work before it."
                 )
+            if not self._connection.in_transaction:  # what followed would be committed piece by piece
+                raise StoreError("an error in this transaction made SQLite roll it back: nothing of it is stored")
             try:
                 return call(self._connection)
             except (apsw.Error, UnicodeEncodeError) as error:
