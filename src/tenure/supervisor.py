@@ -17,15 +17,13 @@ import select
 import selectors
 import signal
 import socket
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -44,12 +42,12 @@ from tenure.events import (
     WorkerReplaced,
     WorkerStarted,
 )
-from tenure.host import TOKEN_ENV, end_leftovers, is_stopped, kill_group, new_token, pid_namespace, started, worker_id
+from tenure.host import end_leftovers, is_stopped, kill_group, pid_namespace, started
 from tenure.lifecycle import Crashed, Lease, Outcome, Released, State
-from tenure.lifeline import Lifeline
-from tenure.link import Link, read_verdicts
+from tenure.link import read_verdicts
 from tenure.maintenance import Maintenance
 from tenure.ports import Filter, Notifier, Runner, Store, WorkerIdentity
+from tenure.process import WorkerProcess, cause_of
 
 TICK_SECONDS = 0.25
 STALL_SECONDS = 1.0
@@ -67,31 +65,6 @@ class Options:
     workers: int = 1
     until_empty: bool = False
     reload: bool = False
-
-
-@dataclass(slots=True)
-class Child:
-    """A worker process, from its start to the settling of its leases."""
-
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    link: Link
-    lifeline: Lifeline
-    dump: IO[bytes]
-    token: str
-    id: str
-    runner: Runner
-    replaces: str = ""
-    registered: bool = False
-    ready: bool = False
-    draining: bool = False
-    drained: bool = False
-    stopped_since: float | None = None
-    hello: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    kill_reason: str = ""  #: we killed it, and why
-    verdicts: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
-    stall: str = ""
-    stall_told: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +89,7 @@ class Supervisor:
         self._open_store, self._open_notifier, self._say = open_store, open_notifier, say
         self._events = Events()
         self._boot = system_clock().boot
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, WorkerProcess] = {}
         self._selector = selectors.DefaultSelector()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
@@ -217,47 +190,26 @@ class Supervisor:
         assert self._found is not None, "no worker is registered before the store is open"
         return self._found
 
-    def _tell_to_drain(self, child: Child, grace: float) -> None:
+    def _tell_to_drain(self, child: WorkerProcess, grace: float) -> None:
         child.draining = True
         child.link.send("drain", grace=grace)
 
     # ── starting workers ──
 
     def _start(self, runner: Runner, replaces: str = "") -> None:
-        ours, theirs = socket.socketpair()
-        lifeline = Lifeline.create()
-        dump = tempfile.TemporaryFile()  # noqa: SIM115 it lives as long as the child
-        token = new_token()
-        handles = (theirs.fileno(), lifeline.fd, dump.fileno(), os.getpid())
-        process = None
         try:
-            process = subprocess.Popen(
-                [*self._options.command, *map(str, handles)],
-                pass_fds=handles[:3],
-                env={**os.environ, TOKEN_ENV: token},
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-            )
+            child = WorkerProcess.start(self._options.command, runner, replaces)
         except OSError as error:
             self._say(f"a new worker can't be started: {error}")
             if runner == "worker":
                 self._try_again_later()
             return
-        finally:
-            theirs.close()
-            if process is None:
-                lifeline.close()
-                dump.close()
-                ours.close()
-        pid = process.pid
-        pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
-        child = Child(process, pidfd, Link(ours), lifeline, dump, token, worker_id(pid, token), runner, replaces)
-        self._children[pid] = child
-        if pidfd >= 0:
-            self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._ended(child))
-        self._selector.register(ours, selectors.EVENT_READ, lambda: self._heard(child))
+        self._children[child.process.pid] = child
+        if child.pidfd >= 0:
+            self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._ended(child))
+        self._selector.register(child.link, selectors.EVENT_READ, lambda: self._heard(child))
 
-    def _heard(self, child: Child) -> None:
+    def _heard(self, child: WorkerProcess) -> None:
         if child.link.closed:
             return  # it ended in this very turn, and both its exit and its closed link were in it
         for message in child.link.receive():
@@ -283,7 +235,7 @@ class Supervisor:
             if child.pidfd < 0:
                 self._ended(child)
 
-    def _refused(self, child: Child, error: str) -> None:
+    def _refused(self, child: WorkerProcess, error: str) -> None:
         child.draining = True
         if self._found is None:  # at the first start it is the caller's mistake; later, a broken deploy: try again
             self._give_up(error, 2)
@@ -296,7 +248,7 @@ class Supervisor:
             self._exit_code = exit_code
         self._stopping = max(self._stopping, 1)
 
-    def _introduce(self, child: Child, hello: Mapping[str, Any]) -> None:
+    def _introduce(self, child: WorkerProcess, hello: Mapping[str, Any]) -> None:
         child.hello = hello
         try:
             if self._found is None:
@@ -349,7 +301,7 @@ class Supervisor:
         threading.Thread(target=self._duty, args=(self._renew, ground), name="tenure-renew", daemon=True).start()
         threading.Thread(target=self._duty, args=(self._maintain, ground), name="tenure-maintain", daemon=True).start()
 
-    def _register(self, child: Child) -> None:
+    def _register(self, child: WorkerProcess) -> None:
         clock, settings, hello = system_clock(), self._ground.settings, child.hello
         sent = self._boot()
         self._ground.store.register(
@@ -395,7 +347,7 @@ class Supervisor:
 
     # ── watching them ──
 
-    def _look_after(self, child: Child, now: float) -> None:
+    def _look_after(self, child: WorkerProcess, now: float) -> None:
         if child.kill_reason or not child.registered:
             return
         if child.lifeline.kill_at and now > child.lifeline.kill_at:
@@ -409,7 +361,7 @@ class Supervisor:
             child.stopped_since = None
             self._watch_for_stalls(child, now)
 
-    def _watch_for_stalls(self, child: Child, now: float) -> None:
+    def _watch_for_stalls(self, child: WorkerProcess, now: float) -> None:
         silent = now - child.lifeline.tick
         if not child.ready or child.drained or not child.lifeline.tick or silent < STALL_SECONDS:
             child.stall, child.stall_told = "", 0.0
@@ -424,20 +376,20 @@ class Supervisor:
         self._events.emit(StallSeen(worker_id=child.id, job_ids=jobs, task=task, line=line, seconds=silent))
         self._renew_wake.set()
 
-    def _running_jobs(self, child: Child, task: str) -> tuple[str, ...]:
+    def _running_jobs(self, child: WorkerProcess, task: str) -> tuple[str, ...]:
         where = Filter(states=frozenset({State.PROCESSING}), worker_id=child.id, task=task)
         try:
             return tuple(job.id for job in self._ground.store.search(where, limit=10).jobs)
         except StoreError:
             return ()
 
-    def _kill(self, child: Child, reason: str) -> None:
+    def _kill(self, child: WorkerProcess, reason: str) -> None:
         child.kill_reason = child.kill_reason or reason
         kill_group(child.process.pid)
 
     # ── when one has ended ──
 
-    def _ended(self, child: Child) -> None:
+    def _ended(self, child: WorkerProcess) -> None:
         pid = child.process.pid
         try:
             _, status, usage = os.wait4(pid, 0)
@@ -458,19 +410,17 @@ class Supervisor:
         expected = child.drained or (child.draining and code == 0) or (self._stopping > 0 and not child.registered)
         outcome = self._judge(child, code, usage.ru_maxrss)
         if not expected:
-            cause = child.kill_reason or _cause(code)
+            cause = child.kill_reason or cause_of(code)
             evidence = dict(outcome.evidence) if isinstance(outcome, Crashed) else {}
             self._events.emit(WorkerDied(worker_id=child.id, pid=pid, cause=cause, evidence=evidence))
-        child.lifeline.close()
-        child.dump.close()
-        child.link.close()
+        child.close()
         if child.registered:
             self._settle(child.id, child.verdicts, outcome)
         else:
             self._settling -= {child.id}
         self._replace(child)
 
-    def _judge(self, child: Child, code: int, peak: int) -> Outcome:
+    def _judge(self, child: WorkerProcess, code: int, peak: int) -> Outcome:
         """What the jobs in flight are told, but for those with a verdict of their own."""
         if child.drained:
             return Released("drained")
@@ -480,11 +430,11 @@ class Supervisor:
             return Released("its worker was killed for a neighbour's sake")
         if child.kill_reason and child.stopped_since is None:
             return Released(child.kill_reason)
-        evidence = {"exit": _cause(code), "peak_memory": f"{peak / 1024:.0f} MiB", "worker": child.id}
+        evidence = {"exit": cause_of(code), "peak_memory": f"{peak / 1024:.0f} MiB", "worker": child.id}
         place = stalls.last_frame(child.dump.fileno())
         if place:
             evidence["line"] = place
-        reason = child.kill_reason or f"its worker died: {_cause(code)}"
+        reason = child.kill_reason or f"its worker died: {cause_of(code)}"
         return Crashed(reason, process_died=True, evidence=evidence)
 
     def _settle(self, worker: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> None:
@@ -510,7 +460,7 @@ class Supervisor:
         elif self._stopping > 1:
             self._unsettled.clear()  # told twice to go: the next start, or the leases' end, will settle
 
-    def _replace(self, child: Child) -> None:
+    def _replace(self, child: WorkerProcess) -> None:
         if self._stopping or child.runner == "solo":
             return
         if child.ready:
@@ -650,12 +600,6 @@ class Supervisor:
         since, self._away_since = self._away_since, None
         if since is not None:
             self._events.emit(StoreBack(seconds=self._boot() - since))
-
-
-def _cause(code: int) -> str:
-    if code < 0:
-        return f"signal {-code} ({signal.Signals(-code).name})" if -code in set(signal.Signals) else f"signal {-code}"
-    return f"exit code {code}"
 
 
 def _changed_at(file: str) -> int:
