@@ -136,3 +136,14 @@ def test_code_that_does_not_stop_keeps_its_slot_and_no_other(site: Site, monkeyp
         assert [job.result("20s") for job in later] == [1] * 8
 
     assert site.ended(deaf)[0].state == "dead"
+
+
+def test_an_embedded_worker_keeps_its_lease_until_its_last_handler_has_ended(site: Site) -> None:
+    shop.jobs.configure({"url": site.url, "lease": "1s", "grace": "10s"})
+    with shop.jobs.worker():
+        job = shop.effect_in_thread.enqueue(4.0)
+        site.seen(job, "begin")
+        site.supervisor(lease="1s")
+
+    view = site.job(job)
+    assert (view.state, view.attempt, view.crashes_total) == ("completed", 1, 0)

@@ -248,3 +248,15 @@ def test_upkeep_moves_the_log_into_the_file(tmp_path: Path, monkeypatch: pytest.
 
     assert path.stat().st_size > before
     store.close()
+
+
+def test_a_transaction_that_sqlite_has_rolled_back_takes_nothing_more(tmp_path: Path) -> None:
+    store = opened(tmp_path / "t.db")
+    with pytest.raises(StoreError, match="roll it back"), store.transaction() as tx:
+        tx.execute("CREATE TABLE mine (n PRIMARY KEY ON CONFLICT ROLLBACK)")
+        tx.execute("INSERT INTO mine VALUES (1)")
+        with pytest.raises(BadData):
+            tx.execute("INSERT INTO mine VALUES (1)")
+        store.enqueue([draft(1)], tx=tx)
+    assert store.get(draft(1).id) is None
+    store.close()

@@ -1,0 +1,43 @@
+"""The numbers that a supervisor and its worker share."""
+
+from __future__ import annotations
+
+import threading
+
+from tenure.lifeline import Lifeline
+
+
+def test_deadlines_move_on_with_a_renewal() -> None:
+    line = Lifeline.create()
+    assert (line.ask_at, line.kill_at, line.tick, line.fenced) == (0, 0, 0, False)
+    line.renewed(100.0, 30.0)
+    line.fence()
+    assert (line.ask_at, line.kill_at, line.fenced) == (120.0, 124.0, True)
+    line.close()
+
+
+def test_a_renewal_that_lands_after_the_end_harms_nobody() -> None:
+    line = Lifeline.create()
+    line.close()
+    line.renewed(100.0, 30.0)
+    line.tick = 1.0
+    line.close()
+    assert line.tick == 0.0
+
+
+def test_a_reader_never_sees_half_a_number() -> None:
+    line = Lifeline.create()
+    line.tick = 1.0
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            line.tick = 12345.678
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = {line.tick for _ in range(50_000)}
+    stop.set()
+    writer.join()
+    line.close()
+    assert seen <= {1.0, 12345.678}
