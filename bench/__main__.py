@@ -22,7 +22,6 @@ COLUMNS = {
     "single": ("single enqueue /s", "{:,.0f}"),
     "start_p50_ms": ("start p50 ms", "{:.2f}"),
     "start_p99_ms": ("start p99 ms", "{:.2f}"),
-    "rest_p50_ms": ("start p50 ms, at rest", "{:.2f}"),
 }
 
 

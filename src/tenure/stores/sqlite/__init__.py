@@ -162,6 +162,8 @@ class SqliteStore:
         rows = [row_of(draft, now) for draft in drafts]
 
         def step(connection: apsw.Connection) -> list[Enqueued]:
+            if len(rows) == 1:
+                return [self._enqueue_one(connection, rows[0])]
             before = connection.total_changes()
             connection.execute("SAVEPOINT enqueue")
             connection.executemany(INSERT, rows)
