@@ -5,9 +5,8 @@ PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_FROM := pyproject.toml constraints.txt
-SECONDS_OF_CHAOS ?= 300
 
-.PHONY: help demo test check bench chaos guards docs clean
+.PHONY: help demo test check bench chaos docs clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10

@@ -24,7 +24,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextma
 from typing import Any, Protocol, TypeVar
 
 from tenure.durations import spell
-from tenure.errors import InvalidArguments, JobStopped, LeaseLost, Refused, StoreError, TenureError
+from tenure.errors import InvalidArguments, JobStopped, LeaseLost, StoreError, TenureError
 from tenure.events import Running, current
 from tenure.job import Job, Stopping, clean
 from tenure.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
@@ -285,8 +285,6 @@ class Attempt:
     def finish(self, result: str, tx: object) -> None:
         if tx is None:
             raise StoreError("job.finish() needs tx=, the transaction the outcome commits with; without one, return")
-        if self.finished:
-            raise Refused(f"job {self.claimed.id} is finished already")
         answer = self.host.store.finish([(self.lease, Completed(result))], tx=tx)[0]
         if isinstance(answer, NotLanded):
             raise LeaseLost(answer.stands)

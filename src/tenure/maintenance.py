@@ -46,6 +46,7 @@ class Maintenance:
         self._renewed = self._boot()
         self._quiet_until = self._renewed + lease
         self._next_scan = 0.0
+        self._seen_gone: frozenset[str] | None = None  # None: this is a start, which takes back at once
         self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
         self._next_upkeep = 0.0
 
@@ -82,10 +83,13 @@ class Maintenance:
             and view.identity.id not in mine
             and started(view.identity.pid) != view.identity.started
         ]
-        for identity in gone:  # what it left running ends before its jobs start again
-            end_leftovers(token_of(identity.id))
-        if gone:
-            self._store.declare_dead([identity.id for identity in gone])
+        # A supervisor that lives settles its own dead, with their verdicts: it gets one scan's time for that.
+        seen, self._seen_gone = self._seen_gone, frozenset(identity.id for identity in gone)
+        sure = [identity.id for identity in gone if seen is None or identity.id in seen]
+        for worker_id in sure:  # what it left running ends before its jobs start again
+            end_leftovers(token_of(worker_id))
+        if sure:
+            self._store.declare_dead(sure)
 
     def promote(self) -> float | None:
         """Due jobs are queued; seconds until the next one is due."""

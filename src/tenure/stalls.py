@@ -47,8 +47,8 @@ def name(stacks: str, functions: Mapping[tuple[str, str], str]) -> tuple[str, st
 
 def last_frame(file: int) -> str:
     """Where a process was when a fatal signal hit it, if faulthandler could still say so."""
-    text = _read(file)
-    frame = _FRAME.search(_threads(text)[0]) if "Fatal Python error" in text else None
+    fatal = _read(file).partition("Fatal Python error")[2]  # a stall may have been dumped before it
+    frame = _FRAME.search(_threads(fatal)[0])
     return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
 
 

@@ -84,8 +84,8 @@ class Storm:
     def _kill_one(self, supervisors: list[Supervised]) -> None:
         place = self._draw.randrange(len(supervisors))
         chosen = supervisors[place]
-        workers = chosen.workers()
-        if not workers or self._draw.random() < 0.15:
+        workers = self._site.until(chosen.workers, "the workers of a new supervisor")
+        if self._draw.random() < 0.15:
             now = boot()
             self._killed.update(dict.fromkeys(workers, now))
             self._count["supervisor"] += 1
