@@ -55,10 +55,6 @@ class JobFailed(TenureError):
         self.error = error
 
 
-class Refused(TenureError):
-    """An operator's action that the job's state does not allow, such as deleting a running job."""
-
-
 class StoreError(TenureError):
     """The store refused, or could not answer."""
 
