@@ -7,7 +7,6 @@ TenureError
 ├── UnknownJob          no job with this id; also a LookupError
 ├── WouldBlock          a synchronous call on a running event loop
 ├── JobFailed           .result() of a job that is dead or cancelled
-├── Refused             an operator's action that the job's state does not allow
 └── StoreError          the store refused or could not answer
     ├── StoreAway       it is out of reach: try again later (exit 75)
     └── BadData         it refused one value of a batch; the others are fine
