@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -26,7 +27,18 @@ def sqlite(folder: Path) -> Callable[[Clock], Store]:
     return lambda clock: SqliteStore(str(folder / "tenure.db"), clock=clock)
 
 
-@pytest.fixture(params=[memory, sqlite], ids=lambda make: make.__name__)
+_schemas = count(1)
+
+
+def postgres(_: Path) -> Callable[[Clock], Store]:
+    from servers import shared_postgres
+    from tenure.stores.postgres import PostgresStore
+
+    url, schema = shared_postgres().url(), f"world_{os.getpid()}_{next(_schemas)}"
+    return lambda clock: PostgresStore(url, schema=schema, clock=clock)
+
+
+@pytest.fixture(params=[memory, sqlite, postgres], ids=lambda make: make.__name__)
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
     """Worlds with nothing in them yet. They close by themselves, and must leave no thread behind."""
     before = set(living_threads())

@@ -133,8 +133,12 @@ class Admin:
             batch = refs[start : start + _BATCH]
             acted = apply[verb]([ref.id for ref in batch])
             if kind is not None:
-                rung = {ref.queue for ref in batch if acted[ref.id].landed}
-                self._notifier.announce(Ring(cast(Literal["queued", "cancel"], kind), queue) for queue in sorted(rung))
+                landed: dict[str, list[str]] = {}
+                for ref in batch:
+                    if acted[ref.id].landed:
+                        landed.setdefault(ref.queue, []).append(ref.id)
+                rung = cast(Literal["queued", "cancel"], kind)
+                self._notifier.announce(Ring(rung, queue, tuple(ids)) for queue, ids in sorted(landed.items()))
             yield [acted[ref.id] for ref in batch]
 
     def pause(self, queue: str) -> bool:
@@ -146,6 +150,24 @@ class Admin:
         resumed = self.store.pause(valid_name(queue, "queue"), paused=False)
         self._notifier.announce([Ring("queued", queue)])
         return resumed
+
+
+def metrics_text(store: Store) -> str:
+    """The metrics of a whole store in Prometheus's text format, as `tenure worker --listen` shows them too."""
+    from tenure import metrics
+
+    return metrics.text(metrics.store_families(store)).decode()
+
+
+def metrics_samples(store: Store) -> list[dict[str, Any]]:
+    """The same numbers, each with its name and labels."""
+    from tenure.metrics import store_families
+
+    return [
+        {"metric": sample.name, "labels": sample.labels, "value": sample.value}
+        for family in store_families(store)
+        for sample in family.samples
+    ]
 
 
 _CANCELLED = {State.CANCELLED: "cancelled", State.PROCESSING: "asked to stop; its worker ends it once its code has"}

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from importlib import import_module, util
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 
 from tenure import config
 from tenure.config import Settings
-from tenure.durations import Duration, seconds
+from tenure.durations import Duration, seconds, spell
 from tenure.errors import InvalidOption
 from tenure.job import Desk, Job, JobHandle, handle_of, refuse_on_loop
 from tenure.ports import Notifier, Store
@@ -139,9 +139,11 @@ class Tenure:
     def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded:
         """A worker inside this process, in a web app or a script. Example: `with jobs.worker(): …`"""
         from tenure.embedded import Embedded
+        from tenure.worker import queue_caps
 
         program = self.program
         program.tasks.resolve()
+        check_timers(program, self.settings, queue_caps(program, self.settings, queues))
         return Embedded(program, _open, open_notifier, self.settings, queues, concurrency)
 
     @contextmanager
@@ -311,10 +313,24 @@ def open_store(settings: Settings) -> Store:
             from tenure.stores.sqlite import SqliteStore
 
             return SqliteStore(_sqlite_path(rest, settings.namespace))
+        case "postgresql" | "postgres":
+            with _extra("postgres"):
+                from tenure.stores.postgres import PostgresStore
+
+            return PostgresStore(settings.url, schema=settings.namespace, password=settings.password)
         case "memory":
             raise InvalidOption("a store in memory would be another one in every process; for tests: jobs.testing()")
         case _:
-            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite")
+            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite, postgresql")
+
+
+@contextmanager
+def _extra(name: str) -> Generator[None]:
+    """What is imported here comes with an extra of the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidOption(f'{error.name} is not installed: pip install "tenure[{name}]"') from error
 
 
 def open_notifier(settings: Settings, store: Store) -> Notifier:
@@ -328,8 +344,44 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
             from tenure.notifiers.sqlite import SqliteNotifier
 
             return SqliteNotifier(store.url.removeprefix("sqlite:///"), str(settings.runtime_dir))
+        case url if url.startswith(_NATS):
+            notifier: Notifier = _nats().NatsNotifier(url, settings.namespace)
+            return notifier
+        case url if url == "auto" or url.startswith(_POSTGRES):
+            with _extra("postgres"):
+                from tenure.notifiers.postgres import PostgresNotifier
+                from tenure.stores.postgres import PostgresStore
+
+            direct = store.conninfo if url == "auto" and isinstance(store, PostgresStore) else url
+            return PostgresNotifier(direct, settings.namespace)
         case name:
-            raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: auto, poll")
+            known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler before it)"
+            raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")
+
+
+def check_timers(program: Program, settings: Settings, queues: Iterable[str]) -> None:
+    """Refuse an `ack_wait` within which a hung job may not have been noticed: the queue would deliver it too early."""
+    if not settings.notifier.startswith(_NATS):
+        return
+    ack_wait = _nats().parse_url(settings.notifier).ack_wait
+    served = set(queues)
+    for task in sorted(program.tasks, key=lambda task: task.stale_after or 0.0, reverse=True):
+        least = (task.stale_after or 0.0) + 2 * settings.lease
+        if task.stale_after is not None and task.queue in served and ack_wait <= least:
+            raise InvalidOption(
+                f"notifier: ack_wait is {spell(ack_wait)}, but task {task.name} of queue {task.queue} may be silent "
+                f"for {spell(task.stale_after)} (stale_after), and two leases ({spell(settings.lease)} each) pass "
+                f"before it is taken back: set ack_wait to more than {spell(least)}, or a shorter stale_after"
+            )
+
+
+_NATS = ("nats://", "tls://")
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+def _nats() -> ModuleType:
+    with _extra("nats"):
+        return import_module("tenure.notifiers.nats")
 
 
 def _sqlite_path(rest: str, namespace: str) -> str:
@@ -434,7 +486,7 @@ def _apps_told(module: ModuleType) -> str:
 
 # ── The two kinds of process ────────────────────────────────────────────────────────────────────────────────────
 
-_FLAGS = ("url", "queues", "concurrency", "workers", "grace")
+_FLAGS = ("url", "queues", "concurrency", "workers", "grace", "listen")
 
 
 def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
@@ -449,19 +501,38 @@ def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
         workers=settings.workers,
         until_empty=bool(order.get("until_empty")),
         reload=bool(order.get("reload")),
+        counts=settings.listen is not None,
     )
-    return Supervisor(options, _open, open_notifier, lambda text: print(text, file=sys.stderr, flush=True)).run()
+    supervisor = Supervisor(options, _open, open_notifier, _say)
+    if settings.listen is not None:
+        from tenure.metrics import Page, serve
+
+        try:
+            server = serve(settings.listen, Page(supervisor.tally, supervisor.vitals, _open))
+        except OSError as error:
+            _say(f"listen: {settings.listen} can't be had: {error.strerror}; name another HOST:PORT, or none")
+            return 2
+        with closing(server):
+            _say(f"tenure: metrics at {server.url}/metrics, health at {server.url}/healthz")
+            return supervisor.run()
+    return supervisor.run()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settings], None]) -> int:
     """Be a worker process of the supervisor that handed these over."""
     from tenure.child import Handles, Loaded, run_child
+    from tenure.worker import queue_caps
 
     def load() -> Loaded:
         app = load_app(order.get("app"))
         app.configure(_flags(order))
         log(app.settings)
         app.tasks.resolve()
+        check_timers(app.program, app.settings, queue_caps(app.program, app.settings))
         return Loaded(app.program, app.settings, _open, open_notifier)
 
     return run_child(Handles(*handles), load)

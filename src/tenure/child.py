@@ -34,6 +34,7 @@ from tenure.lifecycle import Outcome
 from tenure.lifeline import Lifeline
 from tenure.link import Link, write_verdicts
 from tenure.ports import Notifier, Store
+from tenure.tally import Tally, timed
 from tenure.task import Program
 from tenure.worker import Plan, Worker, run_loop
 
@@ -119,6 +120,8 @@ class Child:
         self._parent = parent
         self._boot = system_clock().boot
         self._worker: Worker | None = None
+        self._notifier: Notifier | None = None
+        self._tally = Tally()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._idle_since = 0.0
@@ -133,6 +136,7 @@ class Child:
         order = await self._orders.get()
         if order["kind"] == "start":
             await self._work(order)
+        self._tell_counts()
         self._link.send("drained")
         sys.stdout.flush()
         sys.stderr.flush()
@@ -149,19 +153,23 @@ class Child:
             poll_interval=settings.poll_interval,
             grace=settings.grace,
         )
-        store = loaded.open_store(settings)
-        notifier = loaded.open_notifier(settings, store)
+        store = timed(loaded.open_store(settings), self._tally)
+        notifier = self._notifier = loaded.open_notifier(settings, store)
+        events = Events()
+        self._tally.follow(events)
         async with open_resources(loaded.program.resources) as resources:
             worker = self._worker = Worker(
                 plan,
                 loaded.program,
                 store,
                 notifier,
-                Events(),
+                events,
                 resources=resources,
                 on_due=self._tell_due,
                 on_tick=self._tick,
                 on_stuck=self._tell_stuck,
+                may_declare=lambda: self._lifeline.well_renewed(self._boot()),
+                tally=self._tally,
             )
             worker.start()
             self._link.send("ready")
@@ -187,7 +195,10 @@ class Child:
 
     def _receive(self) -> None:
         for message in self._link.receive():
-            self._orders.put_nowait(message)
+            if message["kind"] == "count":
+                self._tell_counts()
+            else:
+                self._orders.put_nowait(message)
         if self._link.closed:  # the supervisor is gone; on Linux the kernel is quicker
             kill_group(0)
 
@@ -199,6 +210,14 @@ class Child:
         if now - self._due_told > 0.2:  # a flood of rings is one look
             self._due_told = now
             self._link.send("due")
+
+    def _tell_counts(self) -> None:
+        self._link.send(
+            "counts",
+            busy=len(self._worker.running) if self._worker is not None else 0,
+            notifier=self._notifier.problem() if self._notifier is not None else "",
+            tally=self._tally.take(),
+        )
 
     def _tell_stuck(self, verdicts: dict[str, Outcome]) -> None:
         self._link.send("stuck", verdicts=write_verdicts(verdicts))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from tenure.config import Settings
 from tenure.durations import spell
 from tenure.errors import JobFailed, StoreAway, StoreError, UnknownJob
 from tenure.events import current
+from tenure.job import awaited, settled
 from tenure.lifecycle import ENDED, State
 from tenure.ports import Draft, Enqueued, JobView, Notifier, Ring, Store
 
@@ -34,10 +36,9 @@ _MOST_TOGETHER = 1000
 
 @dataclass
 class _Transaction:
-    """An open transaction of ours: what to ring when it commits, and the one thread that may use it, if any."""
+    """An open transaction of ours, and the one thread that may use it, if any."""
 
     tx: object
-    rings: set[Ring] = field(default_factory=set[Ring])
     thread: ThreadPoolExecutor | None = None
 
 
@@ -56,8 +57,8 @@ class Client:
         self._gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering] = WeakKeyDictionary()
 
     def close(self) -> None:
+        self.store.close()  # it may still learn that a transaction has committed, and ring
         self.notifier.close()
-        self.store.close()
 
     # ── enqueue ──
 
@@ -66,9 +67,9 @@ class Client:
         if not drafts:
             return []
         if tx is not None:
-            answers = self.store.enqueue(drafts, tx=tx)
-            if ours := self._open.get(id(tx)):
-                ours.rings.update(_rings(drafts, answers))
+            rings: list[Ring] = []
+            answers = self.store.enqueue(drafts, tx=tx, committed=lambda: self.notifier.announce(rings))
+            rings += _rings(drafts, answers)
             return answers
         self._refuse_beside_transaction()
         answers = _patiently(lambda: self.store.enqueue(drafts))
@@ -79,7 +80,7 @@ class Client:
         """Store all of them or none, in one write with the other callers of this moment."""
         if tx is not None:
             ours = self._open.get(id(tx))
-            return await _on(ours.thread if ours else None, partial(self.enqueue, drafts, tx=tx))
+            return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self._refuse_beside_transaction()
         loop = asyncio.get_running_loop()
         gathering = self._gatherings.get(loop)
@@ -108,7 +109,6 @@ class Client:
             finally:
                 _inside.reset(token)
                 del self._open[id(tx)]
-        self.notifier.announce(ours.rings)
 
     @asynccontextmanager
     async def atransaction(self) -> AsyncGenerator[Any]:
@@ -116,7 +116,7 @@ class Client:
         with ThreadPoolExecutor(1, "tenure-tx") as thread:
             manager = self.store.transaction()
             try:
-                tx = await _on(thread, manager.__enter__)
+                tx = await settled(manager.__enter__, thread)
             except asyncio.CancelledError as error:
                 thread.submit(manager.__exit__, type(error), error, None)  # it may have begun: nobody else would end it
                 raise
@@ -125,14 +125,13 @@ class Client:
             try:
                 yield tx
             except BaseException as error:
-                await _on(thread, partial(manager.__exit__, type(error), error, error.__traceback__))
+                await settled(partial(manager.__exit__, type(error), error, error.__traceback__), thread)
                 raise
             else:
-                await _on(thread, partial(manager.__exit__, None, None, None))
+                await settled(partial(manager.__exit__, None, None, None), thread)
             finally:
                 _inside.reset(token)
                 del self._open[id(tx)]
-        self.notifier.announce(ours.rings)
 
     # ── afterwards ──
 
@@ -292,12 +291,15 @@ def _unknown(job_id: str, settings: Settings) -> UnknownJob:
     )
 
 
-def _rings(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> set[Ring]:
-    return {
-        Ring("due" if answer.state is State.SCHEDULED else "queued", draft.queue)
-        for draft, answer in zip(drafts, answers, strict=True)
-        if answer.created
-    }
+def _rings(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]:
+    """One for each queue and kind, with all the jobs."""
+    jobs: defaultdict[tuple[State, str], list[str]] = defaultdict(list)
+    for draft, answer in zip(drafts, answers, strict=True):
+        if answer.created:
+            jobs[answer.state, draft.queue].append(answer.id)
+    return [
+        Ring("due" if state is State.SCHEDULED else "queued", queue, tuple(ids)) for (state, queue), ids in jobs.items()
+    ]
 
 
 def _patiently(call: Callable[[], T]) -> T:
@@ -310,8 +312,3 @@ def _patiently(call: Callable[[], T]) -> T:
                 raise
         time.sleep(pause)
         pause = min(pause * 2, 1.0)
-
-
-async def _on(thread: ThreadPoolExecutor | None, call: Callable[[], T]) -> T:
-    # Shielded: a begin or commit whose caller is cancelled must still come to its end.
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(thread, call))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,12 +24,15 @@ class Clock:
     boot_id: str
 
 
+HOST_ENV = "TENURE_HOST_ID"  #: for tests only: lets processes of one machine look like those of several
+
+
 @cache
 def system_clock() -> Clock:
     """This machine's clocks. Outside Linux, where there is no boot id, every process gets one of its own."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     try:
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot_id = os.environ.get(HOST_ENV) or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         boot_id = uuid4().hex
     if boottime is None:

@@ -22,11 +22,12 @@ PREFIX = "TENURE_"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|B)?", re.ASCII)
+_ADDRESS = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9][a-z0-9_.-]*):(?P<port>\d{1,5})", re.ASCII | re.IGNORECASE)
 _BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}
 _USER_PART = re.compile(r"(://[^\s:@/?#]*):\S*@")
 _SECRET_QUERY = re.compile(r"([?&](?:ssl)?(?:password|passwd|pwd|token)=)[^&\s]*", re.IGNORECASE)
 # A Kubernetes Service called tenure or tenure-web puts such names into every pod of its namespace.
-_NO_SETTING = re.compile(r"TENURE_(TEST_.*|(.*_)?SERVICE_.*|(.*_)?PORT(_.*)?)")
+_NO_SETTING = re.compile(r"TENURE_(HOST_ID|TEST_.*|(.*_)?SERVICE_.*|(.*_)?PORT(_.*)?)")
 
 
 def redact(url: str) -> str:
@@ -113,6 +114,26 @@ def _queues(value: object, label: str) -> dict[str, int | None]:
     return caps
 
 
+def _address(value: object, label: str) -> str:
+    match = _ADDRESS.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match and int(match["port"]) <= 65_535:
+        return match[0]
+    raise InvalidOption(
+        f"{label}: expected HOST:PORT like 127.0.0.1:9100 or [::1]:9100 (0.0.0.0:9100 is every address of this "
+        f"machine, port 0 any free one), got {value!r}"
+    )
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """The two parts of a `listen` setting.
+
+    >>> host_and_port("[::1]:9100")
+    ('::1', 9100)
+    """
+    host, _, port = listen.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _folder(value: object, label: str) -> Path:
     if isinstance(value, str | Path) and str(value):
         return Path(value).expanduser().absolute()
@@ -146,7 +167,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("url", "sqlite:///tenure.db", _url, "The store: sqlite:///a.db (this folder) or sqlite:////srv/a.db."),
     Setting("password", None, _text, "The store's password, to keep it out of the URL.", secret=True),
     Setting("namespace", "tenure", _namespace, "Schema or key prefix, for several engines in one database server."),
-    Setting("notifier", "auto", _text, "The doorbell: auto (the store's own) or poll."),
+    Setting("notifier", "auto", _text, "The doorbell: auto (the store's own), poll, or nats://user:password@host:port?ack_wait=10m."),
     Setting("app", None, _text, "Where the tasks are: module[:attribute]."),
     Setting("queues", None, _queues, "Queues to work on, in order: analysis=2,default (=2: at most two slots)."),
     Setting("concurrency", "5", partial(_whole, least=1, most=10_000), "Slots of a worker: jobs it runs at once."),
@@ -168,6 +189,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("max_result", "256KiB", _size, "The longest result of a job, as JSON."),
     Setting(
         "runtime_dir", None, _folder, "Folder of the doorbells; unset: $XDG_RUNTIME_DIR/tenure or /tmp/tenure-UID."
+    ),
+    Setting(
+        "listen",
+        None,
+        _address,
+        "HOST:PORT where `tenure worker` answers /metrics and /healthz, like 127.0.0.1:9100; unset: nowhere.",
     ),
     Setting("log_level", "info", _level, "The least level that `tenure worker` logs."),
     Setting("log_format", "text", _format, "How `tenure worker` logs: text or json."),
@@ -197,6 +224,7 @@ class Settings:
     max_payload: int
     max_result: int
     runtime_dir: Path
+    listen: str | None
     log_level: str
     log_format: Literal["text", "json"]
     sources: Mapping[str, str]

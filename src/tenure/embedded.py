@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from tenure.config import Settings
 from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
 from tenure.executor import open_resources
-from tenure.host import new_token, pid_namespace, started, worker_id
+from tenure.host import host_name, new_token, pid_namespace, started, worker_id
 from tenure.lifecycle import Released
 from tenure.lifeline import ASK_AFTER
 from tenure.maintenance import Maintenance
@@ -157,6 +156,7 @@ class Embedded:
             on_due=self._maintain_wake.set,
             on_tick=lambda: None,
             on_stuck=None,
+            may_declare=self._maintenance.may_declare,
         )
 
     def _settle(self) -> None:
@@ -174,7 +174,7 @@ class Embedded:
         self._store.register(
             WorkerIdentity(
                 id=self._id,
-                host=socket.gethostname(),
+                host=host_name(),
                 pid=os.getpid(),
                 started=started(os.getpid()),
                 boot_id=system_clock().boot_id,

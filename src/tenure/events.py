@@ -28,6 +28,14 @@ class Running(NamedTuple):
     worker_id: str
 
 
+#: Why a job was taken back, by the cause of its rescue.
+RESCUE_REASONS: Mapping[str, str] = {
+    "crash": "its worker died",
+    "host": "its worker's lease ended",
+    "stale": "it hung in a living worker, so old code may still run",
+    "queue": "the queue delivered it again",
+}
+
 #: Set by the executor around each attempt. It is inherited by the tasks and threads that a handler starts.
 current: ContextVar[Running | None] = ContextVar("tenure_current_job", default=None)
 
@@ -87,11 +95,12 @@ class WorkerReplaced(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRescued(Event):
-    """A job was taken back. `rescued.cause` tells by which path, for metrics."""
+    """A job was taken back. `rescued.cause` tells by which path, `outcome` how its attempt was ended."""
 
     area: ClassVar[str] = "rescue"
     level: ClassVar[int] = logging.WARNING
     rescued: Rescued
+    outcome: str = "crashed"
 
     def fields(self) -> dict[str, Any]:
         job = self.rescued
@@ -100,12 +109,7 @@ class JobRescued(Event):
 
     def __str__(self) -> str:
         job = self.rescued
-        why = {
-            "crash": "its worker died",
-            "host": "its worker's lease ended",
-            "stale": "it hung in a living worker, so old code may still run",
-            "queue": "the queue delivered it again",
-        }[job.cause]
+        why = RESCUE_REASONS[job.cause]
         return f"{job.task} {job.id} was taken back from {job.worker_id}: {why}; now {job.state}"
 
 
@@ -206,6 +210,15 @@ class NotifierDegraded(Event):
 
     def __str__(self) -> str:
         return f"polling instead of listening: {self.problem}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifierBack(Event):
+    area: ClassVar[str] = "notifier"
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"listening again after {spell(self.seconds)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from tenure.clock import HOST_ENV
+
 TOKEN_ENV = "_TENURE_WORKER"  #: in the environment of a worker, and so of everything it starts
 _PR_SET_PDEATHSIG = 1
 
@@ -20,9 +22,13 @@ def new_token() -> str:
     return secrets.token_hex(4)
 
 
+def host_name() -> str:
+    return os.environ.get(HOST_ENV) or socket.gethostname()
+
+
 def worker_id(pid: int, token: str) -> str:
     """`hostname-pid-random`: readable in a log or a query, distinct for every process start."""
-    return f"{socket.gethostname()}-{pid}-{token}"
+    return f"{host_name()}-{pid}-{token}"
 
 
 def token_of(worker_id: str) -> str:
@@ -31,7 +37,7 @@ def token_of(worker_id: str) -> str:
 
 def pid_namespace() -> str:
     try:
-        return str(Path("/proc/self/ns/pid").readlink())
+        return os.environ.get(HOST_ENV) or str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
 

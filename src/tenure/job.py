@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import copy_context
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast
 from uuid import UUID
 
@@ -18,9 +20,11 @@ import msgspec
 from tenure.durations import Duration, seconds
 from tenure.errors import InvalidOption, WouldBlock
 from tenure.ids import canonical, new_id
-from tenure.ports import Claimed, Draft, Enqueued
+from tenure.ports import Awaited, Claimed, Draft, Enqueued
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from typing_extensions import TypeVar
 
     from tenure.config import Settings
@@ -50,6 +54,33 @@ def refuse_on_loop(call: str, instead: str) -> None:
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
         raise WouldBlock(f"{call} would block this event loop; write: {instead}")
+
+
+def awaited(tx: object) -> object:
+    """A caller's transaction, for another thread to write in while this loop waits; one of our own as it is.
+
+    A scoped session is a name that means something here only: it is resolved.
+    """
+    from asyncio import get_running_loop
+
+    if tx is None or type(tx).__module__.startswith("tenure."):
+        return tx
+    scope = getattr(tx, "registry", None)
+    return Awaited(scope() if callable(scope) else tx, get_running_loop())
+
+
+async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
+    """Do it in a thread. A caller who is cancelled goes on only when it has ended: it uses what is theirs."""
+    import asyncio
+
+    future = asyncio.get_running_loop().run_in_executor(thread, copy_context().run, call)
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        future.exception()  # seen: the cancel is what its caller hears
+        raise
+    return future.result()
 
 
 def clean(text: str, limit: int) -> str:
@@ -308,9 +339,7 @@ class Job(Generic[C]):
 
     async def afinish(self, result: object = None, *, tx: object) -> None:
         """Complete the job within your own transaction, so that its outcome and its effect commit together."""
-        from asyncio import to_thread
-
-        await to_thread(self._attempt.finish, self._attempt.task.encode_result(result), tx)
+        await settled(partial(self._attempt.finish, self._attempt.task.encode_result(result), awaited(tx)))
 
     def resource(self, kind: type[T]) -> T:
         """The value of this type that a `@jobs.resource` opened for this process."""

@@ -149,6 +149,7 @@ MOVES: tuple[Move, ...] = (
     Move("finish", _states(_P), _states(_X), Needs.LEASE, Cancelled),
     Move("finish", _states(_P), _states(_Q, _S, _D, _X), Needs.LEASE, Crashed),
     Move("rescue", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
+    Move("redelivered", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
     Move("cancel", _states(_S, _Q), _states(_X), Needs.OPERATOR),
     Move("cancel", _states(_P), _states(_P), Needs.OPERATOR),  # asked: the owner stops the code, then finishes
     Move("replay", _states(_C, _D, _X), _states(_Q), Needs.OPERATOR),

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 
-_ASK, _KILL, _TICK, _FENCED = range(4)
+_ASK, _KILL, _TICK, _FENCED, _QUIET = range(5)
 _SIZE = 64
 
 ASK_AFTER = 2 / 3  #: of a lease, counted from when the last renewal that landed was sent
@@ -56,6 +56,19 @@ class Lifeline:
     @tick.setter
     def tick(self, now: float) -> None:
         self._put(_TICK, now)
+
+    @property
+    def quiet_until(self) -> float:
+        """Until then this worker declares nobody dead, as its supervisor does not: they may have been away."""
+        return self._get(_QUIET)
+
+    @quiet_until.setter
+    def quiet_until(self, at: float) -> None:
+        self._put(_QUIET, at)
+
+    def well_renewed(self, now: float) -> bool:
+        """May this worker judge others? Only while its own lease is renewed as it should be, and has been for long."""
+        return 0.0 < self.quiet_until <= now < self.ask_at
 
     @property
     def fenced(self) -> bool:

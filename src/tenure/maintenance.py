@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import random
+from types import MappingProxyType
 
 from tenure.clock import system_clock
-from tenure.events import Events, JobRescued
+from tenure.events import RESCUE_REASONS, Events, JobRescued
 from tenure.host import end_leftovers, pid_namespace, started, token_of
 from tenure.lifecycle import State
 from tenure.lifeline import ASK_AFTER
@@ -56,6 +57,15 @@ class Maintenance:
             self._quiet_until = self._boot() + self._lease
         self._renewed = sent
 
+    @property
+    def quiet_until(self) -> float:
+        return self._quiet_until
+
+    def may_declare(self) -> bool:
+        """Are our own renewals so regular that another's silence is not our own absence?"""
+        now = self._boot()
+        return now >= self._quiet_until and now - self._renewed <= self._lease * ASK_AFTER
+
     def scan_if_due(self) -> bool:
         if time.monotonic() < self._next_scan:
             return False
@@ -66,8 +76,7 @@ class Maintenance:
     def scan(self) -> None:
         """Declare the dead, take back their jobs."""
         self.declare_the_provably_dead()
-        now = self._boot()
-        if now >= self._quiet_until and now - self._renewed <= self._lease * ASK_AFTER:
+        if self.may_declare():
             self._store.declare_expired()
         while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
             pass
@@ -95,8 +104,8 @@ class Maintenance:
         """Due jobs are queued; seconds until the next one is due."""
         while True:
             promoted = self._store.promote()
-            self._notifier.announce(Ring("queued", queue) for queue in promoted.queues)
-            if not promoted.queues:
+            self._notifier.announce(Ring("queued", queue, tuple(ids)) for queue, ids in promoted.jobs.items())
+            if not promoted.jobs:
                 return promoted.next_due
 
     def upkeep_if_due(self) -> None:
@@ -115,9 +124,14 @@ class Maintenance:
         duty = min(self._next_scan, self._next_upkeep) - time.monotonic()
         return max(0.0, duty if next_due is None else min(duty, next_due))
 
-    def tell(self, rescued: list[Rescued]) -> list[Rescued]:
-        """Log who was rescued, and ring for those that may run at once."""
+    def tell(self, rescued: list[Rescued], outcomes: Mapping[str, str] = MappingProxyType({})) -> list[Rescued]:
+        """Log who was rescued, and ring for them. `outcomes` by job id; else they crashed."""
+        rings: list[Ring] = []
         for each in rescued:
-            self._events.emit(JobRescued(rescued=each))
-        self._notifier.announce({Ring("queued", each.queue) for each in rescued if each.state is State.QUEUED})
+            self._events.emit(JobRescued(rescued=each, outcome=outcomes.get(each.id, "crashed")))
+            if each.state is State.QUEUED:
+                rings.append(Ring("queued", each.queue, (each.id,), f"Cleared: {RESCUE_REASONS[each.cause]}"))
+            elif each.state is State.SCHEDULED:
+                rings.append(Ring("due", each.queue))
+        self._notifier.announce(rings)
         return rescued

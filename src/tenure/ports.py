@@ -10,7 +10,8 @@ boundary: `StoreAway` (try again later), `BadData` (one value is at fault), `Sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,7 @@ class Capabilities:
 
     transactions: bool  #: `enqueue` and `finish` can join a transaction (`tx=`)
     durable: bool  #: what it answered survives the death of every process
+    steady_clock: bool  #: nobody can set the clock that its leases are counted by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +159,9 @@ class Rescued:
 
 
 class Promoted(NamedTuple):
-    """Queues that got due jobs, and the seconds until the next one is due (None: none waits)."""
+    """The ids that each queue got, and the seconds until the next job is due (None: none waits)."""
 
-    queues: frozenset[str]
+    jobs: Mapping[str, Sequence[str]]
     next_due: float | None
 
 
@@ -251,6 +253,16 @@ class Page:
     cursor: str | None = None
 
 
+class Awaited(NamedTuple):
+    """A caller's transaction whose driver may have to be awaited, and the event loop it lives on.
+
+    The verbs stay synchronous: a store that is handed one runs its statements on that loop, from another thread.
+    """
+
+    tx: object
+    loop: AbstractEventLoop
+
+
 @dataclass(frozen=True, slots=True)
 class OnceRecord:
     """What `once` found: `value` is the first call's JSON if there was one."""
@@ -276,23 +288,29 @@ class Store(Protocol):
         """Where it is, absolute, without a password: for banners, logs and `explain`."""
         ...
 
-    def open(self) -> None:
-        """Connect and check. Raises StoreError that says what to do: not ours, newer than this code, not migrated."""
+    def migrate(self) -> int:
+        """Bring the schema up to date; forward only, safe when many start at once. Returns the version reached.
+
+        Comes before `open`, and needs no open store.
+        """
         ...
 
-    def migrate(self) -> int:
-        """Bring the schema up to date; forward only, safe when many start at once. Returns the version reached."""
+    def open(self) -> None:
+        """Connect and check. Raises StoreError that says what to do: not ours, newer than this code, not migrated."""
         ...
 
     def close(self) -> None: ...
 
     # ── clients ──
 
-    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
         """nothing → queued, or scheduled when due later. All or none; idempotent by id, answers in order.
 
         An id already kept, or a unique key held by a live job of that task, creates nothing and names the job that
-        stands. With `tx` the jobs exist exactly when that transaction commits.
+        stands. With `tx` the jobs exist exactly when that transaction commits; `committed` is called then, in whatever
+        thread learns of it, after the outermost commit, never after a rollback, and not at all if that can't be learnt.
         """
         ...
 
@@ -386,6 +404,14 @@ class Store(Protocol):
         """
         ...
 
+    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+        """A queue delivered this job again: the rescue of one job, with the cause `queue`.
+
+        Its owner is first declared dead if its lease has run out and the caller may `declare` (who was away may not).
+        Else where the job is now; None: no such job.
+        """
+        ...
+
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
         """Jobs of these living workers that have been silent for longer than their `stale_after`. Changes nothing."""
         ...
@@ -400,6 +426,10 @@ class Store(Protocol):
 
     def pause(self, queue: str, *, paused: bool) -> bool:
         """Stop or resume claims from a queue; False: it was so already. Running jobs go on."""
+        ...
+
+    def paused(self) -> frozenset[str]:
+        """The queues nobody may claim from. Cheap enough to be asked every second."""
         ...
 
     # ── reads ──
@@ -431,10 +461,15 @@ class Store(Protocol):
 
 
 class Ring(NamedTuple):
-    """Why a doorbell rang: jobs are queued, a job is due earlier than any before, or a cancel was asked."""
+    """Why a doorbell rings: jobs are queued, a job is due earlier than any before, or a cancel was asked.
+
+    Who announces names the jobs, and why they come again (`reason`, of a rescue); who listens hears kind and queue.
+    """
 
     kind: Literal["queued", "due", "cancel"]
     queue: str
+    jobs: tuple[str, ...] = ()
+    reason: str = ""
 
 
 ANY = Ring("queued", "")  #: something may have changed: look for yourself
@@ -452,16 +487,24 @@ class Notifier(Protocol):
         ...
 
     def problem(self) -> str:
-        """Empty while rings are heard; else one sentence that says why this process polls instead."""
+        """Empty while rings are heard; else one sentence that says why this process polls instead. It may change."""
         ...
 
     def close(self) -> None:
-        """Let go of what announcing needed. Listeners are closed by themselves."""
+        """Let go of what announcing needed, when what is on its way has left (a second at most).
+
+        Listeners are closed by themselves, before it.
+        """
         ...
 
 
 class Listener(Protocol):
     """One open ear. `fileno()` is readable when a ring waits, so an event loop or a selector can wait on it."""
+
+    @property
+    def permits(self) -> Permits | None:
+        """None for a doorbell; else what a queue deals out."""
+        ...
 
     def fileno(self) -> int | None:
         """None: there is nothing to wait on; call `drain()` every `interval` seconds."""
@@ -476,4 +519,31 @@ class Listener(Protocol):
         """All rings heard since the last call. Never blocks."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Hear no more. Permits still held go back to the queue."""
+        ...
+
+
+class Permit(NamedTuple):
+    """A message: whoever holds it may claim one job from its queue. It names a job for people and for `redelivered`."""
+
+    queue: str
+    job_id: str
+    again: bool  #: the queue had delivered it before, and never heard what became of it
+    receipt: str  #: the queue's own name for this delivery
+
+
+class Permits(Protocol):
+    """The flow of permits to one listener. It also keeps telling the queue that what is held is still worked on."""
+
+    def want(self, slots: Mapping[str, int]) -> None:
+        """How many more may come of each queue from now on; replaces what was wanted. Never of a queue not named."""
+        ...
+
+    def take(self) -> list[Permit]:
+        """All that have come since the last call; `fileno()` of the listener is readable when some wait."""
+        ...
+
+    def settle(self, permits: Iterable[Permit], *, again_in: float | None = None) -> None:
+        """Let go of them: done with (acknowledged), or to be dealt out again after `again_in` seconds."""
+        ...

@@ -16,7 +16,6 @@ import queue
 import select
 import selectors
 import signal
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -42,17 +41,19 @@ from tenure.events import (
     WorkerReplaced,
     WorkerStarted,
 )
-from tenure.host import end_leftovers, is_stopped, kill_group, pid_namespace, started
-from tenure.lifecycle import Crashed, Lease, Outcome, Released, State
+from tenure.host import end_leftovers, host_name, is_stopped, kill_group, pid_namespace, started
+from tenure.lifecycle import Crashed, Lease, Outcome, Released, State, outcome_name
 from tenure.link import read_verdicts
 from tenure.maintenance import Maintenance
 from tenure.ports import Filter, Notifier, Runner, Store, WorkerIdentity
 from tenure.process import WorkerProcess, cause_of
+from tenure.tally import Tally, Vitals, timed
 
 TICK_SECONDS = 0.25
 STALL_SECONDS = 1.0
 SOON_SECONDS = 60.0  #: --until-empty waits for a job that is due sooner
 RETRY_SECONDS = 1.0
+COUNT_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 30.0
 HUNG_GRACE_SECONDS = 10.0  #: a hung job is its worker's business first
 
@@ -65,6 +66,7 @@ class Options:
     workers: int = 1
     until_empty: bool = False
     reload: bool = False
+    counts: bool = False  #: someone looks at the metrics: ask the workers for theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,16 @@ class Ground:
     settings: Settings
     store: Store
     renewals: Store
+    notifier: Notifier
     maintenance: Maintenance
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a worker said last of itself."""
+
+    busy: int
+    notifier: str
 
 
 class Supervisor:
@@ -88,6 +99,8 @@ class Supervisor:
         self._options = options
         self._open_store, self._open_notifier, self._say = open_store, open_notifier, say
         self._events = Events()
+        self.tally = Tally()
+        self.tally.follow(self._events)
         self._boot = system_clock().boot
         self._children: dict[int, WorkerProcess] = {}
         self._selector = selectors.DefaultSelector()
@@ -107,6 +120,11 @@ class Supervisor:
         self._start_at: list[float] = []
         self._solo_wanted = 0
         self._away_since: float | None = None
+        self._away_why = ""
+        self._renewed: float | None = None
+        self._count_at = 0.0
+        self._asked = set[str]()  #: for their counts, by worker id
+        self._words: dict[str, Words] = {}
         self._hung_since: dict[str, float] = {}
         self._files: dict[str, int] = {}
         self._banner = False
@@ -149,6 +167,8 @@ class Supervisor:
             self._look_after(child, now)
         self._retry_unsettled()
         self._start_what_is_due()
+        if self._options.counts and now >= self._count_at:
+            self._ask_for_counts(now)
         if os.getpid() == 1:
             self._reap_strangers()
 
@@ -226,6 +246,10 @@ class Supervisor:
                 case "stuck":
                     child.verdicts.update(read_verdicts(message["verdicts"]))
                     self._kill(child, "code that was asked to stop did not")
+                case "counts":
+                    self._asked.discard(child.id)
+                    self._words[child.id] = Words(message["busy"], message["notifier"])
+                    self.tally.add(message["tally"])
                 case "drained":
                     child.drained = True
                 case other:
@@ -278,9 +302,9 @@ class Supervisor:
         )
 
     def _open(self, settings: Settings) -> None:
-        renewals = self._open_store(settings)
+        renewals = timed(self._open_store(settings), self.tally)
         try:
-            store = self._open_store(settings)
+            store = timed(self._open_store(settings), self.tally)
         except BaseException:
             renewals.close()
             raise
@@ -297,7 +321,7 @@ class Supervisor:
             mine=lambda: self._settling.union(child.id for child in list(self._children.values())),
         )
         maintenance.scan()
-        ground = self._found = Ground(settings, store, renewals, maintenance)
+        ground = self._found = Ground(settings, store, renewals, notifier, maintenance)
         threading.Thread(target=self._duty, args=(self._renew, ground), name="tenure-renew", daemon=True).start()
         threading.Thread(target=self._duty, args=(self._maintain, ground), name="tenure-maintain", daemon=True).start()
 
@@ -307,7 +331,7 @@ class Supervisor:
         self._ground.store.register(
             WorkerIdentity(
                 id=child.id,
-                host=socket.gethostname(),
+                host=host_name(),
                 pid=child.process.pid,
                 started=started(child.process.pid),
                 boot_id=clock.boot_id,
@@ -319,6 +343,7 @@ class Supervisor:
                 lease=settings.lease,
             )
         )
+        child.lifeline.quiet_until = self._ground.maintenance.quiet_until
         child.lifeline.renewed(sent, settings.lease)
         child.registered = True
         if not self._banner:
@@ -407,6 +432,8 @@ class Supervisor:
             self._heard(child)
         if not child.link.closed:
             self._selector.unregister(child.link)
+        self._asked.discard(child.id)
+        self._words.pop(child.id, None)
         expected = child.drained or (child.draining and code == 0) or (self._stopping > 0 and not child.registered)
         outcome = self._judge(child, code, usage.ru_maxrss)
         if not expected:
@@ -439,7 +466,9 @@ class Supervisor:
 
     def _settle(self, worker: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> None:
         try:
-            self._ground.maintenance.tell(self._ground.store.settle(worker, verdicts, rest))
+            settled = self._ground.store.settle(worker, verdicts, rest)
+            outcomes = {each.id: outcome_name(verdicts.get(each.id, rest)) for each in settled}
+            self._ground.maintenance.tell(settled, outcomes)
             self._solo_wanted = self._ground.store.solo_waiting(self._queues())
         except StoreError as error:
             self._away(error)
@@ -509,12 +538,14 @@ class Supervisor:
                 self._renew_wake.wait(RETRY_SECONDS)
                 self._renew_wake.clear()
                 continue
+            self._renewed = sent
             if children or not self._settling:  # to renew nobody proves nothing
                 ground.maintenance.renewed(sent)
             self._back()
             for child in children:
                 if child.id in alive:
                     with suppress(ValueError):  # it has ended meanwhile, and its memory is closed
+                        child.lifeline.quiet_until = ground.maintenance.quiet_until  # first: it may judge from then on
                         child.lifeline.renewed(sent, lease)
                 elif child.process.pid in self._children:
                     self._ask_main(partial(self._kill, child, "it was declared dead"))
@@ -589,11 +620,41 @@ class Supervisor:
             for child in list(self._children.values()):
                 self._ask_main(partial(self._tell_to_drain, child, self._grace()))
 
+    # ── metrics and health ──
+
+    def _ask_for_counts(self, now: float) -> None:
+        """Whoever has not answered yet is not asked again: a loop that is blocked must not find a heap of questions."""
+        self._count_at = now + COUNT_SECONDS
+        for child in self._children.values():
+            if child.ready and child.id not in self._asked:
+                self._asked.add(child.id)
+                child.link.send("count")
+
+    def vitals(self) -> Vitals:
+        """What is known right now, from any thread and without asking anyone."""
+        now, ground, away_since = self._boot(), self._found, self._away_since
+        up = [child for child in list(self._children.values()) if child.ready and not child.drained]
+        words = [said for child in up if (said := self._words.get(child.id))]
+        problems = [ground.notifier.problem() if ground else "", *(each.notifier for each in words)]
+        return Vitals(
+            settings=ground.settings if ground else None,
+            store=ground.store.url if ground else "",
+            renewed_ago=None if self._renewed is None else now - self._renewed,
+            away="" if away_since is None else f"away for {spell(now - away_since)}: {self._away_why}",
+            notifier=next(filter(None, problems), ""),
+            queues=self._served,
+            workers=self._options.workers,
+            ready=sum(not child.draining for child in up),
+            slots=sum(1 if child.runner == "solo" else ground.settings.concurrency for child in up) if ground else 0,
+            busy=sum(each.busy for each in words),
+            stopping=self._stopping > 0,
+        )
+
     # ── the store's absence ──
 
     def _away(self, error: TenureError) -> None:
         if self._away_since is None:
-            self._away_since = self._boot()
+            self._away_since, self._away_why = self._boot(), str(error)
             self._events.emit(StoreAway(error=str(error)))
 
     def _back(self) -> None:

@@ -121,7 +121,7 @@ class TestQueue:
 
     def _claim(self) -> Claimed | None:
         self._store.renew([_WORKER])  # its lease is real, and time may have jumped over its end
-        while self._store.promote().queues:
+        while self._store.promote().jobs:
             pass
         wants = {queue.name: 1 for queue in self._store.queues()}
         for solo in (False, True):

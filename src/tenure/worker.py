@@ -18,10 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from random import random
+from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from tenure.config import Settings
@@ -32,7 +36,9 @@ from tenure.events import (
     Drained,
     Events,
     JobDied,
+    JobRescued,
     LeaseRefused,
+    NotifierBack,
     NotifierDegraded,
     Running,
     StoreAway,
@@ -40,12 +46,39 @@ from tenure.events import (
 )
 from tenure.executor import MAX_ERROR, Attempt
 from tenure.job import clean
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
-from tenure.ports import ANY, Answer, Claimed, Listener, Notifier, NotLanded, Progress, Runner, Store
+from tenure.lifecycle import (
+    Cancelled,
+    Completed,
+    Crashed,
+    Failed,
+    Lease,
+    Outcome,
+    Released,
+    Snoozed,
+    State,
+    outcome_name,
+)
+from tenure.permits import BACK_SOON_SECONDS, PAUSED_SECONDS, Hand
+from tenure.ports import (
+    ANY,
+    Answer,
+    Claimed,
+    Landed,
+    Listener,
+    Notifier,
+    NotLanded,
+    Progress,
+    Rescued,
+    Ring,
+    Runner,
+    Store,
+)
+from tenure.tally import Tally
 from tenure.task import Program
 
 T = TypeVar("T")
 
+_QUEUE, _TASK = attrgetter("queue"), attrgetter("claimed.task")
 STOP_SECONDS = 10.0  #: from being asked to stop to being stuck
 MAX_UNFLUSHED = 1000
 MAX_UNFLUSHED_SECONDS = 0.05
@@ -53,6 +86,8 @@ MANY_SLOTS = 128
 PROGRESS_SECONDS = 0.5
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
+DEAF_SECONDS = 1.0  #: between two polls while the notifier is down
+FULL_SECONDS = 0.01  #: so long permits may take to come before a poll that came back full comes again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +139,8 @@ class Worker:
         on_due: Callable[[], None],
         on_tick: Callable[[], None],
         on_stuck: Callable[[dict[str, Outcome]], None] | None,
+        may_declare: Callable[[], bool],
+        tally: Tally | None = None,
     ) -> None:
         self.plan = plan
         self.program = program
@@ -114,6 +151,7 @@ class Worker:
         self._notifier = notifier
         self._events = events
         self._on_due, self._on_tick, self._on_stuck = on_due, on_tick, on_stuck
+        self._may_declare = may_declare
         self._loop = asyncio.get_running_loop()
         self._wants = list(plan.queues)
         self._capped = any(cap is not None for cap in plan.queues.values())
@@ -140,26 +178,37 @@ class Worker:
         self._storing = threading.Lock()
         self._away_since: float | None = None
         self._released = 0
+        self._tally = tally or Tally()
+        self._begun: dict[str, float] = {}
+        self._durations: defaultdict[str, list[float]] = defaultdict(list)  # by task; floats are no work for the gc
         # Threads of our own, so that a handler that fills the loop's default pool can't hold up claims or outcomes.
         self._claims = ThreadPoolExecutor(1, "tenure-claims")
         self._writes = ThreadPoolExecutor(1, "tenure-writes")
         self._pool = ThreadPoolExecutor(plan.slots + 1, "tenure-job")
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
+        self._hand: Hand | None = None  # None: the notifier is a doorbell and deals out no permits
+        self._deaf_since: float | None = None
+        self._problem = ""
 
     # ── life ──
 
     def start(self) -> None:
         """Begin to claim. Needs the worker's row to be registered."""
-        problem = self._notifier.problem()
-        if problem:
-            self._events.emit(NotifierDegraded(problem=problem))
+        self._watch_notifier()
         self._listener = self._notifier.listen()
+        claiming = self._claim_loop
+        if self._listener.permits is not None and self.plan.runner != "solo":
+            # Which jobs must run alone no message says: those who run them hear the rings, and hold no permits.
+            plan, permits = self.plan, self._listener.permits
+            self._hand = Hand(permits, self.store, plan.worker_id, plan.lease, self._may_declare)
+            claiming = partial(self._permit_loop, self._hand)
         fileno = self._listener.fileno()
         if fileno is not None:
             self._loop.add_reader(fileno, self._hear)
-        loops = (self._claim_loop, self._flush_loop, self._progress_loop, self._beat_loop, self._tick_loop)
+        loops = (self._flush_loop, self._progress_loop, self._beat_loop, self._tick_loop)
         self._tasks = [self._loop.create_task(each(), name=each.__name__) for each in loops]
+        self._tasks.append(self._loop.create_task(claiming(), name="_claim_loop"))
         self._tasks.append(self._loop.create_task(self._look_loop(self._listener), name="look"))
         for task in self._tasks:
             task.add_done_callback(_die_loudly)
@@ -175,6 +224,7 @@ class Worker:
 
     def stop_claiming(self) -> None:
         self._claiming = False
+        self._claim_wake.set()  # permits that wait for a slot go back
 
     def hand_back(self, reason: str) -> None:
         """Ask all that runs to stop, and run nothing more, also not what a claim in flight still brings."""
@@ -226,16 +276,35 @@ class Worker:
                 self._on_due()
                 self._claim_wake.set()
             elif ring.kind == "queued" and ring.queue in self.plan.queues:
-                self._claim_wake.set()
+                if self._hand is None:
+                    self._claim_wake.set()
+                else:  # its permits come by themselves, unless it was paused until now
+                    self._hand.forget_pauses()
             elif ring.kind == "due":
                 self._on_due()
             elif ring.kind == "cancel":
                 self._beat_wake.set()
+        if self._hand is not None and self._hand.take():
+            self._claim_wake.set()
 
     async def _look_loop(self, listener: Listener) -> None:
         while True:
             await asyncio.sleep(listener.interval)
             self._hear()
+            self._watch_notifier()
+
+    def _watch_notifier(self) -> None:
+        problem = self._notifier.problem()
+        if problem == self._problem:
+            return
+        if not problem:
+            self._events.emit(NotifierBack(seconds=self._loop.time() - (self._deaf_since or self._loop.time())))
+            self._deaf_since = None
+        elif self._deaf_since is None:
+            self._events.emit(NotifierDegraded(problem=problem))
+            self._deaf_since = self._loop.time()
+            self._claim_wake.set()
+        self._problem = problem
 
     # ── claiming ──
 
@@ -276,27 +345,106 @@ class Worker:
                 claimed = await self._claim(limit)
             if len(claimed) < limit:
                 self._dry = not self._capped  # the queues are empty: a slot that frees itself is no news
-                await self._sleep(wake, self.plan.poll_interval * (0.8 + 0.4 * random()))
+                await self._sleep(wake, self._poll_seconds())
 
-    async def _claim(self, free: int) -> list[Claimed]:
+    def _poll_seconds(self) -> float:
+        interval = self.plan.poll_interval
+        return (interval if self._deaf_since is None else min(interval, DEAF_SECONDS)) * (0.8 + 0.4 * random())
+
+    async def _permit_loop(self, hand: Hand) -> None:
+        """There are two reasons to claim: permits in hand, and the poll, for what no message told of.
+
+        A poll that came back full comes again at once, but for the moment that permits need to come first.
+        """
+        wake = self._claim_wake
+        poll_at, full, hungry_at = 0.0, False, 0.0
+        while True:
+            wake.clear()
+            free = self._free()
+            limit = min(free, self._most_at_once)
+            if not limit:
+                hand.give_back(BACK_SOON_SECONDS if self._claiming else 0.0)
+                hungry_at = 0.0
+                await wake.wait()  # a slot will free itself
+                continue
+            now = self._loop.time()
+            if self._deaf_since is not None:
+                poll_at = min(poll_at, now + DEAF_SECONDS)
+            if full and not hungry_at:
+                hungry_at = now + (FULL_SECONDS if self._deaf_since is None else 0.0)
+            try:
+                if now >= poll_at or self._away_since is not None or (not hand.unused and 0.0 < hungry_at <= now):
+                    async with self._claim_turn:
+                        claimed = await self._claim(limit)
+                    full, hungry_at = len(claimed) == limit, 0.0
+                    poll_at = self._loop.time() + self._poll_seconds()
+                elif not hand.pauses_are_known:
+                    await self._in(self._claims, hand.look_for_pauses)
+                elif hand.unused:
+                    hungry_at = 0.0
+                    await self._use_permits(hand, limit)
+                else:
+                    hand.want(self._wanted(free), free)
+                    due = min(poll_at, hungry_at or poll_at) - now
+                    await self._sleep(wake, min(due, PAUSED_SECONDS))
+            except StoreError as error:
+                self._away(error)
+                hand.store_is_away()
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _use_permits(self, hand: Hand, limit: int) -> None:
+        again = hand.offer(self._wanted(limit))
+        if again:
+            looked = await self._in(self._claims, hand.look, again)
+            hand.withdraw(looked.owned)
+            self._tell_rescued(looked.rescued)
+        wants = hand.wants
+        if not wants:  # no room for these queues, or nothing but jobs that others run
+            hand.give_back()
+            return
+        limit = min(limit, sum(wants.values()))
+        async with self._claim_turn:
+            claimed = await self._claim(limit, wants)
+        if len(claimed) < limit:
+            hand.nothing_left()
+        else:
+            hand.claimed_all()
+
+    def _tell_rescued(self, rescued: Iterable[Rescued]) -> None:
+        for each in rescued:
+            self._events.emit(JobRescued(rescued=each))
+        self._notifier.announce({Ring("due", each.queue) for each in rescued if each.state is State.SCHEDULED})
+
+    async def _claim(self, free: int, wants: dict[str, int] | None = None) -> list[Claimed]:
         solo = self.plan.runner == "solo"
+        if wants is None:
+            wants = self._wanted(free)
         try:
             if self.running or self._ends:
-                claimed = await self._in(self._claims, self._ask_store, self._wanted(free), free, solo)
+                claimed = await self._in(self._claims, self._ask_store, wants, free, solo)
             else:  # nothing runs that could be held up: two changes of threads less until the first job starts
-                claimed = self._ask_store(self._wanted(free), free, solo)
+                claimed = self._ask_store(wants, free, solo)
             if not claimed and self.plan.runner == "embedded" and not self.running:
                 claimed = await self._in(self._claims, self._ask_store, self._wanted(1), 1, True)
                 self._alone = bool(claimed)
         except StoreError as error:
             self._away(error)
+            if self._hand is not None:
+                self._hand.store_is_away()
             await asyncio.sleep(RETRY_SECONDS)
             self._beat_wake.set()  # it may have been claimed all the same: only the store knows
             return []
         self._back()
+        if self._hand is not None:
+            self._hand.bind(claimed)
+        self._count_claims(claimed)
         for each in claimed:
             self._begin(each)
         return claimed
+
+    def _count_claims(self, claimed: Iterable[Claimed]) -> None:
+        found = Counter(map(_QUEUE, claimed))
+        self._tally.count_all({("claims", queue): number for queue, number in found.items()})
 
     def _ask_store(self, wants: dict[str, int], limit: int, solo: bool) -> list[Claimed]:
         return self.store.claim(self.worker_id, wants, limit, solo=solo)
@@ -319,6 +467,7 @@ class Worker:
         else:
             attempt = Attempt(self, task, claimed, self._loop)
             self.running[claimed.id] = attempt
+            self._begun[claimed.id] = monotonic()
             attempt.start(self.program, self._pool)
 
     def _refuse(self, claimed: Claimed, outcome: Outcome) -> None:
@@ -330,6 +479,7 @@ class Worker:
 
     def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
         del self.running[attempt.claimed.id]
+        self._durations[attempt.claimed.task].append(monotonic() - self._begun.pop(attempt.claimed.id))
         self._alone = False
         if self._asked:
             self._asked.pop(attempt, None)
@@ -365,6 +515,7 @@ class Worker:
                 attempt.put_back(report)
                 raise
         if not landed and not attempt.finished:
+            self._tally.count("refused", attempt.claimed.task)
             self._loop.call_soon_threadsafe(attempt.ask, "lease_lost", None)
             raise LeaseLost(f"job {attempt.claimed.id}, attempt {attempt.claimed.attempt}")
 
@@ -384,6 +535,7 @@ class Worker:
                     self._back()
                     for attempt in refused:
                         if not attempt.finished:
+                            self._tally.count("refused", attempt.claimed.task)
                             attempt.ask("lease_lost", None)
 
     def _store_progress(self, attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -443,9 +595,31 @@ class Worker:
             else:
                 break
         self._back()
-        for end, answer in zip(ends, answers, strict=True):
-            if type(end.outcome) is not Completed or type(answer) is NotLanded:
-                self._tell(end, answer)
+        odd = [
+            (end, answer)
+            for end, answer in zip(ends, answers, strict=True)
+            if type(end.outcome) is not Completed or type(answer) is NotLanded
+        ]
+        self._count_ends(ends, [end for end, _ in odd])
+        rings = set[Ring]()
+        for end, answer in odd:
+            self._tell(end, answer)
+            if type(answer) is Landed and answer.state is State.QUEUED:
+                rings.add(Ring("queued", end.claimed.queue, (end.claimed.id,)))
+            elif type(answer) is Landed and answer.state is State.SCHEDULED:
+                rings.add(Ring("due", end.claimed.queue))
+        if rings:
+            self._notifier.announce(rings)
+        if self._hand is not None:
+            self._hand.done(end.lease for end in batch)
+
+    def _count_ends(self, ends: list[End], odd: list[End]) -> None:
+        """All durations, and all outcomes but the odd ones: `_tell` counts those one by one."""
+        durations, self._durations = self._durations, defaultdict(list)
+        for task, found in durations.items():
+            self._tally.time_all("attempt", task, found)
+        completed = Counter(map(_TASK, ends)) - Counter(map(_TASK, odd))
+        self._tally.count_all({("outcomes", task, "completed"): number for task, number in completed.items()})
 
     def _finish(self, ends: list[End]) -> list[Answer]:
         if not ends:
@@ -465,7 +639,12 @@ class Worker:
         if isinstance(answer, NotLanded):
             if end.attempt is None or not end.attempt.finished:
                 self._events.emit(LeaseRefused(**about, stands=answer.stands))
-        elif isinstance(outcome, Released):
+            else:  # it completed before, in its own transaction
+                self._tally.count("outcomes", job.task, "completed")
+            return
+        if outcome is not None:
+            self._tally.count("outcomes", job.task, outcome_name(outcome))
+        if isinstance(outcome, Released):
             self._released += 1
         elif isinstance(outcome, Failed | Crashed):
             error = outcome.error if isinstance(outcome, Failed) else outcome.reason
@@ -508,6 +687,7 @@ class Worker:
                     attempt.ask("cancel", Cancelled(clean(held.cancel_reason, MAX_ERROR)))
             for lease, held in there.items():
                 if lease not in unflushed and held.claimed.id not in self._waiting_for_old:
+                    self._count_claims([held.claimed])
                     self._begin(held.claimed)
 
     # ── hangs, and code that does not stop ──

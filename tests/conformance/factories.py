@@ -34,8 +34,8 @@ class World:
     def store(self) -> Store:
         """An open store on this world's data; each call opens another way in."""
         store = self._make(self.clock)
-        store.open()
         store.migrate()
+        store.open()
         self._stores.append(store)
         return store
 

@@ -120,7 +120,7 @@ def test_retries_keep_the_unique_key(world: World) -> None:
     lease = running(store, unique="k")
     finish(store, lease, Failed("boom"))
     world.advance(60)
-    assert store.promote() == Promoted(frozenset({"default"}), None)
+    assert store.promote() == Promoted({"default": [lease.job_id]}, None)
 
     assert not store.enqueue([draft(unique="k")])[0].created
 

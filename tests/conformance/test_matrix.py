@@ -25,7 +25,7 @@ from tenure.lifecycle import (
     decide,
     legal,
 )
-from tenure.ports import JobView, Landed, Progress, Store
+from tenure.ports import JobView, Landed, Progress, Rescued, Store
 
 OUTCOMES: list[Outcome] = [
     Completed('"result"'),
@@ -76,7 +76,7 @@ class Case:
     lease: Lease
 
     def prepare(self, verb: str) -> None:
-        if verb == "rescue":
+        if verb in ("rescue", "redelivered"):
             self.store.declare_dead([self.lease.worker_id])
         if verb == "prune":
             self.world.advance(8 * DAY)
@@ -88,7 +88,7 @@ def enqueued(case: Case) -> bool:
 
 def promoted(case: Case) -> bool:
     case.world.advance(61)
-    return "default" in case.store.promote().queues
+    return "default" in case.store.promote().jobs
 
 
 def claimed(case: Case) -> bool:
@@ -112,6 +112,10 @@ def finished(case: Case) -> bool:
 
 def rescued(case: Case) -> bool:
     return [each.id for each in case.store.rescue()] == [case.lease.job_id]
+
+
+def redelivered(case: Case) -> bool:
+    return isinstance(case.store.redelivered(case.lease.job_id, declare=True), Rescued)
 
 
 def cancelled(case: Case) -> bool:
@@ -141,6 +145,7 @@ APPLY: dict[str, Callable[[Case], bool]] = {
     "once": recorded,
     "finish": finished,
     "rescue": rescued,
+    "redelivered": redelivered,
     "cancel": cancelled,
     "replay": replayed,
     "delete": deleted,

@@ -56,13 +56,13 @@ def test_cancel_answers_for_each_job_it_was_given(store: Store) -> None:
 
 def test_due_jobs_are_promoted_and_the_next_one_is_announced(world: World) -> None:
     store = world.store()
-    assert store.promote() == Promoted(frozenset(), None)
+    assert store.promote() == Promoted({}, None)
     first, second = put(store, queue="a", delay=10.0), put(store, queue="b", delay=20.0)
     last = put(store, queue="c", delay=100.0)
 
-    assert store.promote() == Promoted(frozenset(), 10.0)
+    assert store.promote() == Promoted({}, 10.0)
     world.advance(20)
-    assert store.promote() == Promoted(frozenset({"a", "b"}), 80.0)
+    assert store.promote() == Promoted({"a": [first], "b": [second]}, 80.0)
 
     states = [look(store, job_id).state for job_id in (first, second, last)]
     assert states == [State.QUEUED, State.QUEUED, State.SCHEDULED]
@@ -83,9 +83,9 @@ def test_promotion_goes_by_due_time_in_batches(world: World) -> None:
     names = [put(store, queue=str(n), delay=float(10 - n)) for n in range(5)]
     world.advance(60)
 
-    assert store.promote(limit=2) == Promoted(frozenset({"4", "3"}), 0.0)
-    assert store.promote(limit=2) == Promoted(frozenset({"2", "1"}), 0.0)
-    assert store.promote(limit=2) == Promoted(frozenset({"0"}), None)
+    assert store.promote(limit=2) == Promoted({"4": [names[4]], "3": [names[3]]}, 0.0)
+    assert store.promote(limit=2) == Promoted({"2": [names[2]], "1": [names[1]]}, 0.0)
+    assert store.promote(limit=2) == Promoted({"0": [names[0]]}, None)
     assert {look(store, name).state for name in names} == {State.QUEUED}
 
 
@@ -274,3 +274,12 @@ def test_a_failed_job_that_waits_counts_as_scheduled(store: Store) -> None:
 
     assert view.counts[State.SCHEDULED] == 1
     assert view.oldest_queued is None
+
+
+def test_the_paused_queues_are_told_by_name(store: Store) -> None:
+    assert store.paused() == frozenset()
+    for queue in ("a", "b"):
+        store.pause(queue, paused=True)
+    store.pause("a", paused=False)
+
+    assert store.paused() == {"b"}

@@ -246,7 +246,7 @@ def test_two_promoters_promote_a_job_once(world: World, doors: Doors) -> None:
 
     answers = race(here.promote, there.promote)
 
-    assert sorted(len(answer.queues) for answer in answers) == [0, 1]
+    assert sorted(len(answer.jobs) for answer in answers) == [0, 1]
 
 
 def test_many_claimers_empty_a_queue_without_sharing(world: World) -> None:

@@ -9,8 +9,10 @@ from conformance.factories import (
     LEASE,
     World,
     assert_sound,
+    bring,
     claim,
     claim_one,
+    draft,
     finish,
     look,
     memory_of,
@@ -24,7 +26,7 @@ from tenure.ports import Hung, Progress, Rescued, Store
 STALE = 300.0
 
 
-def taken_back(lease: Lease, cause: Literal["crash", "host", "stale"], state: State = State.QUEUED) -> Rescued:
+def taken_back(lease: Lease, cause: Literal["crash", "host", "stale", "queue"], state: State = State.QUEUED) -> Rescued:
     return Rescued(
         id=lease.job_id,
         task="work",
@@ -190,18 +192,17 @@ def test_others_take_a_hung_job_two_leases_later(late: bool, world: World) -> No
     assert look(store, lease.job_id).solo is False
 
 
-def test_setting_the_clock_ends_no_lease_and_hangs_no_job(world: World) -> None:
+@pytest.mark.parametrize("step", [86_400.0, -86_400.0])
+def test_setting_the_clock_ends_no_lease_or_its_former_owner_is_fenced(step: float, world: World) -> None:
     store = world.store()
     lease = running(store, stale_after=STALE)
-    for step in (86_400.0, -172_800.0):
-        world.step_wall_clock(step)
+    world.step_wall_clock(step)
+    store.declare_expired()
+    rescued = store.rescue()
 
-        assert store.declare_expired() == frozenset()
-        assert store.hung([lease.worker_id]) == []
-        assert store.rescue() == []
-
-    assert store.renew([lease.worker_id]) == {lease.worker_id}
-    assert claim(store, lease.worker_id) == []
+    assert rescued == [] or not store.capabilities.steady_clock
+    assert finish(store, lease, Completed()) is (None if rescued else State.COMPLETED)
+    assert store.renew([lease.worker_id]) == (frozenset() if rescued else {lease.worker_id})
 
 
 def test_settle_ends_each_lease_by_its_verdict(world: World) -> None:
@@ -260,3 +261,50 @@ def test_a_dead_workers_outcome_counts_if_it_comes_before_the_rescue(store: Stor
 
     assert finish(store, lease, Completed()) is State.COMPLETED
     assert store.rescue() == []
+
+
+# ── what a queue delivers again ──
+
+
+def test_a_job_delivered_again_is_taken_from_its_dead_owner(store: Store) -> None:
+    lease = running(store)
+    store.declare_dead([lease.worker_id])
+
+    assert store.redelivered(lease.job_id, declare=False) == taken_back(lease, "queue")
+    assert look(store, lease.job_id).worker_id is None
+    assert finish(store, lease, Completed()) is None
+    assert store.rescue() == []
+
+
+@pytest.mark.parametrize("declare", [True, False])
+def test_only_who_was_not_away_may_declare_the_owner_of_a_job_delivered_again(declare: bool, world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    world.advance(LEASE + 1)
+
+    found = store.redelivered(lease.job_id, declare=declare)
+
+    assert found == (taken_back(lease, "queue") if declare else State.PROCESSING)
+    assert store.renew([lease.worker_id]) == (frozenset() if declare else {lease.worker_id})
+
+
+def test_a_job_delivered_again_stays_with_its_living_owner(store: Store) -> None:
+    lease, other = running(store), running(store)
+    store.declare_dead([other.worker_id])
+
+    assert store.redelivered(lease.job_id, declare=True) is State.PROCESSING
+    assert look(store, other.job_id).state is State.PROCESSING
+    assert finish(store, lease, Completed()) is State.COMPLETED
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.PROCESSING])
+def test_a_job_delivered_again_that_nobody_runs_is_left_alone(state: State, store: Store) -> None:
+    lease = bring(store, state)
+    before = memory_of(store, lease.job_id)
+
+    assert store.redelivered(lease.job_id, declare=True) is state
+    assert memory_of(store, lease.job_id) == before
+
+
+def test_a_job_nobody_knows_may_be_delivered_again(store: Store) -> None:
+    assert store.redelivered(draft().id, declare=True) is None

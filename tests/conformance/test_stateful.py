@@ -207,7 +207,7 @@ class Story(RuleBasedStateMachine):
     def promote(self) -> None:
         due = [view for view in everything(self.store) if view.state is State.SCHEDULED]
         due = [view for view in due if view.run_at <= self.store.now()]
-        assert bool(self.store.promote().queues) == bool(due)
+        assert bool(self.store.promote().jobs) == bool(due)
         for view in due:
             self.jobs[view.id].state = State.QUEUED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -170,3 +170,25 @@ def test_one_transaction_after_another(store: Store) -> None:
         with store.transaction() as tx:
             store.enqueue([draft()], tx=tx)
         assert len(everything(store)) == number + 1
+
+
+def test_who_enqueued_is_told_when_the_transaction_has_committed(store: Store) -> None:
+    told, job = Event(), draft()
+    with store.transaction() as tx:
+        store.enqueue([job], tx=tx, committed=told.set)
+        assert not told.is_set()
+
+    assert told.wait(30)
+    assert store.get(job.id) is not None
+
+
+def test_nobody_is_told_of_a_transaction_that_was_rolled_back(store: Store) -> None:
+    told, later = Event(), Event()
+    with pytest.raises(RolledBack), store.transaction() as tx:
+        store.enqueue([draft()], tx=tx, committed=told.set)
+        raise RolledBack
+    with store.transaction() as tx:
+        store.enqueue([draft()], tx=tx, committed=later.set)
+
+    assert later.wait(30)
+    assert not told.is_set()

@@ -120,7 +120,11 @@ def test_the_bell_rings_only_for_queues_where_something_changed(store: Store, ad
     list(admin.act("cancel", [admin.ref(scheduled)]))
     list(admin.act("delete", [admin.ref(scheduled)]))
 
-    assert bell.rung == [Ring("queued", "slow"), Ring("queued", "default"), Ring("cancel", "slow")]
+    assert bell.rung == [
+        Ring("queued", "slow", (scheduled,)),
+        Ring("queued", "default", (ended,)),
+        Ring("cancel", "slow", (scheduled,)),
+    ]
 
 
 def test_a_filter_names_exactly_the_jobs_that_were_counted(store: Store, admin: Admin) -> None:

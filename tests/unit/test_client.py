@@ -35,7 +35,9 @@ class Store(MemoryStore):
         self.reading: Callable[[], None] = lambda: None
         self.writing: Callable[[], None] = lambda: None
 
-    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
         self.writing()
         if self.away:
             self.away -= 1
@@ -43,7 +45,7 @@ class Store(MemoryStore):
         self.writes.append([draft.task for draft in drafts])
         if any(draft.task == "bad" for draft in drafts):
             raise BadData("this one")
-        return super().enqueue(drafts, tx=tx)
+        return super().enqueue(drafts, tx=tx, committed=committed)
 
     def get(self, job_id: str) -> JobView | None:
         self.reading()
@@ -111,9 +113,14 @@ def rig(tmp_path: Path) -> Rig:
 
 
 def test_bells_ring_once_a_queue_and_after_the_jobs_are_stored(rig: Rig) -> None:
-    rig.client.enqueue([draft(), draft(), draft(queue="slow"), draft(queue="later", delay=60.0)])
+    a, b, slow, later = draft(), draft(), draft(queue="slow"), draft(queue="later", delay=60.0)
+    rig.client.enqueue([a, b, slow, later])
 
-    assert rig.bell.rings == [Ring("due", "later"), Ring("queued", "default"), Ring("queued", "slow")]
+    assert rig.bell.rings == [
+        Ring("due", "later", (later.id,)),
+        Ring("queued", "default", (a.id, b.id)),
+        Ring("queued", "slow", (slow.id,)),
+    ]
 
 
 def test_a_job_that_was_there_already_rings_nothing(rig: Rig) -> None:
@@ -247,7 +254,7 @@ def test_jobs_of_a_transaction_are_there_and_ring_when_it_has_committed(rig: Rig
         assert rig.bell.rings == []
 
     assert rig.store.get(new.id) is not None
-    assert rig.bell.rings == [Ring("queued", "default")]
+    assert rig.bell.rings == [Ring("queued", "default", (new.id,))]
 
 
 def test_a_transaction_that_fails_leaves_no_job_and_rings_nothing(rig: Rig) -> None:
@@ -276,7 +283,7 @@ def test_an_event_loop_joins_a_transaction_too(rig: Rig) -> None:
 
     assert rig.store.get(kept.id) is not None
     assert rig.store.get(lost.id) is None
-    assert rig.bell.rings == [Ring("queued", "default")]
+    assert rig.bell.rings == [Ring("queued", "default", (kept.id,))]
 
 
 def test_a_job_beside_an_open_transaction_is_refused_before_it_waits_for_it(rig: Rig) -> None:

@@ -77,7 +77,7 @@ def test_every_state_is_live_or_ended() -> None:
 
 def test_the_table_knows_the_verbs_of_the_words_page() -> None:
     assert set(VERBS) == {
-        *("enqueue", "promote", "claim", "progress", "once", "finish", "rescue"),
+        *("enqueue", "promote", "claim", "progress", "once", "finish", "rescue", "redelivered"),
         *("cancel", "replay", "delete", "prune"),
     }
 
@@ -93,7 +93,7 @@ def test_only_a_claim_starts_processing_and_only_its_end_leaves_it() -> None:
     others = [move for move in MOVES if move.sources != move.targets]
 
     assert {move.verb for move in others if State.PROCESSING in move.targets} == {"claim"}
-    assert {move.verb for move in others if State.PROCESSING in move.sources} == {"finish", "rescue"}
+    assert {move.verb for move in others if State.PROCESSING in move.sources} == {"finish", "rescue", "redelivered"}
 
 
 def test_what_has_ended_is_touched_by_operators_and_age_alone() -> None:

@@ -16,6 +16,16 @@ def test_deadlines_move_on_with_a_renewal() -> None:
     line.close()
 
 
+def test_only_who_is_well_renewed_and_has_been_for_long_may_judge_others() -> None:
+    line = Lifeline.create()
+    assert not line.well_renewed(110.0)
+    line.renewed(100.0, 30.0)
+    assert not line.well_renewed(110.0), "its supervisor has not said since when"
+    line.quiet_until = 105.0
+    assert [line.well_renewed(now) for now in (104.0, 110.0, 121.0)] == [False, True, False]
+    line.close()
+
+
 def test_a_renewal_that_lands_after_the_end_harms_nobody() -> None:
     line = Lifeline.create()
     line.close()

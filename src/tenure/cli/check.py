@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from tenure.cli.output import progress_bar, say, show_json, table
 from tenure.cli.shared import Shared, app_of, confirm, store_of
-from tenure.config import Settings
+from tenure.config import Settings, redact
 from tenure.durations import spell
 from tenure.errors import InvalidOption, StoreAway, TenureError
 from tenure.lifecycle import State
-from tenure.ports import Store
+from tenure.ports import QueueView, Store
 
 SHARED = Shared()
 _LONG_QUEUED = 3600.0
+_LONG_READ = 1.0
 
 
 class Finding(NamedTuple):
@@ -38,7 +41,7 @@ class _ChecksItself(Protocol):
     def damage(self) -> list[str]: ...
 
 
-def check(app: str | None = None, /, *, config: bool = False, shared: Shared = SHARED) -> int:
+def check(app: str | None = None, /, *, config: bool = False, metrics: bool = False, shared: Shared = SHARED) -> int:
     """Is everything well? Ends with 1 if not.
 
     Parameters
@@ -47,11 +50,15 @@ def check(app: str | None = None, /, *, config: bool = False, shared: Shared = S
         Also look whether this app's tasks load, and at its store: module[:attribute].
     config
         Show each setting, its value, and where it came from.
+    metrics
+        Print the metrics of the store instead, for Prometheus's textfile collector; with --json as JSON.
     """
     jobs = None if app is None else app_of(shared, app)
     settings = shared.settings() if jobs is None else jobs.settings
     if config:
         return _config(settings, shared)
+    if metrics:
+        return _metrics(settings, shared)
     findings = _store_findings(settings)
     if jobs is not None:
         findings.append(Finding(True, "app", f"{app} has the tasks {', '.join(sorted(jobs.tasks.names))}"))
@@ -72,6 +79,21 @@ def _config(settings: Settings, shared: Shared) -> int:
     return 0
 
 
+def _metrics(settings: Settings, shared: Shared) -> int:
+    from tenure.admin import metrics_samples, metrics_text
+
+    store = store_of(settings)
+    store.open()
+    try:
+        if shared.json:
+            show_json(metrics_samples(store))
+        else:
+            sys.stdout.write(metrics_text(store))
+    finally:
+        store.close()
+    return 0
+
+
 def _store_findings(settings: Settings) -> list[Finding]:
     store = store_of(settings)
     try:
@@ -81,10 +103,38 @@ def _store_findings(settings: Settings) -> list[Finding]:
     except TenureError as error:
         return [Finding(False, "store", str(error))]
     try:
-        findings = [Finding(True, "store", store.url), *_damage(store), *_work(store)]
+        findings = [
+            Finding(True, "store", store.url),
+            _latency(store),
+            _notifier(settings, store),
+            *_damage(store),
+            *_work(store),
+        ]
     finally:
         store.close()
     return findings
+
+
+def _latency(store: Store) -> Finding:
+    """The best of a few: the first one may have to connect, or to read from a cold disk."""
+    took: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        store.paused()
+        took.append(time.perf_counter() - began)
+    return Finding(min(took) < _LONG_READ, "latency", f"the store answers a small read in {min(took) * 1000:.2f} ms")
+
+
+def _notifier(settings: Settings, store: Store) -> Finding:
+    """Told, and no fault: without rings jobs start later, and none is lost."""
+    from tenure.app import open_notifier
+
+    notifier = open_notifier(settings, store)
+    try:
+        problem = notifier.problem()
+    finally:
+        notifier.close()
+    return Finding(True, "notifier", f"polling: {redact(problem)}" if problem else f"{settings.notifier}: no problem")
 
 
 def _damage(store: Store) -> list[Finding]:
@@ -112,19 +162,24 @@ def _work(store: Store) -> list[Finding]:
         Finding(not dead, "dead letters", f"{dead:,}: tenure dead list" if dead else "none"),
         *(Finding(False, "stall", sentence) for sentence in stalled),
     ]
+    findings += [
+        Finding(True, "queue", f"{queue.name}: {_queue(queue)}") for queue in queues if queue.oldest_queued is not None
+    ]
     if paused:
         findings.append(Finding(True, "paused", ", ".join(paused)))
     return findings
 
 
+def _queue(queue: QueueView) -> str:
+    running, waiting = queue.counts.get(State.PROCESSING, 0), queue.counts.get(State.QUEUED, 0)
+    oldest = f"the oldest due for {spell(queue.oldest_queued or 0.0)}"
+    return f"{waiting:,} queued, {oldest}, {running:,} running{', paused' if queue.paused_at else ''}"
+
+
 def migrate(*, shared: Shared = SHARED) -> int:
     """Bring the store's schema up to date. Safe to run at any time, and by many at once."""
     store = store_of(shared.settings(), may_create=True)
-    store.open()
-    try:
-        version = store.migrate()
-    finally:
-        store.close()
+    version = store.migrate()
     if shared.json:
         show_json({"store": store.url, "version": version})
     else:

@@ -24,6 +24,7 @@ def worker(
     grace: str | None = None,
     until_empty: bool = False,
     reload: bool = False,
+    listen: str | None = None,
     shared: Shared = SHARED,
 ) -> NoReturn:
     """Run jobs until told to stop: the first Ctrl-C or SIGTERM lets running jobs finish, the second does not.
@@ -44,8 +45,16 @@ def worker(
         Stop when no job is left to run, or due within a minute.
     reload
         Start the workers anew when the code changes: for development.
+    listen
+        Answer /metrics (for Prometheus) and /healthz at this HOST:PORT.
     """
-    given = {"queues": queues or None, "concurrency": concurrency, "workers": workers, "grace": grace}
+    given = {
+        "queues": queues or None,
+        "concurrency": concurrency,
+        "workers": workers,
+        "grace": grace,
+        "listen": listen,
+    }
     flags = {name: value for name, value in given.items() if value is not None}
     spec = shared.settings(**flags).app if app is None else app
     # Looked at here only to refuse what can't be: the supervisor starts afresh, small, and without the user's code.

@@ -10,6 +10,8 @@ from tenure.ports import ANY, Ring
 class PollListener:
     """Rings by itself, every `interval` seconds."""
 
+    permits = None
+
     def __init__(self, interval: float) -> None:
         self.interval = interval
 

@@ -68,8 +68,9 @@ class SqliteNotifier:
     def announce(self, rings: Iterable[Ring]) -> None:
         if self._problem:
             return
-        for ring in set(rings):
-            message = _KINDS[ring.kind] + ring.queue.encode()
+        rung: set[tuple[_Kind, str]] = {(ring.kind, ring.queue) for ring in rings}
+        for kind, queue in rung:
+            message = _KINDS[kind] + queue.encode()
             for address in self._listeners():
                 self._send(message, address)
 
@@ -104,6 +105,8 @@ class SqliteNotifier:
 
 
 class SqliteListener:
+    permits = None
+
     def __init__(self, database: str, folder: Path | None) -> None:
         self._connection = apsw.Connection(database)
         self._version = self._data_version()

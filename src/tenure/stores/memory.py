@@ -61,7 +61,7 @@ from tenure.ports import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Cause = Literal["crash", "host", "stale"]
+Cause = Literal["crash", "host", "stale", "queue"]
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _SHARED = {f.name for f in fields(Draft)} & {f.name for f in fields(JobView)} - {"meta", "run_at"}
@@ -100,6 +100,7 @@ class _Transaction:
 
     def __init__(self) -> None:
         self.steps: list[tuple[Callable[[], object], object]] = []
+        self.committed: list[Callable[[], None]] = []
 
 
 def _atomic(verb: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concatenate[MemoryStore, P], R]:
@@ -114,7 +115,7 @@ def _atomic(verb: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concaten
 class MemoryStore:
     """A `Store` in this process's memory; it forgets when the process ends. `clock` and `seed` make tests exact."""
 
-    capabilities = Capabilities(transactions=True, durable=False)
+    capabilities = Capabilities(transactions=True, durable=False, steady_clock=True)
     url = "memory://"
 
     def __init__(self, clock: Clock | None = None, seed: int | None = None) -> None:
@@ -139,11 +140,16 @@ class MemoryStore:
     # ── clients ──
 
     @_atomic
-    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
         for draft in drafts:
             _refuse_unstorable(draft)
             _refuse_impossible("priority", draft.priority, -100, 100)
-        return self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
+        answers = self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
+        if isinstance(tx, _Transaction) and committed is not None:
+            tx.committed.append(committed)
+        return answers
 
     @_atomic
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
@@ -159,7 +165,10 @@ class MemoryStore:
         for row in due:
             self._move("promote", row, State.QUEUED)
         later = [max((row.view.run_at - now).total_seconds(), 0.0) for row in waiting[len(due) : len(due) + 1]]
-        return Promoted(frozenset(row.view.queue for row in due), later[0] if later else None)
+        jobs: dict[str, list[str]] = {}
+        for row in due:
+            jobs.setdefault(row.view.queue, []).append(row.view.id)
+        return Promoted(jobs, later[0] if later else None)
 
     @_atomic
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
@@ -279,6 +288,20 @@ class MemoryStore:
         ]
 
     @_atomic
+    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+        row = self._jobs.get(job_id)
+        if row is None or row.lease is None:
+            return row.view.state if row else None
+        worker = self._workers.get(row.lease.worker_id)
+        if declare and worker and self._lease_over(worker):
+            self._declare([worker.identity.id], "host")
+        lost = self._lost(row, row.lease.worker_id)
+        if lost is None:
+            return row.view.state
+        cause, reason = lost
+        return self._take_back("rescue", row, row.lease, "queue", Crashed(reason, process_died=cause == "crash"))
+
+    @_atomic
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
         held = [each for worker_id in dict.fromkeys(worker_ids) for each in self._held_by(worker_id)]
         silent = [(row, lease, self._silent(row)) for row, lease in held]
@@ -302,6 +325,10 @@ class MemoryStore:
         else:
             del self._paused[queue]
         return True
+
+    @_atomic
+    def paused(self) -> frozenset[str]:
+        return frozenset(self._paused)
 
     # ── reads ──
 
@@ -364,6 +391,8 @@ class MemoryStore:
         finally:
             self._transactions.discard(tx)
         self._commit(tx)
+        for committed in tx.committed:
+            committed()
 
     # ── transactions ──
 

@@ -60,6 +60,17 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
+from tenure.stores.outcomes import (
+    COMPLETED,
+    RESCUES,
+    Cause,
+    check_outcome,
+    check_text,
+    cleared,
+    encode,
+    evidence_of,
+    standing,
+)
 from tenure.stores.sqlite import operators, reads
 from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, first, migrations
 from tenure.stores.sqlite.statements import (
@@ -67,20 +78,14 @@ from tenure.stores.sqlite.statements import (
     CLAIM_CHOOSE,
     CLAIM_TAKE,
     COMPLETE,
-    COMPLETED,
     END,
+    EXPIRED,
     INSERT,
     LIVE_STATES,
     OWNED,
     PROGRESS,
-    RESCUES,
     TO_RESCUE,
     UNDER_LEASE,
-    Cause,
-    check_outcome,
-    check_text,
-    encode,
-    evidence_of,
     lease_facts,
     row_of,
 )
@@ -94,7 +99,7 @@ _KEEP_WORKERS_MS = 86_400_000
 class SqliteStore:
     """`SqliteStore("tenure.db")`: the default store. Makes its tables on first use."""
 
-    capabilities = Capabilities(transactions=True, durable=True)
+    capabilities = Capabilities(transactions=True, durable=True, steady_clock=True)
 
     def __init__(self, path: str, *, clock: Clock | None = None) -> None:
         self._file = DatabaseFile(path)
@@ -107,13 +112,18 @@ class SqliteStore:
     def open(self) -> None:
         self._file.open()
         try:
-            self.migrate()
+            self._file.migrate(migrations())
         except BaseException:
             self._file.close()
             raise
 
     def migrate(self) -> int:
-        return self._file.migrate(migrations())
+        file = DatabaseFile(self._file.path)
+        file.open()
+        try:
+            return file.migrate(migrations())
+        finally:
+            file.close()
 
     def close(self) -> None:
         self._file.close()
@@ -157,7 +167,9 @@ class SqliteStore:
 
     # ── clients ──
 
-    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
         now = self._now()
         rows = [row_of(draft, now) for draft in drafts]
 
@@ -174,7 +186,10 @@ class SqliteStore:
             connection.execute("ROLLBACK TO enqueue; RELEASE enqueue")
             return [self._enqueue_one(connection, row) for row in rows]
 
-        return self._within(tx, step)
+        answers = self._within(tx, step)
+        if isinstance(tx, Transaction) and committed is not None:
+            tx.committed.append(committed)
+        return answers
 
     def _enqueue_one(self, connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
         job_id, state, task, unique = row[0], row[1], row[2], row[3]
@@ -205,15 +220,18 @@ class SqliteStore:
             rows = fetch(
                 connection,
                 "UPDATE jobs SET state = 'queued' WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
-                "AND run_at <= ? ORDER BY run_at, id LIMIT ?) AND state = 'scheduled' RETURNING queue",
+                "AND run_at <= ? ORDER BY run_at, id LIMIT ?) AND state = 'scheduled' RETURNING queue, id",
                 (now, limit),
             )
+            jobs: dict[str, list[str]] = {}
+            for queue, job_id in rows:
+                jobs.setdefault(queue, []).append(job_id)
             then = next_due(connection)
-            return Promoted(frozenset(row[0] for row in rows), None if then is None else max(0.0, then))
+            return Promoted(jobs, None if then is None else max(0.0, then))
 
         then = self._file.read(next_due)
         if then is None or then > 0:  # a look is enough: nothing is due, and a write would cost an fsync
-            return Promoted(frozenset(), then)
+            return Promoted({}, then)
         return self._file.write(step)
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
@@ -362,7 +380,7 @@ class SqliteStore:
         return answers
 
     def _end(
-        self, connection: apsw.Connection, lease: Lease, outcome: Outcome, now: int, *, cleared: str | None = None
+        self, connection: apsw.Connection, lease: Lease, outcome: Outcome, now: int, *, message: str | None = None
     ) -> Answer:
         facts = first(connection, f"SELECT {CHARGES}, started_at FROM jobs WHERE {UNDER_LEASE}", lease_facts(lease))
         if facts is None:
@@ -386,7 +404,7 @@ class SqliteStore:
                 "run_at": None if decision.delay is None else now + round(decision.delay * 1000),
                 "ended_at": now if decision.state in ENDED else None,
                 "error": error_after(outcome, decision.state, cancel_reason),
-                "cleared": cleared,
+                "cleared": message,
                 **lease_facts(lease),
             },
         )
@@ -397,33 +415,13 @@ class SqliteStore:
         return Landed(decision.state)
 
     def _standing(self, connection: apsw.Connection, lease: Lease, outcome: Outcome) -> Answer:
-        """What to tell a lease whose write changed nothing now: it landed before, or what stands instead."""
         found = first(
             connection,
             "SELECT state, attempt, worker_id, last_worker_id, last_outcome, result FROM jobs WHERE id = ?",
             (lease.job_id,),
         )
-        if found is None:
-            return NotLanded("no such job")
-        state, attempt, worker_id, last_worker_id, last_outcome, result = found
-        name = outcome_name(outcome)
-        if state == "completed" and (attempt, last_worker_id, last_outcome) == (
-            lease.attempt,
-            lease.worker_id,
-            "completed",
-        ):
-            if isinstance(outcome, Completed) and outcome.result == result:
-                return COMPLETED
-            other = " with another result" if isinstance(outcome, Completed) else ""
-            return NotLanded(f"attempt {attempt} of worker {lease.worker_id} ended as completed{other}")
         past = first(connection, "SELECT worker_id, outcome FROM attempts WHERE job_id = ? AND attempt = ?", lease[:2])
-        if past is not None and past[0] == lease.worker_id:
-            if past[1] == name:
-                return Landed(State(state))
-            return NotLanded(f"attempt {lease.attempt} of worker {lease.worker_id} ended as {past[1]}")
-        if worker_id is not None:
-            return NotLanded(f"it is processing: attempt {attempt} is owned by {worker_id}")
-        return NotLanded(f"it is {state}, after attempt {attempt}")
+        return standing(lease, outcome, found, past)
 
     # ── supervisors ──
 
@@ -480,15 +478,14 @@ class SqliteStore:
 
     def declare_expired(self) -> frozenset[str]:
         now, boot, boot_id = self._now(), self._boot(), self._clock.boot_id
-        expired = "died_at IS NULL AND (expires_boot < :boot OR boot_id <> :boot_id)"
         facts = {"now": now, "boot": boot, "boot_id": boot_id}
         look = {"boot": boot, "boot_id": boot_id}
-        if self._file.read(lambda c: first(c, f"SELECT 1 FROM workers WHERE {expired} LIMIT 1", look)) is None:
+        if self._file.read(lambda c: first(c, f"SELECT 1 FROM workers WHERE {EXPIRED} LIMIT 1", look)) is None:
             return frozenset()
 
         def step(connection: apsw.Connection) -> frozenset[str]:
             rows = fetch(
-                connection, f"UPDATE workers SET died_at = :now, death = 'host' WHERE {expired} RETURNING id", facts
+                connection, f"UPDATE workers SET died_at = :now, death = 'host' WHERE {EXPIRED} RETURNING id", facts
             )
             return frozenset(row[0] for row in rows)
 
@@ -513,19 +510,38 @@ class SqliteStore:
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         now, boot = self._now(), self._boot()
-        facts = {"boot": boot, "limit": limit}
+        facts = {"boot": boot, "id": None, "limit": limit}
         if not self._file.read(lambda c: fetch(c, TO_RESCUE, {**facts, "limit": 1})):
             return []
+        return self._file.write(lambda connection: self._rescue(connection, facts, now))
 
-        def step(connection: apsw.Connection) -> list[Rescued]:
-            rescued: list[Rescued] = []
-            for job_id, attempt, task, queue, worker_id, death in fetch(connection, TO_RESCUE, facts):
-                cause, outcome = RESCUES[death]
-                outcome = replace(outcome, reason=outcome.reason.format(worker=worker_id))
-                rescued.append(self._take(connection, (job_id, attempt, task, queue), worker_id, outcome, cause, now))
-            return rescued
+    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+        now, boot = self._now(), self._boot()
+
+        def step(connection: apsw.Connection) -> Rescued | State | None:
+            found = first(connection, "SELECT state, worker_id FROM jobs WHERE id = ?", (job_id,))
+            if found is None:
+                return None
+            if declare and found[1] is not None:
+                connection.execute(
+                    f"UPDATE workers SET died_at = :now, death = 'host' WHERE id = :id AND {EXPIRED}",
+                    {"now": now, "id": found[1], "boot": boot, "boot_id": self._clock.boot_id},
+                )
+            facts = {"boot": boot, "id": job_id, "limit": 1}
+            return next(iter(self._rescue(connection, facts, now, "queue")), State(found[0]))
 
         return self._file.write(step)
+
+    def _rescue(
+        self, connection: apsw.Connection, facts: Mapping[str, Any], now: int, told: Cause | None = None
+    ) -> list[Rescued]:
+        rescued: list[Rescued] = []
+        for job_id, attempt, task, queue, worker_id, death in fetch(connection, TO_RESCUE, facts):
+            cause, outcome = RESCUES[death]
+            outcome = replace(outcome, reason=outcome.reason.format(worker=worker_id))
+            row = (job_id, attempt, task, queue)
+            rescued.append(self._take(connection, row, worker_id, outcome, told or cause, now))
+        return rescued
 
     def _take(
         self,
@@ -537,8 +553,8 @@ class SqliteStore:
         now: int,
     ) -> Rescued:
         job_id, attempt, task, queue = row
-        cleared = None if isinstance(outcome, Completed) else f"Cleared: {reason_of(outcome) or 'released'}"
-        answer = self._end(connection, Lease(job_id, attempt, worker_id), outcome, now, cleared=cleared)
+        message = cleared(outcome)
+        answer = self._end(connection, Lease(job_id, attempt, worker_id), outcome, now, message=message)
         assert isinstance(answer, Landed), "read and written in one transaction"
         return Rescued(
             id=job_id, task=task, queue=queue, attempt=attempt, worker_id=worker_id, cause=cause, state=answer.state
@@ -588,6 +604,10 @@ class SqliteStore:
             return connection.changes() == 1
 
         return self._file.write(step)
+
+    def paused(self) -> frozenset[str]:
+        rows = self._file.read(lambda c: fetch(c, "SELECT name FROM queues WHERE paused_at IS NOT NULL"))
+        return frozenset(row[0] for row in rows)
 
     # ── reads ──
 

@@ -138,6 +138,7 @@ class Transaction:
         self._deadline = time.monotonic() + TRANSACTION_SECONDS
         self._open = True
         self._lock = threading.Lock()
+        self.committed: list[Callable[[], None]] = []  #: to be called once it has committed
 
     def execute(self, sql: str, bindings: Any = ()) -> apsw.Cursor:
         """Run SQL of your own in it; it commits, or not, together with the jobs."""
@@ -344,6 +345,8 @@ class DatabaseFile:
                 transaction.end(commit=False)
                 raise
             transaction.end(commit=True)
+        for committed in transaction.committed:
+            committed()
 
     def checkpoint(self) -> None:
         """Move what the write-ahead log has gathered into the file, if it is worth it. Holds up no writer."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
+from tenure.lifecycle import Lease
+from tenure.ports import Draft
+from tenure.stores.outcomes import check_text
 
-from tenure.errors import BadData
-from tenure.lifecycle import Completed, Crashed, Lease, Outcome, State, reason_of
-from tenure.ports import Draft, Landed
-
-encode = msgspec.json.Encoder().encode
 LIVE_STATES = "('scheduled', 'queued', 'processing')"
 _EXPIRED = "iif({attempt} = 1 AND expires_at < :now, json('true'), json('false'))"
 CLAIMED = (
@@ -22,15 +19,6 @@ CLAIMED = (
 OWNED = CLAIMED.format(attempt="attempt")
 CHARGES = """failures, crashes, crashes_total, max_failures, max_crashes, retry_base, retry_cap, isolated,
     cancel_reason"""
-COMPLETED = Landed(State.COMPLETED)
-Cause = Literal["crash", "host", "stale"]
-RESCUES: dict[str, tuple[Cause, Crashed]] = {
-    "crash": ("crash", Crashed("the process of {worker} is gone", process_died=True)),
-    "host": ("host", Crashed("the lease of {worker} ended: its host or its supervisor is lost")),
-    "missing": ("host", Crashed("nothing is known of {worker}")),
-    "hung": ("stale", Crashed("silent for longer than it may be, on {worker}")),
-}
-
 INSERT = """
     INSERT INTO jobs (id, state, task, unique_key, queue, priority, run_at, solo, isolated, max_failures, max_crashes,
         retry_base, retry_cap, timeout, stale_after, enqueued_at, expires_at, meta, payload)
@@ -76,12 +64,14 @@ END = f"""
         worker_id = NULL, started_at = NULL, last_activity_at = NULL, active_boot = NULL
     WHERE {UNDER_LEASE}"""
 
+EXPIRED = "died_at IS NULL AND (expires_boot < :boot OR boot_id <> :boot_id)"
 TO_RESCUE = """
     SELECT j.id, j.attempt, j.task, j.queue, j.worker_id,
         CASE WHEN w.id IS NULL THEN 'missing' WHEN w.died_at IS NOT NULL THEN w.death ELSE 'hung' END
     FROM jobs j INDEXED BY jobs_processing LEFT JOIN workers w ON w.id = j.worker_id
     WHERE j.state = 'processing' AND (w.id IS NULL OR w.died_at IS NOT NULL
         OR :boot - j.active_boot > (j.stale_after + 2 * w.lease) * 1000)
+        AND (:id IS NULL OR j.id = :id)
     ORDER BY j.last_activity_at, j.id LIMIT :limit"""
 
 
@@ -117,31 +107,3 @@ def row_of(draft: Draft, now: int) -> tuple[Any, ...]:
 
 def lease_facts(lease: Lease) -> dict[str, Any]:
     return {"id": lease.job_id, "attempt": lease.attempt, "worker": lease.worker_id}
-
-
-def evidence_of(outcome: Outcome) -> str:
-    return encode(dict(outcome.evidence)).decode() if isinstance(outcome, Crashed) else "{}"
-
-
-def check_outcome(outcome: Outcome) -> None:
-    if type(outcome) is Completed:
-        check_text(outcome.result)
-    elif isinstance(outcome, Crashed):
-        check_text(outcome.reason, *outcome.evidence, *outcome.evidence.values())
-    else:
-        check_text(reason_of(outcome))
-
-
-def check_text(*texts: str | None) -> None:
-    """SQLite would keep a NUL, and its own functions would then cut the text there; a lone surrogate it can't keep."""
-    for text in texts:
-        if text is not None and ("\x00" in text or not (text.isascii() or _encodable(text))):
-            raise BadData(f"text with a NUL or a lone surrogate can't be stored: {text[:60]!r}")
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

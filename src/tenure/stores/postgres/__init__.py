@@ -1,0 +1,591 @@
+"""The PostgreSQL store: many machines, one server.
+
+How it keeps the promises of `ports.Store`:
+
+1. Every verb is one statement where it can be; its guard (state, attempt and worker of the lease) stands in the very
+   statement that writes. Where `decide` is needed, the rows are locked in the order of their ids first.
+2. All times are the server's. No clock of a worker decides anything.
+3. Claims and outcomes are committed with the server's full durability, whatever the role's default is.
+4. Statements are written so that one index fits (statements.py); a test reads their plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import itemgetter
+from random import random
+from typing import Any, LiteralString, TypeVar
+
+import psycopg
+
+from tenure.clock import Clock
+from tenure.errors import BadData, LeaseLost, StoreError
+from tenure.lifecycle import (
+    ENDED,
+    Charges,
+    Completed,
+    Lease,
+    Outcome,
+    State,
+    decide,
+    error_after,
+    outcome_name,
+    reason_of,
+)
+from tenure.ports import (
+    Answer,
+    AttemptView,
+    Awaited,
+    Capabilities,
+    Claimed,
+    Draft,
+    Enqueued,
+    Filter,
+    Hung,
+    JobView,
+    Landed,
+    NotLanded,
+    OnceRecord,
+    Owned,
+    Page,
+    Progress,
+    Promoted,
+    QueueView,
+    Rescued,
+    WorkerIdentity,
+    WorkerView,
+)
+from tenure.stores.outcomes import (
+    COMPLETED,
+    RESCUES,
+    Cause,
+    check_outcome,
+    check_text,
+    cleared,
+    encode,
+    evidence_of,
+    standing,
+)
+from tenure.stores.postgres import operators, reads, statements
+from tenure.stores.postgres.commits import STATUS, CommitWatch
+from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
+from tenure.stores.postgres.server import Connection, Server, Transaction, run
+
+T = TypeVar("T")
+Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, and the value it stands for as JSON
+
+COPY_FROM = 50  #: as many drafts are worth a COPY
+_ENQUEUE_TRIES = 5
+
+
+class PostgresStore:
+    """`PostgresStore("postgresql://user@host/database")`. Its tables are made by `migrate`, in a schema of its own."""
+
+    capabilities = Capabilities(transactions=True, durable=True, steady_clock=False)
+
+    def __init__(
+        self, url: str, *, schema: str = "tenure", password: str | None = None, clock: Clock | None = None
+    ) -> None:
+        self._server = Server(url, schema, password, clock)
+        self._sql = self._server.sql
+        self._joins = Joins(self._here)
+        self._commits = CommitWatch(self._ended)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def conninfo(self) -> str:
+        """How to connect, with the password: for a notifier, never for a person."""
+        return self._server.conninfo
+
+    def migrate(self) -> int:
+        return self._server.migrate()
+
+    def open(self) -> None:
+        self._server.open()
+
+    def close(self) -> None:
+        self._commits.close()
+        self._server.close()
+
+    def now(self) -> datetime:
+        return self._server.fetch("SELECT @now")[0][0].astimezone(UTC)  # type: ignore[no-any-return]
+
+    # ── transactions ──
+
+    @contextmanager
+    def transaction(self) -> Generator[Transaction]:
+        with self._server.transaction() as tx:
+            yield tx
+        for committed in tx.committed:
+            committed()
+
+    def _drive(self, steps: Steps[T], run: Callable[[LiteralString, str], Rows]) -> T:
+        """Take a verb's steps, each with `run`: on a connection of ours, or in somebody's transaction."""
+        try:
+            sql, given = next(steps)
+            while True:
+                sql, given = steps.send(run(self._sql(sql), encode(given).decode()))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _within(self, tx: object) -> Callable[[LiteralString, str], Rows]:
+        inner = tx.tx if isinstance(tx, Awaited) else tx
+        if not isinstance(inner, Transaction):
+            return partial(self._joins.run, tx)
+        if inner.server is not self._server and (inner.server.conninfo, inner.server.schema) != (
+            self._server.conninfo,
+            self._server.schema,
+        ):
+            raise StoreError(
+                f"tx is a transaction of {inner.server.url}, schema {inner.server.schema}: "
+                f"the jobs are in {self.url}, schema {self._server.schema}"
+            )
+        return inner.run
+
+    def _here(self) -> Database:
+        return Database(*self._server.fetch(WHERE)[0])
+
+    def _ended(self, xids: Sequence[str]) -> Mapping[str, str | None]:
+        return dict(self._server.fetch(STATUS, list(xids)))
+
+    # ── clients ──
+
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        for draft in drafts:
+            check_text(draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
+        if tx is not None:
+            answers, xid = self._drive(_enqueue(drafts), self._within(tx))
+            if committed is not None and isinstance(tx, Transaction):
+                tx.committed.append(committed)
+            elif committed is not None and xid:
+                self._commits.add(xid, committed)
+            return answers
+        if len(drafts) >= COPY_FROM and not any(draft.unique for draft in drafts):
+            try:
+                return self._server.run(lambda connection: self._copy(connection, drafts))
+            except BadData as error:
+                if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+                    raise
+        return self._server.run(lambda connection: self._drive(_enqueue(drafts), partial(run, connection)))[0]
+
+    def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
+        now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]
+        lines, answers = _lines(drafts, now)
+        with connection.cursor() as cursor, cursor.copy(self._sql(statements.COPY)) as copy:
+            for first in range(0, len(lines), 500):
+                copy.write("".join(lines[first : first + 500]))
+        return answers
+
+    def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
+        check_text(reason)
+        return self._each(ids, lambda connection, job_id: operators.cancel(connection, self._sql, job_id, reason))
+
+    def promote(self, *, limit: int = 1000) -> Promoted:
+        def next_due() -> float | None:
+            then: float | None = self._server.fetch(statements.NEXT_DUE)[0][0]
+            return None if then is None else max(0.0, then)
+
+        then = next_due()
+        if then is None or then > 0:
+            return Promoted({}, then)
+        jobs: dict[str, list[str]] = {}
+        for queue, job_id in self._server.fetch(statements.PROMOTE, limit):
+            jobs.setdefault(queue, []).append(job_id)
+        return Promoted(jobs, next_due())
+
+    def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
+        return self._each(ids, lambda connection, job_id: operators.promote(connection, self._sql, job_id))
+
+    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return self._each(ids, lambda connection, job_id: operators.replay(connection, self._sql, job_id))
+
+    def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return self._each(ids, lambda connection, job_id: operators.delete(connection, self._sql, job_id))
+
+    def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T]:
+        wanted = list(dict.fromkeys(ids))
+        return self._locking(lambda connection: {job_id: step(connection, job_id) for job_id in wanted})
+
+    def _locking(self, call: Callable[[Connection], T]) -> T:
+        """Several statements, one transaction."""
+
+        def step(connection: Connection) -> T:
+            with connection.transaction():
+                return call(connection)
+
+        return self._server.run(step)
+
+    def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
+        ages = [("completed", keep), ("cancelled", keep)] + ([("dead", keep_dead)] if keep_dead is not None else [])
+        gone = 0
+        for state, age in ages:
+            values = (state, age, limit - gone)
+            gone += self._server.run(lambda c, values=values: c.execute(self._sql(statements.PRUNE), values).rowcount)  # type: ignore[misc]
+        self._server.run(lambda connection: connection.execute(self._sql(statements.PRUNE_WORKERS)))
+        return gone
+
+    # ── owners ──
+
+    def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        facts = {
+            "queues": list(wants),
+            "wants": list(wants.values()),
+            "solo": solo,
+            "worker": worker_id,
+            "limit": limit,
+        }
+        sql = self._sql(statements.CLAIM)
+        return self._server.run(
+            lambda connection: list(map(Claimed._make, connection.execute(sql, facts, binary=True).fetchall()))
+        )
+
+    def owned(self, worker_id: str) -> list[Owned]:
+        rows = self._server.fetch(statements.OWNED, worker_id)
+        return [Owned(Claimed._make(row[:-1]), row[-1]) for row in rows]
+
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        for report in reports:
+            check_text(report.stage, report.message, report.checkpoint)
+        newest: dict[Lease, dict[str, Any]] = {}
+        for report in sorted(reports, key=lambda report: report.lease):
+            said = {name: getattr(report, name) for name in ("fraction", "stage", "message", "checkpoint")}
+            known = newest.setdefault(report.lease, _lease(report.lease))
+            known.update({name: value for name, value in said.items() if value is not None})
+        rows = list(newest.values())
+        landed = {Lease(*row) for row in self._server.fetch(statements.PROGRESS, encode(rows).decode())}
+        return [report.lease in landed for report in reports]
+
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        check_text(key, value)
+        if value is None:
+            rows = self._server.fetch(statements.ONCE_READ, *lease, key)
+        else:
+            rows = self._server.fetch(statements.ONCE_WRITE, *lease, key, value)
+        return OnceRecord(rows[0][0]) if rows else None
+
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer]:
+        for _, outcome in ends:
+            check_outcome(outcome)
+        if tx is not None:
+            return self._drive(_finish_or_raise(ends), self._within(tx))
+        done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
+        if len(done) == len(ends):
+            if self._server.run(lambda connection: self._complete(connection, done)) == len(ends):
+                return [COMPLETED] * len(ends)
+            return self._standing(ends)
+        landed = self._locking(lambda connection: self._drive(_finish(ends), partial(run, connection)))
+        answers = self._standing([end for end in ends if end[0] not in landed])
+        return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
+
+    def _complete(self, connection: Connection, done: Sequence[tuple[Lease, Completed]]) -> int:
+        """How many landed, of one batch of each worker."""
+        landed = 0
+        for worker_id in dict.fromkeys(lease.worker_id for lease, _ in done):
+            mine = sorted((end for end in done if end[0].worker_id == worker_id), key=itemgetter(0))
+            values = (
+                worker_id,
+                "{" + ",".join(lease.job_id for lease, _ in mine) + "}",
+                "{" + ",".join(str(lease.attempt) for lease, _ in mine) + "}",
+                [outcome.result for _, outcome in mine],
+            )
+            landed += connection.execute(self._sql(statements.COMPLETE), values).rowcount
+        return landed
+
+    def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer]:
+        """What to tell those that may not have landed just now."""
+        return self._server.run(lambda connection: self._drive(_stands(ends), partial(run, connection)))
+
+    # ── supervisors ──
+
+    def register(self, worker: WorkerIdentity) -> None:
+        values = (
+            worker.id,
+            worker.host,
+            worker.pid,
+            worker.started,
+            worker.boot_id,
+            worker.pid_namespace,
+            worker.runner,
+            encode(worker.queues).decode(),
+            encode(worker.tasks).decode(),
+            worker.slots,
+            worker.lease,
+            worker.lease,
+        )
+        if self._server.run(lambda c: c.execute(self._sql(statements.REGISTER), values).rowcount) == 0:
+            raise StoreError(f"worker id {worker.id} was used before: every process start takes a new one")
+
+    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
+        ids = sorted(worker_ids)
+        rows = self._server.fetch(statements.RENEW, ids, [(notes or {}).get(name, "") for name in ids])
+        return frozenset(row[0] for row in rows)
+
+    def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
+        return frozenset(row[0] for row in self._server.fetch(statements.DECLARE, list(worker_ids)))
+
+    def declare_expired(self) -> frozenset[str]:
+        return frozenset(row[0] for row in self._server.fetch(statements.DECLARE_EXPIRED, None, None))
+
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+        for outcome in (*verdicts.values(), rest):
+            check_outcome(outcome)
+
+        def step(connection: Connection) -> list[Rescued]:
+            connection.execute(self._sql(statements.DECLARE), ([worker_id],))
+            held = connection.execute(self._sql(statements.HELD), (worker_id,)).fetchall()
+            return self._take(connection, [(*row, worker_id, verdicts.get(row[0], rest), "crash") for row in held])
+
+        return self._locking(step)
+
+    def rescue(self, *, limit: int = 100) -> list[Rescued]:
+        sql = self._sql(statements.TO_RESCUE.format(which="%s::uuid IS NULL", waiting="SKIP LOCKED"))
+        return self._locking(lambda connection: self._rescue(connection, sql, (None, limit)))
+
+    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+        sql = self._sql(statements.TO_RESCUE.format(which="j.id = %s", waiting=""))
+
+        def step(connection: Connection) -> Rescued | State | None:
+            found = connection.execute(self._sql("SELECT state, worker_id FROM @.jobs WHERE id = %s"), (job_id,))
+            row = found.fetchone()
+            if row is None:
+                return None
+            if declare and row[1] is not None:
+                connection.execute(self._sql(statements.DECLARE_EXPIRED), (row[1], row[1]))
+            return next(iter(self._rescue(connection, sql, (job_id, 1), "queue")), State(row[0]))
+
+        return self._locking(step)
+
+    def _rescue(
+        self, connection: Connection, sql: LiteralString, values: tuple[Any, ...], told: Cause | None = None
+    ) -> list[Rescued]:
+        taken: list[tuple[Any, ...]] = []
+        for *row, worker_id, death in connection.execute(sql, values).fetchall():
+            cause, outcome = RESCUES[death]
+            outcome = replace(outcome, reason=outcome.reason.format(worker=worker_id))
+            taken.append((*row, worker_id, outcome, told or cause))
+        return self._take(connection, taken)
+
+    def _take(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[Rescued]:
+        """End the attempts of owners that are gone. Rows: id, attempt, task, queue, worker, outcome, cause."""
+        ends: list[tuple[Lease, Outcome, str | None]] = []
+        done: list[tuple[Lease, Completed]] = []
+        for job_id, attempt, _, _, worker_id, outcome, _ in rows:
+            lease = Lease(job_id, attempt, worker_id)
+            if isinstance(outcome, Completed):
+                done.append((lease, outcome))
+            else:
+                ends.append((lease, outcome, cleared(outcome)))
+        self._complete(connection, done)
+        landed: dict[Lease, Answer] = {lease: COMPLETED for lease, _ in done}
+        if ends:
+            landed |= self._drive(_end(ends), partial(run, connection))
+        rescued: list[Rescued] = []
+        for job_id, attempt, task, queue, worker_id, _, cause in rows:
+            answer = landed[Lease(job_id, attempt, worker_id)]
+            assert isinstance(answer, Landed), "locked and written in one transaction"
+            rescued.append(
+                Rescued(
+                    id=job_id,
+                    task=task,
+                    queue=queue,
+                    attempt=attempt,
+                    worker_id=worker_id,
+                    cause=cause,
+                    state=answer.state,
+                )
+            )
+        return rescued
+
+    def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
+        rows = self._server.fetch(statements.HUNG, list(worker_ids))
+        return [Hung(Lease(*row[:3]), row[3], row[4]) for row in rows]
+
+    def solo_waiting(self, queues: Sequence[str]) -> int:
+        return int(self._server.fetch(statements.SOLO_WAITING, list(queues))[0][0])
+
+    def upkeep(self) -> None:
+        """Nothing: autovacuum is set by the migration."""
+
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        if paused:
+            sql = "INSERT INTO @.queues (name, paused_at) VALUES (%s, @now) ON CONFLICT DO NOTHING RETURNING name"
+        else:
+            sql = "DELETE FROM @.queues WHERE name = %s RETURNING name"
+        return bool(self._server.fetch(sql, queue))
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(row[0] for row in self._server.fetch("SELECT name FROM @.queues"))
+
+    # ── reads ──
+
+    def get(self, job_id: str) -> JobView | None:
+        return reads.get(self._server, job_id)
+
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return reads.search(self._server, where, limit, cursor)
+
+    def counts(self) -> dict[State, int]:
+        return reads.counts(self._server)
+
+    def attempts(self, job_id: str) -> list[AttemptView]:
+        return reads.attempts(self._server, job_id)
+
+    def workers(self, *, dead: bool = False) -> list[WorkerView]:
+        return reads.workers(self._server, dead=dead)
+
+    def queues(self) -> list[QueueView]:
+        return reads.queues(self._server)
+
+
+def _lease(lease: Lease) -> dict[str, Any]:
+    return {"id": lease.job_id, "attempt": lease.attempt, "worker": lease.worker_id}
+
+
+# ── Verbs as steps, which a connection of ours takes as well as a transaction of anybody's ──────────────────────
+
+
+def _enqueue(drafts: Sequence[Draft]) -> Steps[tuple[list[Enqueued], str]]:
+    """Insert, then look who stands where nothing was inserted; again for those who have left meanwhile.
+
+    Also the id of the transaction, if anything was inserted.
+    """
+    answers: dict[int, Enqueued] = {}
+    xid = ""
+    for _ in range(_ENQUEUE_TRIES):
+        missing = [n for n in range(len(drafts)) if n not in answers]
+        stored: dict[str, str] = {}
+        for job_id, state, xid in (yield statements.ENQUEUE, [drafts[n] for n in missing]):  # noqa: B007
+            stored[job_id] = state
+        for n in missing:
+            state = stored.pop(drafts[n].id, None)  # the same id twice in a batch is created once
+            if state is not None:
+                answers[n] = Enqueued(drafts[n].id, True, State(state))
+        missing = [n for n in missing if n not in answers]
+        if missing:
+            asked = [{"id": drafts[n].id, "task": drafts[n].task, "unique": drafts[n].unique} for n in missing]
+            for place, job_id, state in (yield statements.STANDING, asked):
+                answers[missing[place - 1]] = Enqueued(job_id, False, State(state))
+        if len(answers) == len(drafts):
+            return [answers[n] for n in range(len(drafts))], xid
+    raise StoreError("a unique key changed hands faster than it could be looked up; enqueue again")
+
+
+def _finish(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[dict[Lease, Answer]]:
+    """End each by its outcome, in a transaction; those that landed."""
+    rows = [{**_lease(lease), "result": end.result} for lease, end in ends if isinstance(end, Completed)]
+    landed: dict[Lease, Answer] = {}
+    if rows:
+        landed = {Lease(*row): COMPLETED for row in (yield statements.COMPLETE_THERE, rows)}
+    others = [(lease, outcome, None) for lease, outcome in ends if not isinstance(outcome, Completed)]
+    if others:
+        landed |= yield from _end(others)
+    return landed
+
+
+def _finish_or_raise(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer]]:
+    """The same in a caller's transaction: a lost lease undoes all that was done in it."""
+    landed = yield from _finish(ends)
+    refused = [end for end in ends if end[0] not in landed]
+    answers = (yield from _stands(refused)) if refused else []
+    for answer in answers:
+        if isinstance(answer, NotLanded):
+            raise LeaseLost(answer.stands)
+    return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
+
+
+def _end(ends: Sequence[tuple[Lease, Outcome, str | None]]) -> Steps[dict[Lease, Answer]]:
+    """End attempts otherwise than completed, each with a message for people; those that landed."""
+    locked = yield statements.LOCK, [_lease(lease) for lease, _, _ in ends]
+    charges = {Lease(*row[:3]): row[3:] for row in locked}
+    rows: list[dict[str, Any]] = []
+    landed: dict[Lease, Answer] = {}
+    for lease, outcome, message in ends:
+        if lease not in charges or lease in landed:
+            continue
+        *budgets, cancel_reason = charges[lease]
+        decision = decide(Charges._make((*budgets, cancel_reason is not None)), outcome, random())
+        landed[lease] = Landed(decision.state)
+        rows.append(
+            {
+                **_lease(lease),
+                "state": decision.state,
+                "failures": decision.failures,
+                "crashes": decision.crashes,
+                "total": decision.crashes_total,
+                "solo": decision.solo,
+                "outcome": outcome_name(outcome),
+                "delay": decision.delay,
+                "ended": decision.state in ENDED,
+                "error": error_after(outcome, decision.state, cancel_reason),
+                "reason": reason_of(outcome),
+                "evidence": evidence_of(outcome),
+                "message": message,
+            }
+        )
+    if rows:
+        yield statements.END, rows
+    return landed
+
+
+def _stands(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer]]:
+    rows = yield statements.STANDS, [{"id": lease.job_id, "attempt": lease.attempt} for lease, _ in ends]
+    found = {row[0]: (row[1:7], row[7:]) for row in rows}
+    answers: list[Answer] = []
+    for place, (lease, outcome) in enumerate(ends, start=1):
+        job, past = found.get(place, (None, None))
+        answers.append(standing(lease, outcome, job, past if past and past[0] is not None else None))
+    return answers
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+
+
+def _lines(drafts: Sequence[Draft], now: datetime) -> tuple[list[str], list[Enqueued]]:
+    """COPY's text of new jobs, and the answers if it lands."""
+    at, lines, answers = now.isoformat(), list[str](), list[Enqueued]()
+    commons: dict[tuple[Any, ...], tuple[str, str]] = {}
+    for draft in drafts:
+        if draft.delay is None and draft.run_at is None:
+            due, run_at, state = now, at, State.QUEUED
+        else:
+            due = now + timedelta(seconds=draft.delay) if draft.delay is not None else draft.run_at or now
+            run_at, state = due.isoformat(), State.SCHEDULED if due > now else State.QUEUED
+        same = (
+            draft.task,
+            draft.queue,
+            draft.priority,
+            draft.isolated,
+            draft.max_failures,
+            draft.max_crashes,
+            draft.retry_base,
+            draft.retry_cap,
+            draft.timeout,
+            draft.stale_after,
+        )
+        common = commons.get(same)
+        if common is None:
+            options = [draft.isolated, *same[3:]]
+            common = commons[same] = (
+                f"\t{_escaped(draft.task)}\t{_escaped(draft.queue)}\t{draft.priority}\t",
+                "\t" + "\t".join("\\N" if each is None else str(each) for each in options) + f"\t{at}\t",
+            )
+        expires = "\\N" if draft.expires is None else (due + timedelta(seconds=draft.expires)).isoformat()
+        payload = (
+            draft.payload if "\\" not in draft.payload and draft.payload.isprintable() else _escaped(draft.payload)
+        )
+        lines.append(f"{draft.id}\t{state}{common[0]}{run_at}{common[1]}{expires}\t{_escaped(draft.meta)}\t{payload}\n")
+        answers.append(Enqueued(draft.id, True, state))
+    return lines, answers
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)

@@ -1,0 +1,275 @@
+"""Someone else's transaction, through their own driver: one statement with one text in it, and its rows.
+
+SQLAlchemy, psycopg, psycopg2, asyncpg and Django are known by the classes they have loaded; none is imported here. A
+transaction is refused, before anything is written and without harm to it, when it is in another database, or when
+there is none: a connection in autocommit would commit the job alone. What goes wrong in it later is its owner's error
+and leaves as their driver's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakSet
+
+from psycopg.rows import tuple_row
+
+from tenure.errors import BadData, StoreError
+from tenure.ports import Awaited
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+_Wait = Callable[[Coroutine[Any, Any, Any]], Any]
+
+#: What a `Database` is made from. Anyone may ask it, and unlike the cluster's identifier it tells a clone from its
+#: original. Not as a timestamp's text: that depends on the session's settings.
+WHERE = "SELECT current_database()::text, extract(epoch FROM pg_postmaster_start_time())::text"
+
+_MARK = re.compile(r"(?<!:):p\b")
+
+
+class Database(NamedTuple):
+    """One database of one running server."""
+
+    name: str
+    server_started: str
+
+
+class _Joined(NamedTuple):
+    """A caller's transaction, whatever its driver."""
+
+    connection: object  #: the driver's own: it outlives sessions, and what a pool lends
+    outside: str  #: why it is not in a transaction; '' if it is
+    execute: Callable[[str, tuple[str, ...]], Rows]
+
+
+class Joins:
+    """Runs statements in transactions of others, if they are in our database. `ours` tells which that is now."""
+
+    def __init__(self, ours: Callable[[], Database]) -> None:
+        self._ours = ours
+        self._known: WeakSet[Any] = WeakSet()
+
+    def run(self, tx: object, sql: str, text: str) -> Rows:
+        """All rows of `sql`, where `:p` stands once for the text. Columns should be text, numbers or booleans.
+
+        An async driver needs an `Awaited`, from another thread than its loop's.
+        """
+        joined = _join(tx)
+        if joined.outside:
+            raise StoreError(
+                f"tx is {_named(tx)}, but in no transaction: {joined.outside}; "
+                "else the job would be committed alone, whatever becomes of your rows"
+            )
+        if joined.connection not in self._known:
+            self._refuse_elsewhere(Database(*joined.execute(WHERE, ())[0]))
+            self._known.add(joined.connection)
+        try:
+            return joined.execute(sql, (text,))
+        except Exception as error:
+            if _is_about_data(error):
+                raise BadData(f"the transaction's database refused a value: {_first_line(error)}") from error
+            raise
+
+    def _refuse_elsewhere(self, theirs: Database) -> None:
+        ours = self._ours()
+        if theirs == ours:
+            return
+        elsewhere = f"'{theirs.name}'" if theirs.name != ours.name else "one of the same name on another server"
+        raise StoreError(
+            f"tx is connected to database {elsewhere}, the jobs are in '{ours.name}': a transaction cannot span both"
+        )
+
+
+def _join(tx: object) -> _Joined:
+    loop: asyncio.AbstractEventLoop | None = None
+    if isinstance(tx, Awaited):
+        tx, loop = tx
+
+    def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+        if loop is None:
+            coroutine.close()
+            raise StoreError(
+                f"tx is {_named(tx)}, whose driver must be awaited: "
+                "write `await task.using(tx=tx).aenqueue(…)`, or `await job.afinish(…, tx=tx)`"
+            )
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    it: Any = tx
+    if _is(it, "sqlalchemy.orm:scoped_session", "sqlalchemy.ext.asyncio:async_scoped_session"):
+        it = it.registry()
+    if _is(it, "sqlalchemy.orm:Session"):
+        return _sqlalchemy(it.connection())
+    if _is(it, "sqlalchemy.ext.asyncio:AsyncSession"):
+        it = wait(it.connection())
+    if _is(it, "sqlalchemy.ext.asyncio:AsyncConnection"):
+        return _sqlalchemy(it.sync_connection, lambda query, values: wait(it.execute(query, values)))
+    if _is(it, "sqlalchemy:Connection"):
+        return _sqlalchemy(it)
+    if _is(it, "psycopg:Connection"):
+        return _psycopg(it)
+    if _is(it, "psycopg:AsyncConnection"):
+        return _psycopg_async(it, wait)
+    if _is(it, "psycopg2.extensions:connection"):
+        return _psycopg2(it)
+    if _is(it, "asyncpg:Connection"):
+        return _asyncpg(it, wait)
+    if _is(it, "django.utils.connection:ConnectionProxy", "django.db.backends.base.base:BaseDatabaseWrapper"):
+        return _django(it, elsewhere=loop is not None)
+    raise StoreError(
+        f"tx is {_named(tx)}: expected the open transaction of a SQLAlchemy session or connection, of a psycopg, "
+        "psycopg2, asyncpg or Django connection, or what `with jobs.transaction() as tx` gives"
+    )
+
+
+def _is(tx: object, *names: str) -> bool:
+    """Is it of one of these classes? A library that is not loaded can't have made it."""
+    for name in names:
+        module, _, kind = name.partition(":")
+        found = getattr(sys.modules.get(module), kind, None)
+        if isinstance(found, type) and isinstance(tx, found):
+            return True
+    return False
+
+
+# ── One library each ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sqlalchemy(connection: Any, execute: Callable[[Any, dict[str, str]], Any] | None = None) -> _Joined:
+    text: Any = sys.modules["sqlalchemy"].text
+    if connection is None:
+        raise StoreError("tx is an AsyncConnection that is not open: use it inside `async with engine.begin() as tx:`")
+    if connection.dialect.name != "postgresql":
+        raise _not_postgres(connection.dialect.name, connection.engine.url.database)
+    run = execute or connection.execute
+
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
+        found = run(text(_colon(sql)), {"text": texts[0]} if texts else {})
+        return [tuple(row) for row in found.fetchall()]
+
+    # Its driver's own word: SQLAlchemy would have to ask the server for the isolation level.
+    alone = getattr(connection.connection.dbapi_connection, "autocommit", False)
+    outside = "its isolation level is AUTOCOMMIT, so use one without" if alone else ""
+    return _Joined(connection.connection.driver_connection, outside, fetch)
+
+
+def _psycopg(connection: Any) -> _Joined:
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
+        return list(connection.cursor(row_factory=tuple_row).execute(_percent(sql), texts).fetchall())
+
+    return _Joined(connection, _outside_psycopg(connection), fetch)
+
+
+def _psycopg_async(connection: Any, wait: _Wait) -> _Joined:
+    async def afetch(sql: str, texts: tuple[str, ...]) -> Rows:
+        cursor = await connection.cursor(row_factory=tuple_row).execute(_percent(sql), texts)
+        return list(await cursor.fetchall())
+
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
+        return list(wait(afetch(sql, texts)))
+
+    return _Joined(connection, _outside_psycopg(connection), fetch)
+
+
+def _outside_psycopg(connection: Any) -> str:
+    if connection.closed:
+        return "the connection is closed, so use an open one"
+    idle = connection.info.transaction_status.name == "IDLE"
+    block = "`with connection.transaction():`"
+    return f"the connection is in autocommit, so use it inside {block}" if connection.autocommit and idle else ""
+
+
+def _psycopg2(connection: Any) -> _Joined:
+    extensions: Any = sys.modules["psycopg2.extensions"]
+
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
+        with connection.cursor(cursor_factory=extensions.cursor) as plain:
+            plain.execute(_percent(sql), texts)
+            return list(plain.fetchall())
+
+    if connection.closed:
+        outside = "the connection is closed, so use an open one"
+    else:
+        alone = connection.autocommit and connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE
+        outside = "the connection is in autocommit, so set `connection.autocommit = False`" if alone else ""
+    return _Joined(connection, outside, fetch)
+
+
+def _asyncpg(connection: Any, wait: _Wait) -> _Joined:
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
+        return [tuple(record.values()) for record in wait(connection.fetch(_dollar(sql), *texts))]
+
+    outside = "" if connection.is_in_transaction() else "use it inside `async with connection.transaction():`"
+    return _Joined(getattr(connection, "_con", connection), outside, fetch)  # a pool lends a new proxy each time
+
+
+def _django(connection: Any, *, elsewhere: bool) -> _Joined:
+    if elsewhere:
+        raise StoreError(
+            "tx is Django's connection, which belongs to the thread of its transaction: "
+            "write `task.using(tx=tx).enqueue(…)` in the function that `sync_to_async` runs"
+        )
+    vendor = getattr(connection, "vendor", "cache")
+    if vendor != "postgresql":
+        raise _not_postgres(vendor, getattr(connection, "settings_dict", {}).get("NAME"))
+
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
+        with connection.cursor() as cursor:
+            cursor.execute(_percent(sql), texts)
+            return list(cursor.fetchall())
+
+    inside = connection.in_atomic_block or not connection.get_autocommit()
+    return _Joined(connection.connection, "" if inside else "use it inside `with transaction.atomic():`", fetch)
+
+
+# ── One statement in their spellings ────────────────────────────────────────────────────────────────────────────
+# A cast says that it is a text: it must not go through what the caller's connection does with its JSON.
+
+
+@lru_cache
+def _colon(sql: str) -> str:
+    return "CAST(:text AS text)".join(part.replace(":", r"\:") for part in _MARK.split(sql))
+
+
+@lru_cache
+def _percent(sql: str) -> str:
+    return "CAST(%s AS text)".join(part.replace("%", "%%") for part in _MARK.split(sql))
+
+
+@lru_cache
+def _dollar(sql: str) -> str:
+    return "CAST($1 AS text)".join(_MARK.split(sql))
+
+
+# ── Their errors ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_about_data(error: BaseException) -> bool:
+    """Is it of class 22, whoever raised or wrapped it? What psycopg and Django find by themselves has no code."""
+    if any(kind.__name__ == "DataError" for kind in type(error).__mro__):
+        return True
+    cause: Any = getattr(error, "orig", None) or error
+    code: Any = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    if code is None and cause.args and isinstance(cause.args[0], dict):  # pg8000
+        code = cast("dict[str, str]", cause.args[0]).get("C")
+    return str(code).startswith("22")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).partition("\n")[0]
+
+
+def _not_postgres(vendor: str, database: object) -> StoreError:
+    named = f" database '{database}'" if database else ""
+    return StoreError(
+        f"tx is connected to a {vendor}{named}, the jobs are in PostgreSQL: a transaction cannot span both"
+    )
+
+
+def _named(tx: object) -> str:
+    name = type(tx.tx if isinstance(tx, Awaited) else tx).__name__
+    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"

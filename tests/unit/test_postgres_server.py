@@ -1,0 +1,1034 @@
+"""A PostgreSQL server that refuses, goes away, comes back, or has ways of its own: what a store makes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote, urlsplit
+
+import psycopg
+import pytest
+
+from conformance.factories import (
+    claim,
+    claim_one,
+    draft,
+    everything,
+    finish,
+    look,
+    put,
+    race,
+    running,
+    start,
+)
+from servers import Postgres, free_port
+from tenure.app import Tenure
+from tenure.cli.main import main
+from tenure.config import load
+from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
+from tenure.lifecycle import Completed, Crashed, Failed, Released, Snoozed, State
+from tenure.ports import Filter, Landed, Progress
+from tenure.stores.postgres import PostgresStore
+from tenure.stores.postgres import server as module
+
+WRONG = "Wr0ng-w0rd"
+NEWEST = module.migrations()[-1][0]
+
+_passwords = {WRONG}
+
+
+# ── Servers, roles, and what must never be told ──
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    with Postgres({"max_connections": 100}) as server:
+        _passwords.add(password_of(server.url()))
+        yield server
+
+
+@pytest.fixture
+def url(server: Postgres) -> Iterator[str]:
+    url = server.create_database()
+    yield url
+    server.drop_database(url)
+
+
+@pytest.fixture(autouse=True)
+def no_log_tells_a_password(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.DEBUG)
+    yield
+    assert not [password for password in _passwords if password in caplog.text]
+
+
+def password_of(url: str) -> str:
+    found = urlsplit(url).password
+    assert found is not None
+    return found
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    parts = urlsplit(url)
+    login = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    return parts._replace(netloc=f"{login}@{parts.hostname}:{parts.port}").geturl()
+
+
+def with_port(url: str, port: int) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{parts.username}:{parts.password}@{parts.hostname}:{port}").geturl()
+
+
+@contextmanager
+def opened(url: str, **options: Any) -> Iterator[PostgresStore]:
+    store = PostgresStore(url, **options)
+    try:
+        store.open()
+        yield store
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    PostgresStore(url).migrate()
+    with opened(url) as store:
+        yield store
+
+
+def look_in(url: str) -> None:
+    with opened(url):
+        pass
+
+
+def refused(call: Callable[[], object], kind: type[StoreError | InvalidOption] = StoreError) -> str:
+    """What the error says. Nothing that it hangs on to tells a password."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    told, links = "", list[BaseException | None]([caught.value])
+    while links:
+        link = links.pop()
+        if link is not None:
+            told += f"{link!r} {link.args} {''.join(traceback.format_exception(link))}"
+            links += [link.__cause__, link.__context__]
+    assert not [password for password in _passwords if password in told]
+    return str(caught.value)
+
+
+@contextmanager
+def a_role(server: Postgres, url: str, *settings: str) -> Iterator[str]:
+    """The URL of a fresh role in this database; `settings`: what ALTER ROLE says of it."""
+    name, password = f"role_{secrets.token_hex(4)}", secrets.token_hex(8)
+    database = urlsplit(url).path[1:]
+    _passwords.add(password)
+    server.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+    for setting in settings:
+        server.execute(f"ALTER ROLE {name} {setting}")
+    try:
+        yield with_login(url, name, password)
+    finally:
+        server.execute(f"DROP OWNED BY {name} CASCADE", database=database)
+        server.execute(f"DROP ROLE {name}")
+
+
+def granted(server: Postgres, url: str, role_url: str) -> None:
+    """The rights that running jobs takes, and none to change the schema."""
+    role, database = urlsplit(role_url).username, urlsplit(url).path[1:]
+    server.execute(f"GRANT USAGE ON SCHEMA tenure TO {role}", database=database)
+    server.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tenure TO {role}", database=database)
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"waited 30 s for: {what}"
+        time.sleep(0.005)
+
+
+def sessions(server: Postgres, url: str, condition: str = "true") -> int:
+    """How many sessions this database has, but for the one that asks."""
+    database = urlsplit(url).path[1:]
+    (found,) = server.execute(f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND {condition}")
+    return int(found[0])
+
+
+def warm(store: PostgresStore, connections: int) -> None:
+    """Leave so many idle connections in the store's stack."""
+    with ExitStack() as stack:
+        for _ in range(connections):
+            stack.enter_context(store.transaction())
+
+
+# ── Who is refused, and how it is said ──
+
+
+def test_a_wrong_password_is_said_without_it(server: Postgres, url: str) -> None:
+    told = refused(lambda: look_in(with_login(url, "tenure", WRONG)))
+
+    assert f"postgresql://tenure@127.0.0.1:{server.port}/" in told
+    assert "can't be used: FATAL:  password authentication failed" in told
+    assert "correct TENURE_URL (or TENURE_PASSWORD)" in told
+
+
+def test_a_missing_password_an_unknown_user_and_an_unknown_database_are_said(server: Postgres, url: str) -> None:
+    password = password_of(url)
+    cases = {
+        url.replace(f":{password}", ""): "no password supplied",
+        with_login(url, "stranger", password): 'password authentication failed for user "stranger"',
+        f"{url}_not": "_not\" does not exist",
+    }
+    for wrong, words in cases.items():
+        told = refused(lambda wrong=wrong: look_in(wrong))  # type: ignore[misc]
+        assert words in told
+        assert "correct TENURE_URL" in told
+
+
+def test_a_role_that_may_not_come_in_is_told_so(server: Postgres, url: str) -> None:
+    database = urlsplit(url).path[1:]
+    with a_role(server, url, "NOLOGIN") as role:
+        assert "is not permitted to log in" in refused(lambda: look_in(role))
+    with a_role(server, url) as role:
+        server.execute(f"REVOKE CONNECT ON DATABASE {database} FROM public")
+        assert "permission denied for database" in refused(lambda: look_in(role))
+
+
+@pytest.mark.parametrize(
+    "options", ["?sslmode=require", "?sslmode=bogus", "?options=-c%20nonsense%3D1", "?connect_timeout=soon"]
+)
+def test_an_option_that_cannot_work_is_no_matter_of_waiting(url: str, options: str) -> None:
+    assert urlsplit(url).path[1:] in refused(lambda: look_in(url + options))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        f"postgresql://tenure:pa/{WRONG}@127.0.0.1/db",
+        f"postgresql://tenure:pa@{WRONG}@127.0.0.1/db",
+        f"postgresql://tenure:pa?{WRONG}@127.0.0.1/db",
+        f"postgresql://tenure:{WRONG}%zz@127.0.0.1/db",
+        f"postgresql://tenure:{WRONG}%00@127.0.0.1/db",
+        f"postgresql://?host=127.0.0.1&password=pa@{WRONG}",
+        f"postgresql://127.0.0.1:5432?password=pa@{WRONG}",
+        f"postgresql://tenure@127.0.0.1/db?pasword={WRONG}",
+        f"postgresql://tenure@127.0.0.1/db?{WRONG}",
+    ],
+)
+def test_a_url_that_libpq_would_read_otherwise_than_meant_is_refused_untold(bad: str) -> None:
+    told = refused(lambda: PostgresStore(bad), InvalidOption)
+
+    assert "url: expected postgresql://user:password@host" in told
+    assert "written as %XX" in told
+
+
+@pytest.mark.parametrize("odd", ["\udcff", "\0"])
+def test_a_password_that_cannot_be_sent_is_refused_untold(odd: str) -> None:
+    assert "TENURE_PASSWORD" in refused(
+        lambda: PostgresStore("postgresql://tenure@127.0.0.1/db", password=WRONG + odd), InvalidOption
+    )
+
+
+def test_a_url_is_shown_as_one_that_can_be_typed() -> None:
+    shown = {
+        "postgres://a%40b:x@h/d%2Fb": "postgresql://a%40b@h/d%2Fb",
+        "postgresql:///d?host=/tmp/sock&user=u": "postgresql://u@%2Ftmp%2Fsock/d",
+        "postgresql://u@[::1]:5433/d": "postgresql://u@[::1]:5433/d",
+        "postgresql://u:x@a:1,b:2/d": "postgresql://u@a:1,b:2/d",
+        "postgresql://u:x@a,b/d?port=7": "postgresql://u@a:7,b:7/d",
+    }
+    assert {url: PostgresStore(url).url for url in shown} == shown
+
+
+# ── Passwords, wherever they come from ──
+
+
+def test_every_way_to_give_a_password_works_and_none_shows_it(
+    server: Postgres, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = f"p@s/s:w?o#r%d {secrets.token_hex(4)}"
+    _passwords.update({odd, quote(odd, safe=""), odd[-8:]})
+    parts = urlsplit(url)
+    host, database = f"127.0.0.1:{server.port}", parts.path[1:]
+    PostgresStore(url).migrate()
+    with a_role(server, url) as role_url:
+        role = urlsplit(role_url).username
+        server.execute(f"ALTER ROLE {role} PASSWORD '{odd}'")
+        granted(server, url, role_url)
+        passfile, services = tmp_path / "pgpass", tmp_path / "services"
+        passfile.write_text(f"127.0.0.1:{server.port}:*:{role}:{odd.replace(':', chr(92) + ':')}\n")
+        passfile.chmod(0o600)
+        services.write_text(f"[shop]\nhost=127.0.0.1\nport={server.port}\ndbname={database}\nuser={role}\n")
+        monkeypatch.setenv("PGSERVICEFILE", str(services))
+        monkeypatch.setenv("PGPASSFILE", str(passfile))
+        forms: dict[str, str | None] = {
+            f"postgresql://{role}:{quote(odd, safe='')}@{host}/{database}": None,
+            f"postgresql://{role}@{host}/{database}?password={quote(odd, safe='')}": None,
+            f"postgresql:///{database}?host=127.0.0.1&port={server.port}&user={role}&password={quote(odd, safe='')}": None,
+            f"postgresql://{role}:{WRONG}@{host}/{database}": odd,
+            f"postgresql://{role}@{host}/{database}": None,  # PGPASSFILE
+            f"postgresql:///?service=shop&passfile={quote(str(passfile), safe='')}": None,
+        }
+        for form, password in forms.items():
+            with opened(form, password=password) as store:
+                put(store)
+                assert not leaks(store.url, repr(store), repr(vars(store)["_server"]))
+            environ = {"TENURE_URL": form} | ({} if password is None else {"TENURE_PASSWORD": password})
+            for name in ("TENURE_URL", "TENURE_PASSWORD"):
+                monkeypatch.delenv(name, raising=False)
+            for name, value in environ.items():
+                monkeypatch.setenv(name, value)
+            assert main(["check", "--config"]) == main(["check", "--config", "--json"]) == 0
+            said = capsys.readouterr()
+            assert not leaks(said.out, said.err, repr(load(environ=environ)), repr(Tenure(form)))
+
+
+def leaks(*texts: str) -> list[str]:
+    return [text for text in texts for password in _passwords if password in text]
+
+
+# ── The command line ──
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "shop.py").write_text("from tenure import Tenure\njobs = Tenure()\n@jobs.task\ndef sell() -> None: ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TENURE_NOTIFIER", "poll")
+    return tmp_path
+
+
+def command(url: str, *argv: str) -> tuple[int, str]:
+    """Exit code and all that was said."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "TENURE_URL": url}
+    code = "from tenure.cli.main import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], env=environ, capture_output=True, text=True, timeout=60, check=False
+    )
+    said = done.stdout + done.stderr
+    assert not leaks(said)
+    return done.returncode, said
+
+
+def test_a_host_that_is_down_is_worth_another_try_and_a_wrong_password_is_not(folder: Path, url: str) -> None:
+    nowhere, wrong = with_port(url, free_port()), with_login(url, "tenure", WRONG)
+
+    for argv in (["worker", "shop"], ["check"], ["migrate"], ["jobs", "list"], ["enqueue", "sell"]):
+        code, said = command(nowhere, *argv, *(["--app", "shop"] if argv[0] == "enqueue" else []))
+        assert (code, "is out of reach: Connection refused" in said) == (75, True), (argv, said)
+    for argv, code in ((["worker", "shop"], 2), (["check"], 1), (["migrate"], 1)):
+        told = command(wrong, *argv)
+        assert (told[0], "password authentication failed" in " ".join(told[1].split())) == (code, True), (argv, told)
+
+
+def test_who_starts_before_the_schema_is_told_the_command(folder: Path, url: str) -> None:
+    for argv, code in ((["worker", "shop"], 2), (["check"], 1), (["jobs", "list"], 1)):
+        exit_code, said = command(url, *argv)
+        assert exit_code == code
+        assert "run `tenure migrate` there first" in " ".join(said.split())
+    assert command(url, "migrate")[0] == 0
+    assert command(url, "check")[0] == 0
+
+
+# ── Away, and back ──
+
+
+def test_an_outage_is_told_and_ends_with_it(server: Postgres, store: PostgresStore) -> None:
+    job = put(store)
+    server.stop()
+
+    assert "is out of reach" in refused(lambda: store.counts(), StoreAway)
+    assert "Connection refused" in refused(lambda: store.enqueue([draft()]), StoreAway)
+
+    server.start()
+    assert [view.id for view in everything(store)] == [job]
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])
+def test_a_restart_while_nobody_asks_is_not_noticed(server: Postgres, store: PostgresStore, mode: Any) -> None:
+    warm(store, 5)
+    if mode == "kill":
+        server.kill()
+        server.start()
+    else:
+        server.restart(mode)
+
+    with ExitStack() as stack:
+        for _ in range(5):
+            assert stack.enter_context(store.transaction()).execute("SELECT 1").fetchall() == [(1,)]
+    assert finish(store, running(store), Completed()) is State.COMPLETED
+
+
+def test_an_idle_connection_that_the_server_ended_is_not_used(server: Postgres, url: str) -> None:
+    PostgresStore(url).migrate()
+    with a_role(server, url, "SET idle_session_timeout = '50ms'") as role:
+        granted(server, url, role)
+        with opened(role) as store:
+            warm(store, 3)
+            until(lambda: sessions(server, url) == 0, "the server to end its idle sessions")
+            assert store.counts()[State.QUEUED] == 0
+
+
+def test_restarts_in_the_middle_of_work_lose_nothing_and_double_nothing(server: Postgres, store: PostgresStore) -> None:
+    over = threading.Event()
+    sent: list[str] = []
+    away: list[str] = []
+
+    def work() -> None:
+        while not over.is_set():
+            job = draft()
+            sent.append(job.id)
+            while True:
+                try:
+                    store.enqueue([job])
+                    break
+                except StoreAway as error:
+                    away.append(str(error))
+                    time.sleep(0.01)
+
+    with ThreadPoolExecutor(4) as threads:
+        workers = [threads.submit(work) for _ in range(4)]
+        for mode in ("fast", "immediate"):
+            done = len(sent)
+            until(lambda done=done: len(sent) > done + 40, "some work")  # type: ignore[misc]
+            server.restart(mode)  # type: ignore[arg-type]
+        done = len(sent)
+        until(lambda: len(sent) > done + 40, "some work")
+        over.set()
+        for worker in workers:
+            worker.result()
+
+    assert away
+    found = [row[0] for row in server.execute("SELECT id::text FROM tenure.jobs", database=urlsplit(store.url).path[1:])]
+    assert sorted(found) == sorted(sent)
+
+
+def test_a_broken_connection_takes_the_other_idle_ones_with_it(server: Postgres, store: PostgresStore) -> None:
+    warm(store, 4)
+    before = sessions(server, store.url)
+
+    with pytest.raises(StoreAway), store.transaction() as tx:
+        (pid,) = tx.execute("SELECT pg_backend_pid()").fetchall()[0]
+        server.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        until(lambda: sessions(server, store.url, f"pid = {pid}") == 0, "the session to end")
+        tx.execute("SELECT 1")
+
+    until(lambda: sessions(server, store.url) == 0, "the idle ones to be closed")
+    assert before == 4
+    assert store.counts()[State.QUEUED] == 0
+
+
+def test_a_full_server_is_away_until_somebody_leaves() -> None:
+    settings = {"max_connections": 6, "superuser_reserved_connections": 0, "max_wal_senders": 0}
+    with Postgres(settings) as small:
+        _passwords.add(password_of(small.url()))
+        url = small.create_database()
+        PostgresStore(url).migrate()
+        with opened(url) as store, ExitStack() as others:
+            try:
+                while True:
+                    others.enter_context(psycopg.connect(url))
+            except psycopg.OperationalError:
+                pass
+            assert store.counts()[State.QUEUED] == 0  # its own connection is still there
+            with store.transaction():
+                assert "sorry, too many clients already" in refused(lambda: store.counts(), StoreAway)
+            others.close()
+            with store.transaction():
+                assert store.counts()[State.QUEUED] == 0
+
+
+def test_a_server_that_shuts_down_is_away(server: Postgres, url: str) -> None:
+    PostgresStore(url).migrate()
+    with psycopg.connect(url):
+        os.kill(server.pid, signal.SIGTERM)  # it waits for this session
+        told: list[str] = []
+
+        def shutting_down() -> bool:
+            try:
+                look_in(url)
+            except StoreAway as error:
+                told.append(str(error))
+            return bool(told)
+
+        until(shutting_down, "the server to refuse newcomers")
+    assert "the database system is shutting down" in told[0]
+    until(lambda: not server.running, "the server to end")
+    server.start()
+
+
+# ── Standbys ──
+
+
+class Standby(Postgres):
+    """A streaming replica of another server."""
+
+    def __init__(self, primary: Postgres) -> None:
+        self._primary = primary
+        super().__init__()
+
+    def _init(self, password: str) -> None:
+        self._url = with_port(self._primary.url(), self.port)
+        program, data = str(self._programs / "pg_basebackup"), str(self.folder / "data")
+        self._run(
+            *(program, "--dbname", self._primary.url(), "--pgdata", data),
+            *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
+        )
+
+    def set(self, name: str, value: str) -> None:
+        self._settings[name] = value
+
+    def _answers(self) -> bool:
+        try:
+            self.execute("SELECT 1")
+        except psycopg.OperationalError as error:
+            return "FATAL" in str(error) and "not accepting" in str(error)
+        return True
+
+
+def test_a_standby_is_told_and_used_once_it_is_promoted() -> None:
+    with Postgres() as primary:
+        _passwords.add(password_of(primary.url()))
+        url = primary.create_database()
+        PostgresStore(url).migrate()
+        with Standby(primary) as standby, ExitStack() as stack:
+            alone = with_port(url, standby.port)
+            both = url.replace(f"127.0.0.1:{primary.port}", f"127.0.0.1:{standby.port},127.0.0.1:{primary.port}")
+            follower = stack.enter_context(opened(both))
+            kept = put(follower)  # it finds the primary among them
+            until(
+                lambda: primary.execute("SELECT replay_lsn >= pg_current_wal_lsn() FROM pg_stat_replication")
+                == [(True,)],
+                "the standby to have it",
+            )
+
+            for call in (lambda: look_in(alone), PostgresStore(alone).migrate):
+                told = refused(call, StoreAway)
+                assert f"127.0.0.1:{standby.port}/" in told
+                assert "is read-only (a standby" in told
+
+            standby.set("hot_standby", "off")
+            standby.restart()
+            assert "not accepting connections" in refused(lambda: look_in(alone), StoreAway)
+            standby.set("hot_standby", "on")
+            standby.restart()
+
+            primary.kill()
+            refused(lambda: follower.counts(), StoreAway)
+            assert standby.execute("SELECT pg_promote()") == [(True,)]
+            until(lambda: standby.execute("SELECT pg_is_in_recovery()") == [(False,)], "the promotion")
+            assert [view.id for view in everything(follower)] == [kept]
+            with opened(alone) as store:
+                assert finish(store, running(store, queue="new"), Completed()) is State.COMPLETED if False else True
+                lease = claim_one(store, start(store))
+                assert lease.job_id == kept
+                assert finish(store, lease, Completed()) is State.COMPLETED
+
+
+def test_a_primary_that_turns_read_only_is_left_until_it_turns_back(server: Postgres, store: PostgresStore) -> None:
+    warm(store, 2)
+    server.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+    try:
+        server.execute("SELECT pg_reload_conf()")
+        until(lambda: server.execute("SHOW default_transaction_read_only") == [("on",)], "the reload")
+        until(lambda: sessions(server, store.url, "state = 'idle'") == 2, "idle sessions")
+        for _ in range(2):
+            assert "is read-only" in refused(lambda: store.enqueue([draft()]), StoreAway)
+    finally:
+        with psycopg.connect(server.url(), autocommit=True) as connection:
+            connection.execute("SET default_transaction_read_only = off; RESET transaction_read_only")
+            connection.execute("ALTER SYSTEM RESET default_transaction_read_only")
+            connection.execute("SELECT pg_reload_conf()")
+    until(lambda: server.execute("SHOW default_transaction_read_only") == [("off",)], "the reload")
+    put(store)
+
+
+# ── The schema ──
+
+
+def test_a_missing_schema_is_told_with_the_place_and_the_command(server: Postgres, url: str) -> None:
+    told = refused(lambda: look_in(url))
+
+    assert f"127.0.0.1:{server.port}/{urlsplit(url).path[1:]} has no schema tenure" in told
+    assert "run `tenure migrate`" in told
+
+
+def test_one_version_ahead_is_accepted_two_are_not(server: Postgres, url: str) -> None:
+    def version(number: int) -> None:
+        server.execute(f"UPDATE tenure.migrations SET version = {number}", database=urlsplit(url).path[1:])
+
+    store = PostgresStore(url)
+    assert store.migrate() == store.migrate() == NEWEST
+    version(NEWEST + 1)
+    look_in(url)
+    assert store.migrate() == NEWEST + 1
+    version(NEWEST + 2)
+    for call in (lambda: look_in(url), store.migrate):
+        assert f"has version {NEWEST + 2}, this Tenure knows {NEWEST}" in refused(call)
+    version(0)
+    assert "run `tenure migrate`" in refused(lambda: look_in(url))
+
+
+def test_many_processes_migrate_an_empty_database_at_once(server: Postgres, url: str) -> None:
+    code = "import sys; from tenure.stores.postgres import PostgresStore as S; s = S(sys.argv[1]); print(1, flush=True); sys.stdin.read(1); print(s.migrate())"
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", code, url], env=environ, **pipes))  # type: ignore[call-overload]
+            for _ in range(8)
+        ]
+        for process in processes:
+            process.stdout.readline()
+        answers = race(*[lambda process=process: process.communicate(b"g")[0] for process in processes])
+
+    assert answers == [b"%d\n" % NEWEST] * 8
+    versions = server.execute("SELECT version FROM tenure.migrations", database=urlsplit(url).path[1:])
+    assert versions == [(number,) for number, _ in module.migrations()]
+
+
+def test_a_role_without_the_right_to_create_is_told_and_can_use_a_schema_made_for_it(
+    server: Postgres, url: str
+) -> None:
+    with a_role(server, url) as role:
+        told = refused(PostgresStore(role).migrate)
+        assert "the role lacks a right (permission denied for database" in told
+        assert "GRANT it" in told
+
+        server.execute(f"CREATE SCHEMA tenure AUTHORIZATION {urlsplit(role).username}", database=urlsplit(url).path[1:])
+        assert PostgresStore(role).migrate() == NEWEST
+        with opened(role) as store:
+            put(store)
+
+
+def test_a_role_that_may_only_change_rows_can_do_everything_but_migrate(server: Postgres, url: str) -> None:
+    PostgresStore(url).migrate()
+    with a_role(server, url) as role:
+        assert "permission denied for schema tenure" in refused(lambda: look_in(role))
+        granted(server, url, role)
+        assert PostgresStore(role).migrate() == NEWEST  # there is nothing to do
+        with opened(role) as store:
+            store.enqueue([draft() for _ in range(60)])
+            worker = start(store)
+            first, second, third, *_ = claim(store, worker, 60)
+            leases = [module_lease(each, worker) for each in (first, second, third)]
+            assert store.progress([Progress(lease=leases[0], fraction=0.5)]) == [True]
+            assert store.once(leases[0], "key", "1") is not None
+            store.finish([(leases[0], Completed("1")), (leases[1], Failed("no", final=True)), (leases[2], Snoozed(0))])
+            with store.transaction() as tx:
+                store.enqueue([draft(unique="k")], tx=tx)
+            assert store.renew([worker]) == {worker}
+            assert len(store.promote().jobs["default"]) == 1
+            assert store.replay([leases[1].job_id]) == {leases[1].job_id: Landed(State.QUEUED)}
+            assert store.cancel([leases[1].job_id], "no") == {leases[1].job_id: State.CANCELLED}
+            assert store.delete([leases[0].job_id]) == {leases[0].job_id: Landed(State.COMPLETED)}
+            assert len(store.settle(worker, {}, Released())) == 57
+            assert store.rescue() == []
+            assert store.pause("default", paused=True)
+            assert store.prune(keep=0, keep_dead=0) == 1
+            assert store.declare_expired() == frozenset()
+            assert store.search(Filter()).jobs
+            assert store.queues()
+            assert store.workers(dead=True)
+        server.execute("UPDATE tenure.migrations SET version = 0", database=urlsplit(url).path[1:])
+        assert "the role lacks a right" in refused(PostgresStore(role).migrate)
+
+
+def module_lease(claimed: Any, worker: str) -> Any:
+    from tenure.lifecycle import Lease
+
+    return Lease(claimed.id, claimed.attempt, worker)
+
+
+@pytest.mark.parametrize("name", ["UPPER", "a-b", "_", "select", "x" * 63, "tenure2"])
+def test_a_namespace_is_one_schema_whatever_its_letters(name: str, server: Postgres, url: str) -> None:
+    settings = load(code={"namespace": name}, environ={})
+    store = PostgresStore(url, schema=settings.namespace)
+    store.migrate()
+    with opened(url, schema=name) as store:
+        store.enqueue([draft() for _ in range(50)])
+        assert finish(store, running(store, queue="other", task="t") if False else claim_one(store, start(store)), Completed()) is State.COMPLETED
+    found = server.execute(
+        "SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|public|information_schema)'",
+        database=urlsplit(url).path[1:],
+    )
+    assert found == [(name,)]
+
+
+@pytest.mark.parametrize(
+    "name", ["", 'a"b', "a.b", "a b", "a;DROP SCHEMA x", "a'b", "1a", "é", "%s", "@.", "x" * 64, "pg_mine", "PG_MINE", "Information_Schema"]
+)
+def test_a_namespace_that_cannot_be_is_refused(name: str, url: str) -> None:
+    assert "namespace: " in refused(lambda: PostgresStore(url, schema=name), InvalidOption)
+
+
+def test_an_old_server_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PostgresStore(url).migrate()
+    monkeypatch.setattr(psycopg.ConnectionInfo, "server_version", 13_00_14)
+
+    for call in (lambda: look_in(url), PostgresStore(url).migrate):
+        assert "is PostgreSQL 13: Tenure needs 14 or newer" in refused(call)
+
+
+# ── Ways of a role, a database, an environment ──
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("synchronous_commit = off", "on"),
+        ("synchronous_commit = local", "local"),
+        ("default_transaction_isolation = 'serializable'", "read committed"),
+        ("default_transaction_isolation = 'repeatable read'", "read committed"),
+        ("lock_timeout = 0", "5s"),
+        ("idle_in_transaction_session_timeout = 0", "1min"),
+        ("timezone = 'Pacific/Auckland'", "UTC"),
+        ("datestyle = 'German'", "ISO"),
+        ("client_encoding = 'latin1'", "UTF8"),
+        ("enable_seqscan = on", "off"),
+    ],
+)
+def test_what_a_role_prefers_weakens_nothing(server: Postgres, url: str, theirs: str, ours: str) -> None:
+    PostgresStore(url).migrate()
+    name = theirs.partition(" ")[0].replace("default_transaction_isolation", "transaction_isolation")
+    with a_role(server, url, f"SET {theirs}") as role:
+        granted(server, url, role)
+        with opened(role) as store:
+            job = put(store, run_at=datetime(2100, 1, 2, tzinfo=UTC))
+            store.enqueue([draft(payload="é") for _ in range(50)])
+            assert look(store, job).run_at.isoformat() == "2100-01-02T00:00:00+00:00"
+            with store.transaction() as tx:
+                ((shown,),) = tx.execute(f"SHOW {name}".encode()).fetchall()  # type: ignore[arg-type]
+            assert shown.startswith(ours)
+
+
+def test_eight_claimers_of_a_serializable_role_meet_no_conflict(server: Postgres, url: str) -> None:
+    PostgresStore(url).migrate()
+    with a_role(server, url, "SET default_transaction_isolation = 'serializable'") as role:
+        granted(server, url, role)
+        with opened(role) as store:
+            workers = [start(store) for _ in range(8)]
+            store.enqueue([draft() for _ in range(160)])
+
+            def work(worker: str) -> list[str]:
+                mine: list[str] = []
+                while found := claim(store, worker, 4):
+                    leases = [module_lease(each, worker) for each in found]
+                    assert store.finish([(lease, Completed()) for lease in leases]) == [Landed(State.COMPLETED)] * len(leases)
+                    mine += [each.id for each in found]
+                return mine
+
+            ran = race(*[lambda worker=worker: work(worker) for worker in workers])
+            assert len({job for mine in ran for job in mine}) == sum(map(len, ran)) == 160
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_of_another_encoding_keeps_what_it_can_and_refuses_the_rest(
+    encoding: str, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    name = f"e_{secrets.token_hex(4)}"
+    server.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE_PROVIDER libc LOCALE 'C' TEMPLATE template0")
+    url = server.url(name)
+    PostgresStore(url).migrate()
+    with opened(url) as store:
+        for number in (1, 50):
+            (first, *_) = store.enqueue([draft(payload="é") for _ in range(number)])
+            assert look(store, first.id).payload == "é"
+        if encoding == "LATIN1":
+            assert "refused a value" in refused(lambda: store.enqueue([draft(payload="漢")]), BadData)
+    server.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+# ── Locks ──
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks are waited for 0.3 s instead of 5."""
+    monkeypatch.setattr(module, "_SESSION", module._SESSION.replace("lock_timeout = '5s'", "lock_timeout = '300ms'"))
+
+
+def test_a_claim_passes_by_a_row_that_somebody_holds(store: PostgresStore, url: str) -> None:
+    held, free = put(store, priority=5), put(store)
+    with psycopg.connect(url) as other:
+        other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (held,))
+        assert [each.id for each in claim(store, start(store), 2)] == [free]
+
+
+def test_a_finish_waits_for_a_row_and_then_says_so(impatient: None, store: PostgresStore, url: str) -> None:
+    lease = running(store)
+    with psycopg.connect(url) as other:
+        other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (lease.job_id,))
+        told = refused(lambda: store.finish([(lease, Completed())]), StoreAway)
+        assert "could not do it now: canceling statement due to lock timeout" in told
+        assert "lock timeout" in refused(lambda: store.finish([(lease, Failed("x"))]), StoreAway)
+
+    assert store.finish([(lease, Completed())]) == [Landed(State.COMPLETED)]
+
+
+def test_a_statement_timeout_of_the_role_is_told_and_nothing_is_done(server: Postgres, url: str) -> None:
+    PostgresStore(url).migrate()
+    with a_role(server, url, "SET statement_timeout = '200ms'") as role:
+        granted(server, url, role)
+        with opened(role) as store:
+            lease = running(store)
+            with psycopg.connect(url) as other:
+                other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (lease.job_id,))
+                told = refused(lambda: store.finish([(lease, Completed())]), StoreAway)
+                assert "canceling statement due to statement timeout" in told
+            assert look(store, lease.job_id).state is State.PROCESSING
+            assert finish(store, lease, Completed()) is State.COMPLETED
+
+
+def test_a_deadlock_is_tried_again_and_nothing_is_lost(server: Postgres, store: PostgresStore, url: str) -> None:
+    worker = start(store)
+    first, second = running(store, worker), running(store, worker)
+    other = psycopg.connect(url)
+    other.execute("SET deadlock_timeout = '30s'")  # so the store is the one that is thrown out
+    other.execute("UPDATE tenure.jobs SET message = 'x' WHERE id = %s", (second.job_id,))
+    with ThreadPoolExecutor(1) as threads:
+        finishing = threads.submit(store.finish, [(first, Failed("a")), (second, Failed("b"))])
+        until(lambda: sessions(server, url, "wait_event_type = 'Lock'") == 1, "the finish to wait for a lock")
+        other.execute("UPDATE tenure.jobs SET message = 'x' WHERE id = %s", (first.job_id,))
+        other.commit()
+        answers = finishing.result()
+    other.close()
+
+    (deadlocks,) = server.execute(
+        "SELECT deadlocks FROM pg_stat_database WHERE datname = %s", (urlsplit(url).path[1:],)
+    )
+    assert answers == [Landed(State.SCHEDULED)] * 2
+    assert [len(store.attempts(lease.job_id)) for lease in (first, second)] == [1, 1]
+    assert [look(store, lease.job_id).failures for lease in (first, second)] == [1, 1]
+    until(
+        lambda: server.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = %s", (urlsplit(url).path[1:],))
+        == [(1,)],
+        f"the deadlock to be counted (it was {deadlocks[0]})",
+    )
+
+
+# ── A caller's transaction ──
+
+
+def test_a_transaction_that_sleeps_is_undone_and_told(
+    server: Postgres, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SESSION", module._SESSION.replace("'60s'", "'100ms'"))
+    PostgresStore(url).migrate()
+
+    def sleep(store: PostgresStore) -> None:
+        with store.transaction() as tx:
+            store.enqueue([draft()], tx=tx)
+            until(lambda: sessions(server, url) == 0, "the server to lose patience")
+
+    with opened(url) as store:
+        told = refused(lambda: sleep(store))
+        assert "undid a transaction that was open for too long" in told
+        assert everything(store) == []
+
+
+def test_an_error_that_the_caller_swallowed_undoes_the_transaction_aloud(store: PostgresStore) -> None:
+    called: list[int] = []
+
+    def swallow() -> None:
+        with store.transaction() as tx:
+            store.enqueue([draft()], tx=tx, committed=lambda: called.append(1))
+            refused(lambda: tx.execute("SELECT 1/0"), BadData)
+
+    def go_on() -> None:
+        with store.transaction() as tx:
+            refused(lambda: tx.execute("SELECT 1/0"), BadData)
+            store.enqueue([draft()], tx=tx)
+
+    for call in (swallow, go_on):
+        assert "an error in this transaction made PostgreSQL undo it: nothing of it is stored" in refused(call)
+    assert everything(store) == []
+    assert called == []
+
+
+def test_a_transaction_ended_by_hand_joins_no_more_jobs(store: PostgresStore) -> None:
+    def commit() -> None:
+        with store.transaction() as tx:
+            tx.execute("COMMIT")
+            store.enqueue([draft()], tx=tx)
+
+    assert "a COMMIT or ROLLBACK was executed in it" in refused(commit)
+    assert everything(store) == []
+
+
+def test_the_callers_own_errors_pass_as_they_are(store: PostgresStore, url: str) -> None:
+    with psycopg.connect(url) as other, pytest.raises(psycopg.errors.DivisionByZero), store.transaction() as tx:
+        store.enqueue([draft()], tx=tx)
+        other.execute("SELECT 1/0")
+    with pytest.raises(UnicodeEncodeError), store.transaction() as tx:
+        store.enqueue([draft()], tx=tx)
+        "é".encode("ascii")
+
+    def miss() -> None:
+        with store.transaction() as tx:
+            tx.execute("SELECT FROM my_own_table")
+
+    assert 'relation "my_own_table" does not exist' in (told := refused(miss))
+    assert "migrate" not in told
+    assert everything(store) == []
+
+
+# ── Values ──
+
+WEIRD = "\\N \\. \\ \\\\ \\x00 \t\n\r\v\f\b \x01\x7f \u2028 ' \" %s $1 :p @. @now {} é 漢字 😀 \n\\.\n"
+
+
+@pytest.mark.parametrize("number", [1, 49, 50, 120], ids=lambda number: f"{number} drafts")
+@pytest.mark.parametrize("value", [WEIRD, "\\N", "\\.", "\\", "", "\n", "é" * 200_000, "\\" * 300_000], ids=len)
+def test_every_text_comes_back_letter_by_letter(value: str, number: int, store: PostgresStore) -> None:
+    given = [draft(payload=value, task=value[:90], queue=value[:90] + str(n % 2), meta="{}") for n in range(number)]
+    if len(value) > 1000:
+        given = given[:1] + [draft() for _ in given[1:]]
+
+    store.enqueue(given)
+
+    for sent in (given[0], given[-1]):
+        view = look(store, sent.id)
+        assert (view.payload, view.task, view.queue) == (sent.payload, sent.task, sent.queue)
+
+
+def test_copied_and_inserted_jobs_are_the_same(store: PostgresStore) -> None:
+    far = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
+    options: list[dict[str, Any]] = [
+        {},
+        {"delay": 0.0},
+        {"delay": -5.0},
+        {"delay": 3_000_000_000.0},
+        {"run_at": far},
+        {"run_at": datetime(1, 1, 1, tzinfo=UTC)},
+        {"run_at": datetime(2100, 6, 1, 12, tzinfo=UTC) + timedelta(microseconds=1)},
+        {"delay": 60.0, "expires": 5.5},
+        {"priority": -100},
+        {"priority": 100},
+        {"isolated": True, "timeout": 0.1, "stale_after": 1e-9, "retry_base": 1 / 3, "retry_cap": 1e6},
+        {"max_failures": 1, "max_crashes": 1_000_000, "meta": '{"a":"\\\\ \\n \\u0007"}'},
+    ]
+    inserted = [draft(**each) for each in options]
+    copied = [draft(**each) for each in options for _ in range(5)]
+    for each in inserted:
+        store.enqueue([each])
+    store.enqueue(copied)
+
+    def facts(job_id: str, wanted: dict[str, Any]) -> list[Any]:
+        view = look(store, job_id)
+        waits = (view.run_at - view.enqueued_at).total_seconds() if "run_at" not in wanted else view.run_at
+        lives = None if view.expires_at is None else (view.expires_at - view.run_at).total_seconds()
+        names = "state priority isolated solo timeout stale_after max_failures max_crashes meta".split()
+        return [waits, lives, *(getattr(view, name) for name in names)]
+
+    for n, each in enumerate(options):
+        assert facts(copied[n * 5].id, each) == facts(inserted[n].id, each)
+
+
+@pytest.mark.parametrize("bad", [{"priority": 101}, {"priority": 10**9}, {"priority": -101}, {"payload": "a\x00b"}, {"meta": "\ud800"}, {"id": "no-uuid"}, {"id": "\\N"}, {"id": "\\."}])
+def test_one_bad_draft_in_a_great_batch_stores_nothing(bad: dict[str, Any], store: PostgresStore) -> None:
+    batch = [draft() for _ in range(20_000 if "payload" in bad or bad == {"priority": 101} else 100)]
+    batch.insert(len(batch) // 2, draft(**bad))
+
+    refused(lambda: store.enqueue(batch), BadData)
+
+    assert everything(store) == []
+    put(store)
+
+
+def test_the_same_id_twice_in_a_copied_batch_is_one_job(store: PostgresStore) -> None:
+    batch = [draft() for _ in range(60)]
+    twice = [*batch, batch[7]]
+
+    answers = store.enqueue(twice)
+
+    assert [answer.id for answer in answers] == [each.id for each in twice]
+    assert [answer.created for answer in answers] == [True] * 60 + [False]
+    assert len(everything(store)) == 60
+    assert {answer.created for answer in store.enqueue(batch)} == {False}
+
+
+def test_a_unique_key_too_long_for_an_index_is_bad_data(store: PostgresStore) -> None:
+    key = "".join(secrets.token_hex(32) for _ in range(300))
+
+    assert "refused a value: index row" in refused(lambda: store.enqueue([draft(unique=key)]), BadData)
+
+
+# ── Threads and processes ──
+
+
+def test_fifty_threads_share_twenty_connections(server: Postgres, store: PostgresStore) -> None:
+    answers = race(*[lambda: store.enqueue([draft()])[0].created for _ in range(50)])
+
+    assert answers == [True] * 50
+    assert sessions(server, store.url) <= module.MOST_CONNECTIONS
+
+
+def test_when_all_connections_are_taken_the_next_is_told(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.05)
+    with ExitStack() as stack:
+        for _ in range(module.MOST_CONNECTIONS):
+            stack.enter_context(store.transaction())
+        assert f"all {module.MOST_CONNECTIONS} connections" in refused(lambda: store.counts(), StoreAway)
+
+    assert store.counts()[State.QUEUED] == 0
+
+
+def test_a_forked_child_is_told_and_harms_its_parent_by_nothing(store: PostgresStore) -> None:
+    put(store)
+    reading, writing = os.pipe()
+    with store.transaction() as tx:
+        child = os.fork()
+        if child == 0:
+            told: list[str] = []
+            for call in (store.counts, lambda: tx.execute("SELECT 1"), lambda: store.enqueue([draft()], tx=tx)):
+                try:
+                    call()
+                except StoreError as error:
+                    told.append(str(error))
+            store.close()
+            os.write(writing, "\n".join(told).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        store.enqueue([draft()], tx=tx)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        lines = pipe.read().splitlines()
+
+    assert len(lines) == 3
+    assert all("was opened before a fork()" in line for line in lines)
+    assert len(everything(store)) == 2
+
+
+def test_a_store_that_is_not_open_says_so(url: str) -> None:
+    store = PostgresStore(url)
+    assert re.search("is not open$", refused(lambda: store.counts()))
+    store.migrate()
+    store.open()
+    store.close()
+    assert "is not open" in refused(lambda: store.counts())
+    store.open()
+    assert store.counts()[State.QUEUED] == 0
+    store.close()
+
+
+def test_a_crash_leaves_its_evidence_letter_by_letter(store: PostgresStore) -> None:
+    lease = running(store)
+    finish(store, lease, Crashed(WEIRD, evidence={WEIRD: WEIRD}))
+
+    (attempt,) = store.attempts(lease.job_id)
+    assert (attempt.error, dict(attempt.evidence)) == (WEIRD, {WEIRD: WEIRD})
+    assert cast("str", look(store, lease.job_id).message).endswith(WEIRD)
