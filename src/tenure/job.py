@@ -63,7 +63,7 @@ def awaited(tx: object) -> object:
     """
     from asyncio import get_running_loop
 
-    if tx is None or type(tx).__module__.startswith("tenure."):
+    if tx is None:
         return tx
     scope = getattr(tx, "registry", None)
     return Awaited(scope() if callable(scope) else tx, get_running_loop())

@@ -10,14 +10,16 @@ boundary: `StoreAway` (try again later), `BadData` (one value is at fault), `Sto
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tenure.lifecycle import Lease, Outcome, State
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 # ── Values ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -276,6 +276,16 @@ def test_a_failed_job_that_waits_counts_as_scheduled(store: Store) -> None:
     assert view.oldest_queued is None
 
 
+@pytest.mark.parametrize("name", ["nowhere", "", "00000000-0000-0000-0000-00000000000G"])
+def test_a_name_that_is_no_jobs_id_is_no_job(name: str, store: Store) -> None:
+    assert store.get(name) is None
+    assert store.attempts(name) == []
+    assert store.redelivered(name, declare=True) is None
+    for verb in (store.promote_now, store.replay, store.delete):
+        assert verb([name]) == {name: None}
+    assert store.cancel([name], "unwanted") == {name: None}
+
+
 def test_the_paused_queues_are_told_by_name(store: Store) -> None:
     assert store.paused() == frozenset()
     for queue in ("a", "b"):

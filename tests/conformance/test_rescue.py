@@ -10,7 +10,6 @@ from conformance.factories import (
     World,
     assert_sound,
     bring,
-    claim,
     claim_one,
     draft,
     finish,

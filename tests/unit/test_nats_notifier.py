@@ -22,7 +22,7 @@ from servers import Nats
 from tenure import Job, Tenure
 from tenure.app import check_timers
 from tenure.clock import system_clock
-from tenure.config import redact
+from tenure.config import load, redact
 from tenure.errors import InvalidOption, StoreAway
 from tenure.ids import new_id
 from tenure.job import JobHandle
@@ -329,6 +329,17 @@ def test_a_restart_amid_a_request_for_permits_loses_nothing(server: Nats, wire: 
     until(lambda: wire.messages() == 0, "the acknowledgement of both")
 
 
+def test_a_server_that_lost_everything_is_set_up_anew(server: Nats, wire: Wire) -> None:
+    ear, bell = wire.listener(), up(wire.notifier())
+    ear.permits.want({"mail": 5})
+    until(lambda: wire.consumer("mail").get("num_waiting"), "the request to wait at the server")
+
+    server.wipe()
+    bell.announce([queued(*(job := ids(1)))])
+
+    assert permits(ear, 1)[0].job_id == job[0]
+
+
 def test_a_server_that_comes_late_gets_what_was_announced(server: Nats, wire: Wire) -> None:
     server.kill()
     bell, ear = wire.notifier(), wire.listener()
@@ -446,7 +457,9 @@ def test_a_url_that_cannot_be_is_refused(url: str, says: str) -> None:
 
 
 def test_no_password_is_shown() -> None:
-    assert "s3cret" not in redact("nats://ada:s3cret@a,b:4223?token=s3cret")
+    url = "nats://ada:s3cret@a,b:4223?token=s3cret"
+    assert "s3cret" not in redact(url)
+    assert "s3cret" not in str(load(code={"notifier": url}, environ={}).shown())
 
 
 # ── Workers ──

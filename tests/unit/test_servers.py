@@ -278,9 +278,10 @@ def test_in_a_transaction_the_reply_to_its_commit_is_cut(database: str, proxy: P
 
 def test_a_pipeline_and_a_copy_are_cut_once_they_are_committed(database: str, proxy: Proxy) -> None:
     proxy.cut_reply_to(b"INSERT INTO n")
-    pipe = through(proxy, database).pgconn
+    connection = through(proxy, database)
+    pipe = connection.pgconn
     pipe.enter_pipeline_mode()
-    for statement in (b"SELECT 7", b"INSERT INTO n VALUES (1), (2)"):
+    for statement in (b"SELECT 7 FROM pg_sleep(0.2)", b"INSERT INTO n VALUES (1), (2)"):
         pipe.send_query_params(statement, None)
         pipe.pipeline_sync()
     pipe.flush()
@@ -292,6 +293,7 @@ def test_a_pipeline_and_a_copy_are_cut_once_they_are_committed(database: str, pr
                 result = pipe.get_result()
                 answers += [result.get_value(0, 0)] if result is not None and result.ntuples else []
     assert answers == [b"7"]
+    connection.close()
     proxy.cut_reply_to(b"COPY n")
     connection = through(proxy, database)
     with pytest.raises(psycopg.OperationalError), connection.cursor().copy("COPY n FROM STDIN") as copy:

@@ -270,8 +270,8 @@ class _Server:
         host, port = str(given.get("host", "")), str(given.get("port", ""))
         if "@" in host or port.strip("0123456789,"):  # then one of them is half a password
             raise InvalidOption(
-                "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, got a host with '@' in it or a port that is no "
-                "number: in a password of a URL write %40 for @, %2F for / and %3A for :"
+                "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, got a host with '@' in it or a port that is "
+                "no number: in a password of a URL write %40 for @, %2F for / and %3A for :"
             )
         self._options = _DEFAULTS | given
         if "," in host:  # of several, only the primary can notify

@@ -39,6 +39,7 @@ from tenure.lifecycle import (
 from tenure.ports import (
     Answer,
     AttemptView,
+    Awaited,
     Capabilities,
     Claimed,
     Draft,
@@ -147,8 +148,9 @@ class MemoryStore:
             _refuse_unstorable(draft)
             _refuse_impossible("priority", draft.priority, -100, 100)
         answers = self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
-        if isinstance(tx, _Transaction) and committed is not None:
-            tx.committed.append(committed)
+        inner = tx.tx if isinstance(tx, Awaited) else tx
+        if isinstance(inner, _Transaction) and committed is not None:
+            inner.committed.append(committed)
         return answers
 
     @_atomic
@@ -399,6 +401,7 @@ class MemoryStore:
     def _step(self, tx: object, step: Callable[[], list[R]]) -> list[R]:
         if tx is None:
             return step()
+        tx = tx.tx if isinstance(tx, Awaited) else tx
         if not isinstance(tx, _Transaction) or tx not in self._transactions:
             raise StoreError(f"tx: expected what this store's transaction() yields, in its block; got {tx!r}")
         before = self._jobs.copy()

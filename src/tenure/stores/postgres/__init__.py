@@ -93,7 +93,7 @@ class PostgresStore:
         self._server = Server(url, schema, password, clock)
         self._sql = self._server.sql
         self._joins = Joins(self._here)
-        self._commits = CommitWatch(self._ended)
+        self._commits: CommitWatch | None = None
 
     @property
     def url(self) -> str:
@@ -109,9 +109,11 @@ class PostgresStore:
 
     def open(self) -> None:
         self._server.open()
+        self._commits = CommitWatch(self._ended)
 
     def close(self) -> None:
-        self._commits.close()
+        if self._commits is not None:
+            self._commits.close()
         self._server.close()
 
     def now(self) -> datetime:
@@ -166,7 +168,7 @@ class PostgresStore:
             answers, xid = self._drive(_enqueue(drafts), self._within(tx))
             if committed is not None and isinstance(tx, Transaction):
                 tx.committed.append(committed)
-            elif committed is not None and xid:
+            elif committed is not None and xid and self._commits is not None:
                 self._commits.add(xid, committed)
             return answers
         if len(drafts) >= COPY_FROM and not any(draft.unique for draft in drafts):
@@ -211,9 +213,11 @@ class PostgresStore:
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, lambda connection, job_id: operators.delete(connection, self._sql, job_id))
 
-    def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T]:
+    def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T | None]:
         wanted = list(dict.fromkeys(ids))
-        return self._locking(lambda connection: {job_id: step(connection, job_id) for job_id in wanted})
+        return self._locking(
+            lambda connection: {job_id: step(connection, job_id) if reads.is_id(job_id) else None for job_id in wanted}
+        )
 
     def _locking(self, call: Callable[[Connection], T]) -> T:
         """Several statements, one transaction."""
@@ -351,6 +355,8 @@ class PostgresStore:
         return self._locking(lambda connection: self._rescue(connection, sql, (None, limit)))
 
     def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+        if not reads.is_id(job_id):
+            return None
         sql = self._sql(statements.TO_RESCUE.format(which="j.id = %s", waiting=""))
 
         def step(connection: Connection) -> Rescued | State | None:

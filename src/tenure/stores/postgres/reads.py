@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from typing import Any
 from uuid import UUID
@@ -54,7 +55,12 @@ def _job(row: tuple[Any, ...]) -> JobView:
     )
 
 
+is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
+
+
 def get(server: Server, job_id: str) -> JobView | None:
+    if not is_id(job_id):
+        return None
     rows = server.fetch(f"SELECT {_JOB} FROM @.jobs WHERE id = %s", job_id)
     return _job(rows[0]) if rows else None
 
@@ -100,6 +106,8 @@ def counts(server: Server) -> dict[State, int]:
 
 
 def attempts(server: Server, job_id: str) -> list[AttemptView]:
+    if not is_id(job_id):
+        return []
     rows = server.fetch(
         "SELECT job_id::text, attempt, worker_id, outcome, error, evidence, started_at, ended_at FROM @.attempts "
         "WHERE job_id = %s ORDER BY attempt",

@@ -41,6 +41,7 @@ from tenure.lifecycle import (
 from tenure.ports import (
     Answer,
     AttemptView,
+    Awaited,
     Capabilities,
     Claimed,
     Draft,
@@ -158,6 +159,7 @@ class SqliteStore:
     def _within(self, tx: object, call: Callable[[apsw.Connection], T]) -> T:
         if tx is None:
             return self._file.write(call)
+        tx = tx.tx if isinstance(tx, Awaited) else tx
         if isinstance(tx, Transaction) and tx.path == self._file.path:
             return tx.run(call)
         raise StoreError(
@@ -187,8 +189,9 @@ class SqliteStore:
             return [self._enqueue_one(connection, row) for row in rows]
 
         answers = self._within(tx, step)
-        if isinstance(tx, Transaction) and committed is not None:
-            tx.committed.append(committed)
+        inner = tx.tx if isinstance(tx, Awaited) else tx
+        if isinstance(inner, Transaction) and committed is not None:
+            inner.committed.append(committed)
         return answers
 
     def _enqueue_one(self, connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
