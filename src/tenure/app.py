@@ -486,7 +486,7 @@ def _apps_told(module: ModuleType) -> str:
 
 # ── The two kinds of process ────────────────────────────────────────────────────────────────────────────────────
 
-_FLAGS = ("url", "queues", "concurrency", "workers", "grace", "listen")
+_FLAGS = ("url", "notifier", "queues", "concurrency", "workers", "grace", "listen")
 
 
 def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:

@@ -48,7 +48,7 @@ _PICTURE = Path(".demo") / "code-evolution.svg"
 _ANALYSIS = "code_evolution"
 
 
-def demo(*, repo: str | None = None, keep: bool = False, shared: Shared = SHARED) -> int:
+def demo(*, repo: str | None = None, notifier: str | None = None, keep: bool = False, shared: Shared = SHARED) -> int:
     """See it work: jobs of every kind, and a long one whose worker is killed half-way and that ends all the same.
 
     It takes some 15 seconds, on a fresh SQLite file unless --url names a store. Nothing is left running.
@@ -57,13 +57,15 @@ def demo(*, repo: str | None = None, keep: bool = False, shared: Shared = SHARED
     ----------
     repo
         Path or URL of the git repository to analyse. Default: that of this folder.
+    notifier
+        The doorbell: auto (the store's own), poll, or nats://host:port.
     keep
         Keep the demo's folder, with its store and its log, to look around in.
     """
     screen = Screen(quiet=shared.json)
     try:
         with _signals_end_it(), _folder(keep=keep) as folder:
-            report = _run(folder, repo, screen, keep=keep, url=shared.url)
+            report = _run(folder, repo, screen, keep=keep, url=shared.url, notifier=notifier)
     except KeyboardInterrupt:
         complain("stopped; the supervisor and workers of this demo have ended too")
         raise
@@ -100,18 +102,22 @@ def _folder(*, keep: bool) -> Generator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(folder: Path, repo: str | None, screen: Screen, *, keep: bool, url: str | None) -> Report:
+def _run(
+    folder: Path, repo: str | None, screen: Screen, *, keep: bool, url: str | None, notifier: str | None
+) -> Report:
     screen.title()
     store = url or f"sqlite:///{folder / 'demo.db'}"
     kept = f"kept in {folder}" if keep else "gone at the end; --keep keeps it"
-    where = f"the store is {redact(store)}, the log is" if url else "the store is a fresh SQLite file,"
+    rung = f", its doorbell {redact(notifier)}" if notifier else ""
+    where = f"the store is {redact(store)}{rung}, the log is" if url else f"the store is a fresh SQLite file{rung},"
     screen.tell(f"{where} {kept}")
     history = find_history(repo, folder)
     _tell_history(screen, history)
     queue = f"demo-{uuid4().hex[:8]}"
-    names = _enqueue(store, queue, history, folder)
+    place = {"url": store, "notifier": notifier}
+    names = _enqueue(place, queue, history, folder)
     screen.tell(f"{len(names)} jobs are enqueued; a supervisor starts a worker for them")
-    order = {"app": "tenure.cli.demo_tasks", "url": store, "queues": [queue], "concurrency": 5, "workers": 1}
+    order = {**place, "app": "tenure.cli.demo_tasks", "queues": [queue], "concurrency": 5, "workers": 1}
     log = folder / "supervisor.log"
     with admin_of(Shared(url=store)) as admin:
         with _supervisor({**order, "grace": GRACE}, log) as supervisor:
@@ -152,7 +158,7 @@ def _tell_history(screen: Screen, history: History | None) -> None:
         screen.tell(f"the long job analyses {newest}{history.commits} commits of {history.name}")
 
 
-def _enqueue(store: str, queue: str, history: History | None, folder: Path) -> dict[str, str]:
+def _enqueue(place: Mapping[str, str | None], queue: str, history: History | None, folder: Path) -> dict[str, str]:
     """The names of the jobs by their ids, in the order in which they are shown."""
     from tenure.cli.demo_tasks import code_evolution, doomed, flaky, greet, jobs, later
 
@@ -163,7 +169,7 @@ def _enqueue(store: str, queue: str, history: History | None, folder: Path) -> d
         "flaky": flaky.using(queue=queue).bind(),
         "doomed": doomed.using(queue=queue).bind(4711),
     }
-    jobs.configure({"url": store})
+    jobs.configure(place)
     with jobs:
         ids = [handle.id for handle in jobs.enqueue_many(new.values())]
         names = {str(job_id): name for job_id, name in zip(ids, new, strict=True)}

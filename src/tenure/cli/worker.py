@@ -22,6 +22,7 @@ def worker(
     concurrency: Annotated[int | None, Parameter(name=["--concurrency", "-c"])] = None,
     workers: Annotated[int | None, Parameter(name=["--workers", "-w"])] = None,
     grace: str | None = None,
+    notifier: str | None = None,
     until_empty: bool = False,
     reload: bool = False,
     listen: str | None = None,
@@ -41,6 +42,8 @@ def worker(
         Worker processes.
     grace
         How long running jobs may go on after the first signal.
+    notifier
+        The doorbell: auto (the store's own), poll, or nats://host:port.
     until_empty
         Stop when no job is left to run, or due within a minute.
     reload
@@ -53,6 +56,7 @@ def worker(
         "concurrency": concurrency,
         "workers": workers,
         "grace": grace,
+        "notifier": notifier,
         "listen": listen,
     }
     flags = {name: value for name, value in given.items() if value is not None}

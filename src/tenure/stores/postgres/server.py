@@ -10,9 +10,11 @@ import os
 import re
 import select
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from importlib import resources
+from random import uniform
 from typing import Any, LiteralString, TypeVar, cast
 from urllib.parse import quote
 
@@ -295,6 +297,7 @@ class Server:
                 cause = error.__cause__
                 if last or not isinstance(cause, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure):
                     raise
+            time.sleep(uniform(0.005, 0.05))  # let the other one have what it waited for
         raise AssertionError("the last try returns or raises")
 
     def fetch(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
