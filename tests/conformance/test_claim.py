@@ -234,3 +234,29 @@ def test_a_claimed_job_is_not_claimed_again(store: Store) -> None:
 
     assert claim(store, lease.worker_id) == claim(store, start(store)) == []
     assert look(store, lease.job_id).attempt == 1
+
+
+def test_what_takes_an_earlier_place_amid_a_long_queue_is_not_passed_over(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    world.advance(10)
+    store.enqueue([draft() for _ in range(300)])
+    assert len(claim(store, worker, 100)) == 100
+    urgent, earlier = put(store, priority=10), put(store, delay=-5.0)
+
+    assert claim(store, worker)[0].id == urgent
+    rest = [each.id for each in claim(store, worker, 250)]
+    assert len(rest) == 201
+    assert earlier in rest
+
+
+def test_a_long_queue_does_not_hide_another(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    store.enqueue([draft(queue="long") for _ in range(300)])
+    for _ in range(2):
+        store.claim(worker, {"long": 100, "short": 100}, 100)
+    put(store, queue="short")
+
+    assert len(store.claim(worker, {"short": 100, "long": 100}, 100)) == 100
+    assert len(store.claim(worker, {"long": 100, "short": 100}, 100)) == 1

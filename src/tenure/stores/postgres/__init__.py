@@ -73,12 +73,14 @@ from tenure.stores.outcomes import (
 from tenure.stores.postgres import operators, reads, statements
 from tenure.stores.postgres.commits import STATUS, CommitWatch
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
+from tenure.stores.postgres.marks import START, Marks, Place
 from tenure.stores.postgres.server import Connection, Server, Transaction, run
 
 T = TypeVar("T")
 Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, and the value it stands for as JSON
 
 COPY_FROM = 50  #: as many drafts are worth a COPY
+MARK_FROM = 50  #: a batch of so many may be one of a long queue
 _ENQUEUE_TRIES = 5
 
 
@@ -93,6 +95,7 @@ class PostgresStore:
         self._server = Server(url, schema, password, clock)
         self._sql = self._server.sql
         self._joins = Joins(self._here)
+        self._marks = (Marks(), Marks())  # for ordinary jobs, and for those that must run alone
         self._commits: CommitWatch | None = None
 
     @property
@@ -240,9 +243,28 @@ class PostgresStore:
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        marks = self._marks[solo]
+        marks.refresh()
+        claimed = self._claim(worker_id, wants, limit, solo, [marks.of(queue) for queue in wants])
+        if len(claimed) < limit and marks:
+            left = {queue: want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()}
+            marks.clear()
+            claimed += self._claim(worker_id, left, limit - len(claimed), solo, [START] * len(left))
+        elif len(claimed) >= MARK_FROM and marks.wanted():
+            for last in {each.queue: each for each in claimed}.values():
+                for place in self._server.fetch(statements.PLACE, last.id):
+                    marks.put(last.queue, place)
+        return claimed
+
+    def _claim(
+        self, worker_id: str, wants: Mapping[str, int], limit: int, solo: bool, places: Sequence[Place]
+    ) -> list[Claimed]:
         facts = {
             "queues": list(wants),
             "wants": list(wants.values()),
+            "ranks": [place[0] for place in places],
+            "times": [place[1] for place in places],
+            "ids": [place[2] for place in places],
             "solo": solo,
             "worker": worker_id,
             "limit": limit,

@@ -35,7 +35,8 @@ _MIGRATING = 0x54454E55  # "TENU": the advisory lock of whoever migrates
 
 # A dead peer is noticed in half a minute, not in two hours; whoever waits for a lock, or sleeps in a transaction, is
 # told; and no default of the server or the role weakens a claim (synchronous_commit, isolation). The planner's ways
-# that would read a whole table are closed: a plan made for an empty table must not be kept for a full one.
+# that would read a whole table, or all that is due for the sake of a few, are closed: a plan made for an empty table
+# must not be kept for a full one.
 _DEFAULTS: dict[str, str] = {
     "connect_timeout": "5",
     "keepalives_idle": "10",
@@ -56,6 +57,7 @@ _SESSION: LiteralString = f"""
     SET lock_timeout = '5s';
     SET idle_in_transaction_session_timeout = '60s';
     SET enable_seqscan = off;
+    SET enable_bitmapscan = off;
     SET enable_hashjoin = off;
     SET enable_mergejoin = off;
     SET jit = off"""
