@@ -4,7 +4,19 @@ from datetime import timedelta
 
 import pytest
 
-from conformance.factories import LEASE, World, bring, claim, claim_one, finish, look, put, running, start
+from conformance.factories import (
+    LEASE,
+    World,
+    bring,
+    claim,
+    claim_one,
+    draft,
+    finish,
+    look,
+    put,
+    running,
+    start,
+)
 from tenure.lifecycle import Crashed, Failed, Outcome, Released, State
 from tenure.ports import Claimed, Owned, Progress, Store
 

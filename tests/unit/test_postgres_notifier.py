@@ -317,6 +317,11 @@ def test_a_wrong_password_is_told_but_not_shown(
     assert "hunter2" not in repr((notifier, ear, notifier._server))
 
 
+def test_a_password_that_an_error_repeats_is_starred() -> None:
+    server = postgres._Server("postgresql://me:hunter2@h/d", "tenure")
+    assert "(what *** means)" in server.told(psycopg.OperationalError("what hunter2\nmeans"))
+
+
 @pytest.mark.parametrize("url", ["postgres hunter2", "postgresql://me:hun@ter2@h/d", "postgresql://me:hun/ter2@h/d"])
 def test_an_address_that_can_not_be_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(InvalidOption) as refused:
@@ -351,7 +356,7 @@ def test_behind_a_pooler_it_says_so_and_polls_until_it_hears(
         notifier = new_notifier(url)
         ear = notifier.listen()
 
-        until(notifier.problem, "a problem")
+        until(lambda: ANY not in ear.drain() or notifier.problem(), "a problem")
         assert notifier.problem() == postgres._DEAF
         for _ in range(3):
             assert ANY in ear.drain()
@@ -400,6 +405,7 @@ class Pooler:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 server = socket.create_connection(("127.0.0.1", self._server_port))
                 self._sockets += [client, server]
                 for pump in (self._to_server, self._to_client):
@@ -422,6 +428,7 @@ class Pooler:
                 client.sendall(head + body)
                 listening = listening or (head[:1], body) == (b"C", b"LISTEN\0")
                 if listening and self.deaf and head[:1] == b"Z":
+                    time.sleep(0.02)  # as a message of its own, so that the listener's own reading finds it
                     stray = b'\0\0\0\1tenure:tenure\0{"queued":["mail"]}\0'
                     client.sendall(b"A" + (len(stray) + 4).to_bytes(4, "big") + stray)
             client.shutdown(socket.SHUT_WR)
