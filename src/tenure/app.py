@@ -347,13 +347,11 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
         case url if url.startswith(_NATS):
             notifier: Notifier = _nats().NatsNotifier(url, settings.namespace)
             return notifier
-        case url if url == "auto" or url.startswith(_POSTGRES):
+        case url if url.startswith(_POSTGRES) or (url == "auto" and store.url.startswith(_POSTGRES)):
             with _extra("postgres"):
                 from tenure.notifiers.postgres import PostgresNotifier
-                from tenure.stores.postgres import PostgresStore
 
-            direct = store.conninfo if url == "auto" and isinstance(store, PostgresStore) else url
-            return PostgresNotifier(direct, settings.namespace)
+            return PostgresNotifier(getattr(store, "conninfo", "") if url == "auto" else url, settings.namespace)
         case name:
             known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler before it)"
             raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")

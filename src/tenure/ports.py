@@ -31,6 +31,7 @@ class Capabilities:
     transactions: bool  #: `enqueue` and `finish` can join a transaction (`tx=`)
     durable: bool  #: what it answered survives the death of every process
     steady_clock: bool  #: nobody can set the clock that its leases are counted by
+    local: bool  #: no network is between us and it: asking it on an event loop holds up nobody for long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -420,7 +420,7 @@ class Worker:
         if wants is None:
             wants = self._wanted(free)
         try:
-            if self.running or self._ends:
+            if self.running or self._ends or not self.store.capabilities.local:
                 claimed = await self._in(self._claims, self._ask_store, wants, free, solo)
             else:  # nothing runs that could be held up: two changes of threads less until the first job starts
                 claimed = self._ask_store(wants, free, solo)

@@ -116,7 +116,7 @@ def _atomic(verb: Callable[Concatenate[MemoryStore, P], R]) -> Callable[Concaten
 class MemoryStore:
     """A `Store` in this process's memory; it forgets when the process ends. `clock` and `seed` make tests exact."""
 
-    capabilities = Capabilities(transactions=True, durable=False, steady_clock=True)
+    capabilities = Capabilities(transactions=True, durable=False, steady_clock=True, local=True)
     url = "memory://"
 
     def __init__(self, clock: Clock | None = None, seed: int | None = None) -> None:

@@ -87,7 +87,7 @@ _ENQUEUE_TRIES = 5
 class PostgresStore:
     """`PostgresStore("postgresql://user@host/database")`. Its tables are made by `migrate`, in a schema of its own."""
 
-    capabilities = Capabilities(transactions=True, durable=True, steady_clock=False)
+    capabilities = Capabilities(transactions=True, durable=True, steady_clock=False, local=False)
 
     def __init__(
         self, url: str, *, schema: str = "tenure", password: str | None = None, clock: Clock | None = None
@@ -373,13 +373,13 @@ class PostgresStore:
         return self._locking(step)
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
-        sql = self._sql(statements.TO_RESCUE.format(which="%s::uuid IS NULL", waiting="SKIP LOCKED"))
-        return self._locking(lambda connection: self._rescue(connection, sql, (None, limit)))
+        sql = self._sql(statements.TO_RESCUE)
+        return self._locking(lambda connection: self._rescue(connection, sql, (limit,)))
 
     def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
         if not reads.is_id(job_id):
             return None
-        sql = self._sql(statements.TO_RESCUE.format(which="j.id = %s", waiting=""))
+        sql = self._sql(statements.REDELIVERED)
 
         def step(connection: Connection) -> Rescued | State | None:
             found = connection.execute(self._sql("SELECT state, worker_id FROM @.jobs WHERE id = %s"), (job_id,))

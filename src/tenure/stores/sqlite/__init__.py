@@ -100,7 +100,7 @@ _KEEP_WORKERS_MS = 86_400_000
 class SqliteStore:
     """`SqliteStore("tenure.db")`: the default store. Makes its tables on first use."""
 
-    capabilities = Capabilities(transactions=True, durable=True, steady_clock=True)
+    capabilities = Capabilities(transactions=True, durable=True, steady_clock=True, local=True)
 
     def __init__(self, path: str, *, clock: Clock | None = None) -> None:
         self._file = DatabaseFile(path)
