@@ -164,10 +164,20 @@ _level = partial(_choice, among=("debug", "info", "warning", "error", "critical"
 _format = partial(_choice, among=("text", "json"))
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting("url", "sqlite:///tenure.db", _url, "The store: sqlite:///a.db (this folder) or sqlite:////srv/a.db."),
+    Setting(
+        "url",
+        "sqlite:///tenure.db",
+        _url,
+        "The store: sqlite:///a.db (this folder), sqlite:////srv/a.db or postgresql://user@host/database.",
+    ),
     Setting("password", None, _text, "The store's password, to keep it out of the URL.", secret=True),
     Setting("namespace", "tenure", _namespace, "Schema or key prefix, for several engines in one database server."),
-    Setting("notifier", "auto", _text, "The doorbell: auto (the store's own), poll, or nats://user:password@host:port?ack_wait=10m."),
+    Setting(
+        "notifier",
+        "auto",
+        _text,
+        "The doorbell: auto (the store's own), poll, nats://host:port?ack_wait=10m, or a direct postgresql:// URL.",
+    ),
     Setting("app", None, _text, "Where the tasks are: module[:attribute]."),
     Setting("queues", None, _queues, "Queues to work on, in order: analysis=2,default (=2: at most two slots)."),
     Setting("concurrency", "5", partial(_whole, least=1, most=10_000), "Slots of a worker: jobs it runs at once."),

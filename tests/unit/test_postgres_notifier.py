@@ -177,7 +177,7 @@ def test_a_flood_of_rings_is_few_notifications(new_notifier: NewNotifier, monkey
             time.sleep(0.001)  # or it would have no turn before the end
     assert heard(ear, {Ring("queued", f"q{number}") for number in range(50)})
 
-    assert len(batches) <= (time.monotonic() - started) / postgres._DEBOUNCE + 2
+    assert len(batches) <= (time.monotonic() - started) / postgres._DEBOUNCE + postgres._BURST + 2
 
 
 def test_what_was_announced_leaves_before_the_process_ends(new_notifier: NewNotifier, server: Postgres) -> None:

@@ -36,6 +36,7 @@ from tenure.ports import ANY, Ring
 CHANNEL_LIMIT = 63  # bytes of an identifier
 PAYLOAD_LIMIT = 7999  # bytes of a notification
 _DEBOUNCE, _SILENCE, _LAST_WORDS = 0.01, 60.0, 1.0
+_BURST = 10  #: rings that may go at once after a quiet moment: somebody waits for those
 _PROOF_EVERY, _PROOF_WITHIN = 10.0, 5.0
 _KINDS: tuple[Literal["queued", "due", "cancel"], ...] = ("queued", "due", "cancel")
 _PROOF = "proof"
@@ -212,14 +213,15 @@ class _Announcer:
     def _run(self) -> None:
         connection: psycopg.Connection | None = None
         failures = 0
-        rest_until = 0.0
+        rest_until = even = 0.0  # even: when all that was sent would have been sent at the steady rate
         while True:
             words = self._next(rest_until, None if connection is None else _SILENCE)
             if words:
                 started = monotonic()
                 connection = self._send(connection, words)
                 failures = failures + 1 if connection is None else 0
-                rest_until = started + (_DEBOUNCE if connection is not None else _backoff(failures))
+                even = max(even, started) + _DEBOUNCE
+                rest_until = even - _BURST * _DEBOUNCE if connection is not None else started + _backoff(failures)
             else:
                 if connection is not None:
                     connection.close()
