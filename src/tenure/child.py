@@ -172,6 +172,7 @@ class Child:
                 tally=self._tally,
             )
             worker.start()
+            self._tick()  # to open the store has taken its time
             self._link.send("ready")
             grace: float | None = None
             draining: asyncio.Task[None] | None = None

@@ -47,6 +47,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
+LAST_YEAR = 9000
+
 # ── Task ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -274,6 +276,8 @@ def _positive(value: Duration, what: str) -> float:
 def _aware(value: datetime) -> datetime:
     if value.utcoffset() is None:
         raise InvalidOption(f"run_at: {value} is naive; give it a time zone: datetime(…, tzinfo=UTC)")
+    if not 1970 <= value.year <= LAST_YEAR:  # its `expires` must still be a date
+        raise InvalidOption(f"run_at: expected a year from 1970 to {LAST_YEAR}, got {value}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tenure.errors import BadData
 from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Outcome, Released, Snoozed, State
 from tenure.ports import Progress, Store
 
+LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 NUL, SURROGATE = "a\x00b", "a\ud800b"
 bad_text = pytest.mark.parametrize("bad", [NUL, SURROGATE], ids=["nul", "surrogate"])
 
@@ -30,6 +32,17 @@ def test_a_priority_out_of_bounds_is_refused(priority: int, store: Store) -> Non
         store.enqueue([draft(), draft(priority=priority)])
 
     assert everything(store) == []
+
+
+@pytest.mark.parametrize("bad", [{"priority": 101}, {"payload": NUL}, {"meta": SURROGATE}], ids=str)
+def test_a_bad_draft_refuses_a_great_batch(bad: dict[str, Any], store: Store) -> None:
+    batch = [draft() for _ in range(1_000)]
+
+    with pytest.raises(BadData):
+        store.enqueue([*batch, draft(**bad), draft()])
+
+    assert everything(store) == []
+    assert all(answer.created for answer in store.enqueue(batch))
 
 
 @bad_text
@@ -111,6 +124,24 @@ def test_text_of_every_script_is_kept_letter_by_letter(store: Store) -> None:
 
     view = look(store, job_id)
     assert (view.payload, view.queue, view.task, view.unique) == (text, text, text, text)
+
+
+@pytest.mark.parametrize("number", [1, 60])
+@pytest.mark.parametrize("text", ["\\N", "\\.", "\\", "", "\n\\.\n", "\t\r\n\v\f\b\\t\\x41", "{}", ",\"'"], ids=repr)
+def test_text_that_means_something_to_a_driver_is_text(text: str, number: int, store: Store) -> None:
+    batch = [draft(payload=text, queue=text, task=text) for _ in range(number)]
+    store.enqueue(batch)
+
+    view = look(store, batch[-1].id)
+    assert (view.payload, view.queue, view.task) == (text, text, text)
+
+
+@pytest.mark.parametrize("number", [1, 60])
+def test_the_first_and_the_last_instants_of_the_calendar_are_kept(number: int, store: Store) -> None:
+    for instant in (datetime.min.replace(tzinfo=UTC), datetime(1969, 7, 20, 20, 17, tzinfo=UTC), LAST):
+        batch = [draft(run_at=instant) for _ in range(number)]
+        store.enqueue(batch)
+        assert look(store, batch[-1].id).run_at == instant
 
 
 def test_a_long_text_is_kept_whole(store: Store) -> None:

@@ -132,6 +132,7 @@ def test_braces_in_a_given_key_are_plain_text(jobs: Tenure) -> None:
         ({"delay": 5}, 'delay: 5 has no unit; write "5s"'),
         ({"timeout": "0s"}, "timeout: expected more than 0s"),
         ({"run_at": datetime(2030, 1, 1)}, "run_at: 2030-01-01 00:00:00 is naive"),
+        ({"run_at": datetime(9999, 12, 31, 23, tzinfo=UTC)}, "run_at: expected a year from 1970 to 9000, got 9999"),
         ({"delay": "1s", "run_at": datetime.now(UTC)}, "delay and run_at both say when"),
         ({"unique": "x" * 201}, "unique: expected 1 to 200 characters without control characters, got 201"),
         ({"unique": "a\nb"}, "unique: expected 1 to 200 characters"),

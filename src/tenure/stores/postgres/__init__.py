@@ -12,7 +12,7 @@ How it keeps the promises of `ports.Store`:
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -251,9 +251,10 @@ class PostgresStore:
             marks.clear()
             claimed += self._claim(worker_id, left, limit - len(claimed), solo, [START] * len(left))
         elif len(claimed) >= MARK_FROM and marks.wanted():
-            for last in {each.queue: each for each in claimed}.values():
-                for place in self._server.fetch(statements.PLACE, last.id):
-                    marks.put(last.queue, place)
+            with suppress(StoreError):  # it is a hint, and what was claimed must be handed over
+                for last in {each.queue: each for each in claimed}.values():
+                    for place in self._server.fetch(statements.PLACE, last.id):
+                        marks.put(last.queue, place)
         return claimed
 
     def _claim(

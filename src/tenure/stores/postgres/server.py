@@ -399,9 +399,11 @@ class Transaction:
             return run(self._connection, sql, text)
 
     def end(self, *, commit: bool) -> None:
-        if commit:
-            self._check()
-        self._open = False
+        try:
+            if commit:
+                self._check()
+        finally:
+            self._open = False
         status = self._connection.pgconn.transaction_status
         if status == pq.TransactionStatus.UNKNOWN or os.getpid() != self.server.pid:
             return

@@ -1,0 +1,239 @@
+"""The plans of the statements that workers live on, also while the statistics lie: one index fits, and it is taken.
+
+A queue goes from empty to a million and back faster than anybody analyses it. So the plans are read for tables that
+were analysed before they were filled, or emptied, and both for the values at hand and for a prepared statement.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import psycopg
+import pytest
+from psycopg import sql as quoting
+
+from conformance.factories import claim, draft, start
+from servers import Databases, shared_postgres
+from tenure.lifecycle import Lease
+from tenure.ports import Progress
+from tenure.stores.postgres import PostgresStore, statements
+from tenure.stores.postgres.marks import START, Place
+from tenure.stores.postgres.server import Server
+
+ROWS = 50_000
+BATCH = 1_000  #: as many outcomes as wait at most
+
+Scan = tuple[str, str]  # kind of node, index
+
+PKEY: Scan = ("Index Scan", "jobs_pkey")
+BY_PLACE: Scan = ("Tid Scan", "")
+OF_WORKER: Scan = ("Index Scan", "jobs_processing")
+IN_ORDER: Scan = ("Index Scan", "jobs_queued")
+UNIQUE: Scan = ("Index Scan", "jobs_unique")
+DUE: Scan = ("Index Scan", "jobs_scheduled")
+
+
+class Case(NamedTuple):
+    """A statement, values for its parameters, and how it must find its jobs."""
+
+    sql: str
+    values: tuple[object, ...] | Mapping[str, object]
+    scans: set[Scan]
+
+
+def ids(number: int) -> list[str]:
+    return [str(UUID(int=n)) for n in range(1, number + 1)]
+
+
+def leases(**more: object) -> str:
+    return json.dumps([{"id": each, "attempt": 1, "worker": "w", **more} for each in ids(BATCH)])
+
+
+def ends() -> str:
+    return leases(
+        state="scheduled", failures=1, crashes=0, total=0, solo=False, outcome="failed", ended=False, reason="no",
+        evidence="{}",
+    )  # fmt: skip
+
+
+def claims(place: Place) -> Mapping[str, object]:
+    queues = {"queues": ["a", "b"], "wants": [5, 5], "solo": False, "worker": "w", "limit": 5}
+    return {**queues, "ranks": [place[0]] * 2, "times": [place[1]] * 2, "ids": [place[2]] * 2}
+
+
+CASES: Mapping[str, Case] = {
+    "COMPLETE": Case(statements.COMPLETE, ("w", ids(BATCH), [1] * BATCH, ["1"] * BATCH), {PKEY}),
+    "COMPLETE one": Case(statements.COMPLETE, ("w", ids(1), [1], ["1"]), {PKEY}),
+    "COMPLETE_THERE": Case(statements.COMPLETE_THERE, (leases(result="1"),), {PKEY}),
+    "PROGRESS": Case(statements.PROGRESS, (leases(fraction=0.5),), {PKEY}),
+    "LOCK": Case(statements.LOCK, (leases(),), {PKEY}),
+    "END": Case(statements.END, (ends(),), {PKEY}),
+    "STANDS": Case(statements.STANDS, (leases(),), {PKEY}),
+    "ONCE_READ": Case(statements.ONCE_READ, (ids(1)[0], 1, "w", "key"), {PKEY}),
+    "ONCE_WRITE": Case(statements.ONCE_WRITE, (ids(1)[0], 1, "w", "key", "1"), {PKEY}),
+    "OWNED": Case(statements.OWNED, ("w",), {OF_WORKER}),
+    "HELD": Case(statements.HELD, ("w",), {OF_WORKER}),
+    "CLAIM": Case(statements.CLAIM, claims(START), {IN_ORDER, BY_PLACE}),
+    "CLAIM from a mark": Case(statements.CLAIM, claims((0, "2030-01-01 00:00Z", ids(7)[6])), {IN_ORDER, BY_PLACE}),
+    "a claim's place": Case(statements.PLACE, (ids(1)[0],), {PKEY}),
+    "STANDING": Case(
+        statements.STANDING, (json.dumps([{"id": i, "task": "t", "unique": "k"} for i in ids(BATCH)]),), {PKEY, UNIQUE}
+    ),
+    "HUNG": Case(statements.HUNG, (["w", "v"],), {OF_WORKER}),
+    "TO_RESCUE": Case(statements.TO_RESCUE, (100,), {OF_WORKER}),
+    "REDELIVERED": Case(statements.REDELIVERED, (ids(1)[0], 1), {PKEY}),
+    "SOLO_WAITING": Case(statements.SOLO_WAITING, (["a", "b"],), {("Index Only Scan", "jobs_queued")}),
+    "NEXT_DUE": Case(statements.NEXT_DUE, (), {("Index Only Scan", "jobs_scheduled")}),
+    "PRUNE": Case(statements.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
+    "PROMOTE": Case(statements.PROMOTE, (1000,), {DUE, BY_PLACE}),
+}
+
+
+# ── Tables whose statistics lie ──
+
+
+def analysed_empty_then_filled(execute: Callable[[str], object]) -> None:
+    execute("ANALYZE tenure.jobs")
+    fill(execute, "completed", "queued", "scheduled", "processing")
+
+
+def analysed_full_then_emptied(execute: Callable[[str], object]) -> None:
+    fill(execute, "completed", "queued", "scheduled", "processing")
+    execute("ANALYZE tenure.jobs")
+    execute("DELETE FROM tenure.jobs")
+
+
+def analysed_while_nothing_ran(execute: Callable[[str], object]) -> None:
+    fill(execute, "completed")
+    execute("ANALYZE tenure.jobs")
+    execute("UPDATE tenure.jobs SET state = 'processing', ended_at = NULL, worker_id = 'w', started_at = now()")
+
+
+def never_analysed(execute: Callable[[str], object]) -> None:
+    fill(execute, "processing")
+
+
+def fill(execute: Callable[[str], object], *states: str) -> None:
+    each = f"(ARRAY{list(states)})[n % {len(states)} + 1]"
+    execute(f"""
+        INSERT INTO tenure.jobs (id, attempt, max_failures, max_crashes, retry_base, retry_cap, enqueued_at, run_at,
+            priority, solo, isolated, state, queue, task, meta, payload, worker_id, started_at, ended_at)
+        SELECT lpad(to_hex(n), 32, '0')::uuid, 1, 10, 3, 1, 30, now(), now(), 0, false, false, s, 'a', 't', '{{}}',
+            '{{}}', CASE s WHEN 'processing' THEN 'w' END, CASE s WHEN 'processing' THEN now() END,
+            CASE s WHEN 'completed' THEN now() END
+        FROM generate_series(1, {ROWS}) AS n, LATERAL (SELECT {each} AS s) AS x""")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[analysed_empty_then_filled, analysed_full_then_emptied, analysed_while_nothing_ran, never_analysed],
+    ids=lambda fill: fill.__name__,
+)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    databases = shared_postgres()
+    url = databases.create_database()
+    PostgresStore(url).migrate()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = off)")
+        request.param(lambda sql: connection.execute(sql.encode()))
+    server = Server(url, "tenure", None, None)
+    server.open()
+    yield server
+    server.close()
+    databases.drop_database(url)
+
+
+# ── Plans ──
+
+
+def scans(server: Server, case: Case, mode: str) -> set[Scan]:
+    """How this statement comes to its jobs, as it would in a session of the store."""
+    text = server.sql(case.sql)
+    if isinstance(case.values, Mapping):
+        names = list(case.values)
+        values = list(case.values.values())
+        text = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", text)
+    else:
+        values, numbers = list(case.values), count(1)
+        text = re.sub(r"%s|(?<!:):p\b", lambda _: f"${next(numbers)}", text)
+    with server.connection() as connection:
+        connection.execute(f"SET plan_cache_mode = force_{mode}_plan".encode())
+        connection.execute(f"PREPARE it AS {text}".encode())
+        try:
+            given = ", ".join(quoting.Literal(value).as_string(connection) for value in values)
+            given = f"({given})" if values else ""
+            ((plan,),) = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE it {given}".encode()).fetchall()
+        finally:
+            connection.execute("DEALLOCATE it; RESET plan_cache_mode")
+    return set(_scans(plan[0]["Plan"]))
+
+
+def _scans(node: dict[str, Any]) -> Iterator[Scan]:
+    kind, index = node["Node Type"], node.get("Index Name", "")
+    if (node.get("Relation Name") == "jobs" and kind != "ModifyTable") or index.startswith("jobs_"):
+        yield kind, index
+    for child in node.get("Plans", ()):
+        yield from _scans(child)
+
+
+@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_one_index_that_fits_is_taken(name: str, mode: str, server: Server) -> None:
+    case = CASES[name]
+
+    assert scans(server, case, mode) == case.scans
+
+
+@pytest.mark.parametrize("server", [analysed_while_nothing_ran], indirect=True)
+def test_with_a_condition_on_the_state_the_planner_would_be_misled(server: Server) -> None:
+    """Else the care in the statements would be a superstition, and the test above could not fail."""
+    for name in ("COMPLETE", "PROGRESS", "LOCK", "END"):
+        case = CASES[name]
+        bare = re.sub(r"j\.worker_id = \w\.worker", r"\g<0> AND j.state = 'processing'", case.sql)
+        assert scans(server, case._replace(sql=bare), "generic") != case.scans
+
+
+# ── What a progress and a beat leave behind ──
+
+
+def updates(databases: Databases, url: str, table: str) -> tuple[int, int]:
+    """How many rows were updated, and how many of these within their page and without an index."""
+    ((all_of_them, hot),) = databases.execute(
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s",
+        (table,),
+        database=urlsplit(url).path[1:],
+    )
+    return all_of_them, hot
+
+
+def test_progress_and_beats_touch_no_index() -> None:
+    databases = shared_postgres()
+    url = databases.create_database()
+    store = PostgresStore(url)
+    store.migrate()
+    store.open()
+    worker = start(store)
+    store.enqueue([draft() for _ in range(20)])
+    owned = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 20)]
+    for n in range(50):
+        assert all(store.progress([Progress(lease=lease, fraction=n / 50, checkpoint=str(n)) for lease in owned]))
+        assert store.renew([worker]) == {worker}
+    store.close()  # a session that ends tells its figures
+
+    deadline = time.monotonic() + 30
+    while updates(databases, url, "jobs")[0] < 1_020 or updates(databases, url, "workers")[0] < 50:
+        assert time.monotonic() < deadline, "the figures did not come"
+        time.sleep(0.02)
+    everyone, hot = updates(databases, url, "jobs")
+    assert everyone == 20 + 50 * 20
+    assert hot > 0.9 * 50 * 20
+    everyone, hot = updates(databases, url, "workers")
+    assert hot == everyone == 50
+    databases.drop_database(url)
