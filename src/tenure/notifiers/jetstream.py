@@ -37,7 +37,6 @@ CALL_SECONDS = 5.0
 PULL_SECONDS = 10.0
 HEARTBEAT_SECONDS = 2.5
 SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 1  #: after which a pull is known to be dead
-MOST_PULLS = 4  #: of one queue at a time: slots that free themselves one by one must not become a pull each
 MOST_WAITING, MOST_WAITING_WHILE_DOWN = 200_000, 5_000  #: jobs to be announced; beyond that, polls find them
 MOST_UNCONFIRMED = 2_000
 MOST_TRIES = 3
@@ -116,7 +115,7 @@ class NatsPermits:
         self._most: dict[str, int] = {}  # how far `_came` may go
         self._fresh: list[Permit] = []
         self.held: dict[str, str] = {}  #: receipt → queue; the line's thread only, as all below
-        self.pulls: dict[str, _Pull] = {}  #: by their own inbox
+        self.pulls: dict[str, _Pull] = {}  #: by their own inbox; one a queue: of several, who knows which is served?
 
     # ── the worker's side ──
 
@@ -159,11 +158,11 @@ class NatsPermits:
         self._inbox.put(())
         return True
 
-    def asked(self, queue: str) -> list[_Pull]:
-        return [pull for pull in self.pulls.values() if pull.queue == queue]
+    def asked(self, queue: str) -> bool:
+        return any(pull.queue == queue for pull in self.pulls.values())
 
     def served(self, queue: str) -> None:
-        """A message came: the server serves the oldest pull first."""
+        """A message came."""
         for name, pull in self.pulls.items():
             if pull.queue == queue:
                 pull.left -= 1
@@ -535,9 +534,7 @@ class Line:
         if not self._up.is_set() or permits not in self._subscriptions:
             return
         for queue, number in permits.wanted().items():
-            asked = permits.asked(queue)
-            number -= sum(pull.left for pull in asked)
-            if number <= 0 or len(asked) >= MOST_PULLS:
+            if number <= 0 or permits.asked(queue):
                 continue
             self._number += 1
             name = f"{self._prefix}.{id(permits)}.{self._number}"

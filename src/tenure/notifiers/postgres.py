@@ -44,10 +44,10 @@ _NOTIFY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload"
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 5,
     "keepalives": 1,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
+    "keepalives_idle": 3,
+    "keepalives_interval": 2,
     "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
+    "tcp_user_timeout": 5_000,
 }
 _DEAF = (
     "LISTEN does not work through this connection (a pooler in transaction mode?): polling every second; "

@@ -39,10 +39,10 @@ _MIGRATING = 0x54454E55  # "TENU": the advisory lock of whoever migrates
 # must not be kept for a full one.
 _DEFAULTS: dict[str, str] = {
     "connect_timeout": "5",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
+    "keepalives_idle": "3",
+    "keepalives_interval": "2",
     "keepalives_count": "3",
-    "tcp_user_timeout": "20000",
+    "tcp_user_timeout": "5000",
     "application_name": "tenure",
     "target_session_attrs": "read-write",
 }
