@@ -9,6 +9,7 @@ TenureError
 ├── JobFailed           .result() of a job that is dead or cancelled
 └── StoreError          the store refused or could not answer
     ├── StoreAway       it is out of reach: try again later (exit 75)
+    │   └── StoreBusy   somebody's open transaction holds a row or a key
     └── BadData         it refused one value of a batch; the others are fine
 JobStopped (BaseException)   the handler is asked to stop
 └── LeaseLost           …because it no longer owns its job
@@ -60,6 +61,10 @@ class StoreError(TenureError):
 
 class StoreAway(StoreError):
     """The store is out of reach, full or locked for too long. The same call may work later."""
+
+
+class StoreBusy(StoreAway):
+    """Somebody's open transaction holds what this needs: a row, or a unique key. The same call may work later."""
 
 
 class BadData(StoreError):

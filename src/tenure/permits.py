@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from random import random
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ BACK_SOON_SECONDS = 0.2
 class Looked(NamedTuple):
     """What the store said of jobs whose permits came again."""
 
-    rescued: list[Rescued]
+    rescued: list[Rescued]  #: those the permits name
+    beside: list[Rescued]  #: others of dead owners: no permit in hand is for them
     owned: list[Permit]  #: their job is processed by a living worker
 
 
@@ -39,6 +41,7 @@ class Hand:
         self._running: dict[Lease, Permit] = {}
         self._paused: frozenset[str] = frozenset()
         self._pauses_known_until = 0.0
+        self._look_around_at = 0.0
 
     # ── what may come ──
 
@@ -83,14 +86,23 @@ class Hand:
         return [permit for mine in self._offered.values() for permit in mine if permit.again]
 
     def look(self, again: Iterable[Permit]) -> Looked:
-        """The rescue of each job that was delivered again, if its owner is dead."""
-        looked = Looked([], [])
+        """The rescue of each job that was delivered again, if its owner is dead.
+
+        Who held such a permit and fell silent may have run another job than the one it names: the store's order says.
+        """
+        declare = self._may_declare()
+        looked = Looked([], [], [])
         for permit in again:
-            found = self._store.redelivered(permit.job_id, declare=self._may_declare())
+            found = self._store.redelivered(permit.job_id, declare=declare)
             if isinstance(found, Rescued):
                 looked.rescued.append(found)
             elif found is State.PROCESSING:
                 looked.owned.append(permit)
+        if time.monotonic() >= self._look_around_at:
+            self._look_around_at = time.monotonic() + self._lease / 6
+            if declare:
+                self._store.declare_expired()
+            looked.beside.extend(replace(each, cause="queue") for each in self._store.rescue())
         return looked
 
     def withdraw(self, owned: Iterable[Permit]) -> None:

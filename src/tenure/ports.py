@@ -113,6 +113,10 @@ class NotLanded(NamedTuple):
     stands: str
 
 
+class Busy(NamedTuple):
+    """Somebody's open transaction holds the row: nothing is known yet. Ask again, with the same lease and outcome."""
+
+
 Answer = Landed | NotLanded
 
 Runner = Literal["worker", "embedded", "solo"]
@@ -367,8 +371,10 @@ class Store(Protocol):
         """
         ...
 
-    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer]:
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         """processing → where `decide` says, per lease. The same lease with the same outcome hears Landed again.
+
+        Who is Busy holds up nobody else of the batch.
 
         What only the store knows it applies: a cancel asked turns a retry, release or snooze into cancelled.
         Raises BadData when a value is refused: nothing of the batch landed.

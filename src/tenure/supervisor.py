@@ -661,6 +661,11 @@ class Supervisor:
         since, self._away_since = self._away_since, None
         if since is not None:
             self._events.emit(StoreBack(seconds=self._boot() - since))
+            self._ask_main(self._hurry)
+
+    def _hurry(self) -> None:
+        """What would have failed without the store need not sit out its backoff."""
+        self._failed_starts, self._start_at = 0, [0.0] * len(self._start_at)
 
 
 def _changed_at(file: str) -> int:

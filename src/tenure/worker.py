@@ -32,6 +32,7 @@ from tenure.config import Settings
 from tenure.durations import spell
 from tenure.errors import BadData, LeaseLost, StoreError
 from tenure.events import (
+    RESCUE_REASONS,
     AttemptFailed,
     Drained,
     Events,
@@ -58,7 +59,7 @@ from tenure.lifecycle import (
     State,
     outcome_name,
 )
-from tenure.permits import BACK_SOON_SECONDS, PAUSED_SECONDS, Hand
+from tenure.permits import BACK_SOON_SECONDS, PAUSED_SECONDS, Hand, Looked
 from tenure.ports import (
     ANY,
     Answer,
@@ -68,7 +69,6 @@ from tenure.ports import (
     Notifier,
     NotLanded,
     Progress,
-    Rescued,
     Ring,
     Runner,
     Store,
@@ -397,7 +397,7 @@ class Worker:
         if again:
             looked = await self._in(self._claims, hand.look, again)
             hand.withdraw(looked.owned)
-            self._tell_rescued(looked.rescued)
+            self._tell_rescued(looked)
         wants = hand.wants
         if not wants:  # no room for these queues, or nothing but jobs that others run
             hand.give_back()
@@ -410,10 +410,14 @@ class Worker:
         else:
             hand.claimed_all()
 
-    def _tell_rescued(self, rescued: Iterable[Rescued]) -> None:
-        for each in rescued:
+    def _tell_rescued(self, looked: Looked) -> None:
+        for each in (*looked.rescued, *looked.beside):
             self._events.emit(JobRescued(rescued=each))
-        self._notifier.announce({Ring("due", each.queue) for each in rescued if each.state is State.SCHEDULED})
+            if each.state is State.SCHEDULED:
+                self._notifier.announce([Ring("due", each.queue)])
+            elif each.state is State.QUEUED and each in looked.beside:
+                reason = f"Cleared: {RESCUE_REASONS[each.cause]}"
+                self._notifier.announce([Ring("queued", each.queue, (each.id,), reason)])
 
     async def _claim(self, free: int, wants: dict[str, int] | None = None) -> list[Claimed]:
         solo = self.plan.runner == "solo"

@@ -1,4 +1,4 @@
-"""Sites for real processes, and a place for the figures that the tests measured."""
+"""Sites for real processes on every backend, and a place for the figures that the tests measured."""
 
 from __future__ import annotations
 
@@ -7,10 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from .backends import BACKENDS, BY_DEFAULT, Backend, Place
 from .harness import FULL, Site
 
-FIGURES = pytest.StashKey[list[str]]()
+MEASURED = "measured"
 Tell = Callable[[str], None]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in (
+        "needs(*what): runs only on backends that have all of it (backends.py)",
+        "everywhere: runs on every backend also by default; with TENURE_TEST_FULL=1 every test does",
+    ):
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" not in metafunc.fixturenames:
+        return
+    needed = {what for mark in metafunc.definition.iter_markers("needs") for what in mark.args}
+    everywhere = FULL or metafunc.definition.get_closest_marker("everywhere") is not None
+    chosen = [each for each in BACKENDS if needed <= each.has and (everywhere or each.name in BY_DEFAULT)]
+    metafunc.parametrize("backend", chosen, ids=lambda backend: backend.name)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -20,20 +38,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with Site(tmp_path) as site:
+def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
+    with backend.place(tmp_path) as place:
+        yield place
+
+
+@pytest.fixture
+def site(place: Place, tmp_path: Path) -> Iterator[Site]:
+    with Site(tmp_path, place) as site:
         yield site
 
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
     """Have a figure printed at the end of the test run."""
-    figures = request.config.stash.setdefault(FIGURES, [])
-    return lambda text: figures.append(f"{request.node.name}: {text}")
+    return lambda text: request.node.user_properties.append((MEASURED, text))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    figures = config.stash.get(FIGURES, [])
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = [each for how in ("passed", "failed") for each in terminalreporter.getreports(how)]
+    figures = [
+        f"{report.nodeid.rpartition('::')[2]}: {text}"
+        for report in reports
+        if report.when == "call"
+        for name, text in report.user_properties
+        if name == MEASURED
+    ]
     if figures:
         terminalreporter.section("measured" if FULL else "measured (TENURE_TEST_FULL=1 for the full figures)")
         for figure in figures:

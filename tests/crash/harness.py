@@ -18,19 +18,21 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import tenure
+from tenure.app import open_store
 from tenure.clock import system_clock
+from tenure.config import load
 from tenure.job import JobHandle
 from tenure.ports import AttemptView, Filter, JobView, WorkerView
-from tenure.stores.sqlite import SqliteStore
 
 from . import shop
+from .backends import Place
 
 T = TypeVar("T")
 
@@ -76,7 +78,7 @@ def send(pid: int, number: int) -> None:
         return
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = 30.0, told: Callable[[], str] = str) -> T:
+def until(condition: Callable[[], T | None], what: str, seconds: float = 30.0, told: Callable[[], str] = str) -> T:
     """The first true answer. When it does not come, an AssertionError with all that is known."""
     deadline = boot() + seconds
     while True:
@@ -125,22 +127,26 @@ class Supervised:
 
 
 class Site:
-    """A folder with a database, a ledger and the supervisors of one test."""
+    """A store, a folder with a ledger, and the supervisors of one test."""
 
-    def __init__(self, folder: Path, database: Path | None = None) -> None:
+    def __init__(self, folder: Path, place: Place) -> None:
         self.folder = folder
-        self.database = database or folder / "tenure.db"
-        self.url = f"sqlite:///{self.database}"
+        self.place = place
         self.ledger = folder / "ledger"
         self.ledger.touch()
         self._runtime = tempfile.mkdtemp(prefix="tn")
         self._supervisors: list[Supervised] = []
-        self.store = SqliteStore(str(self.database))
+        self.store = open_store(load(asdict(place)))
+        self.url = self.store.url  #: without its password
 
     def __enter__(self) -> Self:
         self.store.open()
-        shop.jobs.configure({"url": self.url, "runtime_dir": self._runtime})
+        self.configure()
         return self
+
+    def configure(self, **flags: object) -> None:
+        """The settings of `shop.jobs` in this process. Only before its first use."""
+        shop.jobs.configure({**asdict(self.place), "runtime_dir": self._runtime, **flags})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -169,7 +175,7 @@ class Site:
         **order: Any,
     ) -> Supervised:
         """Start one. `before`: words before its command; `order`: as in `tenure worker`."""
-        given = {"app": "shop", "url": self.url, **order}
+        given = {"app": "shop", **order}
         command = [*before, sys.executable, "-m", "tenure.cli.supervise", json.dumps(given)]
         log = self.folder / f"supervisor-{len(self._supervisors)}.log"
         supervisor = Supervised(command, self.env(lease, faults or {}, env or {}), self.folder, log)
@@ -181,6 +187,9 @@ class Site:
         return {
             **clean,
             "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE}",
+            "TENURE_URL": self.place.url,
+            "TENURE_NAMESPACE": self.place.namespace,
+            "TENURE_NOTIFIER": self.place.notifier,
             "TENURE_LEASE": lease,
             "TENURE_RUNTIME_DIR": self._runtime,
             "TENURE_TEST_LEDGER": str(self.ledger),
@@ -194,6 +203,10 @@ class Site:
     def go(self) -> None:
         """Tell the handlers that wait."""
         (self.folder / "go").touch()
+
+    def hold(self) -> None:
+        """Those who come now are to wait again."""
+        (self.folder / "go").unlink()
 
     # ── the ledger ──
 
@@ -209,7 +222,7 @@ class Site:
 
     # ── waiting ──
 
-    def until(self, condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
+    def until(self, condition: Callable[[], T | None], what: str, seconds: float = 30.0) -> T:
         return until(condition, what, seconds, lambda: f"{self._told()}\n{self.logs()}")
 
     def seen(self, job: JobHandle[Any], event: str, *, attempt: int = 0, seconds: float = 30.0) -> Line:

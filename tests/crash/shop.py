@@ -20,11 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tenure.app
 import tenure.worker
 from tenure import Job, Retry, Tenure
+from tenure.config import Settings
 from tenure.errors import StoreAway
-from tenure.ports import Claimed
-from tenure.stores.sqlite import SqliteStore
+from tenure.ports import Claimed, Owned, Store
 
 FAULTS: dict[str, Any] = json.loads(os.environ.get("TENURE_TEST_FAULTS", "{}"))
 SOON = Retry(10, base="50ms", cap="200ms")
@@ -126,6 +127,20 @@ async def tick(job: Job) -> None:
     while not gone_ahead():
         await asyncio.sleep(0.05)
         note(job, "tick")
+    note(job, "end")
+
+
+@jobs.task(max_crashes=20)
+async def mark(job: Job[int]) -> None:
+    """A line every 50 ms until told; the first attempt also stores what the others must find untouched."""
+    note(job, "begin")
+    marks = 0
+    while not gone_ahead():
+        await asyncio.sleep(0.05)
+        note(job, "tick")
+        marks += 1
+        if job.attempt == 1:
+            job.progress(stage=f"mark {marks}", checkpoint=marks)
     note(job, "end")
 
 
@@ -300,38 +315,43 @@ if FAULTS.get("without") != "seasonal":
 # ── Faults, for worker processes ────────────────────────────────────────────────────────────────────────────────
 
 
-def _drop_replies(most: int) -> None:
+def _drop_replies(store: Store, most: int) -> None:
     """The first claims that got something are committed, and then the store seems away."""
-    claim, left = SqliteStore.claim, [most]
+    claim, left = store.claim, [most]
 
-    def unheard(
-        self: SqliteStore, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False
-    ) -> list[Claimed]:
-        claimed = claim(self, worker_id, wants, limit, solo=solo)
+    def unheard(worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        claimed = claim(worker_id, wants, limit, solo=solo)
         if claimed and left[0] > 0:
             left[0] -= 1
             os.write(_ledger(), f"0 - 0 {os.getpid()} dropped {len(claimed)}\n".encode())
             raise StoreAway("the reply was lost")
         return claimed
 
-    SqliteStore.claim = unheard  # type: ignore[method-assign]
+    store.claim = unheard  # type: ignore[method-assign]
 
 
-def _break_the_beat() -> None:
+def _break_the_beat(store: Store) -> None:
     """A mistake in the engine itself: what a worker owns can't be read any more."""
+    owned = store.owned
 
-    def broken(self: SqliteStore, worker_id: str) -> Any:
+    def broken(worker_id: str) -> list[Owned]:
         if gone_ahead():
-            return owned(self, worker_id)
+            return owned(worker_id)
         raise ZeroDivisionError("a bug in the beat")
 
-    owned = SqliteStore.owned
-    SqliteStore.owned = broken  # type: ignore[method-assign]
+    store.owned = broken  # type: ignore[method-assign]
+
+
+def _open_faulty(settings: Settings) -> Store:
+    store = _open_store(settings)
+    if "drop_replies" in FAULTS:
+        _drop_replies(store, FAULTS["drop_replies"])
+    if FAULTS.get("break_the_beat"):
+        _break_the_beat(store)
+    return store
 
 
 if "stop_seconds" in FAULTS:
     tenure.worker.STOP_SECONDS = FAULTS["stop_seconds"]
-if "drop_replies" in FAULTS:
-    _drop_replies(FAULTS["drop_replies"])
-if FAULTS.get("break_the_beat"):
-    _break_the_beat()
+if FAULTS:
+    _open_store, tenure.app.open_store = tenure.app.open_store, _open_faulty

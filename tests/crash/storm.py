@@ -1,4 +1,6 @@
-"""`python -m tests.crash.storm [JOBS] [KILLS] [SEED]`: short jobs, three workers, and random kill -9 all the while.
+"""Short jobs, three workers, and random kill -9 all the while.
+
+In tests/: `python -m crash.storm [BACKEND [JOBS [KILLS [SEED]]]]`
 
 Two supervisors share one store; workers and supervisors are killed at random and a killed supervisor is started
 again. Afterwards the ledger and the store must tell the same story: nothing lost, nothing run twice at once.
@@ -21,6 +23,7 @@ from tenure.job import JobHandle
 from tenure.ports import Filter, JobView
 
 from . import shop
+from .backends import BACKENDS
 from .harness import Run, Site, Supervised, alive, boot, overlaps, runs_of, send, spread
 
 SIZES = (2, 1)  # workers of each supervisor
@@ -82,9 +85,8 @@ class Storm:
         return sum(sum(view.counts.values()) for view in self._site.store.queues())
 
     def _kill_one(self, supervisors: list[Supervised]) -> None:
-        place = self._draw.randrange(len(supervisors))
-        chosen = supervisors[place]
-        workers = self._site.until(chosen.workers, "the workers of a new supervisor")
+        place, victim = self._site.until(lambda: self._at_work(supervisors), "a worker that runs something")
+        chosen, workers = supervisors[place], supervisors[place].workers()
         if self._draw.random() < 0.15:
             now = boot()
             self._killed.update(dict.fromkeys(workers, now))
@@ -93,10 +95,15 @@ class Storm:
             self._site.until(lambda: not any(map(alive, workers)), "workers to die with their supervisor")
             supervisors[place] = self._start(SIZES[place])
         else:
-            victim = self._draw.choice(workers)
             self._killed[victim] = boot()
             self._count["worker"] += 1
             send(victim, signal.SIGKILL)
+
+    def _at_work(self, supervisors: Sequence[Supervised]) -> tuple[int, int] | None:
+        """One of those that run jobs now: the place of its supervisor, and its pid."""
+        busy = {each.identity.pid for each in self._site.store.workers() if each.processing}
+        found = [(place, pid) for place, each in enumerate(supervisors) for pid in each.workers() if pid in busy]
+        return self._draw.choice(found) if found else None
 
     def _judge(self, handles: Sequence[JobHandle[int]], seconds: float, codes: Sequence[int]) -> Report:
         site = self._site
@@ -157,12 +164,14 @@ def storm(site: Site, jobs: int, kills: int, seed: int) -> Report:
     return Storm(site, jobs, kills, seed).run()
 
 
-def main(jobs: int = 5000, kills: int = 200, seed: int = 0) -> int:
-    with tempfile.TemporaryDirectory() as folder, Site(Path(folder)) as site:
+def main(backend: str = "sqlite", *numbers: str) -> int:
+    jobs, kills, seed = (*map(int, numbers), *(5000, 200, 0)[len(numbers) :])
+    (place,) = (each.place for each in BACKENDS if each.name == backend)
+    with tempfile.TemporaryDirectory() as name, place(folder := Path(name)) as where, Site(folder, where) as site:
         report = storm(site, jobs, kills, seed or random.SystemRandom().randrange(1, 1 << 32))
     print(report)
     return 1 if report.wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    sys.exit(main(*sys.argv[1:]))

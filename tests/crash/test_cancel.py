@@ -13,6 +13,8 @@ from .harness import Site, boot
 BOTH = pytest.mark.parametrize("task", [shop.wait, shop.wait_in_thread], ids=["on the loop", "in a thread"])
 
 
+@pytest.mark.everywhere
+@pytest.mark.needs("bell")
 @BOTH
 def test_a_cancel_is_heard_at_once_by_the_ring(site: Site, tell: Tell, task: Task[[], str]) -> None:
     site.supervisor()

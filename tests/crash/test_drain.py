@@ -24,6 +24,7 @@ def running(site: Site, supervisor: Supervised, *jobs: JobHandle[str]) -> Superv
     return supervisor
 
 
+@pytest.mark.everywhere
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_one_signal_lets_running_jobs_finish(site: Site, number: int) -> None:
     jobs = [shop.wait.enqueue(), shop.wait_in_thread.enqueue()]
@@ -37,6 +38,7 @@ def test_one_signal_lets_running_jobs_finish(site: Site, number: int) -> None:
     assert site.store.workers() == [], "nobody is left to wait for"
 
 
+@pytest.mark.everywhere
 def test_a_second_signal_hands_running_jobs_back_uncharged(site: Site, tell: Tell) -> None:
     jobs = [shop.wait.enqueue(), shop.wait_in_thread.enqueue()]
     supervisor = running(site, site.supervisor(grace="10m"), *jobs)

@@ -21,6 +21,7 @@ def ledger_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     shop._ledger.cache_clear()
 
 
+@pytest.mark.everywhere
 def test_it_runs_jobs_and_leaves_a_declared_death(site: Site) -> None:
     with shop.jobs.worker(concurrency=2):
         jobs = [shop.effect.enqueue(0.05), shop.effect_in_thread.enqueue(0.05)]
@@ -43,7 +44,7 @@ def test_it_drains_at_the_end_of_its_block(site: Site) -> None:
 
 
 def test_jobs_that_outlast_its_grace_are_handed_back(site: Site) -> None:
-    shop.jobs.configure({"url": site.url, "grace": "200ms"})
+    site.configure(grace="200ms")
     with shop.jobs.worker():
         job = shop.wait.enqueue()
         site.seen(job, "begin")
@@ -53,8 +54,9 @@ def test_jobs_that_outlast_its_grace_are_handed_back(site: Site) -> None:
     assert site.outcomes(job) == ["released"]
 
 
+@pytest.mark.everywhere
 def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Site, tell: Tell) -> None:
-    shop.jobs.configure({"url": site.url, "lease": "2s", "grace": "5s"})
+    site.configure(lease="2s", grace="5s")
     with shop.jobs.worker():
         job = shop.wait.enqueue()
         site.seen(job, "begin")
@@ -73,7 +75,7 @@ def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Si
 
 
 def test_a_finish_that_is_rolled_back_is_an_ordinary_failure(site: Site) -> None:
-    shop.jobs.configure({"url": site.url, "lease": "1s"})
+    site.configure(lease="1s")
     with shop.jobs.worker():
         job = shop.hand_in.using(retry=Retry(3, base="10ms")).enqueue("roll back")
         (view,) = site.ended(job)
@@ -96,7 +98,7 @@ def test_a_forked_child_forgets_what_its_parent_held(site: Site) -> None:
     script.write_text(FORKS)
     told = subprocess.run(
         [sys.executable, str(script)],
-        env=site.env("30s", {}, {"TENURE_URL": site.url}),
+        env=site.env("30s", {}, {}),
         capture_output=True,
         text=True,
         timeout=60,
@@ -139,7 +141,7 @@ def test_code_that_does_not_stop_keeps_its_slot_and_no_other(site: Site, monkeyp
 
 
 def test_an_embedded_worker_keeps_its_lease_until_its_last_handler_has_ended(site: Site) -> None:
-    shop.jobs.configure({"url": site.url, "lease": "1s", "grace": "10s"})
+    site.configure(lease="1s", grace="10s")
     with shop.jobs.worker():
         job = shop.effect_in_thread.enqueue(4.0)
         site.seen(job, "begin")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from . import shop
+from .backends import Backend
 from .conftest import Tell
 from .harness import Site, alive, boot, overlaps, runs_of
 
@@ -57,9 +58,10 @@ def full(site: Site, disk: Path | None, pids: list[int]) -> Iterator[None]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.needs("file")
 @pytest.mark.parametrize("leases", [0.25, 2.0], ids=["shorter than a beat", "two leases"])
-def test_a_full_disk_loses_nothing(tmp_path: Path, tell: Tell, leases: float) -> None:
-    with small_disk(tmp_path) as disk, Site(tmp_path, disk and disk / "tenure.db") as site:
+def test_a_full_disk_loses_nothing(backend: Backend, tmp_path: Path, tell: Tell, leases: float) -> None:
+    with small_disk(tmp_path) as disk, backend.place(disk or tmp_path) as place, Site(tmp_path, place) as site:
         supervisor = site.supervisor(lease=f"{LEASE:g}s", workers=2, concurrency=2)
         jobs = [shop.effect.enqueue(0.05) for _ in range(300)]
         site.until(lambda: len(site.lines(event="end")) > 20, "some jobs to have run")
@@ -83,10 +85,11 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, tell: Tell, leases: float) ->
         tell(f"{how}, full for {leases * LEASE:g} s: {during} jobs ended meanwhile, {again} of {len(jobs)} ran again")
 
 
+@pytest.mark.needs("file")
 @pytest.mark.parametrize("how", ["sqlite3", "open"])
 def test_a_handler_that_opens_the_databases_file_is_refused_with_a_sentence(site: Site, how: str) -> None:
     site.supervisor()
-    job = shop.peek.enqueue(str(site.database), how)
+    job = shop.peek.enqueue(str(site.folder / "tenure.db"), how)
 
     (view,) = site.ended(job)
 
@@ -111,6 +114,7 @@ def test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back(site:
     assert (view.state, view.failures, view.crashes_total) == ("completed", 0, 0)
 
 
+@pytest.mark.needs("file")
 @pytest.mark.parametrize(
     ("folder", "sentence"),
     [("/proc", "can't be written"), ("/nowhere/at/all", "is not a folder: create it")],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from . import shop
 from .conftest import Tell
 from .harness import FULL, Site, boot, overlaps, runs_of, spread
@@ -10,6 +12,7 @@ LOST = 100 if FULL else 8
 BEAT = 10.0
 
 
+@pytest.mark.everywhere
 def test_every_job_whose_claim_was_not_heard_runs_once_within_a_beat(site: Site, tell: Tell) -> None:
     site.supervisor(concurrency=4, faults={"drop_replies": LOST})
     jobs = [shop.effect.enqueue(0.02) for _ in range(LOST * 4)]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import random
 
+import pytest
+
 from .conftest import Tell
 from .harness import FULL, Site
 from .storm import storm
 
 
+@pytest.mark.everywhere
 def test_a_storm_of_kills_loses_nothing_and_runs_nothing_twice_at_once(site: Site, tell: Tell) -> None:
     seed = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
 

@@ -175,6 +175,23 @@ def test_no_more_come_than_are_wanted_and_none_of_a_queue_not_named(wire: Wire) 
     until(lambda: wire.consumer("mail")["num_ack_pending"] == 1, "two acknowledgements")
 
 
+def test_slots_that_free_themselves_one_by_one_are_one_request_at_a_time(wire: Wire) -> None:
+    """The server serves several in turn, and nobody could say which of them is served up."""
+    listener = wire.listener()
+    listener.permits.want({"mail": 1})
+    until(lambda: wire.consumer("mail").get("num_waiting") == 1, "the first request")
+    for slots in range(2, 6):
+        listener.permits.want({"mail": slots})
+    wire.notifier().announce([queued(*ids(1))])
+    permits(listener, 1)
+    until(lambda: wire.consumer("mail")["num_waiting"] == 1, "the next request")
+
+    wire.notifier().announce([queued(*ids(4))])
+    permits(listener, 4)
+
+    until(lambda: wire.consumer("mail")["num_waiting"] == 0, "all to be served")
+
+
 def test_what_comes_when_it_is_wanted_no_more_goes_back_to_another(wire: Wire) -> None:
     busy, idle = wire.listener(), wire.listener()
     busy.permits.want({"mail": 1})

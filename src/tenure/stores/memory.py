@@ -40,6 +40,7 @@ from tenure.ports import (
     Answer,
     AttemptView,
     Awaited,
+    Busy,
     Capabilities,
     Claimed,
     Draft,
@@ -242,7 +243,7 @@ class MemoryStore:
         return OnceRecord(row.once.get(key))
 
     @_atomic
-    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer]:
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         _refuse_unstorable(ends)
         return self._step(tx, lambda: [self._finish(lease, outcome, strict=tx is not None) for lease, outcome in ends])
 

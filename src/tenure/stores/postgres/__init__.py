@@ -18,12 +18,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
 from random import random
+from time import monotonic
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
 
 from tenure.clock import Clock
-from tenure.errors import BadData, LeaseLost, StoreError
+from tenure.errors import BadData, LeaseLost, StoreBusy, StoreError
 from tenure.lifecycle import (
     ENDED,
     Charges,
@@ -40,6 +41,7 @@ from tenure.ports import (
     Answer,
     AttemptView,
     Awaited,
+    Busy,
     Capabilities,
     Claimed,
     Draft,
@@ -80,6 +82,8 @@ T = TypeVar("T")
 Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, and the value it stands for as JSON
 
 COPY_FROM = 50  #: as many drafts are worth a COPY
+HELD_SECONDS = 0.5
+WARY_SECONDS = 5.0
 MARK_FROM = 50  #: a batch of so many may be one of a long queue
 _ENQUEUE_TRIES = 5
 
@@ -95,6 +99,7 @@ class PostgresStore:
         self._server = Server(url, schema, password, clock)
         self._sql = self._server.sql
         self._joins = Joins(self._here)
+        self._wary_until = 0.0
         self._marks = (Marks(), Marks())  # for ordinary jobs, and for those that must run alone
         self._commits: CommitWatch | None = None
 
@@ -205,7 +210,9 @@ class PostgresStore:
         jobs: dict[str, list[str]] = {}
         for queue, job_id in self._server.fetch(statements.PROMOTE, limit):
             jobs.setdefault(queue, []).append(job_id)
-        return Promoted(jobs, next_due())
+        then = next_due()
+        # Due, and not promoted: somebody holds it. Whoever asks again at once would ask for as long as that lasts.
+        return Promoted(jobs, then if jobs or then is None else max(then, HELD_SECONDS))
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._each(ids, lambda connection, job_id: operators.promote(connection, self._sql, job_id))
@@ -289,7 +296,18 @@ class PostgresStore:
             known.update({name: value for name, value in said.items() if value is not None})
         rows = list(newest.values())
         landed = {Lease(*row) for row in self._server.fetch(statements.PROGRESS, encode(rows).decode())}
+        if len(landed) < len(rows):
+            landed |= self._held(reports, landed)
         return [report.lease in landed for report in reports]
+
+    def _held(self, reports: Sequence[Progress], landed: set[Lease]) -> set[Lease]:
+        """Leases that stand while somebody's transaction holds their row. It may take a report, but no checkpoint."""
+        missing = [report for report in reports if report.lease not in landed]
+        answers = self._standing([(report.lease, Completed()) for report in missing])
+        held = [report for report, answer in zip(missing, answers, strict=True) if isinstance(answer, Busy)]
+        if any(report.checkpoint is not None for report in held):
+            raise StoreBusy("somebody's open transaction holds the row of a job: its checkpoint can't be stored now")
+        return {report.lease for report in held}
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         check_text(key, value)
@@ -299,18 +317,25 @@ class PostgresStore:
             rows = self._server.fetch(statements.ONCE_WRITE, *lease, key, value)
         return OnceRecord(rows[0][0]) if rows else None
 
-    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer]:
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         for _, outcome in ends:
             check_outcome(outcome)
         if tx is not None:
             return self._drive(_finish_or_raise(ends), self._within(tx))
-        done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
-        if len(done) == len(ends):
-            if self._server.run(lambda connection: self._complete(connection, done)) == len(ends):
+        landed: dict[Lease, Answer] = {}
+        try:
+            if monotonic() < self._wary_until:
+                raise StoreBusy("a transaction held a row a moment ago")
+            done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
+            if len(done) < len(ends):
+                landed = self._locking(lambda connection: self._drive(_finish(ends), partial(run, connection)))
+            elif self._server.run(lambda connection: self._complete(connection, done)) == len(ends):
                 return [COMPLETED] * len(ends)
-            return self._standing(ends)
-        landed = self._locking(lambda connection: self._drive(_finish(ends), partial(run, connection)))
+        except StoreBusy:  # whoever holds one of these rows must not hold up the others
+            landed = self._locking(lambda connection: self._drive(_finish_free(ends), partial(run, connection)))
         answers = self._standing([end for end in ends if end[0] not in landed])
+        if any(isinstance(answer, Busy) for answer in answers):
+            self._wary_until = monotonic() + WARY_SECONDS
         return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
 
     def _complete(self, connection: Connection, done: Sequence[tuple[Lease, Completed]]) -> int:
@@ -327,7 +352,7 @@ class PostgresStore:
             landed += connection.execute(self._sql(statements.COMPLETE), values).rowcount
         return landed
 
-    def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer]:
+    def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
         """What to tell those that may not have landed just now."""
         return self._server.run(lambda connection: self._drive(_stands(ends), partial(run, connection)))
 
@@ -366,8 +391,11 @@ class PostgresStore:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
 
+        # Its death stands whatever becomes of its jobs. Those whose row its own last transaction still holds are left to
+        # `rescue`: the server has yet to notice that nobody will end that one.
+        self.declare_dead([worker_id])
+
         def step(connection: Connection) -> list[Rescued]:
-            connection.execute(self._sql(statements.DECLARE), ([worker_id],))
             held = connection.execute(self._sql(statements.HELD), (worker_id,)).fetchall()
             return self._take(connection, [(*row, worker_id, verdicts.get(row[0], rest), "crash") for row in held])
 
@@ -510,7 +538,8 @@ def _enqueue(drafts: Sequence[Draft]) -> Steps[tuple[list[Enqueued], str]]:
 
 def _finish(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[dict[Lease, Answer]]:
     """End each by its outcome, in a transaction; those that landed."""
-    rows = [{**_lease(lease), "result": end.result} for lease, end in ends if isinstance(end, Completed)]
+    done = sorted(((lease, end) for lease, end in ends if isinstance(end, Completed)), key=itemgetter(0))
+    rows = [{**_lease(lease), "result": end.result} for lease, end in done]
     landed: dict[Lease, Answer] = {}
     if rows:
         landed = {Lease(*row): COMPLETED for row in (yield statements.COMPLETE_THERE, rows)}
@@ -520,7 +549,14 @@ def _finish(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[dict[Lease, Answer]]
     return landed
 
 
-def _finish_or_raise(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer]]:
+def _finish_free(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[dict[Lease, Answer]]:
+    """The same for those whose row nobody holds just now."""
+    rows = yield statements.LOCK.format(waiting="SKIP LOCKED"), [_lease(lease) for lease, _ in ends]
+    free = {Lease(*row[:3]) for row in rows}
+    return (yield from _finish([end for end in ends if end[0] in free]))
+
+
+def _finish_or_raise(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer | Busy]]:
     """The same in a caller's transaction: a lost lease undoes all that was done in it."""
     landed = yield from _finish(ends)
     refused = [end for end in ends if end[0] not in landed]
@@ -533,7 +569,7 @@ def _finish_or_raise(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer
 
 def _end(ends: Sequence[tuple[Lease, Outcome, str | None]]) -> Steps[dict[Lease, Answer]]:
     """End attempts otherwise than completed, each with a message for people; those that landed."""
-    locked = yield statements.LOCK, [_lease(lease) for lease, _, _ in ends]
+    locked = yield statements.LOCK.format(waiting=""), [_lease(lease) for lease, _, _ in ends]
     charges = {Lease(*row[:3]): row[3:] for row in locked}
     rows: list[dict[str, Any]] = []
     landed: dict[Lease, Answer] = {}
@@ -565,13 +601,16 @@ def _end(ends: Sequence[tuple[Lease, Outcome, str | None]]) -> Steps[dict[Lease,
     return landed
 
 
-def _stands(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer]]:
+def _stands(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer | Busy]]:
     rows = yield statements.STANDS, [{"id": lease.job_id, "attempt": lease.attempt} for lease, _ in ends]
     found = {row[0]: (row[1:7], row[7:]) for row in rows}
-    answers: list[Answer] = []
+    answers: list[Answer | Busy] = []
     for place, (lease, outcome) in enumerate(ends, start=1):
         job, past = found.get(place, (None, None))
-        answers.append(standing(lease, outcome, job, past if past and past[0] is not None else None))
+        if job is not None and job[:3] == (State.PROCESSING, lease.attempt, lease.worker_id):
+            answers.append(Busy())
+        else:
+            answers.append(standing(lease, outcome, job, past if past and past[0] is not None else None))
     return answers
 
 

@@ -15,6 +15,8 @@ Sql = Callable[[str], LiteralString]
 
 
 def cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:
+    # Locked first: while it changes from one of these states to another, neither of the writes below would meet it.
+    connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,))
     connection.execute(
         sql(
             "UPDATE @.jobs SET cancel_reason = %(reason)s, state = 'cancelled', ended_at = @now, error = %(reason)s "

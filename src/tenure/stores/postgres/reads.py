@@ -61,7 +61,7 @@ is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: n
 def get(server: Server, job_id: str) -> JobView | None:
     if not is_id(job_id):
         return None
-    rows = server.fetch(f"SELECT {_JOB} FROM @.jobs WHERE id = %s", job_id)
+    rows = server.read(f"SELECT {_JOB} FROM @.jobs WHERE id = %s", job_id)
     return _job(rows[0]) if rows else None
 
 
@@ -88,7 +88,7 @@ def search(server: Server, where: Filter, limit: int, cursor: str | None) -> Pag
             raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
         conditions.append("id < %s")
     # By id, not by time: it rises with time (UUIDv7), and the primary key has the order already.
-    rows = server.fetch(
+    rows = server.read(
         f"SELECT {_JOB} FROM @.jobs WHERE {' AND '.join(conditions)} ORDER BY id DESC LIMIT %s", *bindings, limit + 1
     )
     jobs = tuple(_job(row) for row in rows[:limit])
@@ -100,7 +100,7 @@ def counts(server: Server) -> dict[State, int]:
     ended = ", ".join(
         f"(SELECT count(*) FROM @.jobs WHERE state = '{state}' AND ended_at IS NOT NULL)" for state in ENDED
     )
-    (numbers,) = server.fetch(f"SELECT {live}, {ended}")
+    (numbers,) = server.read(f"SELECT {live}, {ended}")
     found = dict(zip((*LIVE, *ENDED), numbers, strict=True))
     return {state: found[state] for state in State}
 
@@ -108,7 +108,7 @@ def counts(server: Server) -> dict[State, int]:
 def attempts(server: Server, job_id: str) -> list[AttemptView]:
     if not is_id(job_id):
         return []
-    rows = server.fetch(
+    rows = server.read(
         "SELECT job_id::text, attempt, worker_id, outcome, error, evidence, started_at, ended_at FROM @.attempts "
         "WHERE job_id = %s ORDER BY attempt",
         job_id,
@@ -129,7 +129,7 @@ def attempts(server: Server, job_id: str) -> list[AttemptView]:
 
 
 def workers(server: Server, *, dead: bool) -> list[WorkerView]:
-    rows = server.fetch(
+    rows = server.read(
         "SELECT id, host, pid, started, boot_id, pid_namespace, runner, queues, tasks, slots, lease, started_at, "
         "renewed_at, expires_at, died_at, note, (SELECT count(*) FROM @.jobs WHERE state = 'processing' "
         "AND worker_id = w.id) FROM @.workers AS w WHERE %s OR died_at IS NULL ORDER BY started_at DESC, id DESC",
@@ -162,7 +162,7 @@ def workers(server: Server, *, dead: bool) -> list[WorkerView]:
 
 
 def queues(server: Server) -> list[QueueView]:
-    rows = server.fetch(
+    rows = server.read(
         "SELECT queue, 'queued', count(*), date_part('epoch', @now - min(run_at)) FROM @.jobs WHERE state = 'queued' "
         "GROUP BY queue UNION ALL SELECT queue, 'scheduled', count(*), NULL FROM @.jobs WHERE state = 'scheduled' "
         "GROUP BY queue UNION ALL SELECT queue, 'processing', count(*), NULL FROM @.jobs WHERE state = 'processing' "
@@ -174,7 +174,7 @@ def queues(server: Server) -> list[QueueView]:
         found[queue][State(state)] = number
         if age is not None:
             oldest[queue] = max(age, 0.0)
-    paused = dict(server.fetch("SELECT name, paused_at FROM @.queues"))
+    paused = dict(server.read("SELECT name, paused_at FROM @.queues"))
     return [
         QueueView(
             name=name,

@@ -22,7 +22,8 @@ import psycopg
 from psycopg import conninfo, pq
 
 from tenure.clock import Clock
-from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
+from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
+from tenure.stores.postgres.deadlines import Deadlines
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -30,11 +31,13 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 OLDEST = 14
 MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
+ANSWER_SECONDS = 8.0  #: for a verb; a renewal that waited so long can still be sent again in time
+READ_SECONDS = 60.0  #: for what people look at
 TRIES = 5
 _MIGRATING = 0x54454E55  # "TENU": the advisory lock of whoever migrates
 
-# A dead peer is noticed in half a minute, not in two hours; whoever waits for a lock, or sleeps in a transaction, is
-# told; and no default of the server or the role weakens a claim (synchronous_commit, isolation). The planner's ways
+# A dead peer is noticed in seconds, not in two hours, and before a renewal is late; whoever waits for a lock is told;
+# and no default of the server or the role weakens a claim (synchronous_commit, isolation). The planner's ways
 # that would read a whole table, or all that is due for the sake of a few, are closed: a plan made for an empty table
 # must not be kept for a full one.
 _DEFAULTS: dict[str, str] = {
@@ -50,12 +53,14 @@ _FORCED = {"client_encoding": "utf8"}
 _CLOCK: LiteralString = "SELECT set_config('tenure.now', to_timestamp(%s)::text, false)"
 # Whatever the role, the database or the environment of this process prefers: the driver must be able to read it.
 _WORDS: LiteralString = "SET timezone = 'UTC'; SET datestyle = 'ISO'"
+_DURABLE: LiteralString = (
+    "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+)
 _SESSION: LiteralString = f"""
     {_WORDS};
-    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
+    {_DURABLE};
     SET default_transaction_isolation = 'read committed';
-    SET lock_timeout = '5s';
-    SET idle_in_transaction_session_timeout = '60s';
+    SET lock_timeout = '1s';
     SET enable_seqscan = off;
     SET enable_bitmapscan = off;
     SET enable_hashjoin = off;
@@ -110,7 +115,9 @@ def mapped(error: BaseException, server: Server, *, theirs: bool = False) -> Bas
         return StoreError(
             f"{server.url} undid a transaction that was open for too long ({said}): do the work before it"
         )
-    if state.startswith(_AWAY_CLASSES) or state == "55P03":
+    if state == "55P03":
+        return StoreBusy(f"{server.url}: somebody's open transaction holds a row or a unique key that this needs")
+    if state.startswith(_AWAY_CLASSES):
         return StoreAway(f"{server.url} could not do it now: {said}")
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or state.startswith("54"):
         return BadData(f"{server.url} refused a value: {said}")
@@ -163,6 +170,7 @@ class Server:
         self.pid = os.getpid()
         self._open = False
         self._pooled: bool | None = None  # None: not known yet
+        self._deadlines = Deadlines()
 
     # ── statements ──
 
@@ -178,7 +186,7 @@ class Server:
     # ── connections ──
 
     def open(self) -> None:
-        self._open = True
+        self._open, self._deadlines = True, Deadlines()
         try:
             self.run(self._check)
         except BaseException:
@@ -193,17 +201,21 @@ class Server:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+        self._deadlines.close()
 
     @contextmanager
-    def connection(self) -> Generator[Connection]:
+    def connection(self, seconds: float = ANSWER_SECONDS) -> Generator[Connection]:
         """A connection for one verb. Errors leave in our words, and a broken connection is not used again."""
-        with self._lent() as connection, self.telling():
+        with self._lent() as connection, self.telling(), self._deadlines.within(seconds, connection):
             yield connection
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        """A caller's transaction: only what is said to the server is told in our words, not the caller's own errors."""
-        with self._lent() as connection:
+        """A caller's transaction: only what is said to the server is told in our words, not the caller's own errors.
+
+        It has a connection of its own, with the settings of its role: what is set in it must not outlive it.
+        """
+        with self._lent(own=True) as connection:
             transaction = Transaction(connection, self)
             try:
                 yield transaction
@@ -221,7 +233,7 @@ class Server:
             raise mapped(error, self, theirs=theirs) from error
 
     @contextmanager
-    def _lent(self) -> Generator[Connection]:
+    def _lent(self, *, own: bool = False) -> Generator[Connection]:
         self.refuse_child()
         if not self._open:
             raise StoreError(f"{self.url} is not open")
@@ -229,7 +241,7 @@ class Server:
             raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
         try:
             with self.telling():
-                connection = self._take()
+                connection = self.connect(_DURABLE) if own else self._take()
             read_only = False
             try:
                 if self._clock is not None:
@@ -240,7 +252,10 @@ class Server:
                 read_only = getattr(error.__cause__, "sqlstate", None) == _READ_ONLY
                 raise
             finally:
-                self._put_back(connection, good=not read_only)  # the next one asks anew which host is the primary
+                if own:
+                    self._end(connection)
+                else:
+                    self._put_back(connection, good=not read_only)  # the next one asks anew which host is the primary
         finally:
             self._room.release()
 
@@ -258,21 +273,27 @@ class Server:
                 return connection
             connection.close()
 
-    def connect(self) -> Connection:
+    def connect(self, session: LiteralString = _SESSION) -> Connection:
         """A connection of one's own."""
         connection = psycopg.connect(self.conninfo, autocommit=True, prepare_threshold=2)
         try:
-            if self._pooled is None:
-                self._pooled = _pooled(connection)
-            if self._pooled:  # a setting would be left to strangers, a prepared statement not be found again
-                connection.prepare_threshold = None
-                connection.execute(_WORDS)  # but for those that poolers carry along
-            else:
-                connection.execute(_SESSION)
+            with self._deadlines.within(ANSWER_SECONDS, connection):
+                if self._pooled is None:
+                    self._pooled = _pooled(connection)
+                if self._pooled:  # a setting would be left to strangers, a prepared statement not be found again
+                    connection.prepare_threshold = None
+                    connection.execute(_WORDS)  # but for those that poolers carry along
+                else:
+                    connection.execute(session)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _end(self, connection: Connection) -> None:
+        if os.getpid() == self.pid:
+            with suppress(psycopg.Error):
+                connection.close()
 
     def _put_back(self, connection: Connection, *, good: bool) -> None:
         if os.getpid() != self.pid:
@@ -286,14 +307,13 @@ class Server:
             if not good:  # its server is gone, and so are the others'
                 stale, self._idle = self._idle, []
         for each in (connection, *stale):
-            with suppress(psycopg.Error):
-                each.close()
+            self._end(each)
 
-    def run(self, call: Callable[[Connection], T]) -> T:
+    def run(self, call: Callable[[Connection], T], seconds: float = ANSWER_SECONDS) -> T:
         """Do it in a connection. Deadlocks and serialization failures are tried again: nothing of it was done."""
         for last in (*[False] * (TRIES - 1), True):
             try:
-                with self.connection() as connection:
+                with self.connection(seconds) as connection:
                     return call(connection)
             except StoreAway as error:
                 cause = error.__cause__
@@ -302,9 +322,13 @@ class Server:
             time.sleep(uniform(0.005, 0.05))  # let the other one have what it waited for
         raise AssertionError("the last try returns or raises")
 
-    def fetch(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
+    def fetch(self, sql: str, *params: object, seconds: float = ANSWER_SECONDS) -> list[tuple[Any, ...]]:
         """One statement, all its rows."""
-        return self.run(lambda connection: connection.execute(self.sql(sql), params, binary=True).fetchall())
+        return self.run(lambda each: each.execute(self.sql(sql), params, binary=True).fetchall(), seconds)
+
+    def read(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
+        """The same for people, who have more patience."""
+        return self.fetch(sql, *params, seconds=READ_SECONDS)
 
     # ── the schema ──
 
@@ -324,6 +348,12 @@ class Server:
         if connection.info.server_version < OLDEST * 10_000:
             raise StoreError(
                 f"{self.url} is PostgreSQL {connection.info.server_version // 10_000}: Tenure needs {OLDEST} or newer"
+            )
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in ("UTF8", "SQL_ASCII"):
+            raise StoreError(
+                f"{self.url} is encoded in {encoding}, which can't hold every text: use a database made with "
+                "ENCODING 'UTF8'"
             )
 
     def _refuse_newer(self, version: int, newest: int) -> None:

@@ -92,14 +92,18 @@ OWNED = f"""
     FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s"""
 
 PROGRESS = f"""
+    WITH r AS MATERIALIZED (
+        SELECT l.*
+        FROM json_to_recordset(%s) AS l (id uuid, attempt integer, worker text, fraction float8, stage text,
+            message text, checkpoint text)
+        JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")}
+        ORDER BY l.id FOR NO KEY UPDATE OF j SKIP LOCKED)
     UPDATE @.jobs AS j SET progress = coalesce(r.fraction, j.progress), stage = coalesce(r.stage, j.stage),
         message = coalesce(r.message, j.message), last_activity_at = @now,
         crashes = CASE WHEN r.checkpoint IS NOT NULL AND r.checkpoint IS DISTINCT FROM j.checkpoint
             THEN 0 ELSE j.crashes END,
         checkpoint = coalesce(r.checkpoint, j.checkpoint)
-    FROM json_to_recordset(%s) AS r (id uuid, attempt integer, worker text, fraction float8, stage text,
-        message text, checkpoint text)
-    WHERE {UNDER_LEASE.format(lease="r")}
+    FROM r WHERE {UNDER_LEASE.format(lease="r")}
     RETURNING j.id::text, j.attempt, j.worker_id"""
 
 ONCE_READ = f"""
@@ -133,11 +137,12 @@ COMPLETE_THERE = (
     + " RETURNING j.id::text, j.attempt, j.worker_id"
 )
 
+#: `{waiting}`: whether to wait for a row that somebody holds.
 LOCK = f"""
     SELECT j.id::text, j.attempt, j.worker_id, {CHARGES}
     FROM json_to_recordset(:p::json) AS l (id uuid, attempt integer, worker text)
     JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")}
-    ORDER BY j.id FOR NO KEY UPDATE OF j"""
+    ORDER BY j.id FOR NO KEY UPDATE OF j {{waiting}}"""
 
 END = f"""
     WITH e AS MATERIALIZED (
@@ -183,7 +188,7 @@ DECLARE_EXPIRED = """
 
 HELD = """
     SELECT j.id::text, j.attempt, j.task, j.queue FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s
-    ORDER BY j.last_activity_at, j.id FOR NO KEY UPDATE"""
+    ORDER BY j.last_activity_at, j.id FOR NO KEY UPDATE SKIP LOCKED"""
 
 _TO_RESCUE = """
     SELECT j.id::text, j.attempt, j.task, j.queue, j.worker_id,

@@ -42,6 +42,7 @@ from tenure.ports import (
     Answer,
     AttemptView,
     Awaited,
+    Busy,
     Capabilities,
     Claimed,
     Draft,
@@ -354,7 +355,7 @@ class SqliteStore:
 
         return self._file.write(step) if value is not None else self._file.read(step)
 
-    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer]:
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         now = self._now()
         for _, outcome in ends:
             check_outcome(outcome)

@@ -1,0 +1,78 @@
+"""The stores and doorbells that the crash tests run on: the only file of these tests that names them.
+
+PostgreSQL is started with its own durability: its commits wait for the disk, as those of a real one do. What dies
+here are processes, never the machine, so `fsync=off` would show the same, and save little.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from servers import shared_nats, shared_postgres
+from tenure.app import open_store
+from tenure.config import load
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the jobs of one test are, and who rings: the settings of the same names."""
+
+    url: str
+    namespace: str = "tenure"
+    notifier: str = "auto"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A store with a doorbell. `has`, of which a test may need some:
+
+    file    the store is a file of this machine, which processes open themselves
+    server  the store is a server: it can be away, and many machines can use it
+    bell    rings are heard; without, everybody looks for themselves
+    """
+
+    name: str
+    has: frozenset[str]
+    place: Callable[[Path], AbstractContextManager[Place]]
+
+
+@contextmanager
+def sqlite(folder: Path) -> Iterator[Place]:
+    yield Place(f"sqlite:///{folder / 'tenure.db'}")
+
+
+@contextmanager
+def postgres(folder: Path, *, notifier: Callable[[], str] = lambda: "auto") -> Iterator[Place]:
+    server = shared_postgres()
+    place = Place(server.url(), f"t_{secrets.token_hex(6)}", notifier())
+    migrate(place)
+    yield place
+    server.execute(f"DROP SCHEMA {place.namespace} CASCADE")
+
+
+def by_way_of(url: str, port: int) -> str:
+    """This URL, through a proxy on this machine."""
+    server = urlsplit(url)
+    user, at, _ = server.netloc.rpartition("@")
+    return server._replace(netloc=f"{user}{at}127.0.0.1:{port}").geturl()
+
+
+def migrate(place: Place) -> None:
+    open_store(load({"url": place.url, "namespace": place.namespace})).migrate()
+
+
+BACKENDS = (
+    Backend("sqlite", frozenset({"file", "bell"}), sqlite),
+    Backend("postgres", frozenset({"server", "bell"}), postgres),
+    Backend("postgres-poll", frozenset({"server"}), partial(postgres, notifier=lambda: "poll")),
+    Backend("postgres-nats", frozenset({"server", "bell"}), partial(postgres, notifier=lambda: shared_nats().url)),
+)
+#: On these every test runs that can, on the others those `everywhere`.
+BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres").split(","))

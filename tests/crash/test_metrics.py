@@ -1,0 +1,154 @@
+"""The metrics of real processes: what a scrape finds after work, after a kill, and while workers can't answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tenure.lifecycle import Released
+
+from . import shop
+from .harness import Site, Supervised, send
+
+ANYWHERE = "127.0.0.1:0"
+
+
+def base(site: Site, supervisor: Supervised) -> str:
+    """Where it answers, as it says itself."""
+    found = site.until(lambda: re.search(r"metrics at (http://\S+)/metrics", supervisor.log()), "the address")
+    return found[1]
+
+
+def scrape(url: str) -> dict[str, float]:
+    """`name{label="value",…}` → value."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        exposed = answer.read().decode()
+    return {
+        f"{sample.name}{{{','.join(f'{label}={each}' for label, each in sorted(sample.labels.items()))}}}": sample.value
+        for family in text_string_to_metric_families(exposed)
+        for sample in family.samples
+    }
+
+
+def health(url: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_fifty_jobs_are_counted_from_claim_to_outcome(site: Site) -> None:
+    jobs = [shop.effect.enqueue(0.0) for _ in range(50)]
+    supervisor = site.supervisor(listen=ANYWHERE, workers=2)
+    url = base(site, supervisor)
+    site.ended(*jobs)
+
+    completed = "tenure_outcomes_total{outcome=completed,task=effect}"
+    site.until(lambda: scrape(url).get(completed) == 50, "the counts of the workers")
+
+    found = scrape(url)
+    assert found["tenure_claims_total{queue=default}"] == 50
+    assert found["tenure_attempt_seconds_count{task=effect}"] == 50
+    assert found["tenure_jobs{state=completed}"] == 50
+    assert found["tenure_queue_jobs{queue=default,state=queued}"] == 0
+    assert found["tenure_workers{}"] == 2
+    assert found["tenure_slots{state=busy}"] + found["tenure_slots{state=free}"] == 10
+    assert found["tenure_store_seconds_count{verb=claim}"] > 0
+    assert found["tenure_store_seconds_count{verb=renew}"] > 0
+    assert found["tenure_store_up{}"] == found["tenure_notifier_up{}"] == 1
+    status, body = health(url)
+    assert (status, body["status"], body["store"]) == (200, "ok", site.url)
+    assert supervisor.stop() == 0
+
+
+def test_an_attempt_that_finished_in_its_own_transaction_is_counted_as_completed(site: Site) -> None:
+    url = base(site, site.supervisor(listen=ANYWHERE))
+    jobs = [shop.hand_in.enqueue("raise"), shop.hand_in.enqueue("roll back")]
+    site.ended(*jobs)
+
+    site.until(lambda: scrape(url).get("tenure_outcomes_total{outcome=completed,task=hand_in}") == 2, "both")
+    assert scrape(url)["tenure_outcomes_total{outcome=failed,task=hand_in}"] == 1
+    assert scrape(url)["tenure_attempt_seconds_count{task=hand_in}"] == 3
+
+
+def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Site) -> None:
+    url = base(site, site.supervisor(listen=ANYWHERE))
+    job = shop.climb.enqueue()
+    send(site.seen(job, "half").pid, signal.SIGKILL)
+    site.ended(job)
+
+    completed = "tenure_outcomes_total{outcome=completed,task=climb}"
+    site.until(lambda: scrape(url).get(completed) == 1, "the count of its second attempt")
+
+    found = scrape(url)
+    assert found["tenure_worker_deaths_total{}"] == 1
+    assert found["tenure_outcomes_total{outcome=crashed,task=climb}"] == 1
+    assert {key: number for key, number in found.items() if key.startswith("tenure_rescues_total")} == {
+        "tenure_rescues_total{cause=crash}": 1,
+        "tenure_rescues_total{cause=host}": 0,
+        "tenure_rescues_total{cause=queue}": 0,
+        "tenure_rescues_total{cause=stale}": 0,
+    }
+    assert found["tenure_workers{}"] >= 1
+
+
+def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:
+    url = base(site, site.supervisor(listen=ANYWHERE))
+    job = shop.wait.enqueue()
+    site.seen(job, "begin")
+
+    site.store.settle(site.worker(job).identity.id, {}, Released("taken away"))
+    site.go()
+
+    site.until(lambda: scrape(url).get("tenure_refused_writes_total{task=wait}") == 1, "the refused outcome")
+
+
+def test_workers_that_cannot_answer_hold_no_scrape_up(site: Site) -> None:
+    supervisor = site.supervisor(listen=ANYWHERE)
+    url = base(site, supervisor)
+    job = shop.wait.enqueue()
+    site.seen(job, "begin")
+    site.until(lambda: scrape(url).get("tenure_slots{state=busy}") == 1, "the busy slot to be told")
+
+    (worker,) = supervisor.workers()
+    send(worker, signal.SIGSTOP)
+
+    assert scrape(url)["tenure_queue_jobs{queue=default,state=processing}"] == 1
+    assert health(url)[0] == 200
+    send(worker, signal.SIGCONT)
+
+
+def test_without_a_ready_worker_it_is_not_well_and_says_why(site: Site) -> None:
+    supervisor = site.supervisor(listen=ANYWHERE)
+    url = base(site, supervisor)
+    site.until(lambda: health(url)[0] == 200, "the first worker to be ready")
+
+    supervisor.signal(signal.SIGSTOP)
+    (worker,) = supervisor.workers()
+    send(worker, signal.SIGKILL)
+    supervisor.signal(signal.SIGCONT)
+
+    unwell = site.until(lambda: found if (found := health(url))[0] == 503 else None, "the probe to fail")
+    assert unwell[1]["reason"] == "no worker is ready"
+    site.until(lambda: health(url)[0] == 200, "the next worker to be ready")
+
+
+@pytest.mark.needs("file")  # a transaction holds its one write lock
+def test_a_store_that_does_not_answer_is_told_without_being_asked(site: Site) -> None:
+    url = base(site, site.supervisor(listen=ANYWHERE, lease="3s"))
+    site.until(lambda: health(url)[0] == 200, "the first worker to be ready")
+
+    with site.store.transaction() as tx:
+        tx.execute("UPDATE workers SET note = note")
+        site.until(lambda: "no renewal has reached the store" in str(health(url)), "the probe to fail")
+
+    site.until(lambda: health(url)[0] == 200, "the store to be back")

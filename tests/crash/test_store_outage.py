@@ -1,0 +1,225 @@
+"""The server is away: a moment touches nothing, two leases stop every handler, and nobody is charged for either."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from proxy import Proxy
+from servers import Postgres
+from tenure.errors import StoreAway
+from tenure.job import JobHandle
+
+from . import shop
+from .backends import Place, by_way_of, migrate
+from .conftest import Tell
+from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, spread
+from .storm import verdict
+
+pytestmark = pytest.mark.needs("server")
+
+LEASE = 30.0 if FULL else 3.0
+LONGER = 30.0 if FULL else 6.0  #: where several things have to happen within a lease
+LONG = 30.0 if FULL else 20.0  #: a third, a quarter and two seconds of retries end before its second third does
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """One that may be stopped and killed."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def line(server: Postgres) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", server.port) as line:
+        yield line
+
+
+@pytest.fixture
+def place(place: Place, server: Postgres) -> Place:
+    here = replace(place, url=server.url())
+    migrate(here)
+    return here
+
+
+@contextmanager
+def stopped(server: Postgres, line: Proxy) -> Iterator[None]:
+    """Its processes end at once; it comes back with a recovery from its log."""
+    server.stop("immediate")
+    yield
+    server.start()
+
+
+@contextmanager
+def unheard(server: Postgres, line: Proxy) -> Iterator[None]:
+    """Packets go nowhere."""
+    line.blackhole()
+    yield
+    line.heal()
+
+
+@contextmanager
+def refused(server: Postgres, line: Proxy) -> Iterator[None]:
+    line.refuse()
+    yield
+    line.heal()
+
+
+Outage = Callable[[Postgres, Proxy], AbstractContextManager[None]]
+OUTAGES = pytest.mark.parametrize(
+    "outage", [stopped, unheard, *([refused] if FULL else [])], ids=lambda outage: outage.__name__
+)
+
+
+def host(name: str, site: Site, line: Proxy, lease: float, **order: object) -> Supervised:
+    """A supervisor of this host, behind the line."""
+    env = {"TENURE_HOST_ID": name, "TENURE_URL": by_way_of(site.place.url, line.port)}
+    return site.supervisor(lease=f"{lease:g}s", env=env, **order)  # type: ignore[arg-type]
+
+
+def begun(site: Site, *jobs: JobHandle[object]) -> tuple[JobHandle[object], ...]:
+    for job in jobs:
+        site.seen(job, "begin")
+    return jobs
+
+
+def back(site: Site) -> datetime:
+    """Wait until the server answers us, and forget the connections it has closed."""
+
+    def answer() -> list[datetime]:
+        try:
+            return [site.store.now()]
+        except StoreAway:
+            return []
+
+    return site.until(answer, "the server to answer")[0]
+
+
+@OUTAGES
+def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
+    site: Site, server: Postgres, line: Proxy, outage: Outage
+) -> None:
+    supervisor = host("one", site, line, LONG, workers=2)
+    jobs = begun(site, *(task.enqueue() for task in (shop.tick, shop.wait, shop.wait_in_thread) * 2))
+    (brief,) = begun(site, shop.effect.enqueue(1.0))
+    workers = supervisor.workers()
+
+    at = boot()
+    with outage(server, line):
+        site.until(lambda: boot() - at > LONG / 4 - 0.5, "the outage to last", LONG)
+    now = back(site)
+    site.until(lambda: all(each.renewed_at > now for each in site.store.workers()), "their next renewals", LONG)
+    site.go()
+
+    views = site.ended(brief, *jobs)
+    assert {(view.state, view.attempt, view.failures, view.crashes_total) for view in views} == {("completed", 1, 0, 0)}
+    assert not site.lines(event="stopped")
+    assert supervisor.workers() == workers
+
+
+@OUTAGES
+def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
+    site: Site, server: Postgres, line: Proxy, tell: Tell, outage: Outage
+) -> None:
+    hosts = [host(name, site, line, LEASE, concurrency=8) for name in ("one", "other")]
+    obedient = begun(site, *(task.enqueue() for task in (shop.wait, shop.wait_in_thread) * 4))
+    deaf = begun(site, *(shop.deaf.enqueue() for _ in range(2)))
+    workers = [pid for each in hosts for pid in each.workers()]
+
+    at = boot()
+    with outage(server, line):
+        site.until(lambda: not any(map(alive, workers)), "the workers to end", LEASE)
+        site.until(lambda: boot() - at > 2 * LEASE, "the outage to last", 3 * LEASE)
+    ended = boot()
+    back(site)
+    again = [site.seen(job, "begin", attempt=2, seconds=60).at for job in (*obedient, *deaf)]
+    site.go()
+
+    for job in (*obedient, *deaf):
+        (view,) = site.ended(job)
+        assert (view.state, view.attempt, view.failures, view.crashes_total) == ("completed", 2, 0, 0)
+        assert site.outcomes(job) == ["released"]
+    assert overlaps(runs_of(site.lines())) == []
+    assert not any("its worker's lease ended" in each.log() for each in hosts), "who was away declares nobody"
+    asked = [site.seen(job, "stopped shutdown", attempt=1).at - at for job in obedient]
+    swallowed = [site.seen(job, "swallowed shutdown", attempt=1).at - at for job in deaf]
+    last = [site.lines(job, attempt=1)[-1].at - at for job in deaf]
+    assert all(ask < end for ask, end in zip(swallowed, last, strict=True)), "asked first, killed later"
+    assert max(*asked, *last) < LEASE, "and gone before anybody else could have their jobs"
+    tell(
+        f"lease {LEASE:g} s: asked after {min(asked):.2f} to {max(asked):.2f} s, killed after {min(last):.2f} to "
+        f"{max(last):.2f} s; from the server's return to the next start {spread([each - ended for each in again])}"
+    )
+
+
+def test_who_is_back_first_leaves_the_others_a_lease_to_come_back_too(
+    site: Site, server: Postgres, line: Proxy
+) -> None:
+    far = host("far", site, line, LONGER)
+    jobs = begun(site, *(shop.wait.enqueue() for _ in range(3)))
+    near = site.supervisor(lease=f"{LONGER:g}s", env={"TENURE_HOST_ID": "near"})
+    site.until(lambda: len(site.store.workers()) == 2, "the near host")
+    workers = far.workers()
+
+    with ExitStack() as later:
+        later.callback(line.heal)
+        at = boot()
+        with stopped(server, line):
+            site.until(lambda: boot() - at > 2 * LONGER, "the outage to last", 3 * LONGER)
+            line.refuse()
+        back(site)
+        site.until(lambda: "the store is back" in near.log(), "the near host to see it")
+        time.sleep(LONGER / 2)  # the far one's absence itself, not a wait for something
+    site.until(lambda: not any(map(alive, workers)), "its former workers to end")
+    site.go()
+
+    for job in jobs:
+        (view,) = site.ended(job)
+        assert (view.state, view.attempt, view.crashes_total) == ("completed", 2, 0)
+        assert site.outcomes(job) == ["released"]
+
+
+def immediately(server: Postgres) -> None:
+    server.stop("immediate")
+
+
+@pytest.mark.parametrize("end", [Postgres.kill, immediately], ids=lambda end: end.__name__)
+def test_a_server_that_dies_among_short_jobs_loses_none_and_accepts_none_twice(
+    site: Site, server: Postgres, tell: Tell, end: Callable[[Postgres], None]
+) -> None:
+    supervisor = site.supervisor(lease="20s", workers=2)
+    jobs = shop.jobs.enqueue_many([shop.effect.bind(0.02) for _ in range(2000 if FULL else 400)])
+    missed, over = [0], threading.Event()
+
+    def go_on_enqueueing() -> None:
+        while not over.wait(0.01):
+            try:
+                jobs.append(shop.effect.enqueue(0.02))
+            except StoreAway:
+                missed[0] += 1
+
+    clients = threading.Thread(target=go_on_enqueueing)
+    clients.start()
+    for _ in range(10 if FULL else 3):
+        ended = len(site.lines(event="end"))
+        site.until(lambda: len(site.lines(event="end")) > ended + 40, "some jobs to have run")  # noqa: B023
+        end(server)
+        server.start()
+    over.set()
+    clients.join()
+    back(site)
+
+    views = site.ended(*jobs, seconds=120)
+    runs = runs_of(site.lines())
+    assert overlaps(runs) == []
+    assert [sentence for view in views for sentence in verdict(view, runs[view.id], site)] == []
+    assert max(view.crashes_total for view in views) == 0
+    assert supervisor.stop() == 0
+    tell(f"{len(jobs)} jobs, {sum(view.attempt > 1 for view in views)} ran again; {missed[0]} enqueues heard StoreAway")

@@ -1,0 +1,141 @@
+"""Two hosts, one server: one host falls silent, the other runs its jobs, and when it is back nothing of it lands."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from proxy import Proxy
+from tenure.job import JobHandle
+
+from . import shop
+from .backends import Place, by_way_of
+from .conftest import Tell
+from .harness import FULL, Site, Supervised, alive, boot, send, spread
+
+T = TypeVar("T")
+
+pytestmark = pytest.mark.needs("server")
+
+LEASE = 30.0 if FULL else 3.0
+POLL = 6.0  #: a queue may have dealt the job's message to the silent host: then a poll finds the job
+PROMISED = LEASE + LEASE / 6 * 1.2 + POLL  #: its lease ends, a scan comes by
+WAKING = 1.0  #: so long may old code run when a paused machine wakes (docs/delivery.md)
+ROUNDS = 3 if FULL else 1
+
+
+@pytest.fixture
+def line(place: Place) -> Iterator[Proxy]:
+    """The wire between the far host and the server."""
+    server = urlsplit(place.url)
+    with Proxy(server.hostname or "", server.port or 5432) as line:
+        yield line
+
+
+@contextmanager
+def frozen(far: Supervised, line: Proxy) -> Iterator[float]:
+    """The whole host is paused. What it may run on for when it wakes is said."""
+    pids = [far.pid, *far.workers()]
+    for pid in pids:
+        send(pid, signal.SIGSTOP)
+    yield WAKING
+    for pid in pids:
+        send(pid, signal.SIGCONT)
+
+
+@contextmanager
+def unheard(far: Supervised, line: Proxy) -> Iterator[float]:
+    """Its packets go nowhere, and none comes."""
+    line.blackhole()
+    yield 0.0
+    line.heal()
+
+
+@contextmanager
+def refused(far: Supervised, line: Proxy) -> Iterator[float]:
+    line.refuse()
+    yield 0.0
+    line.heal()
+
+
+Silence = Callable[[Supervised, Proxy], AbstractContextManager[float]]
+
+
+@pytest.mark.parametrize("silence", [frozen, unheard, refused], ids=lambda silence: silence.__name__)
+def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_lands(
+    site: Site, line: Proxy, tell: Tell, silence: Silence
+) -> None:
+    wire = {"TENURE_HOST_ID": "far", "TENURE_URL": by_way_of(site.place.url, line.port)}
+    far = site.supervisor(lease=f"{LEASE:g}s", workers=2, env=wire)
+    near = site.supervisor(lease=f"{LEASE:g}s", concurrency=50, env={"TENURE_HOST_ID": "near"})
+    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 3 * LEASE)
+    waits: list[float] = []
+    late: list[float] = []
+
+    for _ in range(ROUNDS):
+        marking = [running_on("far", site, shop.mark.enqueue) for _ in range(2)]
+        brief = running_on("far", site, lambda: shop.effect.enqueue(max(2.0, LEASE / 3)))
+        workers, ids = far.workers(), living(site, "far")
+        at = boot()
+        with silence(far, line) as may_run_on:
+            begins = [site.seen(job, "begin", attempt=2, seconds=3 * LEASE).at for job in (*marking, brief)]
+            stored = [site.job(job) for job in marking]
+            back = boot()
+        waits += [begin - at for begin in begins]
+
+        site.until(partial(all_ended, workers), "its former workers to end")
+        site.until(partial(replaced, site, "far", ids), "others in their place", 3 * LEASE)
+        assert [site.job(job) for job in marking] == stored, "no progress, no checkpoint and no outcome has landed"
+        site.go()
+        for job, begin in zip((*marking, brief), begins, strict=True):
+            (view,) = site.ended(job)
+            assert (view.state, view.attempt, view.failures, view.crashes_total) == ("completed", 2, 0, 1)
+            assert site.outcomes(job) == ["crashed"]
+            late += [line.at - back for line in site.lines(job, attempt=1) if line.at > begin]
+        assert site.job(brief).result == "2", "what its first attempt returned was refused"
+        assert max(late, default=0.0) <= may_run_on
+        site.hold()
+
+    near.stop()
+    job = shop.effect.enqueue(0.0)
+    site.ended(job)
+    assert site.seen(job, "end").pid in far.workers(), "it works on"
+    tell(
+        f"from the silence to the next start elsewhere, with a lease of {LEASE:g} s: {spread(waits)}; {len(late)} "
+        f"lines of old code beside it, up to {max(late, default=0.0) * 1000:.0f} ms after its host was back"
+    )
+    assert max(waits) < PROMISED
+
+
+def watched_for_a_lease(site: Site, host: str) -> bool:
+    """Has it been renewing for so long that it may judge others?"""
+    theirs = [each for each in site.store.workers() if each.identity.host == host]
+    return any((each.renewed_at - each.started_at).total_seconds() > LEASE for each in theirs)
+
+
+def living(site: Site, host: str) -> set[str]:
+    return {each.identity.id for each in site.store.workers() if each.identity.host == host}
+
+
+def replaced(site: Site, host: str, former: set[str]) -> bool:
+    now = living(site, host)
+    return len(now) == len(former) and not now & former
+
+
+def all_ended(pids: Sequence[int]) -> bool:
+    return not any(map(alive, pids))
+
+
+def running_on(host: str, site: Site, enqueue: Callable[[], JobHandle[T]]) -> JobHandle[T]:
+    """A job that this host happens to have taken."""
+    while True:
+        job = enqueue()
+        site.seen(job, "begin")
+        if site.worker(job).identity.host == host:
+            return job
