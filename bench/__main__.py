@@ -3,90 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import statistics
-import subprocess
 import sys
-import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.peers import CONTESTANTS
-
-COLUMNS = {
-    "drain": ("drain /s", "{:,.0f}"),
-    "cpu_us": ("worker CPU µs/job", "{:.0f}"),
-    "bulk": ("bulk enqueue /s", "{:,.0f}"),
-    "single": ("single enqueue /s", "{:,.0f}"),
-    "start_p50_ms": ("start p50 ms", "{:.2f}"),
-    "start_p99_ms": ("start p99 ms", "{:.2f}"),
-}
-
-
-def one(name: str, count: int, slots: int) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        command = [sys.executable, "-m", "bench.peers", name, folder, str(count), str(slots)]
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        raise SystemExit(f"{name} failed:\n{answer.stderr}")
-    return dict(json.loads(answer.stdout.splitlines()[-1]))
-
-
-def table(medians: dict[str, dict[str, float]]) -> str:
-    rows = ["| | " + " | ".join(title for title, _ in COLUMNS.values()) + " |", "| --- |" + " ---: |" * len(COLUMNS)]
-    for name, figures in medians.items():
-        cells = [form.format(figures[key]) if key in figures else "–" for key, (_, form) in COLUMNS.items()]
-        rows.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def ratios(rounds: dict[str, list[dict[str, float]]]) -> list[str]:
-    """Tenure's drain against each peer's, round by round, so that the machine's drift cancels out."""
-    found: list[str] = []
-    for name, runs in rounds.items():
-        if name != "tenure":
-            pairs = [ours["drain"] / theirs["drain"] for ours, theirs in zip(rounds["tenure"], runs, strict=True)]
-            each = ", ".join(f"{pair:.1f}" for pair in pairs)
-            found.append(f"- {statistics.median(pairs):.1f} times {name} ({each})")
-    return found
+from bench import growth, postgres, sqlite
+from bench.report import store_section
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--growth", action="store_true", help="drain beside many other jobs (postgres)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--jobs", type=int, help="of one drain (20,000; 10,000 with --growth)")
     parser.add_argument("--slots", type=int, default=500, help="slots of a worker and limit of a batch, for all")
-    parser.add_argument("--write", type=Path, help="write the table to this file too")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these contestants only")
+    parser.add_argument("--others", type=int, default=1_000_000, help="growth: other queued jobs")
+    parser.add_argument("--ended", type=int, default=5_000_000, help="growth: ended jobs that are kept")
+    parser.add_argument("--churn", type=int, default=200_000, help="growth: jobs drained while an old snapshot is open")
+    parser.add_argument("--write", type=Path, help="write the section to this file too; others in it are kept")
     asked = parser.parse_args()
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
-    for number in range(asked.rounds):
-        for name in CONTESTANTS:
-            figures = one(name, asked.jobs, asked.slots)
-            rounds[name].append(figures)
-            sys.stderr.write(f"round {number + 1}: {name}: {figures['drain']:,.0f} jobs/s\n")
-    medians = {
-        name: {key: statistics.median(run[key] for run in runs) for key in runs[0]} for name, runs in rounds.items()
-    }
-    text = "\n".join(
-        [
-            (
-                f"{asked.jobs:,} no-op jobs, one worker, {asked.slots} slots, SQLite on local disk; "
-                f"medians of {asked.rounds} interleaved rounds, {datetime.now(UTC):%Y-%m-%d}, "
-                f"{os.cpu_count()} cores, Python {platform.python_version()}."
-            ),
-            "",
-            table(medians),
-            "",
-            "Tenure's drain, as a ratio within each round:",
-            "",
-            *ratios(rounds),
-        ]
-    )
+    if asked.growth and asked.store != "postgres":
+        parser.error("--growth is measured with --store postgres only")
+    asked.jobs = asked.jobs or (10_000 if asked.growth else 20_000)
+    part = growth if asked.growth else postgres if asked.store == "postgres" else sqlite
+    text = part.run(asked)
     sys.stdout.write(text + "\n")
     if asked.write:
-        asked.write.write_text(f"# Measured\n\n`make bench` wrote this.\n\n{text}\n")
+        store_section(asked.write, part.TITLE, text)
 
 
 if __name__ == "__main__":

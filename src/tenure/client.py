@@ -16,12 +16,12 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from tenure.config import Settings
 from tenure.durations import spell
-from tenure.errors import JobFailed, StoreAway, StoreError, UnknownJob
+from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import current
 from tenure.job import awaited, settled
 from tenure.lifecycle import ENDED, State
@@ -62,8 +62,11 @@ class Client:
 
     # ── enqueue ──
 
-    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
-        """Store all of them or none. While the store is away it is tried again: ids make that harmless."""
+    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:
+        """Store all of them or none. While the store is away it is tried again: ids make that harmless.
+
+        `shared`: they are several callers', who are not to wait together for what one of them needs.
+        """
         if not drafts:
             return []
         if tx is not None:
@@ -72,7 +75,7 @@ class Client:
             rings += _rings(drafts, answers)
             return answers
         self._refuse_beside_transaction()
-        answers = _patiently(lambda: self.store.enqueue(drafts))
+        answers = _patiently(lambda: self.store.enqueue(drafts), hasty=StoreBusy if shared else ())
         self.notifier.announce(_rings(drafts, answers))
         return answers
 
@@ -176,10 +179,14 @@ class Client:
         return await asyncio.to_thread(self.cancel, job_id, reason)
 
 
+class _Enqueue(Protocol):
+    def __call__(self, drafts: Sequence[Draft], *, shared: bool) -> list[Enqueued]: ...
+
+
 class _Gathering:
     """Callers of `aenqueue` on one loop: while a write is on its way, those who come share the next one."""
 
-    def __init__(self, store: Callable[[Sequence[Draft]], list[Enqueued]]) -> None:
+    def __init__(self, store: _Enqueue) -> None:
         self._store = store
         self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
@@ -224,12 +231,14 @@ class _Gathering:
         return group
 
     def _write(self, groups: list[Sequence[Draft]]) -> list[list[Enqueued] | Exception]:
-        """An answer for each group. If the store refuses, halves are tried, until the culprit stands alone."""
+        """An answer for each group. If the store refuses or is busy, it tries halves, until the culprit is alone."""
         try:
-            answers = iter(self._store([draft for drafts in groups for draft in drafts]))
+            together = [draft for drafts in groups for draft in drafts]
+            answers = iter(self._store(together, shared=len(groups) > 1))
             return [[next(answers) for _ in drafts] for drafts in groups]
         except Exception as error:
-            if len(groups) == 1 or isinstance(error, StoreAway):
+            away = isinstance(error, StoreAway) and not isinstance(error, StoreBusy)
+            if len(groups) == 1 or away:
                 return [error for _ in groups]
         half = len(groups) // 2
         return self._write(groups[:half]) + self._write(groups[half:])
@@ -302,11 +311,14 @@ def _rings(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]:
     ]
 
 
-def _patiently(call: Callable[[], T]) -> T:
+def _patiently(call: Callable[[], T], hasty: type[Exception] | tuple[()] = ()) -> T:
+    """While the store is away, for a while. `hasty`: what is raised at once all the same."""
     deadline, pause = time.monotonic() + PATIENCE, 0.05
     while True:
         try:
             return call()
+        except hasty:
+            raise
         except StoreAway:
             if time.monotonic() + pause > deadline:
                 raise

@@ -75,9 +75,10 @@ class Embedded:
         self._ready: threading.Event = threading.Event()
         self._failure: BaseException | None = None
         self._register()
-        targets = (self._run, self._beat, self._maintain)
+        duties = (self._run, self._beat, self._maintain)
         self._threads = [
-            threading.Thread(target=target, name=f"tenure{target.__name__}", daemon=True) for target in targets
+            threading.Thread(target=self._duty, args=(duty,), name=f"tenure{duty.__name__}", daemon=True)
+            for duty in duties
         ]
         for thread in self._threads:
             thread.start()
@@ -126,7 +127,7 @@ class Embedded:
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         async with open_resources(self._program.resources) as resources:
-            while not self._closing.is_set():
+            while self._going:
                 self._wake.clear()
                 self._fenced = False
                 worker = self._worker = self._new_worker(resources)
@@ -163,7 +164,7 @@ class Embedded:
         """This id has ended. Whatever it may still hold goes back, and a new one takes its place."""
         try:
             self._maintenance.tell(self._store.settle(self._id, {}, Released("its worker has ended")))
-            if not self._closing.is_set():
+            if self._going:
                 self._register()
         except StoreError as error:
             self._events.emit(StoreAway(error=str(error)))
@@ -187,7 +188,27 @@ class Embedded:
             )
         )
 
+    @property
+    def _going(self) -> bool:
+        return not self._closing.is_set() and self._failure is None
+
     # ── heartbeat and maintenance ──
+
+    def _duty(self, duty: Callable[[], None]) -> None:
+        """A thread that ended silently would leave the worker without renewals, or jobs without rescue."""
+        try:
+            duty()
+        except BaseException as error:
+            logging.getLogger("tenure.worker").critical("a duty of the embedded worker has failed", exc_info=True)
+            self._ready.wait()
+            if self._failure is None:
+                self._failure = error
+                with suppress(RuntimeError):  # the loop has ended, and all it ran
+                    self._loop.call_soon_threadsafe(self._give_up)
+
+    def _give_up(self) -> None:
+        self._worker.hand_back("its embedded worker has failed")
+        self._wake.set()
 
     def _beat(self) -> None:
         lease, boot = self._settings.lease, system_clock().boot

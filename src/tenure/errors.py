@@ -64,7 +64,7 @@ class StoreAway(StoreError):
 
 
 class StoreBusy(StoreAway):
-    """Somebody's open transaction holds what this needs: a row, or a unique key. The same call may work later."""
+    """Somebody's open transaction holds what this needs: a row, or a unique key. In a batch, the others may be free."""
 
 
 class BadData(StoreError):

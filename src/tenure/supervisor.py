@@ -55,6 +55,7 @@ SOON_SECONDS = 60.0  #: --until-empty waits for a job that is due sooner
 RETRY_SECONDS = 1.0
 COUNT_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 30.0
+SETTLE_SECONDS = 5.0  #: told to stop and without workers: how long the store may still be away
 HUNG_GRACE_SECONDS = 10.0  #: a hung job is its worker's business first
 
 
@@ -116,6 +117,7 @@ class Supervisor:
         self._settling: frozenset[str] = frozenset()  #: gone, and not yet settled: ours, with what we know of them
         self._unsettled: list[Callable[[], None]] = []
         self._retry_at = 0.0
+        self._leave_at = 0.0  # 0: not stopping, or with workers still
         self._failed_starts = 0
         self._start_at: list[float] = []
         self._solo_wanted = 0
@@ -478,16 +480,29 @@ class Supervisor:
             self._maintain_wake.set()
 
     def _retry_unsettled(self) -> None:
-        if not self._unsettled or self._boot() < self._retry_at:
+        now = self._boot()
+        if not self._unsettled or now < self._retry_at:
             return
-        self._retry_at = self._boot() + RETRY_SECONDS
+        self._retry_at = now + RETRY_SECONDS
+        if self._stopping and not self._children:
+            self._leave_at = self._leave_at or now + SETTLE_SECONDS
         waiting, self._unsettled = self._unsettled, []
-        for settle in waiting:
-            settle()
+        while waiting and not self._unsettled:  # each may take as long as a server that does not answer
+            waiting.pop(0)()
+        self._unsettled[:0] = waiting
         if not self._unsettled:
             self._back()
-        elif self._stopping > 1:
-            self._unsettled.clear()  # told twice to go: the next start, or the leases' end, will settle
+        elif self._stopping > 1 or (self._leave_at and now >= self._leave_at):
+            self._leave_unsettled()
+
+    def _leave_unsettled(self) -> None:
+        count = len(self._unsettled)
+        self._unsettled.clear()
+        self._exit_code = self._exit_code or 75
+        self._say(
+            f"stopped while the store was away: what {count} worker{'s' * (count > 1)} held is left to the next start, "
+            "or to the end of the leases"
+        )
 
     def _replace(self, child: WorkerProcess) -> None:
         if self._stopping or child.runner == "solo":

@@ -63,6 +63,7 @@ from tenure.permits import BACK_SOON_SECONDS, PAUSED_SECONDS, Hand, Looked
 from tenure.ports import (
     ANY,
     Answer,
+    Busy,
     Claimed,
     Landed,
     Listener,
@@ -86,6 +87,8 @@ MANY_SLOTS = 128
 PROGRESS_SECONDS = 0.5
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
+ANY_SECONDS = 1.0
+HOLD_SECONDS = 1.0  #: how long permits may wait in hand for a slot
 DEAF_SECONDS = 1.0  #: between two polls while the notifier is down
 FULL_SECONDS = 0.01  #: so long permits may take to come before a poll that came back full comes again
 
@@ -168,8 +171,11 @@ class Worker:
         self._idle = asyncio.Event()
         self._ends: list[End] = []
         self._flushing: list[End] = []
+        self._held: dict[Lease, End] = {}  # somebody's open transaction holds their rows: they wait aside
         self._oldest_end = 0.0
         self._flushed_since_read: set[Lease] | None = None
+        self._read_at = 0.0
+        self._poll_now = False
         self._waiting_for_old: dict[str, Claimed] = {}
         self._asked: dict[Attempt, float] = {}
         self._stuck_since: float | None = None
@@ -274,7 +280,10 @@ class Worker:
         for ring in self._listener.drain():
             if ring == ANY:
                 self._on_due()
+                self._poll_now = True
                 self._claim_wake.set()
+                if self._loop.time() - self._read_at > ANY_SECONDS:  # a cancel may have rung unheard
+                    self._beat_wake.set()
             elif ring.kind == "queued" and ring.queue in self.plan.queues:
                 if self._hand is None:
                     self._claim_wake.set()
@@ -343,7 +352,7 @@ class Worker:
                 continue
             async with turn:
                 claimed = await self._claim(limit)
-            if len(claimed) < limit:
+            if len(claimed) < limit and self._away_since is None:
                 self._dry = not self._capped  # the queues are empty: a slot that frees itself is no news
                 await self._sleep(wake, self._poll_seconds())
 
@@ -362,14 +371,18 @@ class Worker:
             wake.clear()
             free = self._free()
             limit = min(free, self._most_at_once)
-            if not limit:
-                hand.give_back(BACK_SOON_SECONDS if self._claiming else 0.0)
+            if not limit:  # a slot will free itself, and may want what is in hand
                 hungry_at = 0.0
-                await wake.wait()  # a slot will free itself
+                if self._claiming and hand.unused and await self._woken(wake, HOLD_SECONDS):
+                    continue
+                hand.give_back(BACK_SOON_SECONDS if self._claiming else 0.0)
+                await wake.wait()
                 continue
             now = self._loop.time()
             if self._deaf_since is not None:
                 poll_at = min(poll_at, now + DEAF_SECONDS)
+            if self._poll_now:
+                self._poll_now, poll_at = False, now
             if full and not hungry_at:
                 hungry_at = now + (FULL_SECONDS if self._deaf_since is None else 0.0)
             try:
@@ -599,12 +612,14 @@ class Worker:
             else:
                 break
         self._back()
-        odd = [
-            (end, answer)
-            for end, answer in zip(ends, answers, strict=True)
-            if type(end.outcome) is not Completed or type(answer) is NotLanded
-        ]
-        self._count_ends(ends, [end for end, _ in odd])
+        odd: list[tuple[End, Answer]] = []
+        held: list[End] = []
+        for end, answer in zip(ends, answers, strict=True):
+            if isinstance(answer, Busy):
+                held.append(end)
+            elif type(end.outcome) is not Completed or type(answer) is NotLanded:
+                odd.append((end, answer))
+        self._count_ends(ends, [end for end, _ in odd] + held)
         rings = set[Ring]()
         for end, answer in odd:
             self._tell(end, answer)
@@ -614,8 +629,17 @@ class Worker:
                 rings.add(Ring("due", end.claimed.queue))
         if rings:
             self._notifier.announce(rings)
+        if held:
+            self._held.update((end.lease, end) for end in held)
+            self._loop.call_later(RETRY_SECONDS, self._push_held)
         if self._hand is not None:
-            self._hand.done(end.lease for end in batch)
+            self._hand.done(end.lease for end in batch if end.lease not in self._held)
+
+    def _push_held(self) -> None:
+        """Once more: whoever held their rows may have let go."""
+        held, self._held = self._held, {}
+        for end in held.values():
+            self._push(end)
 
     def _count_ends(self, ends: list[End], odd: list[End]) -> None:
         """All durations, and all outcomes but the odd ones: `_tell` counts those one by one."""
@@ -625,7 +649,7 @@ class Worker:
         completed = Counter(map(_TASK, ends)) - Counter(map(_TASK, odd))
         self._tally.count_all({("outcomes", task, "completed"): number for task, number in completed.items()})
 
-    def _finish(self, ends: list[End]) -> list[Answer]:
+    def _finish(self, ends: list[End]) -> list[Answer | Busy]:
         if not ends:
             return []
         try:
@@ -674,12 +698,13 @@ class Worker:
 
     async def _settle_owned(self) -> None:
         async with self._claim_turn:  # with a claim in flight, its jobs would be there and not here
+            self._read_at = self._loop.time()
             ended_meanwhile = self._flushed_since_read = set[Lease]()
             try:
                 owned = await self._in(self._claims, self.store.owned, self.worker_id)
             finally:
                 self._flushed_since_read = None
-            unflushed = {end.lease for end in (*self._flushing, *self._ends)} | ended_meanwhile
+            unflushed = {end.lease for end in (*self._flushing, *self._ends)} | self._held.keys() | ended_meanwhile
             there = {Lease(each.claimed.id, each.claimed.attempt, self.worker_id): each for each in owned}
             for attempt in list(self.running.values()):
                 held = there.pop(attempt.lease, None)
@@ -725,6 +750,12 @@ class Worker:
             on_stuck(verdicts)
 
     # ── small things ──
+
+    async def _woken(self, wake: asyncio.Event, seconds: float) -> bool:
+        timer = self._loop.call_later(seconds, wake.set)
+        await wake.wait()
+        timer.cancel()
+        return self._loop.time() < timer.when()
 
     async def _sleep(self, wake: asyncio.Event, seconds: float) -> None:
         timer = self._loop.call_later(seconds, wake.set)

@@ -265,3 +265,14 @@ def test_many_claimers_empty_a_queue_without_sharing(world: World) -> None:
 
     assert sorted(job_id for each in taken for job_id in each) == jobs
     assert doors[0].counts()[State.COMPLETED] == len(jobs)
+
+
+@many_times
+@pytest.mark.parametrize("outcome", [Failed("boom", retry_in=60), Released("drain")], ids=repr)
+def test_a_cancel_is_heard_however_the_attempt_ends_meanwhile(outcome: Outcome, doors: Doors) -> None:
+    here, there = doors
+    lease = running(here)
+
+    race(lambda: here.finish([(lease, outcome)]), lambda: there.cancel([lease.job_id], "unwanted"))
+
+    assert look(here, lease.job_id).state is State.CANCELLED

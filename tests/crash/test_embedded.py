@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tenure import Retry
+from tenure.errors import TenureError
 
 from . import shop
 from .conftest import Tell
@@ -149,3 +150,25 @@ def test_an_embedded_worker_keeps_its_lease_until_its_last_handler_has_ended(sit
 
     view = site.job(job)
     assert (view.state, view.attempt, view.crashes_total) == ("completed", 1, 0)
+
+
+@pytest.mark.parametrize("duty", ["renew", "promote"])
+def test_a_heartbeat_or_upkeep_that_fails_takes_the_worker_down_and_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, duty: str
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("a mistake in the store")
+
+    site.configure(lease="3s")
+    with pytest.raises(TenureError, match="failed while the block ran") as raised, shop.jobs.worker():
+        job = shop.wait.enqueue()
+        site.seen(job, "begin")
+        monkeypatch.setattr(type(site.store), duty, broken)
+        site.seen(job, "stopped shutdown")
+        site.until(lambda: not site.store.workers(), "its death to be declared")
+        later = shop.effect.enqueue(0.0)
+
+    assert isinstance(raised.value.__cause__, TypeError)
+    assert "TypeError: a mistake in the store" in caplog.text
+    assert site.outcomes(job) == ["released"]
+    assert (site.job(job).state, site.job(later).state) == ("queued", "queued")

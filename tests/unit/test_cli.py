@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from conformance.factories import bring, claim, claim_one, draft, finish, look, put, running, start
-from tenure.cli import top
+from tenure.cli import bench, top
 from tenure.cli.logs import JsonFormatter, TextFormatter, add_job
 from tenure.cli.main import main
 from tenure.clock import system_clock
@@ -620,3 +620,22 @@ def test_a_record_outside_of_jobs_is_left_alone() -> None:
 
     assert json.loads(JsonFormatter().format(made))["order"] == 17
     assert TextFormatter().format(made) == "2030-01-01T00:00:00.000Z WARNING shop: paid 17"
+
+
+# ── bench ──
+
+
+def test_a_bench_on_a_store_with_a_past_counts_its_own_jobs_and_leaves_none_behind(
+    folder: Path, store: Store, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "STARTS", 3)
+    monkeypatch.setattr(bench, "SINGLES", 3)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    ended(store, State.COMPLETED)
+
+    for times in (1, 2):
+        code, out, err = run("bench", "--url", f"sqlite:///{folder}/tenure.db", "--jobs", "20", "--json")
+        assert (code, err) == (0, "")
+        assert all(figure >= 0 for figure in json.loads(out).values())
+        assert store.counts()[State.COMPLETED] == 1 + times * 23
+        assert store.counts()[State.QUEUED] == 0

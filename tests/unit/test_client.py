@@ -13,7 +13,7 @@ import pytest
 
 from tenure import JobHandle, Tenure, client, config
 from tenure.client import Client
-from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreError, UnknownJob
+from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import Running, current
 from tenure.ids import new_id
 from tenure.job import handle_of
@@ -45,6 +45,8 @@ class Store(MemoryStore):
         self.writes.append([draft.task for draft in drafts])
         if any(draft.task == "bad" for draft in drafts):
             raise BadData("this one")
+        if any(draft.task == "busy" for draft in drafts):
+            raise StoreBusy("somebody's open transaction holds its key")
         return super().enqueue(drafts, tx=tx, committed=committed)
 
     def get(self, job_id: str) -> JobView | None:
@@ -212,6 +214,39 @@ def test_one_bad_job_fails_its_own_caller_and_no_other(rig: Rig) -> None:
 
     assert [type(answer) for answer in answers] == [list, list, BadData, list, list, list]
     assert rig.store.counts()[State.QUEUED] == 5
+
+
+def test_a_job_whose_key_somebody_holds_keeps_no_other_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    retried: list[list[str]] = []
+    clock = itertools.count(step=0.5)
+
+    def pause(_: float) -> None:
+        retried.append(rig.store.writes[-1])
+
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pause, monotonic=lambda: next(clock)))
+
+    async def main() -> list[Any]:
+        calls = [rig.client.aenqueue([draft(name)]) for name in ("a", "b", "busy", "c", "d", "e")]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    answers = asyncio.run(main())
+
+    assert [type(answer) for answer in answers] == [list, list, StoreBusy, list, list, list]
+    assert rig.store.counts()[State.QUEUED] == 5
+    assert retried, "alone it is tried again"
+    assert retried == [["busy"]] * len(retried)
+
+
+def test_a_store_that_is_away_for_all_is_not_asked_for_each(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses)))
+    rig.store.away = 1000
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(rig.client.aenqueue([draft()]) for _ in range(4)), return_exceptions=True)
+
+    assert [type(answer) for answer in asyncio.run(main())] == [StoreAway] * 4
+    assert sum(pauses) <= client.PATIENCE
 
 
 def test_a_cancelled_caller_takes_only_its_own_job_along(rig: Rig) -> None:

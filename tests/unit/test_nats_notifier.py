@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any, TypeVar
 
 import pytest
@@ -742,3 +744,44 @@ def worker_command(app: str) -> Sequence[str]:
 def environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
     return {**kept, "PYTHONPATH": os.pathsep.join([*sys.path, str(folder)])}
+
+
+def test_a_server_without_tls_hears_no_password_from_a_tls_url() -> None:
+    said: list[bytes] = []
+
+    def serve(plain: socket.socket) -> None:
+        connection, _ = plain.accept()
+        with connection:
+            connection.sendall(b'INFO {"server_id":"x","version":"2.12.0","max_payload":1048576}\r\n')
+            connection.settimeout(SECONDS)
+            said.append(connection.recv(4096))
+
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        thread = Thread(target=serve, args=(plain,))
+        thread.start()
+        notifier = NatsNotifier(f"tls://bob:sekret@127.0.0.1:{plain.getsockname()[1]}")
+        try:
+            assert "TLS" in until(notifier.problem, "the notifier's problem")
+            thread.join(SECONDS)
+            assert said == [b""]
+            assert "sekret" not in notifier.problem()
+        finally:
+            notifier.close()
+
+
+def test_many_queues_share_few_slots_without_giving_back_what_they_soon_use(wire: Wire, tmp_path: Path) -> None:
+    queues = [f"q{number}" for number in range(30)]
+    jobs = Tenure(f"sqlite:///{tmp_path / 'tenure.db'}", notifier=wire.url)
+
+    @jobs.task
+    def work() -> None:
+        time.sleep(0.01)
+
+    with jobs:
+        handles = [work.using(queue=queue).enqueue() for queue in queues for _ in range(5)]
+        with jobs.worker(queues=queues, concurrency=2):
+            for handle in handles:
+                handle.result("60s")
+
+    delivered = sum(wire.consumer(queue)["delivered"]["consumer_seq"] for queue in queues)
+    assert delivered < 3 * len(handles)

@@ -627,6 +627,25 @@ def test_a_watch_outlives_errors_of_its_store_and_of_who_listens(caplog: pytest.
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_who_stays_open_is_asked_for_ever_more_rarely_while_others_come_and_go() -> None:
+    asked: list[list[str]] = []
+
+    def ask(xids: Any) -> dict[str, str | None]:
+        asked.append(list(xids))
+        return dict.fromkeys(set(xids) - {"open"}, "committed")
+
+    watch = CommitWatch(ask)
+    watch.add("open", lambda: None)
+    for number in range(100):
+        heard = threading.Event()
+        watch.add(str(number), heard.set)
+        assert heard.wait(30)
+    looks = sum("open" in xids for xids in asked)
+    watch.close()
+
+    assert looks < len(asked) / 2
+
+
 def test_a_watch_that_is_closed_looks_once_more_and_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     asked: list[list[str]] = []

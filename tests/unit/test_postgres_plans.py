@@ -73,7 +73,7 @@ CASES: Mapping[str, Case] = {
     "COMPLETE one": Case(statements.COMPLETE, ("w", ids(1), [1], ["1"]), {PKEY}),
     "COMPLETE_THERE": Case(statements.COMPLETE_THERE, (leases(result="1"),), {PKEY}),
     "PROGRESS": Case(statements.PROGRESS, (leases(fraction=0.5),), {PKEY}),
-    "LOCK": Case(statements.LOCK, (leases(),), {PKEY}),
+    "LOCK": Case(statements.LOCK.format(waiting=""), (leases(),), {PKEY}),
     "END": Case(statements.END, (ends(),), {PKEY}),
     "STANDS": Case(statements.STANDS, (leases(),), {PKEY}),
     "ONCE_READ": Case(statements.ONCE_READ, (ids(1)[0], 1, "w", "key"), {PKEY}),

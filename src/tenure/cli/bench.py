@@ -10,17 +10,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tenure.cli.output import say, show_json
 from tenure.errors import StoreError
+from tenure.job import JobHandle
 from tenure.lifecycle import State
+from tenure.ports import Store
 from tenure.task import Task
 
 PATIENCE_SECONDS = 120.0
 STARTS = 400
+SINGLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +65,22 @@ def bench(url: str | None = None, jobs: int = 20_000, slots: int = 500, *, json:
 
 def measure(url: str, count: int, slots: int, folder: str) -> Figures:
     """All figures of one store, in turn: bulk enqueue, drain, single enqueue, start latency."""
+    from tenure.app import open_store
     from tenure.cli.bench_tasks import jobs, nothing, stamp
+    from tenure.config import load
 
     jobs.configure({"url": url})
-    with jobs:
+    with jobs, closing(open_store(load({"url": url}))) as store:
+        store.open()
         bulk = _rate(count, lambda: jobs.enqueue_many(nothing.bind(n) for n in range(count)))
+        drain = _Drain(store)
         with _worker(url, slots, folder):
-            drain, cpu_us = _drain(url, count)
+            speed, cpu_us = drain.measure(count)
             start = cuts(_start_latency(stamp) for _ in range(STARTS))
-        single = _rate(2000, lambda: [nothing.enqueue(n) for n in range(2000)])
-    return Figures(drain, cpu_us, bulk, single, *start)
+        singles: list[JobHandle[None]] = []
+        single = _rate(SINGLES, lambda: singles.extend(nothing.enqueue(n) for n in range(SINGLES)))
+        store.delete(str(job.id) for job in singles)  # nobody is left to run them
+    return Figures(speed, cpu_us, bulk, single, *start)
 
 
 def cuts(latencies: Iterable[float]) -> tuple[float, float]:
@@ -107,28 +116,37 @@ def _worker(url: str, slots: int, folder: str) -> Generator[None]:
             process.wait()
 
 
-def _drain(url: str, count: int) -> tuple[float, float]:
-    """Jobs a second and CPU a job, from the first completed ones that are seen until all are."""
-    from tenure.app import open_store
-    from tenure.config import load
+class _Drain:
+    """What is there before the worker starts: jobs that wait, and the workers of others."""
 
-    store = open_store(load({"url": url}))
-    store.open()
-    try:
-        first, cpu, pid, deadline = (0, 0.0), 0.0, 0, time.monotonic() + PATIENCE_SECONDS
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._others = {each.identity.id for each in store.workers()}
+        self._before = self._waiting()
+
+    def measure(self, count: int) -> tuple[float, float]:
+        """Jobs a second and CPU a job, from the last look that found none done until all are."""
+        began, cpu, pid, deadline = time.perf_counter(), 0.0, 0, time.monotonic() + PATIENCE_SECONDS
         while True:
-            done, now = store.counts()[State.COMPLETED], time.perf_counter()
-            if done and not pid:
-                pid = store.workers()[0].identity.pid
-                first, cpu = (done, now), _cpu_seconds(pid)
-            if done >= count:
-                drained = max(done - first[0], 1)
-                return drained / (now - first[1]), (_cpu_seconds(pid) - cpu) / drained * 1e6
+            done, now = self._before - self._waiting(), time.perf_counter()
+            pid = pid or self._worker()
+            if done >= count and pid:
+                return done / (now - began), (_cpu_seconds(pid) - cpu) / done * 1e6
+            if done <= 0 and pid:
+                began, cpu = now, _cpu_seconds(pid)
             if time.monotonic() > deadline:
                 raise StoreError(f"only {done} of {count} jobs were done after {PATIENCE_SECONDS:g}s")
             time.sleep(0.01)
-    finally:
-        store.close()
+
+    def _waiting(self) -> int:
+        """Not those completed: of them old ones may be pruned meanwhile."""
+        counts = self._store.counts()
+        return sum(counts[state] for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING))
+
+    def _worker(self) -> int:
+        """The process whose row is new; 0: it is not there yet."""
+        rows = (each.identity for each in self._store.workers())
+        return next((each.pid for each in rows if each.id not in self._others), 0)
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -29,7 +29,7 @@ from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError, StaleConnectionError, UnexpectedEOF
 
 from tenure.notifiers.inbox import Inbox
-from tenure.ports import Permit, Ring
+from tenure.ports import ANY, Permit, Ring
 
 RETRY_SECONDS = 1.0
 LOOK_SECONDS = 5.0  #: between two looks whether JetStream answers and the stream is there
@@ -46,6 +46,17 @@ WARN_SECONDS = 10.0
 _log = logging.getLogger("tenure.notifier")
 _FAULTS = (NatsError, OSError, TimeoutError)
 _KINDS: tuple[Literal["queued", "due", "cancel"], ...] = ("queued", "due", "cancel")
+_RESCUED = "rescued"
+
+
+class _Client(Client):
+    """nats-py goes on in plain text where a server does not ask for TLS. Who wrote `tls://` meant it."""
+
+    def _connect_command(self) -> bytes:
+        server = self._current_server
+        if server is not None and server.uri.scheme == "tls" and not self._server_info.get("tls_required"):
+            raise NatsError("the server does not ask for TLS, so nothing was said to it; write nats:// to do without")
+        return super()._connect_command()
 
 
 # ── What it is called on the server ────────────────────────────────────────────────────────────────────────────────
@@ -297,7 +308,7 @@ class Line:
 
     async def _connect_again_and_again(self) -> None:
         while True:
-            client = Client()
+            client = _Client()
             try:
                 await client.connect(
                     list(self._address.servers),
@@ -447,7 +458,8 @@ class Line:
                     if ring.kind == "queued":
                         await self._publish_jobs(ring)
                     if self._client is not None:
-                        await self._client.publish(self._names.ring, f"{ring.kind} {ring.queue}".encode())
+                        word = _RESCUED if ring.reason else ring.kind
+                        await self._client.publish(self._names.ring, f"{word} {ring.queue}".encode())
                 except _FAULTS as error:
                     self._warn("a ring is lost", _told(error))
                 with self._lock:
@@ -504,6 +516,8 @@ class Line:
 
         async def hear(message: Msg) -> None:
             kind, _, queue = message.data.decode(errors="replace").partition(" ")
+            if kind == _RESCUED:  # its message may have gone to the very host that fell silent: look
+                inbox.put([ANY])
             for known in _KINDS:  # anything else is not ours, or from a newer version
                 if kind == known and queue:
                     inbox.put([Ring(known, queue)])

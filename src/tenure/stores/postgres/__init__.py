@@ -391,8 +391,8 @@ class PostgresStore:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
 
-        # Its death stands whatever becomes of its jobs. Those whose row its own last transaction still holds are left to
-        # `rescue`: the server has yet to notice that nobody will end that one.
+        # Its death stands whatever becomes of its jobs. Those whose row its own last transaction still holds are left
+        # to `rescue`: the server has yet to notice that nobody will end that one.
         self.declare_dead([worker_id])
 
         def step(connection: Connection) -> list[Rescued]:

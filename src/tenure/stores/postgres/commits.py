@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 #: Ids in (one array), each with its status out. The log of commits knows of one a moment before others see its rows,
 #: so a snapshot is asked first; it also keeps an id that a failover took back from raising.
@@ -18,15 +18,19 @@ STATUS = """
     SELECT x::text, CASE WHEN pg_visible_in_snapshot(x, pg_current_snapshot()) THEN pg_xact_status(x) END
     FROM unnest(%s::text[]::xid8[]) AS x"""
 
-_SHORTEST, _LONGEST = 0.002, 0.25  # pauses: a quarter of the time since somebody came
+_SHORTEST, _LONGEST = 0.002, 0.25  # pauses: a quarter of the time since this id came
 _PATIENCE = 600.0  # whoever commits later is found by the poll
 _IDLE = 5.0
 _CLOSING = 1.0
 
 
-class _Waiting(NamedTuple):
+@dataclass(slots=True)
+class _Waiting:
+    """For one transaction. Each has its own pauses: one that stays open does not slow the others, nor they hurry it."""
+
     since: float
-    committed: Callable[[], None]
+    look: float
+    committed: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
 
 class CommitWatch:
@@ -40,8 +44,7 @@ class CommitWatch:
         self._ask = ask
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._waiting: dict[str, list[_Waiting]] = {}
-        self._newest = self._asked = 0.0
+        self._waiting: dict[str, _Waiting] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -52,10 +55,8 @@ class CommitWatch:
         with self._changed:
             if self._closed:
                 return
-            self._newest = time.monotonic()
-            if not self._waiting:
-                self._asked = self._newest
-            self._waiting.setdefault(xid, []).append(_Waiting(self._newest, committed))
+            now = time.monotonic()
+            self._waiting.setdefault(xid, _Waiting(now, now + _SHORTEST)).committed.append(committed)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._watch, name="tenure-commits", daemon=True)
                 self._thread.start()
@@ -79,20 +80,19 @@ class CommitWatch:
                 self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE)
                 while self._waiting and not self._closed and (left := self._left()) > 0:
                     self._changed.wait(left)
-                self._asked = time.monotonic()
-                waiting, closing = list(self._waiting), self._closed
-                if not waiting:
+                closing, soon = self._closed, time.monotonic() + _SHORTEST
+                due = [xid for xid, each in self._waiting.items() if closing or each.look <= soon]
+                if not due:
                     self._thread = None
                     return
-            for committed in self._ended(waiting):
+            for committed in self._ended(due):
                 try:
                     committed()
                 except Exception:
                     logging.getLogger("tenure.store").exception("what was to follow a commit has failed")
 
     def _left(self) -> float:
-        now = time.monotonic()
-        return self._asked + min(max((now - self._newest) / 4, _SHORTEST), _LONGEST) - now
+        return min(each.look for each in self._waiting.values()) - time.monotonic()
 
     def _ended(self, xids: Sequence[str]) -> list[Callable[[], None]]:
         """Whom to call back. All that have ended, or waited for too long, are forgotten."""
@@ -102,10 +102,12 @@ class CommitWatch:
             statuses = {}
         ended: list[Callable[[], None]] = []
         with self._changed:
-            oldest = time.monotonic() - _PATIENCE
+            now = time.monotonic()
             for xid in xids:
-                status = statuses.get(xid)
-                if status in ("committed", "aborted") or self._waiting[xid][0].since < oldest:
-                    gone = self._waiting.pop(xid)
-                    ended += [each.committed for each in gone if status == "committed"]
+                status, each = statuses.get(xid), self._waiting[xid]
+                age = now - each.since
+                each.look = now + min(max(age / 4, _SHORTEST), _LONGEST)
+                if status in ("committed", "aborted") or age > _PATIENCE:
+                    del self._waiting[xid]
+                    ended += each.committed if status == "committed" else ()
         return ended

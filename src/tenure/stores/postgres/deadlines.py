@@ -44,12 +44,14 @@ class Deadlines:
                 del self._until[connection]
 
     def close(self) -> None:
+        """End the thread; the next use starts one again."""
         with self._changed:
             self._closed = True
             self._changed.notify()
             thread = self._thread
         if thread is not None:
             thread.join()
+        self._closed = False
 
     def _watch(self) -> None:
         idle_since = time.monotonic()

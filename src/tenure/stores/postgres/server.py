@@ -56,11 +56,13 @@ _WORDS: LiteralString = "SET timezone = 'UTC'; SET datestyle = 'ISO'"
 _DURABLE: LiteralString = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
+_OWN: LiteralString = f"{_DURABLE}; SET idle_in_transaction_session_timeout = '60s'"
+# A lock is waited for longer than a deadlock takes to be noticed (1 s), so that one is told as such.
 _SESSION: LiteralString = f"""
     {_WORDS};
     {_DURABLE};
     SET default_transaction_isolation = 'read committed';
-    SET lock_timeout = '1s';
+    SET lock_timeout = '2s';
     SET enable_seqscan = off;
     SET enable_bitmapscan = off;
     SET enable_hashjoin = off;
@@ -186,7 +188,7 @@ class Server:
     # ── connections ──
 
     def open(self) -> None:
-        self._open, self._deadlines = True, Deadlines()
+        self._open = True
         try:
             self.run(self._check)
         except BaseException:
@@ -241,7 +243,7 @@ class Server:
             raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
         try:
             with self.telling():
-                connection = self.connect(_DURABLE) if own else self._take()
+                connection = self.connect(_OWN) if own else self._take()
             read_only = False
             try:
                 if self._clock is not None:
@@ -365,23 +367,27 @@ class Server:
 
     def migrate(self) -> int:
         """Apply what is missing, in one transaction, one migrator at a time."""
-        scripts = migrations()
-        with self.telling(), self.connect() as connection, connection.transaction():
-            self._check_server(connection)
-            # Another one is migrating: it will be done soon.
-            connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
-            connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_MIGRATING, self.schema))
-            self._begin(connection)
-            (version,) = connection.execute(self.sql("SELECT coalesce(max(version), 0) FROM @.migrations")).fetchall()[
-                0
-            ]
-            self._refuse_newer(version, scripts[-1][0])
-            for number, script in scripts:
-                if number > version:
-                    connection.execute(self.sql(script))
-                    connection.execute(self.sql("INSERT INTO @.migrations (version) VALUES (%s)"), (number,))
-                    version = number
-            return int(version)
+        try:
+            with self.telling(), self.connect() as connection, connection.transaction():
+                return self._migrate(connection, migrations())
+        finally:
+            if not self._open:
+                self._deadlines.close()
+
+    def _migrate(self, connection: Connection, scripts: list[tuple[int, str]]) -> int:
+        self._check_server(connection)
+        # Another one is migrating: it will be done soon.
+        connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
+        connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_MIGRATING, self.schema))
+        self._begin(connection)
+        (version,) = connection.execute(self.sql("SELECT coalesce(max(version), 0) FROM @.migrations")).fetchall()[0]
+        self._refuse_newer(version, scripts[-1][0])
+        for number, script in scripts:
+            if number > version:
+                connection.execute(self.sql(script))
+                connection.execute(self.sql("INSERT INTO @.migrations (version) VALUES (%s)"), (number,))
+                version = number
+        return int(version)
 
     def _begin(self, connection: Connection) -> None:
         """Make what is not there: `IF NOT EXISTS` would ask for the right to make it even then."""

@@ -381,7 +381,7 @@ class SqliteStore:
             for answer in answers:
                 if isinstance(answer, NotLanded):  # undoes all that its caller did in the transaction
                     raise LeaseLost(answer.stands)
-        return answers
+        return [*answers]
 
     def _end(
         self, connection: apsw.Connection, lease: Lease, outcome: Outcome, now: int, *, message: str | None = None

@@ -1,4 +1,4 @@
-"""The others, each doing the same: `python -m bench.peers NAME FOLDER COUNT SLOTS` prints one JSON line.
+"""The contestants on SQLite: `python -m bench.sqlite_peers NAME FOLDER COUNT SLOTS` prints one JSON line.
 
 Every contestant gets the settings its own documentation recommends for speed with the durability it has by default.
 Of them only Tenure and the bare fenced loop own their jobs: the others forget a job when they hand it out, or let
@@ -14,103 +14,59 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from bench.measure import STARTS, Worker, laps, rate, start
 from tenure.cli.bench import cuts
-
-LATENCY_JOBS = 300
-
-
-def rate(count: int, work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return count / (time.perf_counter() - began)
-
 
 # ── huey ──
 
 
-def huey_app(folder: str) -> Any:
+def huey_app(folder: str, count: int) -> Any:
     from huey import SqliteHuey
+
+    counted = Worker(folder, count)
 
     huey = SqliteHuey("bench", filename=f"{folder}/huey.db", results=False)
 
     @huey.task()
     def nothing(n: int) -> None:
-        Drained.note()
+        counted.ran()
 
     @huey.task()
     def stamp(sent: int) -> None:
-        with Path(folder, "latencies").open("a") as file:
-            file.write(f"{time.monotonic_ns() - sent}\n")
+        counted.started(sent)
 
     return huey, nothing, stamp
 
 
-class Drained:
-    """Counts handler calls in a worker, and notes when the first and the last ended, and the CPU between."""
-
-    wanted = 0
-    calls = 0
-    began = (0.0, 0.0)
-    path = Path()
-    lock = threading.Lock()
-
-    @classmethod
-    def note(cls) -> None:
-        with cls.lock:
-            cls.calls += 1
-            if cls.calls == 1:
-                cls.began = (time.perf_counter(), time.process_time())
-            if cls.calls == cls.wanted:
-                wall, cpu = time.perf_counter() - cls.began[0], time.process_time() - cls.began[1]
-                cls.path.write_text(json.dumps({"drain": cls.wanted / wall, "cpu_us": cpu / cls.wanted * 1e6}))
-
-
 def huey_consume(folder: str, count: int, slots: int) -> None:
-    huey, *_ = huey_app(folder)
-    Drained.wanted, Drained.path = count, Path(folder, "drained")
+    huey, *_ = huey_app(folder, count)
     huey.create_consumer(workers=slots, periodic=False, initial_delay=0.01, backoff=1.15, max_delay=0.1).run()
 
 
 def huey_measure(folder: str, count: int, slots: int) -> dict[str, float]:
-    _, nothing, stamp = huey_app(folder)
+    _, nothing, stamp = huey_app(folder, count)
     bulk = rate(count, lambda: [nothing(n) for n in range(count)])  # it has no bulk call
     consumer = subprocess.Popen(
-        [sys.executable, "-m", "bench.peers", "huey-consumer", folder, str(count), str(slots)],
+        [sys.executable, "-m", "bench.sqlite_peers", "huey-consumer", folder, str(count), str(slots)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
-        drained = await_file(Path(folder, "drained"))
-        for _ in range(LATENCY_JOBS):
-            before = lines(Path(folder, "latencies"))
+        [lap] = laps(folder, 1, consumer)
+        late: list[float] = []
+        for number in range(1, STARTS + 1):
             stamp(time.monotonic_ns())
-            while lines(Path(folder, "latencies")) == before:
-                time.sleep(0.001)
+            late.append(start(folder, number, consumer))
             time.sleep(0.005)
     finally:
         consumer.kill()
         consumer.wait()
-    p50, p99 = cuts([int(line) / 1e6 for line in Path(folder, "latencies").read_text().split()])
+    p50, p99 = cuts(late)
     single = rate(2000, lambda: [nothing(n) for n in range(2000)])
-    return {**drained, "bulk": bulk, "single": single, "start_p50_ms": p50, "start_p99_ms": p99}
-
-
-def await_file(path: Path) -> dict[str, float]:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            return dict(json.loads(path.read_text()))
-        except (OSError, ValueError):
-            time.sleep(0.02)
-    raise TimeoutError(f"{path} was not written in 120 s")
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return {**lap, "bulk": bulk, "single": single, "start_p50_ms": p50, "start_p99_ms": p99}
 
 
 # ── litequeue: a queue, no worker; the loop is the shortest one its README shows ──
@@ -157,7 +113,7 @@ def litequeue_measure(folder: str, count: int, slots: int) -> dict[str, float]:
 
     thread = threading.Thread(target=consume)
     thread.start()
-    for n in range(LATENCY_JOBS):
+    for n in range(STARTS):
         queue.put(str(time.monotonic_ns()))
         while len(found) <= n:
             time.sleep(0.0005)

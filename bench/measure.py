@@ -1,0 +1,113 @@
+"""What all contestants share: rates, laps counted in the worker, latencies, and the CPU time of processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from subprocess import Popen
+from threading import Lock
+
+STARTS = 300
+PATIENCE_SECONDS = 600.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def rate(count: int, work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return count / (time.perf_counter() - began)
+
+
+async def awaited_rate(count: int, work: Awaitable[object]) -> float:
+    began = time.perf_counter()
+    await work
+    return count / (time.perf_counter() - began)
+
+
+class Worker:
+    """Used in a worker's process by its handlers: counts laps of `size` calls, and notes how late a job starts.
+
+    A lap is from the first of its calls to the last. It is written to `laps`, one JSON line each; starts to `starts`.
+    """
+
+    def __init__(self, folder: str, size: int, servers: Sequence[int] = ()) -> None:
+        self._laps = Path(folder, "laps")
+        self._starts = Path(folder, "starts")
+        self._size = size
+        self._servers = servers
+        self._calls = 0
+        self._began = (0.0, 0.0, 0.0)
+        self._lock = Lock()
+
+    def ran(self) -> None:
+        with self._lock:
+            self._calls += 1
+            place = self._calls % self._size
+            if place == 1:
+                server = sum(map(cpu_seconds, self._servers))
+                self._began = (server, time.process_time(), time.perf_counter())
+            elif place == 0:
+                wall, worker = time.perf_counter(), time.process_time()
+                server = sum(map(cpu_seconds, self._servers))
+                lap = {
+                    "drain": self._size / (wall - self._began[2]),
+                    "cpu_us": (worker - self._began[1]) / self._size * 1e6,
+                    "server_us": (server - self._began[0]) / self._size * 1e6,
+                }
+                with self._laps.open("a") as file:
+                    file.write(json.dumps(lap) + "\n")
+
+    def started(self, sent: int) -> None:
+        late = time.monotonic_ns() - sent
+        with self._starts.open("a") as file:
+            file.write(f"{late / 1e6}\n")
+
+
+def laps(folder: str, wanted: int, worker: Popen[bytes]) -> list[dict[str, float]]:
+    """Wait until the worker has written so many laps, and read them."""
+    return [dict(json.loads(line)) for line in lines(Path(folder, "laps"), wanted, worker, pause=0.02)]
+
+
+def start(folder: str, wanted: int, worker: Popen[bytes]) -> float:
+    """Wait until the worker has started so many stamped jobs: milliseconds from the call of enqueue, of the last."""
+    return float(lines(Path(folder, "starts"), wanted, worker, pause=0.001)[-1])
+
+
+def lines(path: Path, wanted: int, worker: Popen[bytes], pause: float) -> list[str]:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        found = path.read_text().splitlines() if path.exists() else []
+        if len(found) >= wanted:
+            return found
+        if worker.poll() is not None:
+            raise RuntimeError(f"the worker ended with {worker.returncode} before line {wanted} of {path.name}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"only {len(found)} of {wanted} lines in {path.name} after {PATIENCE_SECONDS:g} s")
+        time.sleep(pause)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, its children and those it has outlived (on Linux; 0 where /proc is missing).
+
+    A server that forks for each connection has spent what its ended children spent, too.
+    """
+    try:
+        own = _ticks(Path(f"/proc/{pid}/stat"))
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0.0
+    total = sum(own)
+    for child in children:
+        try:
+            total += sum(_ticks(Path(f"/proc/{child}/stat"))[:2])
+        except OSError:
+            continue  # ended meanwhile: its parent has it
+    return total / TICKS
+
+
+def _ticks(stat: Path) -> list[int]:
+    """utime, stime, cutime, cstime"""
+    return [int(field) for field in stat.read_text().rpartition(")")[2].split()[11:15]]

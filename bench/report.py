@@ -1,0 +1,92 @@
+"""Tables, ratios and targets of the rounds, and the file they are kept in."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+Figures = Mapping[str, float]
+Rounds = Mapping[str, Sequence[Figures]]
+
+COLUMNS = {
+    "drain": ("drain /s", "{:,.0f}"),
+    "cpu_us": ("worker CPU µs/job", "{:.0f}"),
+    "server_us": ("server CPU µs/job", "{:.0f}"),
+    "bulk": ("bulk enqueue /s", "{:,.0f}"),
+    "single": ("single enqueue /s", "{:,.0f}"),
+    "together": ("100 concurrent enqueues /s", "{:,.0f}"),
+    "start_p50_ms": ("start p50 ms", "{:.2f}"),
+    "start_p99_ms": ("start p99 ms", "{:.2f}"),
+}
+ORDER = ("SQLite", "PostgreSQL", "PostgreSQL as it grows")
+
+
+def here() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def table(rounds: Rounds, absent: Mapping[str, str], columns: Sequence[str]) -> str:
+    """Medians. Who is absent has a row that says why."""
+    rows = ["| | " + " | ".join(COLUMNS[key][0] for key in columns) + " |", "| --- |" + " ---: |" * len(columns)]
+    for name, runs in rounds.items():
+        cells = [
+            COLUMNS[key][1].format(statistics.median(run[key] for run in runs)) if key in runs[0] else "–"
+            for key in columns
+        ]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    rows += [f"| {name} | {why} |{' |' * (len(columns) - 1)}" for name, why in absent.items()]
+    return "\n".join(rows)
+
+
+def ratios(rounds: Rounds, ours: str) -> list[str]:
+    """Our drain against each peer's, round by round, so that the machine's drift cancels out."""
+    found: list[str] = []
+    for name, runs in rounds.items():
+        if ours in rounds and not name.startswith("tenure"):
+            each = [mine["drain"] / theirs["drain"] for mine, theirs in zip(rounds[ours], runs, strict=True)]
+            found.append(f"- {statistics.median(each):.1f} times {name} ({', '.join(f'{one:.1f}' for one in each)})")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`figures` of `ours`, summed, against those of `theirs`: at least `bound` times as much, or at most."""
+
+    words: str
+    figures: tuple[str, ...]
+    ours: str
+    theirs: str
+    bound: float
+    at_most: bool = False
+    their_figures: tuple[str, ...] = ()
+
+    def verdict(self, rounds: Rounds) -> str:
+        if self.ours not in rounds or self.theirs not in rounds:
+            return f"- {self.words}: not measured here"
+        each = [
+            sum(mine[key] for key in self.figures) / sum(theirs[key] for key in self.their_figures or self.figures)
+            for mine, theirs in zip(rounds[self.ours], rounds[self.theirs], strict=True)
+        ]
+        return judged(self.words, each, self.bound, at_most=self.at_most)
+
+
+def judged(words: str, ratios: Sequence[float], bound: float, *, at_most: bool = False) -> str:
+    """One target: the median of its rounds, each of them, and whether it is met."""
+    median = statistics.median(ratios)
+    met = median <= bound if at_most else median >= bound
+    each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+    return f"- {words}: {median:.2f} ({each}), {'met' if met else '**short**'}"
+
+
+def store_section(path: Path, title: str, text: str) -> None:
+    """Replace one section of the file, keep the others."""
+    kept = path.read_text().split("\n## ")[1:] if path.exists() else []
+    sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in kept}
+    sections[title] = text.strip()
+    parts = [f"## {name}\n\n{sections[name]}\n" for name in ORDER if name in sections]
+    path.write_text("# Measured\n\n`make bench` wrote this.\n\n" + "\n".join(parts))

@@ -1,0 +1,76 @@
+"""A supervisor told to stop while the store is away: it tries a little longer, says what it leaves, and ends."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from servers import Postgres
+
+from . import shop
+from .backends import Place, migrate
+from .harness import Site
+
+pytestmark = pytest.mark.needs("server")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Postgres]:
+    """One that may be stopped."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def place(place: Place, server: Postgres) -> Iterator[Place]:
+    here = replace(place, url=server.url())
+    migrate(here)
+    yield here
+    if not server.running:
+        server.start()
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+def test_an_idle_one_ends_and_says_that_the_store_was_away(site: Site, server: Postgres, times: int) -> None:
+    supervisor = site.supervisor(workers=2)
+    site.ended(shop.effect.enqueue(0.0))
+    server.stop("immediate")
+
+    for _ in range(times):
+        supervisor.signal(signal.SIGTERM)
+        site.until(lambda: not supervisor.workers(), "its workers to end")
+
+    assert supervisor.exit_code() == 75
+    assert supervisor.log().count("what 2 workers held is left to the next start, or to the end of the leases") == 1
+
+
+def test_what_it_leaves_is_taken_up_by_the_next_start(site: Site, server: Postgres) -> None:
+    supervisor = site.supervisor(lease="6s", grace="100ms")
+    job = shop.wait.enqueue()
+    site.seen(job, "begin")
+    server.stop("immediate")
+
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.exit_code() == 75
+    server.start()
+    site.go()
+    site.supervisor(lease="30s")
+
+    (view,) = site.ended(job)
+    assert (view.state, view.attempt) == ("completed", 2)
+
+
+def test_a_store_that_comes_back_in_time_is_told_all(site: Site, server: Postgres) -> None:
+    supervisor = site.supervisor()
+    site.ended(shop.effect.enqueue(0.0))
+    server.stop("immediate")
+
+    supervisor.signal(signal.SIGTERM)
+    site.until(lambda: not supervisor.workers(), "its worker to end")
+    server.start()
+
+    assert supervisor.exit_code() == 0
+    assert site.store.workers() == []

@@ -1,0 +1,166 @@
+"""Somebody's open transaction holds a row: that one waits, and nobody else; and no verb waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from conformance.factories import claim, claim_one, finish, look, put, running, start
+from proxy import Proxy
+from servers import shared_postgres
+from tenure.errors import StoreAway, StoreBusy
+from tenure.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
+from tenure.ports import Busy, Landed, Progress
+from tenure.stores.postgres import PostgresStore, server
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    databases = shared_postgres()
+    url = databases.create_database()
+    yield url
+    databases.drop_database(url)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(url)
+    store.migrate()
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def other(url: str) -> Iterator[psycopg.Connection]:
+    """Somebody else, in a transaction."""
+    with psycopg.connect(url) as connection:
+        yield connection
+
+
+def hold(other: psycopg.Connection, job_id: str) -> None:
+    other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (job_id,))
+
+
+@pytest.mark.parametrize("outcome", [Completed("1"), Failed("boom", retry_in=60)], ids=repr)
+def test_a_row_that_is_held_holds_up_no_other_outcome(
+    outcome: Outcome, store: PostgresStore, other: psycopg.Connection
+) -> None:
+    worker = start(store)
+    held, free, failed = (running(store, worker) for _ in range(3))
+    hold(other, held.job_id)
+
+    answers = store.finish([(held, outcome), (free, Completed()), (failed, Failed("boom", final=True))])
+
+    assert answers == [Busy(), Landed(State.COMPLETED), Landed(State.DEAD)]
+    assert store.finish([(held, outcome)]) == [Busy()]
+    other.rollback()
+    assert isinstance(store.finish([(held, outcome)])[0], Landed)
+
+
+def test_a_row_that_is_held_holds_up_no_other_progress(store: PostgresStore, other: psycopg.Connection) -> None:
+    worker = start(store)
+    held, free, lost = running(store, worker), running(store, worker), running(store, worker)._replace(attempt=9)
+    hold(other, held.job_id)
+
+    assert store.progress([Progress(lease=each, fraction=0.5) for each in (held, free, lost)]) == [True, True, False]
+
+    assert look(store, free.job_id).progress == 0.5
+    with pytest.raises(StoreBusy):
+        store.progress([Progress(lease=held, checkpoint="7")])
+
+
+def test_a_dead_worker_is_declared_and_its_other_jobs_go_on_while_its_transaction_lingers(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    worker = start(store)
+    held, free = running(store, worker), running(store, worker)
+    hold(other, held.job_id)
+
+    settled = store.settle(worker, {held.job_id: Crashed("killed", process_died=True)}, Released("a neighbour died"))
+
+    assert [each.id for each in settled] == [free.job_id]
+    assert look(store, free.job_id).crashes == 0
+    assert store.renew([worker]) == frozenset()
+    other.rollback()
+    assert [each.id for each in store.rescue()] == [held.job_id]
+
+
+def test_a_due_job_that_is_held_is_not_asked_for_without_a_pause(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    held, free = put(store, delay=0.001), put(store, queue="b", delay=0.001)
+    hold(other, held)
+    while "b" not in (promoted := store.promote()).jobs:
+        assert promoted.next_due is not None
+
+    waiting = store.promote()
+
+    assert waiting.jobs == {}
+    assert waiting.next_due is not None
+    assert waiting.next_due > 0
+    assert look(store, free).state is State.QUEUED
+    other.rollback()
+    assert store.promote().jobs == {"default": [held]}
+
+
+def test_a_cancel_waits_for_who_changes_the_job(store: PostgresStore, other: psycopg.Connection) -> None:
+    held = put(store)
+    hold(other, held)
+
+    with pytest.raises(StoreBusy, match="open transaction"):
+        store.cancel([held], "unwanted")
+    other.rollback()
+
+    assert store.cancel([held], "unwanted") == {held: State.CANCELLED}
+
+
+def test_settings_of_a_callers_transaction_end_with_it(store: PostgresStore) -> None:
+    with store.transaction() as tx:
+        tx.execute(
+            "SET synchronous_commit = off; SET statement_timeout = '1ms'; SET default_transaction_read_only = on"
+        )
+
+    shown = "SELECT current_setting('synchronous_commit'), current_setting('statement_timeout')"
+    assert store._server.fetch(shown) == [("on", "0")]
+    assert finish(store, running(store), Completed()) is State.COMPLETED
+
+
+def test_a_connection_that_hears_nothing_more_is_given_up(
+    store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.Server.fetch, "__kwdefaults__", {"seconds": 1.0})
+    parts = urlsplit(url)
+    with Proxy(parts.hostname or "", parts.port or 0) as proxy:
+        through = PostgresStore(parts._replace(netloc=parts.netloc.replace(str(parts.port), str(proxy.port))).geturl())
+        through.open()
+        worker = start(through)
+        proxy.blackhole()
+        with pytest.raises(StoreAway, match="out of reach"):
+            through.renew([worker])
+        proxy.heal()
+
+        assert through.renew([worker]) == {worker}
+        through.close()
+
+
+def test_a_database_that_cannot_hold_every_text_is_refused(url: str) -> None:
+    databases = shared_postgres()
+    databases.execute("CREATE DATABASE narrow ENCODING 'LATIN1' LOCALE 'C' LOCALE_PROVIDER libc TEMPLATE template0")
+    try:
+        with pytest.raises(Exception, match="LATIN1, which can't hold every text"):
+            PostgresStore(databases.url("narrow")).migrate()
+    finally:
+        databases.execute("DROP DATABASE narrow")
+
+
+def test_claims_step_over_what_is_held(store: PostgresStore, other: psycopg.Connection) -> None:
+    held, free = put(store), put(store)
+    hold(other, held)
+
+    assert [each.id for each in claim(store, start(store), 2)] == [free]
+    other.rollback()
+    assert claim_one(store, start(store)).job_id == held
