@@ -14,9 +14,9 @@ help:  ## Show what there is
 demo: .venv/.run  ## See real work survive a killed worker
 	@$(BIN)/tenure demo
 
-test: .venv/.dev  ## All tests; about five minutes on two cores
+test: .venv/.dev  ## All tests; about ten minutes on two cores
 	$(BIN)/pytest -q -n 2 tests --ignore tests/crash
-	$(BIN)/pytest -q tests/crash
+	$(BIN)/pytest -q -n 2 tests/crash
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/ruff check .

@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 import pytest
 
 from tenure.cli.demo_history import make_up
+
+from .backends import Place
 
 CHECKS = [
     "greet: both succeeded",
@@ -99,6 +102,15 @@ def test_real_work_survives_a_killed_worker(start: Start, tmp_path: Path) -> Non
     assert (tmp_path / ".demo" / "code-evolution.svg").read_text().startswith("<svg")
     assert list((tmp_path / "tmp").iterdir()) == []
     assert processes_of(tmp_path) == {}
+
+
+@pytest.mark.needs("server")
+def test_it_is_the_same_on_a_server_with_any_doorbell(start: Start, place: Place) -> None:
+    code, out, err = ended(start("--url", place.url, "--notifier", place.notifier, TENURE_NAMESPACE=place.namespace))
+
+    assert (code, err) == (0, ""), out
+    assert re.findall(r"[✓✗] (\w+: .+|nothing .+)", out) == CHECKS
+    assert urlsplit(place.url).password not in out
 
 
 def test_without_git_it_says_what_is_missing_and_runs_the_rest(start: Start, tmp_path: Path) -> None:
