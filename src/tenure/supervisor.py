@@ -443,7 +443,9 @@ class Supervisor:
             evidence = dict(outcome.evidence) if isinstance(outcome, Crashed) else {}
             self._events.emit(WorkerDied(worker_id=child.id, pid=pid, cause=cause, evidence=evidence))
         child.close()
-        if child.registered:
+        if child.registered and self._unsettled:  # the store is away: others wait for it, and a try may take seconds
+            self._unsettled.append(partial(self._settle, child.id, child.verdicts, outcome))
+        elif child.registered:
             self._settle(child.id, child.verdicts, outcome)
         else:
             self._settling -= {child.id}
