@@ -57,6 +57,8 @@ class Client:
         self._gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering] = WeakKeyDictionary()
 
     def close(self) -> None:
+        for gathering in list(self._gatherings.values()):
+            gathering.close()
         self.store.close()  # it may still learn that a transaction has committed, and ring
         self.notifier.close()
 
@@ -190,6 +192,12 @@ class _Gathering:
         self._store = store
         self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
+        # One thread, which stays warm: the loop's own pool would take another one each time (measured: 615 µs a job
+        # instead of 440).
+        self._thread = ThreadPoolExecutor(1, "tenure-enqueue")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
 
     async def add(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         loop = asyncio.get_running_loop()
@@ -204,7 +212,8 @@ class _Gathering:
         try:
             while group := self._next_group():
                 try:
-                    answers = await asyncio.to_thread(self._write, [drafts for drafts, _ in group])
+                    loop = asyncio.get_running_loop()
+                    answers = await loop.run_in_executor(self._thread, self._write, [drafts for drafts, _ in group])
                 except BaseException as error:  # no thread, or this loop is ending: nobody may wait for ever
                     for _, future in group:
                         if not future.done():

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
@@ -81,6 +81,7 @@ from tenure.stores.postgres.server import Connection, Server, Transaction, run
 T = TypeVar("T")
 Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, and the value it stands for as JSON
 
+_FACTS = tuple(field.name for field in fields(Draft))
 COPY_FROM = 50  #: as many drafts are worth a COPY
 HELD_SECONDS = 0.5
 WARY_SECONDS = 5.0
@@ -185,6 +186,12 @@ class PostgresStore:
             except BadData as error:
                 if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                     raise
+        if len(drafts) == 1:
+            facts = {name: getattr(drafts[0], name) for name in _FACTS}
+            one = self._sql(statements.ENQUEUE_ONE)
+            rows = self._server.run(lambda connection: connection.execute(one, facts).fetchall())
+            if rows:
+                return [Enqueued(drafts[0].id, True, State(rows[0][0]))]
         return self._server.run(lambda connection: self._drive(_enqueue(drafts), partial(run, connection)))[0]
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:

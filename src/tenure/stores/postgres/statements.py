@@ -40,6 +40,18 @@ ENQUEUE = f"""
     )
     SELECT id::text, state, pg_current_xact_id()::text FROM stored"""
 
+#: One job alone, as most are: no batch has to be taken apart.
+ENQUEUE_ONE = """
+    INSERT INTO @.jobs (id, state, task, unique_key, queue, priority, run_at, solo, isolated, max_failures,
+        max_crashes, retry_base, retry_cap, timeout, stale_after, enqueued_at, expires_at, meta, payload)
+    SELECT %(id)s::uuid, CASE WHEN due > @now THEN 'scheduled' ELSE 'queued' END, %(task)s::text, %(unique)s::text,
+        %(queue)s::text, %(priority)s::smallint, due, %(isolated)s::boolean, %(isolated)s::boolean,
+        %(max_failures)s::integer, %(max_crashes)s::integer, %(retry_base)s::float8, %(retry_cap)s::float8,
+        %(timeout)s::float8, %(stale_after)s::float8, @now, due + %(expires)s::float8 * interval '1 second',
+        %(meta)s::text, %(payload)s::text
+    FROM (SELECT coalesce(@now + %(delay)s::float8 * interval '1 second', %(run_at)s::timestamptz, @now) AS due) AS d
+    ON CONFLICT DO NOTHING RETURNING state"""
+
 #: Who stands where an insert did nothing: the same id, else the live holder of the unique key.
 STANDING = """
     SELECT d.ordinality, j.id::text, j.state
