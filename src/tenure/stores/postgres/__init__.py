@@ -83,6 +83,7 @@ Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, 
 
 _FACTS = tuple(field.name for field in fields(Draft))
 COPY_FROM = 50  #: as many drafts are worth a COPY
+COPY_AT_ONCE = 500
 HELD_SECONDS = 0.5
 WARY_SECONDS = 5.0
 MARK_FROM = 50  #: a batch of so many may be one of a long queue
@@ -196,10 +197,12 @@ class PostgresStore:
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
         now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]
-        lines, answers = _lines(drafts, now)
+        answers: list[Enqueued] = []
         with connection.cursor() as cursor, cursor.copy(self._sql(statements.COPY)) as copy:
-            for first in range(0, len(lines), 500):
-                copy.write("".join(lines[first : first + 500]))
+            for first in range(0, len(drafts), COPY_AT_ONCE):  # the server stores one part while we write the next
+                lines, some = _lines(drafts[first : first + COPY_AT_ONCE], now)
+                copy.write("".join(lines))
+                answers += some
         return answers
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
