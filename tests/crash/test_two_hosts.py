@@ -24,8 +24,7 @@ T = TypeVar("T")
 pytestmark = pytest.mark.needs("server")
 
 LEASE = 30.0 if FULL else 3.0
-POLL = 6.0  #: a queue may have dealt the job's message to the silent host: then a poll finds the job
-PROMISED = LEASE + LEASE / 6 * 1.2 + POLL  #: its lease ends, a scan comes by
+PROMISED = LEASE + LEASE / 6 * 1.2 + 4.0  #: its lease ends, a scan comes by, and the job starts: 40 s by default
 WAKING = 1.0  #: so long may old code run when a paused machine wakes (docs/delivery.md)
 ROUNDS = 3 if FULL else 1
 
