@@ -276,3 +276,14 @@ def test_a_cancel_is_heard_however_the_attempt_ends_meanwhile(outcome: Outcome, 
     race(lambda: here.finish([(lease, outcome)]), lambda: there.cancel([lease.job_id], "unwanted"))
 
     assert look(here, lease.job_id).state is State.CANCELLED
+
+
+@many_times
+def test_a_rescue_beside_a_settle_charges_no_bystander(doors: Doors) -> None:
+    here, there = doors
+    lease = running(here)
+
+    race(lambda: here.settle(lease.worker_id, {}, Released("a neighbour died")), lambda: there.rescue())
+
+    assert look(here, lease.job_id).crashes == 0
+    here.cancel([lease.job_id], "the next round has a job of its own")

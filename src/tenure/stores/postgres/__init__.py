@@ -401,11 +401,10 @@ class PostgresStore:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
 
-        # Its death stands whatever becomes of its jobs. Those whose row its own last transaction still holds are left
-        # to `rescue`: the server has yet to notice that nobody will end that one.
-        self.declare_dead([worker_id])
-
+        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash. Rows that
+        # the dead worker's own last transaction still holds are left to `rescue`: the server has yet to notice its end.
         def step(connection: Connection) -> list[Rescued]:
+            connection.execute(self._sql(statements.DECLARE), ([worker_id],))
             held = connection.execute(self._sql(statements.HELD), (worker_id,)).fetchall()
             return self._take(connection, [(*row, worker_id, verdicts.get(row[0], rest), "crash") for row in held])
 
