@@ -225,6 +225,9 @@ class Worker:
         await self._wait_idle(grace)
         self.hand_back("drained")
         await self._wait_idle(None)
+        if self._away_since is None:
+            async with self._claim_turn:  # what a claim on its way brings goes back now, not when our lease ends
+                pass
         await self._wait_flushed()
         self._events.emit(Drained(worker_id=self.worker_id, released=self._released))
 

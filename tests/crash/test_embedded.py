@@ -170,5 +170,5 @@ def test_a_heartbeat_or_upkeep_that_fails_takes_the_worker_down_and_is_told(
 
     assert isinstance(raised.value.__cause__, TypeError)
     assert "TypeError: a mistake in the store" in caplog.text
-    assert site.outcomes(job) == ["released"]
+    assert set(site.outcomes(job)) == {"released"}  # once more for a claim that was on its way
     assert (site.job(job).state, site.job(later).state) == ("queued", "queued")
