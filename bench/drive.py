@@ -1,4 +1,4 @@
-"""One contestant on PostgreSQL, in a process of its own: `python -m bench.drive` carries out BENCH_ORDER.
+"""One contestant on one store, in a process of its own: `python -m bench.drive` carries out BENCH_ORDER.
 
 Its worker is one more process: the same with the action `work`. (The order is in the environment because its URL has
 a password, and everybody can read a command line.)
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from typing import Any
 
 from bench import measure
 from bench.measure import STARTS, awaited_rate
-from bench.postgres_peers import PEERS, Peer
+from bench.postgres_peers import Peer
 from tenure.cli.bench import cuts
 
 PR_SET_PDEATHSIG = 1
@@ -44,6 +45,7 @@ class Order:
     jobs: int  #: of one lap
     nats: str = ""
     laps: int = 1
+    store: str = "postgres"
 
     def command(self) -> tuple[list[str], dict[str, str]]:
         """How to carry it out, and in which environment."""
@@ -188,7 +190,8 @@ def main() -> None:
     if sys.platform == "linux":  # whatever ends the bench, its processes end with it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     order = Order(**json.loads(os.environ["BENCH_ORDER"]))
-    peer = PEERS[order.name](order.url, order.nats)
+    peers: dict[str, type[Peer]] = importlib.import_module(f"bench.{order.store}_peers").PEERS
+    peer = peers[order.name](order.url, order.nats)
     answer: Coroutine[Any, Any, object] = ACTIONS[order.action](peer, order)
     if peer.uvloop:
         import uvloop

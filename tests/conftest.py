@@ -38,7 +38,15 @@ def postgres(_: Path) -> Callable[[Clock], Store]:
     return lambda clock: PostgresStore(url, schema=schema, clock=clock)
 
 
-@pytest.fixture(params=[memory, sqlite, postgres], ids=lambda make: make.__name__)
+def redis(_: Path) -> Callable[[Clock], Store]:
+    from servers import shared_valkey
+    from tenure.stores.redis import RedisStore
+
+    url, namespace = shared_valkey().url, f"world_{os.getpid()}_{next(_schemas)}"
+    return lambda clock: RedisStore(url, namespace=namespace, clock=clock)
+
+
+@pytest.fixture(params=[memory, sqlite, postgres, redis], ids=lambda make: make.__name__)
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
     """Worlds with nothing in them yet. They close by themselves, and must leave no thread behind."""
     before = set(living_threads())

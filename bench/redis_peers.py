@@ -1,0 +1,452 @@
+"""The contestants on Redis: each with the settings its own documentation recommends for speed, and no results kept.
+
+Of them only Tenure and the bare loop refuse what a former owner finishes. What a killed worker held is lost with huey
+and celery (as they are by default), marked failed with rq, and comes back with the others: after a minute with streaq,
+dramatiq and saq (if told to retry), after five with arq, after ten with taskiq-redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from bench.postgres_peers import CONNECTIONS, QUEUE, Peer, TenurePeer, worker
+
+BATCH = 500  # of those whose only bulk call is many calls at once
+
+
+class RedisPeer(Peer):
+    """One contestant that has a share of the jobs of a drain: the slow ones have fewer, for a rate that is enough."""
+
+    share = 1.0
+
+
+class SyncPeer(RedisPeer):
+    """One that has nothing to await."""
+
+    together = False
+
+
+class Tenure(TenurePeer, RedisPeer):
+    left = ""
+
+
+class Taskiq(RedisPeer):
+    """Streams: its only broker that acknowledges (the list broker is no faster, and loses what a killed worker held).
+
+    Its command line runs on uvloop, if that is installed.
+    """
+
+    uvloop = True
+
+    async def open(self) -> None:
+        from taskiq_redis import RedisStreamBroker
+
+        self.broker = RedisStreamBroker(self.url, xread_count=BATCH, max_connection_pool_size=CONNECTIONS)
+
+        @self.broker.task(task_name="nothing")
+        async def nothing(n: int) -> None:
+            self.counted.ran()
+
+        @self.broker.task(task_name="stamp")
+        async def stamp(sent: int) -> None:
+            self.counted.started(sent)
+
+        self.nothing, self.stamped = nothing, stamp
+        await self.broker.startup()
+
+    async def close(self) -> None:
+        await self.broker.shutdown()
+
+    async def many(self, count: int) -> None:
+        for first in range(0, count, BATCH):
+            await asyncio.gather(*(self.nothing.kiq(n) for n in range(first, min(first + BATCH, count))))
+
+    async def one(self, n: int) -> object:
+        return await self.nothing.kiq(n)
+
+    async def stamp(self, sent: int) -> object:
+        return await self.stamped.kiq(sent)
+
+    async def work(self, slots: int) -> None:
+        from taskiq.api import run_receiver_task
+
+        self.counted = worker()
+        await self.open()
+        await run_receiver_task(self.broker, max_async_tasks=slots)
+
+
+class Dramatiq(SyncPeer):
+    """Threads: its default of 8, which is its fastest here. It has no call for many."""
+
+    async def open(self) -> None:
+        import dramatiq
+        from dramatiq.brokers.redis import RedisBroker
+
+        self.broker = RedisBroker(url=self.url)
+
+        @dramatiq.actor(broker=self.broker, actor_name="nothing")
+        def nothing(n: int) -> None:
+            self.counted.ran()
+
+        @dramatiq.actor(broker=self.broker, actor_name="stamp")
+        def stamp(sent: int) -> None:
+            self.counted.started(sent)
+
+        self.nothing, self.stamped = nothing, stamp
+
+    async def close(self) -> None:
+        self.broker.close()
+
+    async def many(self, count: int) -> None:
+        for n in range(count):
+            self.nothing.send(n)
+
+    async def one(self, n: int) -> object:
+        return self.nothing.send(n)
+
+    async def stamp(self, sent: int) -> object:
+        return self.stamped.send(sent)
+
+    async def work(self, slots: int) -> None:
+        import dramatiq
+
+        self.counted = worker()
+        await self.open()
+        dramatiq.Worker(self.broker, worker_threads=8).start()
+        await asyncio.Event().wait()
+
+
+class Huey(SyncPeer):
+    """One thread, its default and its fastest here; a blocking pop, no results, no periodic tasks. No call for many."""
+
+    async def open(self) -> None:
+        from huey import RedisHuey
+
+        self.huey = RedisHuey("bench", url=self.url, results=False)
+
+        @self.huey.task()
+        def nothing(n: int) -> None:
+            self.counted.ran()
+
+        @self.huey.task()
+        def stamp(sent: int) -> None:
+            self.counted.started(sent)
+
+        self.nothing, self.stamped = nothing, stamp
+
+    async def many(self, count: int) -> None:
+        for n in range(count):
+            self.nothing(n)
+
+    async def one(self, n: int) -> object:
+        return self.nothing(n)
+
+    async def stamp(self, sent: int) -> object:
+        return self.stamped(sent)
+
+    async def work(self, slots: int) -> None:
+        self.counted = worker()
+        await self.open()
+        self.huey.create_consumer(workers=1, periodic=False).run()
+
+
+class Saq(RedisPeer):
+    """`concurrency` is its slots, each with a connection that waits. Ended jobs are not kept. No call for many."""
+
+    share = 0.5
+
+    async def open(self) -> None:
+        from saq import Queue
+
+        self.queue = Queue.from_url(self.url)
+
+    async def close(self) -> None:
+        await self.queue.disconnect()
+
+    async def many(self, count: int) -> None:
+        for first in range(0, count, BATCH):
+            await asyncio.gather(*(self.one(n) for n in range(first, min(first + BATCH, count))))
+
+    async def one(self, n: int) -> object:
+        return await self.queue.enqueue("nothing", n=n, ttl=-1)
+
+    async def stamp(self, sent: int) -> object:
+        return await self.queue.enqueue("stamp", sent=sent, ttl=-1)
+
+    async def work(self, slots: int) -> None:
+        import saq
+
+        counted = worker()
+        await self.open()
+
+        async def nothing(_: object, *, n: int) -> None:
+            counted.ran()
+
+        async def stamp(_: object, *, sent: int) -> None:
+            counted.started(sent)
+
+        functions: Any = [("nothing", nothing), ("stamp", stamp)]
+        await saq.Worker(self.queue, functions=functions, concurrency=slots).start()
+
+
+class Streaq(RedisPeer):
+    """`concurrency` is its slots and its batch; uvloop, as its documentation says; nothing logged, no results."""
+
+    share = 0.5
+    uvloop = True
+
+    async def open(self, slots: int = 1) -> None:
+        from streaq import Worker
+
+        self.streaq: Any = Worker(redis_url=self.url, concurrency=slots)
+
+        @self.streaq.task(name="nothing", silent=True, ttl=0)
+        async def nothing(n: int) -> None:
+            self.counted.ran()
+
+        @self.streaq.task(name="stamp", silent=True, ttl=0)
+        async def stamp(sent: int) -> None:
+            self.counted.started(sent)
+
+        self.nothing, self.stamped = nothing, stamp
+        if slots == 1:
+            await self.streaq.__aenter__()
+
+    async def close(self) -> None:
+        await self.streaq.__aexit__(None, None, None)
+
+    async def many(self, count: int) -> object:
+        return await self.streaq.enqueue_many([self.nothing.enqueue(n) for n in range(count)])
+
+    async def one(self, n: int) -> object:
+        return await self.nothing.enqueue(n)
+
+    async def stamp(self, sent: int) -> object:
+        return await self.stamped.enqueue(sent)
+
+    async def work(self, slots: int) -> None:
+        self.counted = worker()
+        await self.open(slots)
+        await self.streaq.run_async()
+
+
+class Arq(RedisPeer):
+    """`max_jobs` is its slots; it polls, here every 10 ms. No results kept, nothing logged. No call for many."""
+
+    share = 0.5
+
+    async def open(self) -> None:
+        from arq import create_pool
+        from arq.connections import RedisSettings
+
+        self.pool = await create_pool(RedisSettings.from_dsn(self.url))
+
+    async def close(self) -> None:
+        await self.pool.close()
+
+    async def many(self, count: int) -> None:
+        for first in range(0, count, BATCH):
+            await asyncio.gather(*(self.one(n) for n in range(first, min(first + BATCH, count))))
+
+    async def one(self, n: int) -> object:
+        return await self.pool.enqueue_job("nothing", n)
+
+    async def stamp(self, sent: int) -> object:
+        return await self.pool.enqueue_job("stamp", sent)
+
+    async def work(self, slots: int) -> None:
+        from arq.worker import Worker, func
+
+        counted = worker()
+        await self.open()
+
+        async def nothing(_: object, n: int) -> None:
+            counted.ran()
+
+        async def stamp(_: object, sent: int) -> None:
+            counted.started(sent)
+
+        await Worker(
+            [func(nothing, name="nothing"), func(stamp, name="stamp")],
+            redis_pool=self.pool,
+            max_jobs=slots,
+            poll_delay=0.01,
+            keep_result=0,
+            log_results=False,
+        ).async_run()
+
+
+class Rq(SyncPeer):
+    """SimpleWorker, one job at a time without a fork: its documentation's choice for very short jobs. No results."""
+
+    share = 0.1
+
+    async def open(self) -> None:
+        from redis import Redis
+        from rq import Queue
+
+        self.queue = Queue(QUEUE, connection=Redis.from_url(self.url))
+
+    async def many(self, count: int) -> object:
+        return self.queue.enqueue_many(
+            [self.queue.prepare_data(rq_nothing, (n,), result_ttl=0) for n in range(count)]
+        )
+
+    async def one(self, n: int) -> object:
+        return self.queue.enqueue(rq_nothing, n, result_ttl=0)
+
+    async def stamp(self, sent: int) -> object:
+        return self.queue.enqueue(rq_stamp, sent, result_ttl=0)
+
+    async def work(self, slots: int) -> None:
+        from rq import SimpleWorker
+
+        await self.open()
+        self.counted = Rq.counting = worker()
+        SimpleWorker([self.queue], connection=self.queue.connection, log_job_description=False).work(
+            logging_level=logging.WARNING
+        )
+
+
+def rq_nothing(n: int) -> None:
+    Rq.counting.ran()
+
+
+def rq_stamp(sent: int) -> None:
+    Rq.counting.started(sent)
+
+
+class Celery(SyncPeer):
+    """Its solo pool, faster here than threads or prefork; prefetching as many as slots; no results, no events."""
+
+    share = 0.25
+
+    async def open(self) -> None:
+        import celery
+
+        self.celery = celery.Celery("bench", broker=self.url, set_as_current=False)
+        self.celery.conf.update(task_ignore_result=True, worker_prefetch_multiplier=BATCH, worker_hijack_root_logger=False)
+
+        @self.celery.task(name="nothing")
+        def nothing(n: int) -> None:
+            self.counted.ran()
+
+        @self.celery.task(name="stamp")
+        def stamp(sent: int) -> None:
+            self.counted.started(sent)
+
+        self.nothing, self.stamped = nothing, stamp
+
+    async def close(self) -> None:
+        self.celery.close()
+
+    async def many(self, count: int) -> None:
+        with self.celery.producer_or_acquire() as producer:
+            for n in range(count):
+                self.nothing.apply_async((n,), producer=producer)
+
+    async def one(self, n: int) -> object:
+        return self.nothing.delay(n)
+
+    async def stamp(self, sent: int) -> object:
+        return self.stamped.delay(sent)
+
+    async def work(self, slots: int) -> None:
+        self.counted = worker()
+        await self.open()
+        self.celery.worker_main(
+            ["worker", "--pool", "solo", "--loglevel", "WARNING"]
+            + ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        )
+
+
+class BareLoop(SyncPeer):
+    """The floor: what redis-py and Redis can do with the same fenced work and no engine around it."""
+
+    starts = False
+
+    async def open(self) -> None:
+        from redis import Redis
+
+        self.redis = Redis.from_url(self.url)
+        self.claim = self.redis.register_script(_BARE_CLAIM)
+        self.finish = self.redis.register_script(_BARE_FINISH)
+
+    async def close(self) -> None:
+        self.redis.close()
+
+    async def many(self, count: int) -> None:
+        for first in range(0, count, BATCH):
+            pipe = self.redis.pipeline(transaction=False)
+            for n in range(first, min(first + BATCH, count)):
+                pipe.hset(f"job:{n}", mapping={"task": "t", "payload": json.dumps({"n": n})})
+                pipe.zadd("ready", {str(n): n})
+            pipe.execute()
+
+    async def one(self, n: int) -> None:
+        pipe = self.redis.pipeline()
+        pipe.hset(f"job:{n}", mapping={"task": "t", "payload": "{}"})
+        pipe.zadd("ready", {str(n): n})
+        pipe.execute()
+
+    async def work(self, slots: int) -> None:
+        counted = worker()
+        await self.open()
+        batch = min(slots, 100)
+        while claimed := self.claim(args=[batch]):
+            done: list[Any] = []
+            for job, attempt, payload in claimed:
+                json.loads(payload)
+                counted.ran()
+                done += (job, attempt)
+            assert self.finish(args=done) == len(done) // 2
+        await asyncio.Event().wait()
+
+
+_BARE_CLAIM = """
+local ids, claimed, processing = redis.call('ZRANGE', 'ready', 0, ARGV[1] - 1), {}, {}
+if #ids == 0 then return claimed end
+for n, id in ipairs(ids) do
+  local key = 'job:' .. id
+  local job = redis.call('HMGET', key, 'payload', 'attempt')
+  local attempt = (job[2] or 0) + 1
+  redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker', 'w')
+  claimed[n] = {id, attempt, job[1]}
+  processing[2 * n - 1], processing[2 * n] = 0, id
+end
+redis.call('ZADD', 'processing', unpack(processing))
+redis.call('ZREM', 'ready', unpack(ids))
+return claimed
+"""
+_BARE_FINISH = """
+local landed = {}
+for n = 1, #ARGV, 2 do
+  local key = 'job:' .. ARGV[n]
+  local held = redis.call('HMGET', key, 'state', 'attempt', 'worker')
+  if held[1] == 'processing' and held[2] == ARGV[n + 1] and held[3] == 'w' then
+    redis.call('HSET', key, 'state', 'completed', 'ended', 1)
+    landed[#landed + 1] = ARGV[n]
+  end
+end
+redis.call('ZREM', 'processing', unpack(landed))
+return #landed
+"""
+
+DURABLE = "tenure, append-only file"
+PEERS: dict[str, type[RedisPeer]] = {
+    "tenure": Tenure,
+    DURABLE: Tenure,
+    "bare Lua loop": BareLoop,
+    "taskiq-redis": Taskiq,
+    "dramatiq": Dramatiq,
+    "huey": Huey,
+    "saq": Saq,
+    "streaq": Streaq,
+    "arq": Arq,
+    "celery": Celery,
+    "rq": Rq,
+}
+RIVALS = tuple(PEERS)[3:]

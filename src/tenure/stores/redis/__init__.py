@@ -1,0 +1,549 @@
+"""The Redis store, for Redis and Valkey: fast, and as durable as its append-only file (docs/delivery.md).
+
+Every transition is one Lua script in `lua/`, with the lease compared inside and the server's TIME for a clock. All keys
+of a namespace begin with one hash tag, so they live on one node of a cluster:
+
+    {tenure}:job:ID        hash    the job: state, lease (attempt, worker_id), payload, budgets spent, progress, result
+    {tenure}:ready:QUEUE   zset    queued jobs, in order of priority, run_at, id: the score is priority, then time
+    {tenure}:solo:QUEUE    zset    the same of those that must run alone
+    {tenure}:scheduled     zset    by the time they are due
+    {tenure}:processing    zset    by their owner's last word
+    {tenure}:stale         zset    those of them that must show progress, by the time they will have hung
+    {tenure}:held:WORKER   set     the jobs a worker holds; `holders` is the set of workers that hold any
+    {tenure}:completed, cancelled, dead    zset    by the time they ended
+    {tenure}:jobs          zset    all of them, by id
+    {tenure}:attempts:ID, once:ID  hash    ended attempts by number, first results by key
+    {tenure}:unique        hash    TASK NUL KEY → the live job that holds it
+    {tenure}:worker:ID     hash    a worker; `alive` is a zset by the end of its lease, `died` by the time of death
+    {tenure}:queues set, paused hash, counts hash (scheduled and processing jobs of each queue), schema
+
+`decide` stays in Python: what it has to know is read first, and the script that ends an attempt compares it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime
+from itertools import chain
+from math import ceil
+from random import random
+from typing import Any, TypeVar
+
+import msgspec
+
+from tenure.clock import Clock
+from tenure.errors import BadData, StoreAway, StoreError
+from tenure.lifecycle import (
+    Charges,
+    Completed,
+    Crashed,
+    Lease,
+    Outcome,
+    State,
+    decide,
+    error_after,
+    outcome_name,
+    reason_of,
+)
+from tenure.ports import (
+    Answer,
+    AttemptView,
+    Busy,
+    Capabilities,
+    Claimed,
+    Draft,
+    Enqueued,
+    Filter,
+    Hung,
+    JobView,
+    Landed,
+    NotLanded,
+    OnceRecord,
+    Owned,
+    Page,
+    Progress,
+    Promoted,
+    QueueView,
+    Rescued,
+    WorkerIdentity,
+    WorkerView,
+)
+from tenure.stores.outcomes import COMPLETED, RESCUES, Cause, check_outcome, check_text, cleared, encode, standing
+from tenure.stores.redis import reads
+from tenure.stores.redis.facts import decode_facts, encode_facts, millis
+from tenure.stores.redis.server import Server
+
+T = TypeVar("T")
+
+SCHEMA = 1
+MOST = 200  #: ids of one script: the server does nothing else meanwhile
+MOST_BYTES = 1 << 20  #: texts of one script
+WORKER_KEPT = 86_400_000  #: milliseconds a worker's row outlives its death
+_TRIES = 20
+_STATES = {1: State.QUEUED, 2: State.SCHEDULED}
+_decode = msgspec.json.decode
+
+
+class RedisStore:
+    """`RedisStore("redis://me@host/0")`, `valkey://…`, `rediss://…` or `redis+sentinel://…`; needs no migration."""
+
+    capabilities = Capabilities(transactions=False, durable=True, steady_clock=False, local=False)
+
+    def __init__(
+        self, url: str, *, namespace: str = "tenure", password: str | None = None, clock: Clock | None = None
+    ) -> None:
+        self._server = Server(url, namespace, password, clock)
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def server(self) -> Server:
+        """For a notifier, which needs connections of its own."""
+        return self._server
+
+    def migrate(self) -> int:
+        return SCHEMA
+
+    def open(self) -> None:
+        self._server.open(SCHEMA)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def now(self) -> datetime:
+        return reads.instant(self._server.call("now"))
+
+    def transaction(self) -> AbstractContextManager[Any]:
+        raise StoreError(_NO_TRANSACTIONS)
+
+    # ── clients ──
+
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        """As the port says; but of more than 200 jobs some may be stored when it breaks off: send them all again."""
+        if tx is not None:
+            raise StoreError(_NO_TRANSACTIONS)
+        for draft in drafts:
+            _check(draft)
+        answers: list[Enqueued] = []
+        batches = list(_batches(drafts, lambda draft: len(draft.payload)))
+        for batch, told in zip(batches, self._server.call_each("enqueue", map(_enqueue, batches)), strict=True):
+            for draft, answer in zip(batch, told, strict=True):
+                if isinstance(answer, int):
+                    answers.append(Enqueued(draft.id, True, _STATES[answer]))
+                else:
+                    answers.append(Enqueued(answer[0], False, State(answer[1])))
+        return answers
+
+    def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
+        check_text(reason)
+        return self._states("cancel", ids, reason)
+
+    def promote(self, *, limit: int = 1000) -> Promoted:
+        jobs: dict[str, list[str]] = {}
+        while True:
+            next_due, *moved = self._server.call("promote", min(limit, MOST))
+            for queue, job_id in zip(moved[::2], moved[1::2], strict=True):
+                jobs.setdefault(queue, []).append(job_id)
+            limit -= len(moved) // 2
+            if not limit or len(moved) // 2 < MOST:
+                return Promoted(jobs, None if next_due is None else next_due / 1000)
+
+    def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
+        return self._states("promote_now", ids)
+
+    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        wanted = list(dict.fromkeys(ids))
+        answers: dict[str, Answer | None] = {}
+        for batch in _batches(wanted):
+            isolated = [view is not None and view.isolated for view in reads.views(self._server, batch)]
+            values = [text for each, alone in zip(batch, isolated, strict=True) for text in (each, str(int(alone)))]
+            for job_id, told in zip(batch, self._server.call("replay", *values), strict=True):
+                answers[job_id] = self._replayed(job_id, told)
+        return answers
+
+    def _replayed(self, job_id: str, told: Any) -> Answer | None:
+        if told is None:
+            return None
+        if told == 1:
+            return Landed(State.QUEUED)
+        if isinstance(told, str):
+            return NotLanded(f"the job is {told}; only a job that has ended is replayed")
+        return NotLanded(f"job {told[0]} holds its unique key and is {told[1]}")
+
+    def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        answers: dict[str, Answer | None] = {}
+        for job_id, state in self._states("delete", ids).items():
+            if state is State.PROCESSING:
+                answers[job_id] = NotLanded("the job is processing; cancel it first, then delete it")
+            else:
+                answers[job_id] = None if state is None else Landed(state)
+        return answers
+
+    def _states(self, script: str, ids: Iterable[str], *values: str) -> dict[str, State | None]:
+        wanted = list(dict.fromkeys(ids))
+        found: dict[str, State | None] = {}
+        for batch in _batches(wanted):
+            known = [each for each in batch if reads.is_id(each)]
+            told = dict(zip(known, self._server.call(script, *values, *known), strict=True)) if known else {}
+            found |= {each: None if told.get(each) is None else State(told[each]) for each in batch}
+        return found
+
+    def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
+        ages = [("completed", keep), ("cancelled", keep)] + ([("dead", keep_dead)] if keep_dead is not None else [])
+        gone = 0
+        for state, age in ages:
+            went = MOST
+            while went == MOST and gone < limit:
+                went = self._server.call("prune", state, millis(age), min(limit - gone, MOST))
+                gone += went
+        self._server.call("prune_workers", WORKER_KEPT)
+        return gone
+
+    # ── owners ──
+
+    def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        wanted = [each for want in wants.items() for each in want]
+        told = self._server.call("claim", worker_id, limit, int(solo), *wanted)
+        return [_claimed(*told[place : place + 9]) for place in range(0, len(told), 9)]
+
+    def owned(self, worker_id: str) -> list[Owned]:
+        return [Owned(_claimed(*row[:9]), row[9]) for row in self._server.call("owned", worker_id)]
+
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        values: list[list[Any]] = []
+        for report in reports:
+            check_text(report.stage, report.message, report.checkpoint)
+            if report.fraction is not None and not 0 <= report.fraction <= 1:
+                raise BadData(f"fraction: expected 0 to 1, got {report.fraction!r}")
+            said = {
+                "progress": report.fraction,
+                "stage": report.stage,
+                "message": report.message,
+                "checkpoint": report.checkpoint,
+            }
+            values.append([*_lease(report.lease), _json({k: v for k, v in said.items() if v is not None})])
+        batches = (list(chain.from_iterable(batch)) for batch in _batches(values, lambda each: len(each[3])))
+        return [bool(landed) for told in self._server.call_each("progress", batches) for landed in told]
+
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        check_text(key, value)
+        told = self._server.call("once", *_lease(lease), key, *([] if value is None else [value]))
+        return None if told is None else OnceRecord(told[0])
+
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        if tx is not None:
+            raise StoreError(_NO_TRANSACTIONS)
+        for _, outcome in ends:
+            check_outcome(outcome)
+        landed: dict[int, Answer] = {}
+        for worker_id in dict.fromkeys(lease.worker_id for lease, _ in ends):
+            mine = [(n, lease, end) for n, (lease, end) in enumerate(ends) if lease.worker_id == worker_id]
+            done = [(n, lease, end) for n, lease, end in mine if isinstance(end, Completed)]
+            landed |= self._complete(worker_id, done)
+        landed |= self._end([(n, lease, end) for n, (lease, end) in enumerate(ends) if not isinstance(end, Completed)])
+        return [landed[n] for n in range(len(ends))]
+
+    def _complete(self, worker_id: str, done: Sequence[tuple[int, Lease, Completed]]) -> dict[int, Answer]:
+        batches = list(_batches(done, lambda each: len(each[2].result)))
+        values = (
+            [worker_id, *(text for _, lease, end in batch for text in (lease.job_id, lease.attempt, end.result))]
+            for batch in batches
+        )
+        landed: dict[int, Answer] = {}
+        for batch, refused in zip(batches, self._server.call_each("complete", values), strict=True):
+            landed |= dict.fromkeys((n for n, _, _ in batch), COMPLETED)
+            for place, stands in refused:
+                n, lease, end = batch[place]
+                landed[n] = _standing(lease, end, stands)
+        return landed
+
+    def _end(self, ends: Sequence[tuple[int, Lease, Outcome]]) -> dict[int, Answer]:
+        """End attempts otherwise than completed: read what each was charged, decide, and write if that still holds."""
+        landed: dict[int, Answer] = {}
+        for batch in _batches(ends):
+            waiting = list(batch)
+            for _ in range(_TRIES):
+                told = self._server.call("charges", *(text for _, lease, _ in waiting for text in _lease(lease)))
+                written: list[tuple[int, State, str]] = []
+                again: list[tuple[int, Lease, Outcome]] = []
+                for (n, lease, outcome), (held, *found) in zip(waiting, told, strict=True):
+                    if not held:
+                        landed[n] = _standing(lease, outcome, found[0])
+                        continue
+                    state, end = _decided(lease, outcome, found, None)
+                    written.append((n, state, end))
+                    again.append((n, lease, outcome))
+                if not written:
+                    break
+                fits = self._server.call("end", "", *(end for _, _, end in written))
+                landed |= {n: Landed(state) for (n, state, _), fit in zip(written, fits, strict=True) if fit}
+                waiting = [each for each, fit in zip(again, fits, strict=True) if not fit]
+                if not waiting:
+                    break
+            else:
+                raise StoreAway(f"{self.url}: what these jobs were charged changed faster than it could be read")
+        return landed
+
+    # ── supervisors ──
+
+    def register(self, worker: WorkerIdentity) -> None:
+        check_text(worker.id)
+        if not self._server.call("register", worker.id, millis(worker.lease), _json(worker)):
+            raise StoreError(f"worker id {worker.id} was used before: every process start takes a new one")
+
+    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
+        told = [text for each in worker_ids for text in (each, (notes or {}).get(each, ""))]
+        return frozenset(self._server.call("renew", *told))
+
+    def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
+        return frozenset(self._server.call("declare", *worker_ids))
+
+    def declare_expired(self) -> frozenset[str]:
+        died: frozenset[str] = frozenset()
+        while True:
+            more = self._server.call("declare_expired")
+            died |= frozenset(more)
+            if len(more) < MOST:
+                return died
+
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+        for outcome in (*verdicts.values(), rest):
+            check_outcome(outcome)
+        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash.
+        for _ in range(_TRIES):
+            held = self._server.call("held", worker_id)
+            taken = [(row, verdicts.get(row[0], rest), "crash") for row in held]
+            rescued, ends = _taken(taken, lost=False)
+            if self._server.call("end", worker_id, *ends) == [1]:
+                return rescued
+        raise StoreAway(f"{self.url}: what worker {worker_id} holds changed faster than it could be read")
+
+    def rescue(self, *, limit: int = 100) -> list[Rescued]:
+        return self._rescue(self._server.call("lost", min(limit, MOST)))
+
+    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+        told = self._server.call("redelivered", job_id, int(declare)) if reads.is_id(job_id) else None
+        if told is None:
+            return None
+        state, *lost = told
+        return next(iter(self._rescue(lost, "queue")), State(state))
+
+    def _rescue(self, lost: Sequence[Sequence[Any]], told: Cause | None = None) -> list[Rescued]:
+        taken: list[tuple[Sequence[Any], Outcome, Cause]] = []
+        for row in lost:
+            cause, outcome = RESCUES[row[3]]
+            taken.append((row, replace(outcome, reason=outcome.reason.format(worker=row[2])), told or cause))
+        if not taken:
+            return []
+        rescued, ends = _taken(taken, lost=True)
+        fits = self._server.call("end", "", *ends)
+        return [each for each, fit in zip(rescued, fits, strict=True) if fit]
+
+    def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
+        rows = self._server.call("hung", *worker_ids)
+        return [Hung(Lease(*row[:3]), decode_facts(row[3]).task, row[4] / 1000) for row in rows]
+
+    def solo_waiting(self, queues: Sequence[str]) -> int:
+        return int(self._server.call("solo_waiting", *queues))
+
+    def upkeep(self) -> None:
+        """Nothing: what the server does to its append-only file is its own business."""
+
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        check_text(queue)
+        return bool(self._server.call("pause", queue, int(paused)))
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(self._server.run("HKEYS", f"{self._server.prefix}paused"))
+
+    # ── reads ──
+
+    def get(self, job_id: str) -> JobView | None:
+        return reads.views(self._server, [job_id])[0]
+
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
+        return reads.search(self._server, where, limit, cursor)
+
+    def counts(self) -> dict[State, int]:
+        return reads.counts(self._server)
+
+    def attempts(self, job_id: str) -> list[AttemptView]:
+        return reads.attempts(self._server, job_id)
+
+    def workers(self, *, dead: bool = False) -> list[WorkerView]:
+        return reads.workers(self._server, dead=dead)
+
+    def queues(self) -> list[QueueView]:
+        return reads.queues(self._server)
+
+
+_NO_TRANSACTIONS = (
+    "tx: a job in Redis can't join a transaction of another database, and Redis has none to lend: enqueue after the "
+    "commit, or keep the jobs in PostgreSQL or SQLite"
+)
+
+
+# ── What scripts are given, and what they answer ────────────────────────────────────────────────────────────────
+
+
+def _batches(items: Sequence[T], size: Callable[[T], int] = lambda _: 0) -> Iterator[list[T]]:
+    """So many that a script is done with them in a few milliseconds."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        length = size(item)
+        if len(batch) == MOST or (batch and total + length > MOST_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += length
+    if batch:
+        yield batch
+
+
+def _check(draft: Draft) -> None:
+    check_text(draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
+    if not -100 <= draft.priority <= 100:
+        raise BadData(f"priority: expected -100 to 100, got {draft.priority}")
+
+
+def _enqueue(drafts: Sequence[Draft]) -> list[Any]:
+    groups: dict[tuple[str, str], int] = {}
+    heads: list[Any] = []
+    jobs: list[Any] = []
+    for draft in drafts:
+        facts = encode_facts(draft)
+        group = groups.get((facts, draft.queue))
+        if group is None:
+            group = groups[facts, draft.queue] = len(groups) + 1
+            stale = "" if draft.stale_after is None else millis(draft.stale_after)
+            heads += (facts, draft.queue, 100 - draft.priority, int(draft.isolated), stale)
+        if draft.delay is not None:
+            when: Any = f"+{millis(draft.delay)}"
+        else:
+            when = "" if draft.run_at is None else ceil(draft.run_at.timestamp() * 1000)
+        unique = "" if draft.unique is None else f"{draft.task}\0{draft.unique}"
+        jobs += (draft.id, group, draft.payload, when, unique, "" if draft.expires is None else millis(draft.expires))
+    return [len(groups), *heads, *jobs]
+
+
+def _claimed(
+    job_id: str,
+    attempt: int,
+    facts_text: str,
+    payload: str,
+    failures: str,
+    crashes: str,
+    checkpoint: str | None,
+    enqueued_at: str,
+    expired: int,
+) -> Claimed:
+    facts = decode_facts(facts_text)
+    return Claimed(
+        job_id,
+        attempt,
+        facts.task,
+        facts.queue,
+        payload,
+        int(failures),
+        int(crashes),
+        facts.meta,
+        checkpoint,
+        facts.timeout,
+        facts.stale_after,
+        int(enqueued_at),
+        bool(expired),
+    )
+
+
+def _lease(lease: Lease) -> tuple[str, int, str]:
+    return lease.job_id, lease.attempt, lease.worker_id
+
+
+def _standing(lease: Lease, outcome: Outcome, found: Sequence[Any]) -> Answer:
+    state, attempt, worker_id, result, past = found
+    if state is None:
+        return standing(lease, outcome, None, None)
+    owner = worker_id if state == State.PROCESSING else None
+    job = (state, attempt, owner, worker_id, "completed" if state == State.COMPLETED else "", result)
+    told = None if past is None else _decode(past)
+    return standing(lease, outcome, job, told and (told["worker"], told["outcome"]))
+
+
+def _taken(rows: Sequence[tuple[Sequence[Any], Outcome, Cause]], *, lost: bool) -> tuple[list[Rescued], list[str]]:
+    """Attempts of owners that are gone: how they end, and the same as the script `end` is given it.
+
+    Rows: id, attempt, worker, why, since when it is silent, and its charges.
+    """
+    rescued: list[Rescued] = []
+    ends: list[str] = []
+    for (job_id, attempt, worker_id, _, since, *charges), outcome, cause in rows:
+        state, end = _decided(
+            Lease(job_id, attempt, worker_id), outcome, charges, cleared(outcome), since if lost else None
+        )
+        facts = decode_facts(charges[0])
+        ends.append(end)
+        rescued.append(
+            Rescued(
+                id=job_id,
+                task=facts.task,
+                queue=facts.queue,
+                attempt=attempt,
+                worker_id=worker_id,
+                cause=cause,
+                state=state,
+            )
+        )
+    return rescued, ends
+
+
+def _decided(
+    lease: Lease, outcome: Outcome, found: Sequence[Any], message: str | None, silent_since: int | None = None
+) -> tuple[State, str]:
+    """Where an outcome leads, and the same as the script `end` is given it: with the charges it was decided by."""
+    facts_text, failures, crashes, total, cancel_reason = found
+    facts = decode_facts(facts_text)
+    seen = [int(failures), int(crashes), int(total)]
+    charges = Charges(
+        *seen,
+        max_failures=facts.max_failures,
+        max_crashes=facts.max_crashes,
+        retry_base=facts.retry_base,
+        retry_cap=facts.retry_cap,
+        isolated=facts.isolated,
+        cancel_asked=cancel_reason is not None,
+    )
+    decision = decide(charges, outcome, random())
+    end = {
+        "id": lease.job_id,
+        "attempt": lease.attempt,
+        "worker": lease.worker_id,
+        "seen": seen,
+        "asked": cancel_reason,
+        "lost": True if silent_since is not None else None,
+        "silent_since": silent_since,
+        "state": decision.state,
+        "failures": decision.failures,
+        "crashes": decision.crashes,
+        "total": decision.crashes_total,
+        "solo": decision.solo,
+        "delay": None if decision.delay is None else millis(decision.delay),
+        "error": error_after(outcome, decision.state, cancel_reason),
+        "message": message,
+    }
+    if isinstance(outcome, Completed):
+        end["result"] = outcome.result
+    else:
+        evidence = dict(outcome.evidence) if isinstance(outcome, Crashed) else {}
+        end |= {"outcome": outcome_name(outcome), "reason": reason_of(outcome), "evidence": evidence}
+    return decision.state, _json({name: value for name, value in end.items() if value is not None})
+
+
+def _json(value: object) -> str:
+    return encode(value).decode()

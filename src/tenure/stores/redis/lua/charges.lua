@@ -1,0 +1,14 @@
+#!lua flags=no-writes
+-- What `decide` has to know of leases that are to end otherwise than completed. ARGV: id, attempt and worker of each.
+-- Answers of each: 1 and its charges, or 0 and what stands.
+local answers = {}
+for i = 1, #ARGV, 3 do
+  local f = redis.call('HMGET', job(ARGV[i]), 'state', 'attempt', 'worker_id', 'facts', 'failures', 'crashes',
+    'crashes_total', 'cancel_reason')
+  if f[1] == 'processing' and f[2] == ARGV[i + 1] and f[3] == ARGV[i + 2] then
+    answers[#answers + 1] = {1, f[4], f[5] or '0', f[6] or '0', f[7] or '0', f[8]}
+  else
+    answers[#answers + 1] = {0, standing(ARGV[i], ARGV[i + 1])}
+  end
+end
+return answers

@@ -1,0 +1,13 @@
+#!lua flags=allow-oom
+-- any state but processing → gone. ARGV: ids. Answers the states they were in.
+local states = {}
+for n, id in ipairs(ARGV) do
+  local j = read(id)
+  states[n] = j and j.state or false
+  if j and j.state ~= 'processing' then
+    leave(id, j)
+    if j.unique and redis.call('HGET', ns .. 'unique', j.unique) == id then redis.call('HDEL', ns .. 'unique', j.unique) end
+    forget(id)
+  end
+end
+return states

@@ -1,0 +1,47 @@
+#!lua flags=allow-oom
+-- processing → where `decide` leads, under the lease. ARGV: a worker to declare dead with it, or nothing; then as JSON
+-- each end: the lease, the charges it was decided by, what was decided. Answers of each: 1 it landed; 0 not, or its
+-- charges have changed: decide anew. With a worker all of them land, and are all it holds, or none.
+local dead, ends, fits = ARGV[1], {}, {}
+for i = 2, #ARGV do
+  local e = cjson.decode(ARGV[i])
+  local f = redis.call('HMGET', job(e.id), 'state', 'attempt', 'worker_id', 'failures', 'crashes', 'crashes_total',
+    'cancel_reason')
+  local same = f[1] == 'processing' and tonumber(f[2]) == e.attempt and f[3] == e.worker
+    and (tonumber(f[4]) or 0) == e.seen[1] and (tonumber(f[5]) or 0) == e.seen[2]
+    and (tonumber(f[6]) or 0) == e.seen[3] and (f[7] or '') == (e.asked or '') and (not f[7]) == (not e.asked)
+  if same and e.lost then -- a rescue: its owner is gone for good, or has been silent since
+    same = not redis.call('ZSCORE', ns .. 'alive', e.worker)
+      or tonumber(redis.call('ZSCORE', ns .. 'processing', e.id)) == e.silent_since
+  end
+  ends[#ends + 1], fits[#fits + 1] = e, same and 1 or 0
+end
+if dead ~= '' then
+  local all = redis.call('SCARD', ns .. 'held:' .. dead) == #ends
+  for _, fit in ipairs(fits) do all = all and fit == 1 end
+  if not all then return {0} end
+  declare(dead, 'crash')
+end
+for n, e in ipairs(ends) do
+  if fits[n] == 1 then
+    local j = read(e.id)
+    local started = redis.call('HGET', job(e.id), 'started_at')
+    leave(e.id, j)
+    j.solo = e.solo
+    if e.delay then j.run_at = now + e.delay end
+    redis.call('HSET', job(e.id), 'failures', e.failures, 'crashes', e.crashes, 'crashes_total', e.total,
+      'solo', e.solo and '1' or '0', 'run_at', j.run_at)
+    if e.result then
+      redis.call('HSET', job(e.id), 'result', e.result)
+    else
+      redis.call('HSET', ns .. 'attempts:' .. e.id, e.attempt, cjson.encode({worker = e.worker, outcome = e.outcome,
+        error = e.reason, evidence = e.evidence, started_at = started, ended_at = string.format('%.0f', now)}))
+      redis.call('HDEL', job(e.id), 'started_at')
+    end
+    if e.error then redis.call('HSET', job(e.id), 'error', e.error) end
+    if e.message then redis.call('HSET', job(e.id), 'message', e.message) end
+    enter(e.id, j, e.state)
+  end
+end
+if dead ~= '' then return {1} end
+return fits

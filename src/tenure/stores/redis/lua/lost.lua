@@ -1,0 +1,29 @@
+#!lua flags=no-writes
+-- What may be rescued: held by who is dead or missing, or silent for two leases too long; longest silent first.
+-- ARGV: limit. Answers of each: id, attempt, worker, why, since when it is silent, and its charges.
+local found, limit = {}, tonumber(ARGV[1])
+for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'holders')) do
+  if not redis.call('ZSCORE', ns .. 'alive', worker) then
+    local why = redis.call('HGET', ns .. 'worker:' .. worker, 'death') or 'missing'
+    for _, id in ipairs(redis.call('SMEMBERS', ns .. 'held:' .. worker)) do
+      found[#found + 1] = {tonumber(redis.call('ZSCORE', ns .. 'processing', id)), id, worker, why}
+    end
+  end
+end
+local before = '(' .. string.format('%.0f', now)
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'stale', '-inf', before, 'LIMIT', 0, 1000)) do
+  local worker = redis.call('HGET', job(id), 'worker_id')
+  local lease = redis.call('HGET', ns .. 'worker:' .. worker, 'lease')
+  local hung = tonumber(redis.call('ZSCORE', ns .. 'stale', id))
+  if lease and redis.call('ZSCORE', ns .. 'alive', worker) and now - hung > 2 * tonumber(lease) then
+    found[#found + 1] = {tonumber(redis.call('ZSCORE', ns .. 'processing', id)), id, worker, 'hung'}
+  end
+end
+table.sort(found, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)
+local answers = {}
+for n = 1, math.min(#found, limit) do
+  local since, id, worker, why = unpack(found[n])
+  local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'failures', 'crashes', 'crashes_total', 'cancel_reason')
+  answers[n] = {id, tonumber(f[1]), worker, why, since, f[2], f[3] or '0', f[4] or '0', f[5] or '0', f[6]}
+end
+return answers

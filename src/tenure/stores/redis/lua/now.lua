@@ -1,0 +1,3 @@
+#!lua flags=no-writes
+-- The store's clock.
+return now

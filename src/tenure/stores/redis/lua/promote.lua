@@ -1,0 +1,23 @@
+#!lua flags=allow-oom
+-- scheduled and due → queued, in order of their time. ARGV: limit. Answers the milliseconds until the next one is due, or
+-- nothing; then queue and id of each.
+local due = redis.call('ZRANGEBYSCORE', ns .. 'scheduled', '-inf', now, 'LIMIT', 0, ARGV[1])
+local answer, lanes, counts = {false}, {}, {}
+for _, id in ipairs(due) do
+  local f = redis.call('HMGET', job(id), 'queue', 'rank', 'run_at', 'solo')
+  redis.call('HSET', job(id), 'state', 'queued')
+  local key = lane(f[1], f[4] == '1')
+  local entries = lanes[key] or {}
+  lanes[key] = entries
+  entries[#entries + 1], entries[#entries + 2] = score(tonumber(f[2]), tonumber(f[3])), id
+  counts[f[1]] = (counts[f[1]] or 0) + 1
+  answer[#answer + 1], answer[#answer + 2] = f[1], id
+end
+if #due > 0 then
+  redis.call('ZREMRANGEBYRANK', ns .. 'scheduled', 0, #due - 1)
+  for key, entries in pairs(lanes) do redis.call('ZADD', key, unpack(entries)) end
+  for queue, number in pairs(counts) do count('scheduled', queue, -number) end
+end
+local first = redis.call('ZRANGE', ns .. 'scheduled', 0, 0, 'WITHSCORES')
+if first[1] then answer[1] = math.max(tonumber(first[2]) - now, 0) end
+return answer

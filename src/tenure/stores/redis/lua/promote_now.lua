@@ -1,0 +1,14 @@
+#!lua flags=allow-oom
+-- scheduled → queued by an operator's word. ARGV: ids. Answers their states.
+local states = {}
+for n, id in ipairs(ARGV) do
+  local j = read(id)
+  if j and j.state == 'scheduled' then
+    leave(id, j)
+    j.run_at = now
+    redis.call('HSET', job(id), 'run_at', now)
+    enter(id, j, 'queued')
+  end
+  states[n] = j and j.state or false
+end
+return states

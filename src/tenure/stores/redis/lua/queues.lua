@@ -1,0 +1,25 @@
+#!lua flags=no-writes
+-- Every queue: name, when it was paused, scheduled, queued, processing, how long the oldest has been waiting.
+local names, answers = {}, {}
+for _, name in ipairs(redis.call('SMEMBERS', ns .. 'queues')) do names[name] = true end
+for _, name in ipairs(redis.call('HKEYS', ns .. 'paused')) do names[name] = true end
+for name in pairs(names) do
+  local queued, oldest = 0, nil
+  for _, solo in ipairs({false, true}) do
+    local key, from = lane(name, solo), '-inf'
+    queued = queued + redis.call('ZCARD', key)
+    while from do -- the first of each priority there is
+      local first = redis.call('ZRANGEBYSCORE', key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+      from = nil
+      if first[1] then
+        local waits = tonumber(redis.call('HGET', job(first[1]), 'run_at'))
+        oldest = math.min(oldest or waits, waits)
+        from = string.format('%.0f', (math.floor(tonumber(first[2]) / BAND) + 1) * BAND)
+      end
+    end
+  end
+  answers[#answers + 1] = {name, redis.call('HGET', ns .. 'paused', name),
+    tonumber(redis.call('HGET', ns .. 'counts', 'scheduled:' .. name) or 0), queued,
+    tonumber(redis.call('HGET', ns .. 'counts', 'processing:' .. name) or 0), oldest and math.max(now - oldest, 0) or false}
+end
+return answers

@@ -1,0 +1,24 @@
+#!lua flags=allow-oom
+-- A queue delivered this job again. ARGV: id, whether its owner may be declared dead. Answers its state; and, if it may
+-- be rescued, the same as `lost`.
+local id = ARGV[1]
+local f = redis.call('HMGET', job(id), 'state', 'attempt', 'worker_id', 'facts', 'failures', 'crashes', 'crashes_total',
+  'cancel_reason', 'stale_after')
+if not f[1] then return false end
+if f[1] ~= 'processing' then return {f[1]} end
+local worker = f[3]
+local ends = redis.call('ZSCORE', ns .. 'alive', worker)
+if ends and tonumber(ends) < now and ARGV[2] == '1' then
+  declare(worker, 'host')
+  ends = false
+end
+local since = tonumber(redis.call('ZSCORE', ns .. 'processing', id))
+local why
+if not ends then
+  why = redis.call('HGET', ns .. 'worker:' .. worker, 'death') or 'missing'
+elseif f[9] and now - since > tonumber(f[9]) + 2 * tonumber(redis.call('HGET', ns .. 'worker:' .. worker, 'lease')) then
+  why = 'hung'
+else
+  return {f[1]}
+end
+return {f[1], {id, tonumber(f[2]), worker, why, since, f[4], f[5] or '0', f[6] or '0', f[7] or '0', f[8]}}

@@ -1,0 +1,12 @@
+#!lua flags=allow-oom
+-- Extend each worker that is not dead by its lease. ARGV: id and note of each. Answers who lives.
+local living = {}
+for i = 1, #ARGV, 2 do
+  if redis.call('ZSCORE', ns .. 'alive', ARGV[i]) then
+    local key = ns .. 'worker:' .. ARGV[i]
+    redis.call('ZADD', ns .. 'alive', now + tonumber(redis.call('HGET', key, 'lease')), ARGV[i])
+    redis.call('HSET', key, 'renewed_at', now, 'note', ARGV[i + 1])
+    living[#living + 1] = ARGV[i]
+  end
+end
+return living

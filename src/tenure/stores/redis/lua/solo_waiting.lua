@@ -1,0 +1,7 @@
+#!lua flags=no-writes
+-- How many queued jobs must run alone. ARGV: queues.
+local waiting = 0
+for _, queue in ipairs(ARGV) do
+  if redis.call('HEXISTS', ns .. 'paused', queue) == 0 then waiting = waiting + redis.call('ZCARD', lane(queue, true)) end
+end
+return waiting

@@ -1,0 +1,11 @@
+#!lua flags=no-writes
+-- Workers: all fields of each, when its lease ends, how many jobs it holds. ARGV: whether the dead ones too.
+local ids, answers = redis.call('ZRANGE', ns .. 'alive', 0, -1), {}
+if ARGV[1] == '1' then
+  for _, id in ipairs(redis.call('ZRANGE', ns .. 'died', 0, -1)) do ids[#ids + 1] = id end
+end
+for n, id in ipairs(ids) do
+  answers[n] = {redis.call('HGETALL', ns .. 'worker:' .. id), redis.call('ZSCORE', ns .. 'alive', id),
+    redis.call('SCARD', ns .. 'held:' .. id)}
+end
+return answers

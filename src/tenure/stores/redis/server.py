@@ -1,0 +1,487 @@
+"""One Redis or Valkey, as a store needs it: where it is, connections, scripts, errors in our words.
+
+All keys of a namespace share one hash tag, so one node has them all. Where it is we learn as we go: from the URL, from
+the Sentinels, or from a cluster's node that answers MOVED. ASK is not followed: while a slot moves, some of a
+namespace's keys are here and some are there, and a script would take those for missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import ssl
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib import resources
+from typing import Any, cast
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from redis import exceptions
+from redis.connection import AbstractConnection, SSLConnection
+from redis.connection import Connection as PlainConnection
+
+from tenure.clock import Clock
+from tenure.errors import InvalidOption, StoreAway, StoreError
+
+Address = tuple[str, int]
+
+OLDEST = (6, 2)
+SHEBANG_SINCE = (7, 0)
+MOST_CONNECTIONS = 20
+BUSY_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 8.0  #: a renewal that waited so long can still be sent again in time
+MOST_MOVES = 5
+AHEAD = 4  #: so many commands of a pipeline may wait for their answers
+_KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
+_AWAY = ("LOADING", "BUSY", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "ASK", "max number of")
+_REFUSED = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
+_REFUSED_WORDS = ("WRONGPASS", "NOAUTH", "NOPERM", "invalid username-password", "without any password configured")
+_SHAPE = "redis://[USER:PASSWORD@]HOST[:PORT][,HOST…][/DATABASE]"
+_SCHEMES = {
+    "redis": False,
+    "valkey": False,
+    "rediss": True,
+    "valkeys": True,
+    "redis+sentinel": False,
+    "valkey+sentinel": False,
+    "rediss+sentinel": True,
+    "valkeys+sentinel": True,
+}
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_PASSWORD_OPTIONS = ("sentinel_password",)
+_OPTIONS = (*_TLS_OPTIONS, *_PASSWORD_OPTIONS, "sentinel_username")
+
+_log = logging.getLogger("tenure.store")
+
+
+# ── Where it is ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """What a URL says. It has a password in it, so it is never printed."""
+
+    hosts: tuple[Address, ...]  #: of one server, of some nodes of a cluster, or of the Sentinels
+    service: str  #: as the Sentinels call it; empty: there are none
+    secure: bool
+    login: Mapping[str, Any]
+    sentinel_login: Mapping[str, Any]
+    tls: Mapping[str, Any]
+
+
+def read(url: str, password: str | None) -> tuple[Place, str]:
+    """A URL taken apart, and the same without its password, for people."""
+    try:
+        parts = urlsplit(url)
+        secure = _SCHEMES[parts.scheme]
+        user, _, hosts = parts.netloc.rpartition("@")
+        name, _, secret = user.partition(":")
+        addresses = tuple(_address(host, sentinel="+" in parts.scheme) for host in hosts.split(","))
+        path = [unquote(each) for each in parts.path.split("/") if each]
+        service = path.pop(0) if "+" in parts.scheme else ""
+        (database,) = path or ["0"]
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+        login: dict[str, Any] = {"db": int(database)}
+    except (ValueError, KeyError, IndexError):  # whose texts may repeat a password
+        raise InvalidOption(
+            f"url: expected {_SHAPE}, rediss:// for TLS, or redis+sentinel://HOST[,HOST…]/SERVICE[/DATABASE]; got one "
+            "that can't be read. In a password write %40 for @, %2F for / and %3A for :"
+        ) from None
+    strange = sorted(options.keys() - set(_OPTIONS))
+    if strange:
+        raise InvalidOption(f"url: expected only the options {', '.join(_OPTIONS)} behind the ?, got {strange[0]!r}")
+    login |= {"username": unquote(name) or None, "password": password or unquote(secret) or None}
+    sentinel = {
+        "username": options.pop("sentinel_username", None),
+        "password": options.pop("sentinel_password", None),
+    }
+    shown = f"{parts.scheme}://{quote(unquote(name)) + '@' if name else ''}{hosts}{parts.path}"
+    return Place(addresses, service, secure, login, sentinel, _tls(options)), shown
+
+
+def _address(host: str, *, sentinel: bool) -> Address:
+    found = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?", host)
+    if found is None:
+        raise ValueError
+    return found[1].strip("[]"), int(found[2] or (26379 if sentinel else 6379))
+
+
+def _tls(options: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(options)
+    if "ssl_check_hostname" in found:
+        found["ssl_check_hostname"] = found["ssl_check_hostname"].lower() in ("1", "true", "yes")
+    return found
+
+
+# ── Errors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def mapped(error: Exception, server: Server) -> StoreError:
+    """The one place where the driver's errors become ours. None of its texts has a password in it."""
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    if isinstance(error, _REFUSED) or any(word in said for word in _REFUSED_WORDS):
+        return StoreError(
+            f"{server.url} can't be used: {said}; correct TENURE_URL (or TENURE_PASSWORD), or have the server let you "
+            f"in: a user needs ~{server.prefix}* and +@all -@dangerous +info"
+        )
+    if isinstance(error, exceptions.ReadOnlyError):
+        return StoreAway(f"{server.url} is a read-only replica: nothing can be stored there until it is a primary")
+    if isinstance(error, exceptions.OutOfMemoryError) or said.startswith("OOM"):
+        return StoreAway(
+            f"{server.url} is out of memory ({said}): nothing of this was stored. Raise its maxmemory, or let ended "
+            "jobs go sooner (TENURE_KEEP)"
+        )
+    if isinstance(error, exceptions.AskError):
+        return StoreAway(f"{server.url} is moving the slot of {server.prefix} to another node: wait until it is done")
+    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in said:
+        return StoreError(f"{server.url} shows a certificate that can't be trusted ({said}): give ssl_ca_certs=FILE")
+    if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
+        return StoreAway(f"{server.url} is out of reach: {said}")
+    if any(word in said for word in _AWAY):
+        return StoreAway(f"{server.url} could not do it now: {said}")
+    return StoreError(f"{server.url}: {said}")
+
+
+# ── Scripts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# Leases and due times are counted by the server. Only tests bring a clock of their own, as the last argument.
+_TIME = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)\n"
+_GIVEN_TIME = "local now = tonumber(table.remove(ARGV))\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One transition, as the server knows it."""
+
+    text: str
+    digest: str
+
+
+def load(name: str, *, shebang: bool, given_time: bool) -> Script:
+    """`lua/NAME.lua`, behind what all scripts share. Its first line says what it may do when memory is short."""
+    first, _, rest = _text(name).partition("\n")
+    head = first + "\n" if shebang else ""
+    text = head + (_GIVEN_TIME if given_time else _TIME) + _text("common") + rest
+    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+# ── The server ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Server:
+    """Connections to one namespace of one server. Safe from every thread; a forked child must make its own."""
+
+    def __init__(self, url: str, namespace: str, password: str | None, clock: Clock | None = None) -> None:
+        self._place, self.url = read(url, password)
+        self.namespace = namespace
+        self.prefix = f"{{{_checked(namespace)}}}:"
+        self._clock = clock
+        self._idle: list[AbstractConnection] = []
+        self._lock = threading.Lock()
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._at: Address | None = None  #: where the namespace was last seen
+        self._nodes: tuple[Address, ...] = ()  #: of a cluster
+        self._scripts: dict[str, Script] = {}
+        self._shebang = True
+        self._open = False
+        self.pid = os.getpid()
+
+    # ── life ──
+
+    def open(self, schema: int) -> None:
+        self._open = True
+        try:
+            self._check()
+            self._check_schema(schema)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._open = False
+        if os.getpid() == self.pid:
+            self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.disconnect()
+
+    # ── connections ──
+
+    def connect(self, name: str) -> AbstractConnection:
+        """A connection of one's own, to where the namespace is."""
+        problem: Exception = exceptions.ConnectionError("no host is known")
+        for address in dict.fromkeys(self._candidates()):
+            connection = self._new(address, self._place.login, name)
+            try:
+                connection.connect()
+            except _REFUSED:
+                raise
+            except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+                problem = error
+            else:
+                self._at = address
+                return connection
+        self._at = None
+        raise problem
+
+    def told(self, error: Exception) -> str:
+        """What went wrong, in a sentence without any password."""
+        return str(mapped(error, self))
+
+    def _candidates(self) -> Iterator[Address]:
+        if self._place.service:
+            yield self._master()
+            return
+        if self._at is not None:
+            yield self._at
+        yield from self._place.hosts
+        yield from self._nodes
+
+    def _master(self) -> Address:
+        """Where the Sentinels say that it is."""
+        problem = "none of them answers"
+        for address in self._place.hosts:
+            connection = self._new(address, self._place.sentinel_login, "tenure")
+            try:
+                connection.connect()
+                found = _ask(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._place.service)
+            except (exceptions.RedisError, OSError) as error:
+                problem = str(error)
+            else:
+                if found:
+                    return found[0], int(found[1])
+                problem = f"they know no {self._place.service!r}"
+            finally:
+                connection.disconnect()
+        raise exceptions.ConnectionError(f"the Sentinels name no primary: {problem}")
+
+    def _new(self, address: Address, login: Mapping[str, Any], name: str) -> AbstractConnection:
+        kind = SSLConnection if self._place.secure else PlainConnection
+        return kind(
+            host=address[0],
+            port=address[1],
+            **login,
+            **(self._place.tls if self._place.secure else {}),
+            client_name=name,
+            protocol=2,
+            decode_responses=True,
+            socket_timeout=ANSWER_SECONDS,
+            socket_connect_timeout=CONNECT_SECONDS,
+            socket_keepalive=True,
+            socket_keepalive_options=_keepalive(),
+        )
+
+    @contextmanager
+    def _lent(self) -> Generator[AbstractConnection]:
+        self.refuse_child()
+        if not self._open:
+            raise StoreError(f"{self.url} is not open")
+        if not self._room.acquire(timeout=BUSY_SECONDS):
+            raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
+        try:
+            connection = self._take()
+            try:
+                yield connection
+            except exceptions.ResponseError as error:
+                if isinstance(error, exceptions.ReadOnlyError):  # a failover: ask anew where the primary is
+                    self._at = None
+                    connection.disconnect()
+                    self._drop_idle()
+                else:
+                    self._put_back(connection)
+                raise
+            except BaseException:
+                connection.disconnect()
+                self._drop_idle()  # its server is gone, and so are the others' connections
+                raise
+            else:
+                self._put_back(connection)
+        finally:
+            self._room.release()
+
+    def refuse_child(self) -> None:
+        if os.getpid() != self.pid:
+            raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
+
+    def _take(self) -> AbstractConnection:
+        while True:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return self.connect("tenure")
+            with suppress(exceptions.RedisError, OSError):
+                if not connection.can_read(timeout=0):
+                    return connection
+            connection.disconnect()  # closed by the server, or out of step
+
+    def _put_back(self, connection: AbstractConnection) -> None:
+        with self._lock:
+            if self._open and os.getpid() == self.pid:
+                self._idle.append(connection)
+                return
+        connection.disconnect()
+
+    # ── asking ──
+
+    def run(self, *command: Any) -> Any:
+        """One command."""
+        return self._moving(lambda connection: _ask(connection, *command))
+
+    def call(self, name: str, *values: Any) -> Any:
+        """One script."""
+        (answer,) = self.call_each(name, [values])
+        return answer
+
+    def call_each(self, name: str, batches: Iterable[Sequence[Any]]) -> list[Any]:
+        """One script with several batches of values, each a transition of its own, without waiting in between."""
+        script = self._script(name)
+        time = () if self._clock is None else (int(self._clock.unix() * 1000),)
+        commands = [("EVALSHA", script.digest, 1, self.prefix, *values, *time) for values in batches]
+        return self._moving(lambda connection: list(_pipeline(connection, commands, script.text)))
+
+    def _script(self, name: str) -> Script:
+        found = self._scripts.get(name)
+        if found is None:
+            found = load(name, shebang=self._shebang, given_time=self._clock is not None)
+            self._scripts[name] = found
+        return found
+
+    def _moving(self, ask: Callable[[AbstractConnection], Any]) -> Any:
+        """Ask; and again elsewhere, if a cluster's node says so: it has done nothing then."""
+        try:
+            for _ in range(MOST_MOVES):
+                try:
+                    with self._lent() as connection:
+                        return ask(connection)
+                except exceptions.MovedError as error:
+                    self._at = (error.host or self._place.hosts[0][0], error.port)
+                    self._drop_idle()
+            raise StoreAway(f"{self.url}: the nodes of the cluster do not agree where {self.prefix} is")
+        except (exceptions.RedisError, OSError) as error:
+            raise mapped(error, self) from error
+
+    # ── is it fit to be a store? ──
+
+    def _check(self) -> None:
+        info = self._info()
+        version = _version(info)
+        if version < OLDEST:
+            raise StoreError(f"{self.url} is Redis {info['redis_version']}: Tenure needs 6.2 or newer, or Valkey")
+        self._shebang = version >= SHEBANG_SINCE
+        if info.get("cluster_enabled") == "1":
+            self._learn_nodes()
+            info = self._info()
+        if info.get("role") != "master":
+            raise StoreError(
+                f"{self.url} is a replica of {info.get('master_host')}:{info.get('master_port')}: give its URL"
+            )
+        if info.get("maxmemory_policy", "noeviction") != "noeviction":
+            raise StoreError(
+                f"{self.url} has maxmemory-policy {info['maxmemory_policy']}: it may throw out jobs when memory is "
+                "short. CONFIG SET maxmemory-policy noeviction, and write it into its configuration"
+            )
+        if info.get("aof_enabled") == "0":
+            _warn_once(
+                f"{self.url} keeps no append-only file: when it stops, all since its last snapshot is lost, jobs too. "
+                "CONFIG SET appendonly yes, and write it into its configuration (docs/delivery.md says what each "
+                "setting may lose)"
+            )
+
+    def _check_schema(self, newest: int) -> None:
+        """It is made on first use: the first one writes what it knows, a later one reads it."""
+        key = f"{self.prefix}schema"
+        self.run("SETNX", key, newest)
+        found = int(cast(str, self.run("GET", key)))
+        if found > newest + 1:
+            raise StoreError(
+                f"{self.url}: {self.prefix} has version {found} of the schema, this Tenure knows {newest} and accepts "
+                "one more: upgrade Tenure (pip install -U tenure)"
+            )
+
+    def _info(self) -> dict[str, str]:
+        lines = cast(str, self.run("INFO")).splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def _learn_nodes(self) -> None:
+        """The nodes of a cluster, and by a first question which of them has our slot."""
+        found = cast("list[Any]", self.run("CLUSTER", "SLOTS"))
+        self._nodes = tuple((node[0], int(node[1])) for row in found for node in row[2:] if node[0])
+        self.run("EXISTS", self.prefix)
+
+
+def _ask(connection: AbstractConnection, *command: Any) -> Any:
+    connection.send_packed_command(connection.pack_command(*command))
+    return connection.read_response()
+
+
+def _pipeline(connection: AbstractConnection, commands: Sequence[tuple[Any, ...]], text: str) -> Iterator[Any]:
+    """The answers, in order. The server works on some while we write the next."""
+    waiting: list[tuple[Any, ...]] = []
+    problem: exceptions.ResponseError | None = None
+    answers: list[Any] = []
+
+    def hear() -> None:
+        nonlocal problem
+        command = waiting.pop(0)
+        try:
+            answers.append(connection.read_response())
+        except exceptions.NoScriptError:
+            missing.append((len(answers), command))
+            answers.append(None)
+        except exceptions.ResponseError as error:
+            problem = problem or error
+            answers.append(None)
+
+    missing: list[tuple[int, tuple[Any, ...]]] = []
+    for command in commands:
+        if problem is None:
+            connection.send_packed_command(connection.pack_command(*command))
+            waiting.append(command)
+            if len(waiting) > AHEAD:
+                hear()
+    while waiting:
+        hear()
+    if problem is not None:
+        raise problem
+    for place, (_, _, *rest) in missing:  # it forgot its scripts: a restart, a failover, SCRIPT FLUSH
+        answers[place] = _ask(connection, "EVAL", text, *rest)
+    return iter(answers)
+
+
+def _version(info: Mapping[str, str]) -> tuple[int, int]:
+    """Valkey calls itself Redis 7.2 there, which is what it can do at least."""
+    major, minor, *_ = info["redis_version"].split(".")
+    return int(major), int(minor)
+
+
+def _checked(namespace: str) -> str:
+    """It is the hash tag of every key, and the pattern of an ACL: braces and * would mean something else there."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", namespace, re.ASCII) is None:
+        raise InvalidOption(f"namespace: expected letters, digits, _ and - (a letter or _ first), got {namespace!r}")
+    return namespace
+
+
+def _keepalive() -> dict[int, int]:
+    """A dead peer is noticed in seconds, not in two hours. Not every system has every knob."""
+    import socket
+
+    return {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)}
+
+
+@cache
+def _warn_once(sentence: str) -> None:
+    _log.warning(sentence)
