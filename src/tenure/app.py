@@ -362,9 +362,8 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
                 from tenure.notifiers.redis import RedisNotifier
                 from tenure.stores.redis.server import Server
 
-            if url != "auto":
-                return RedisNotifier(Server(url, settings.namespace, None), settings.namespace)
-            return RedisNotifier(getattr(store, "server", None), settings.namespace)
+            server: Any = getattr(store, "server", None) if url == "auto" else Server(url, settings.namespace, None)
+            return RedisNotifier(server, settings.namespace)
         case name:
             known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler), redis://host:port"
             raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")

@@ -288,16 +288,18 @@ class _Announcer:
 
     def _connect_aside(self) -> None:
         """Let the thread say all that is not known to have been said."""
-        for _, words in self._unanswered:
-            self._waiting |= words
+        self._keep(*(words for _, words in self._unanswered))
         self._unanswered.clear()
-        if len(self._waiting) > MOST_WAITING:
-            self._waiting = {(ANY.kind, ANY.queue)}
         if self._thread is None and self._waiting:
             thread = Thread(target=self._run, name="tenure-announce", daemon=True)
             with suppress(RuntimeError):  # no thread can be started: the interpreter ends, or the machine is full
                 thread.start()
                 self._thread = thread
+
+    def _keep(self, *said: _Words) -> None:
+        self._waiting = self._waiting.union(*said)
+        if len(self._waiting) > MOST_WAITING:
+            self._waiting = {(ANY.kind, ANY.queue)}
 
     # ── its thread ──
 
@@ -342,7 +344,7 @@ class _Announcer:
             _log.warning("rings can't be sent: %s", told)
         with self._lock:
             self.problem = told
-            self._waiting |= words
+            self._keep(words)
 
 
 class _Closed(Exception):

@@ -76,6 +76,7 @@ from tenure.stores.redis.facts import decode_facts, encode_facts, millis
 from tenure.stores.redis.server import Server
 
 T = TypeVar("T")
+_Taken = tuple[Sequence[Any], Outcome, Cause]  #: what `lost` and `held` answer of a job, how it ends, why
 
 SCHEMA = 1
 MOST = 200  #: ids of one script: the server does nothing else meanwhile
@@ -132,7 +133,7 @@ class RedisStore:
             _check(draft)
         answers: list[Enqueued] = []
         batches = list(_batches(drafts, lambda draft: len(draft.payload)))
-        for batch, told in zip(batches, self._server.call_each("enqueue", map(_enqueue, batches)), strict=True):
+        for batch, told in zip(batches, self._server.call_each("enqueue", batches, _enqueue), strict=True):
             for draft, answer in zip(batch, told, strict=True):
                 if isinstance(answer, int):
                     answers.append(Enqueued(draft.id, True, _STATES[answer]))
@@ -216,7 +217,7 @@ class RedisStore:
         return [Owned(_claimed(*row[:9]), row[9]) for row in self._server.call("owned", worker_id)]
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
-        values: list[list[Any]] = []
+        values: list[tuple[Any, ...]] = []
         for report in reports:
             check_text(report.stage, report.message, report.checkpoint)
             if report.fraction is not None and not 0 <= report.fraction <= 1:
@@ -227,9 +228,10 @@ class RedisStore:
                 "message": report.message,
                 "checkpoint": report.checkpoint,
             }
-            values.append([*_lease(report.lease), _json({k: v for k, v in said.items() if v is not None})])
-        batches = (list(chain.from_iterable(batch)) for batch in _batches(values, lambda each: len(each[3])))
-        return [bool(landed) for told in self._server.call_each("progress", batches) for landed in told]
+            values.append((*_lease(report.lease), _json({k: v for k, v in said.items() if v is not None})))
+        batches = list(_batches(values, lambda each: len(each[3])))
+        answers = self._server.call_each("progress", batches, lambda batch: list(chain.from_iterable(batch)))
+        return [bool(landed) for told in answers for landed in told]
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         check_text(key, value)
@@ -251,16 +253,16 @@ class RedisStore:
 
     def _complete(self, worker_id: str, done: Sequence[tuple[int, Lease, Completed]]) -> dict[int, Answer]:
         batches = list(_batches(done, lambda each: len(each[2].result)))
-        values = (
-            [worker_id, *(text for _, lease, end in batch for text in (lease.job_id, lease.attempt, end.result))]
-            for batch in batches
-        )
+
+        def values(batch: Sequence[tuple[int, Lease, Completed]]) -> list[Any]:
+            return [worker_id, *(text for _, lease, end in batch for text in (lease.job_id, lease.attempt, end.result))]
+
         landed: dict[int, Answer] = {}
-        for batch, refused in zip(batches, self._server.call_each("complete", values), strict=True):
+        for batch, refused in zip(batches, self._server.call_each("complete", batches, values), strict=True):
             landed |= dict.fromkeys((n for n, _, _ in batch), COMPLETED)
             for place, stands in refused:
-                n, lease, end = batch[place]
-                landed[n] = _standing(lease, end, stands)
+                n, lease, outcome = batch[int(place)]
+                landed[n] = _standing(lease, outcome, stands)
         return landed
 
     def _end(self, ends: Sequence[tuple[int, Lease, Outcome]]) -> dict[int, Answer]:
@@ -318,7 +320,7 @@ class RedisStore:
         # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash.
         for _ in range(_TRIES):
             held = self._server.call("held", worker_id)
-            taken = [(row, verdicts.get(row[0], rest), "crash") for row in held]
+            taken: list[_Taken] = [(row, verdicts.get(row[0], rest), "crash") for row in held]
             rescued, ends = _taken(taken, lost=False)
             if self._server.call("end", worker_id, *ends) == [1]:
                 return rescued
@@ -335,7 +337,7 @@ class RedisStore:
         return next(iter(self._rescue(lost, "queue")), State(state))
 
     def _rescue(self, lost: Sequence[Sequence[Any]], told: Cause | None = None) -> list[Rescued]:
-        taken: list[tuple[Sequence[Any], Outcome, Cause]] = []
+        taken: list[_Taken] = []
         for row in lost:
             cause, outcome = RESCUES[row[3]]
             taken.append((row, replace(outcome, reason=outcome.reason.format(worker=row[2])), told or cause))
@@ -476,10 +478,10 @@ def _standing(lease: Lease, outcome: Outcome, found: Sequence[Any]) -> Answer:
     return standing(lease, outcome, job, told and (told["worker"], told["outcome"]))
 
 
-def _taken(rows: Sequence[tuple[Sequence[Any], Outcome, Cause]], *, lost: bool) -> tuple[list[Rescued], list[str]]:
+def _taken(rows: Sequence[_Taken], *, lost: bool) -> tuple[list[Rescued], list[str]]:
     """Attempts of owners that are gone: how they end, and the same as the script `end` is given it.
 
-    Rows: id, attempt, worker, why, since when it is silent, and its charges.
+    Of each: id, attempt, worker, why, since when it is silent, and its charges.
     """
     rescued: list[Rescued] = []
     ends: list[str] = []
@@ -511,7 +513,9 @@ def _decided(
     facts = decode_facts(facts_text)
     seen = [int(failures), int(crashes), int(total)]
     charges = Charges(
-        *seen,
+        failures=seen[0],
+        crashes=seen[1],
+        crashes_total=seen[2],
         max_failures=facts.max_failures,
         max_crashes=facts.max_crashes,
         retry_base=facts.retry_base,
@@ -520,7 +524,7 @@ def _decided(
         cancel_asked=cancel_reason is not None,
     )
     decision = decide(charges, outcome, random())
-    end = {
+    end: dict[str, Any] = {
         "id": lease.job_id,
         "attempt": lease.attempt,
         "worker": lease.worker_id,

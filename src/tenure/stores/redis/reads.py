@@ -139,7 +139,9 @@ def counts(server: Server) -> dict[State, int]:
 
 
 def attempts(server: Server, job_id: str) -> list[AttemptView]:
-    flat = server.run("HGETALL", f"{server.prefix}attempts:{job_id}") if is_id(job_id) else []
+    if not is_id(job_id):
+        return []
+    flat: list[str] = server.run("HGETALL", f"{server.prefix}attempts:{job_id}")
     rows = sorted((int(number), msgspec.json.decode(text)) for number, text in zip(flat[::2], flat[1::2], strict=True))
     return [
         AttemptView(

@@ -10,24 +10,26 @@ from __future__ import annotations
 import logging
 import os
 import re
+import socket
 import ssl
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib import resources
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from redis import exceptions
-from redis.connection import AbstractConnection, SSLConnection
 from redis.connection import Connection as PlainConnection
+from redis.connection import SSLConnection
 
 from tenure.clock import Clock
 from tenure.errors import InvalidOption, StoreAway, StoreError
 
+T = TypeVar("T")
 Address = tuple[str, int]
 
 OLDEST = (6, 2)
@@ -58,6 +60,18 @@ _PASSWORD_OPTIONS = ("sentinel_password",)
 _OPTIONS = (*_TLS_OPTIONS, *_PASSWORD_OPTIONS, "sentinel_username")
 
 _log = logging.getLogger("tenure.store")
+
+
+class Connection(Protocol):
+    """What is used of a `redis.connection.Connection`, here and by the doorbell; it leaves most of its types open."""
+
+    def connect(self) -> None: ...
+    def disconnect(self) -> None: ...
+    def can_read(self, timeout: float = 0) -> Any: ...
+    def pack_command(self, *args: Any) -> Any: ...
+    def send_packed_command(self, command: Any, check_health: bool = True) -> Any: ...
+    def read_response(self, disable_decoding: bool = False) -> Any: ...
+    def _get_socket(self) -> socket.socket | None: ...
 
 
 # ── Where it is ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -173,7 +187,7 @@ def load(name: str, *, shebang: bool, given_time: bool) -> Script:
 
 @cache
 def _text(name: str) -> str:
-    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    return resources.files("tenure.stores.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
 # ── The server ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -187,7 +201,7 @@ class Server:
         self.namespace = namespace
         self.prefix = f"{{{_checked(namespace)}}}:"
         self._clock = clock
-        self._idle: list[AbstractConnection] = []
+        self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._at: Address | None = None  #: where the namespace was last seen
@@ -221,7 +235,7 @@ class Server:
 
     # ── connections ──
 
-    def connect(self, name: str) -> AbstractConnection:
+    def connect(self, name: str) -> Connection:
         """A connection of one's own, to where the namespace is."""
         problem: Exception = exceptions.ConnectionError("no host is known")
         for address in dict.fromkeys(self._candidates()):
@@ -269,8 +283,8 @@ class Server:
                 connection.disconnect()
         raise exceptions.ConnectionError(f"the Sentinels name no primary: {problem}")
 
-    def _new(self, address: Address, login: Mapping[str, Any], name: str) -> AbstractConnection:
-        kind = SSLConnection if self._place.secure else PlainConnection
+    def _new(self, address: Address, login: Mapping[str, Any], name: str) -> Connection:
+        kind = cast(Callable[..., Connection], SSLConnection if self._place.secure else PlainConnection)
         return kind(
             host=address[0],
             port=address[1],
@@ -286,7 +300,7 @@ class Server:
         )
 
     @contextmanager
-    def _lent(self) -> Generator[AbstractConnection]:
+    def _lent(self) -> Generator[Connection]:
         self.refuse_child()
         if not self._open:
             raise StoreError(f"{self.url} is not open")
@@ -317,7 +331,7 @@ class Server:
         if os.getpid() != self.pid:
             raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
 
-    def _take(self) -> AbstractConnection:
+    def _take(self) -> Connection:
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -328,7 +342,7 @@ class Server:
                     return connection
             connection.disconnect()  # closed by the server, or out of step
 
-    def _put_back(self, connection: AbstractConnection) -> None:
+    def _put_back(self, connection: Connection) -> None:
         with self._lock:
             if self._open and os.getpid() == self.pid:
                 self._idle.append(connection)
@@ -343,15 +357,32 @@ class Server:
 
     def call(self, name: str, *values: Any) -> Any:
         """One script."""
-        (answer,) = self.call_each(name, [values])
+        (answer,) = self.call_each(name, [values], list)
         return answer
 
-    def call_each(self, name: str, batches: Iterable[Sequence[Any]]) -> list[Any]:
-        """One script with several batches of values, each a transition of its own, without waiting in between."""
+    def call_each(self, name: str, batches: Sequence[T], values: Callable[[T], Sequence[Any]]) -> list[Any]:
+        """One script for several batches, each a transition of its own. The server works while we write the next."""
         script = self._script(name)
         time = () if self._clock is None else (int(self._clock.unix() * 1000),)
-        commands = [("EVALSHA", script.digest, 1, self.prefix, *values, *time) for values in batches]
-        return self._moving(lambda connection: list(_pipeline(connection, commands, script.text)))
+
+        def ask(connection: Connection) -> list[Any]:
+            answers: list[Any] = []
+            for sent, batch in enumerate(batches):
+                _say(connection, "EVALSHA", script.digest, 1, self.prefix, *values(batch), *time)
+                if sent >= AHEAD:
+                    answers.append(_hear(connection))
+            while len(answers) < len(batches):
+                answers.append(_hear(connection))
+            for place, answer in enumerate(answers):
+                if isinstance(answer, exceptions.NoScriptError):  # a restart, a failover, SCRIPT FLUSH
+                    _say(connection, "EVAL", script.text, 1, self.prefix, *values(batches[place]), *time)
+                    answers[place] = _hear(connection)
+            for answer in answers:
+                if isinstance(answer, exceptions.ResponseError):
+                    raise answer
+            return answers
+
+        return self._moving(ask)
 
     def _script(self, name: str) -> Script:
         found = self._scripts.get(name)
@@ -360,7 +391,7 @@ class Server:
             self._scripts[name] = found
         return found
 
-    def _moving(self, ask: Callable[[AbstractConnection], Any]) -> Any:
+    def _moving(self, ask: Callable[[Connection], T]) -> T:
         """Ask; and again elsewhere, if a cluster's node says so: it has done nothing then."""
         try:
             for _ in range(MOST_MOVES):
@@ -368,7 +399,8 @@ class Server:
                     with self._lent() as connection:
                         return ask(connection)
                 except exceptions.MovedError as error:
-                    self._at = (error.host or self._place.hosts[0][0], error.port)
+                    host = cast(str, error.host)  # pyright: ignore[reportUnknownMemberType]
+                    self._at = (host or self._place.hosts[0][0], error.port)
                     self._drop_idle()
             raise StoreAway(f"{self.url}: the nodes of the cluster do not agree where {self.prefix} is")
         except (exceptions.RedisError, OSError) as error:
@@ -423,43 +455,21 @@ class Server:
         self.run("EXISTS", self.prefix)
 
 
-def _ask(connection: AbstractConnection, *command: Any) -> Any:
+def _say(connection: Connection, *command: Any) -> None:
     connection.send_packed_command(connection.pack_command(*command))
+
+
+def _hear(connection: Connection) -> Any:
+    """An answer; also one that is an error: others may be on their way behind it."""
+    try:
+        return connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
+
+
+def _ask(connection: Connection, *command: Any) -> Any:
+    _say(connection, *command)
     return connection.read_response()
-
-
-def _pipeline(connection: AbstractConnection, commands: Sequence[tuple[Any, ...]], text: str) -> Iterator[Any]:
-    """The answers, in order. The server works on some while we write the next."""
-    waiting: list[tuple[Any, ...]] = []
-    problem: exceptions.ResponseError | None = None
-    answers: list[Any] = []
-
-    def hear() -> None:
-        nonlocal problem
-        command = waiting.pop(0)
-        try:
-            answers.append(connection.read_response())
-        except exceptions.NoScriptError:
-            missing.append((len(answers), command))
-            answers.append(None)
-        except exceptions.ResponseError as error:
-            problem = problem or error
-            answers.append(None)
-
-    missing: list[tuple[int, tuple[Any, ...]]] = []
-    for command in commands:
-        if problem is None:
-            connection.send_packed_command(connection.pack_command(*command))
-            waiting.append(command)
-            if len(waiting) > AHEAD:
-                hear()
-    while waiting:
-        hear()
-    if problem is not None:
-        raise problem
-    for place, (_, _, *rest) in missing:  # it forgot its scripts: a restart, a failover, SCRIPT FLUSH
-        answers[place] = _ask(connection, "EVAL", text, *rest)
-    return iter(answers)
 
 
 def _version(info: Mapping[str, str]) -> tuple[int, int]:
@@ -477,8 +487,6 @@ def _checked(namespace: str) -> str:
 
 def _keepalive() -> dict[int, int]:
     """A dead peer is noticed in seconds, not in two hours. Not every system has every knob."""
-    import socket
-
     return {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)}
 
 
