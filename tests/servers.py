@@ -29,9 +29,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -387,7 +386,8 @@ class Keys:
     def execute(self, *command: str | float) -> Any:
         """Run one command, on a connection of its own."""
         with self.client() as client:
-            return client.execute_command(*command)
+            answer: Any = client.execute_command(*command)
+            return answer
 
     @contextmanager
     def namespace(self) -> Generator[str]:
@@ -398,7 +398,7 @@ class Keys:
 
     def _delete(self, prefix: str) -> None:
         with self.client() as client:
-            keys = client.scan_iter(match=f"{prefix}*", count=1000)
+            keys: Iterator[str] = client.scan_iter(match=f"{prefix}*", count=1000)
             while some := list(islice(keys, 1000)):
                 client.unlink(*some)
 
@@ -409,8 +409,9 @@ class _Redis(_Server, Keys):
     def __init__(self, name: str, settings: Mapping[str, object], program: Path | None = None) -> None:
         self._program = program or _valkey_program()
         _Server.__init__(self, name)
-        self.password = str(settings["requirepass"])
-        Keys.__init__(self, f"redis://:{quote(self.password, safe='')}@127.0.0.1:{self.port}/0")
+        self.password = str(settings["requirepass"]).strip('"')
+        login = f":{quote(self.password, safe='')}@" if self.password else ""
+        Keys.__init__(self, f"redis://{login}127.0.0.1:{self.port}/0")
         self._config = self.folder / "server.conf"
         self._config.touch(0o600)
         lines = {**settings, "bind": "127.0.0.1", "port": self.port, "dir": self.folder}
@@ -498,7 +499,7 @@ class ValkeyCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
     @property
@@ -528,7 +529,7 @@ class ValkeyCluster:
     def wait(self) -> None:
         """Wait until every node says that the cluster is whole, as after a start or a restart of one."""
         for node in self.nodes:
-            _until(node, partial(_whole, node))
+            _until(node, functools.partial(_whole, node))
 
     def close(self) -> None:
         for node in self.nodes:
@@ -541,9 +542,8 @@ class ValkeyCluster:
             node.execute("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             node.execute("CLUSTER", "ADDSLOTSRANGE", bounds[number], bounds[number + 1] - 1)
         for node in others:
-            first.execute(
-                "CLUSTER", "MEET", "127.0.0.1", node.port, node.execute("CONFIG GET", "cluster-port")["cluster-port"]
-            )
+            bus = node.execute("CONFIG GET", "cluster-port")["cluster-port"]
+            first.execute("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
         self.wait()
 
 

@@ -19,7 +19,7 @@ from servers import Valkey
 from tenure.notifiers import redis
 from tenure.notifiers.redis import RedisListener, RedisNotifier
 from tenure.ports import ANY, Ring
-from tenure.stores.redis.server import Server
+from tenure.stores.redis.server import ANSWER_SECONDS, Server
 
 QUEUED = Ring("queued", "mail")
 BELL = "{tenure}:bell"
@@ -158,7 +158,7 @@ def test_what_others_put_into_the_stream_is_ignored(new_notifier: NewNotifier, s
     ear = hearing(notifier)
     with server.client() as client:
         for words in ({"": ""}, {"newer": "x"}, {b"\xff": b"\xff"}, {"queued": b"\xff\xfe"}, {"due": b"\xed\xa0\x80"}):
-            client.xadd(BELL, words)  # type: ignore[arg-type]
+            client.xadd(BELL, words)
     notifier.announce([QUEUED])
     until(lambda: ear._inbox._rings, "a ring")
     assert ear.drain() == [QUEUED]
@@ -272,13 +272,14 @@ def test_a_fork_forgets_and_leaves_its_parent_alone(new_notifier: NewNotifier, s
         while ear.drain(): time.sleep(0.01)
         notifier.announce([Ring("queued", "parent")])
         while notifier._announcer._connection is None: time.sleep(0.01)
+        mine = notifier._announcer._connection
         child = os.fork()
         if child == 0:
             ear.close()
             notifier.announce([Ring("queued", "child")])
+            assert notifier._announcer._connection is not mine
             sys.exit(0)  # an orderly end, which sends what waits
         assert os.waitpid(child, 0)[1] == 0
-        mine = notifier._announcer._connection
         notifier.announce([Ring("queued", "later")])
         assert notifier._announcer._connection is mine
         wanted = {"parent", "child", "later"}
@@ -381,14 +382,30 @@ def test_a_stopped_server_holds_up_nobody_who_announces(new_notifier: NewNotifie
     ear, notifier = hearing(new_notifier()), connected(new_notifier())
     rings = [Ring("queued", f"{number:03}-".ljust(100, "q")) for number in range(300)]
     os.kill(server.pid, signal.SIGSTOP)
+    started = time.monotonic()
     try:
         for _ in range(500):  # far more than the buffers between us hold
             notifier.announce(rings)
         notifier.announce([QUEUED])
         assert notifier._announcer._connection is None
+        assert time.monotonic() - started < ANSWER_SECONDS
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert heard(ear, {QUEUED})
+
+
+def test_rings_that_a_server_took_with_it_when_it_died_are_sent_again(
+    new_notifier: NewNotifier, server: Valkey
+) -> None:
+    ear, notifier = hearing(new_notifier()), connected(new_notifier())
+    rings = {Ring("queued", f"q{number}") for number in range(5)}
+    os.kill(server.pid, signal.SIGSTOP)
+    for ring in rings:
+        notifier.announce([ring])
+    server.kill()
+    server.start()
+    until(lambda: notifier.problem() == "" == ear.problem, "no problem any more")
+    assert heard(ear, rings)
 
 
 def test_a_server_that_is_cut_off_without_a_word_is_noticed_from_both_sides(

@@ -7,15 +7,14 @@ of a namespace begin with one hash tag, so they live on one node of a cluster:
     {tenure}:ready:QUEUE   zset    queued jobs, in order of priority, run_at, id: the score is priority, then time
     {tenure}:solo:QUEUE    zset    the same of those that must run alone
     {tenure}:scheduled     zset    by the time they are due
-    {tenure}:processing    zset    by their owner's last word
+    {tenure}:processing:WORKER   set   the jobs a worker holds; `owners` is the set of workers that hold any
     {tenure}:stale         zset    those of them that must show progress, by the time they will have hung
-    {tenure}:held:WORKER   set     the jobs a worker holds; `holders` is the set of workers that hold any
     {tenure}:completed, cancelled, dead    zset    by the time they ended
     {tenure}:jobs          zset    all of them, by id
     {tenure}:attempts:ID, once:ID  hash    ended attempts by number, first results by key
     {tenure}:unique        hash    TASK NUL KEY → the live job that holds it
     {tenure}:worker:ID     hash    a worker; `alive` is a zset by the end of its lease, `died` by the time of death
-    {tenure}:queues set, paused hash, counts hash (scheduled and processing jobs of each queue), schema
+    {tenure}:queues set, paused hash, scheduled_of hash (how many of each queue), bell stream, schema
 
 `decide` stays in Python: what it has to know is read first, and the script that ends an attempt compares it again.
 """

@@ -17,6 +17,7 @@ from tenure.stores.redis.server import Server
 
 AT_ONCE = 200
 FEW = 10_000  #: so many ids are sorted here; of more, all jobs are walked through from the newest
+_INDEXED = {*ENDED, State.SCHEDULED}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
@@ -33,10 +34,10 @@ def _instant(milliseconds: str | None) -> datetime | None:
 def views(server: Server, ids: Sequence[str]) -> list[JobView | None]:
     known = [each for each in ids if is_id(each)]
     found = dict(zip(known, server.call("views", *known), strict=True)) if known else {}
-    return [_job(each, *found[each]) if each in found and found[each][0] else None for each in ids]
+    return [_job(each, found[each]) if found.get(each) else None for each in ids]
 
 
-def _job(job_id: str, flat: Sequence[str], active: str | None) -> JobView:
+def _job(job_id: str, flat: Sequence[str]) -> JobView:
     row: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
     facts = decode_facts(row["facts"])
     state = State(row["state"])
@@ -71,7 +72,7 @@ def _job(job_id: str, flat: Sequence[str], active: str | None) -> JobView:
         run_at=instant(row["run_at"]),
         expires_at=_instant(row.get("expires_at")),
         started_at=_instant(row.get("started_at")),
-        last_activity_at=_instant(active or (row.get("ended_at") if state is State.COMPLETED else None)),
+        last_activity_at=_instant(row.get("last_activity_at") or row.get("started_at")),
         ended_at=_instant(row.get("ended_at")) if state in ENDED else None,
         cancel_reason=row.get("cancel_reason"),
     )
@@ -111,16 +112,20 @@ def _newest(server: Server, where: Filter, before: str | None) -> Iterator[list[
 def _few(server: Server, where: Filter) -> list[str] | None:
     """The ids of all that can match, where an index holds few enough of them."""
     if where.worker_id is not None:
-        return list(server.run("SMEMBERS", f"{server.prefix}held:{where.worker_id}"))
+        return list(server.run("SMEMBERS", f"{server.prefix}processing:{where.worker_id}"))
     if not where.states:
         return None
-    keys = [f"{server.prefix}{state}" for state in where.states if state is not State.QUEUED]
+    keys = [f"{server.prefix}{state}" for state in where.states if state in _INDEXED]
     if State.QUEUED in where.states:
         queues = [where.queue] if where.queue is not None else server.run("SMEMBERS", f"{server.prefix}queues")
         keys += [f"{server.prefix}{lane}:{queue}" for queue in queues for lane in ("ready", "solo")]
     if sum(server.run("ZCARD", key) for key in keys) > FEW:
         return None
-    return [each for key in keys for each in server.run("ZRANGE", key, 0, FEW)]
+    ids = [each for key in keys for each in server.run("ZRANGE", key, 0, FEW)]
+    if State.PROCESSING in where.states:
+        for worker in server.run("SMEMBERS", f"{server.prefix}owners"):
+            ids += server.run("SMEMBERS", f"{server.prefix}processing:{worker}")
+    return ids
 
 
 def _matches(view: JobView, where: Filter) -> bool:
@@ -133,7 +138,7 @@ def _matches(view: JobView, where: Filter) -> bool:
 
 
 def counts(server: Server) -> dict[State, int]:
-    order = (State.QUEUED, State.SCHEDULED, State.PROCESSING, State.COMPLETED, State.DEAD, State.CANCELLED)
+    order = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.COMPLETED, State.DEAD, State.CANCELLED)
     found = dict(zip(order, server.call("counts"), strict=True))
     return {state: found[state] for state in State}
 

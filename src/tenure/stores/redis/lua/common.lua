@@ -6,7 +6,7 @@ local BAND = 35184372088832 -- 2^45: a score is priority, then milliseconds, wit
 local function job(id) return ns .. 'job:' .. id end
 local function lane(queue, solo) return ns .. (solo and 'solo:' or 'ready:') .. queue end
 local function score(rank, run_at) return rank * BAND + math.max(run_at, 0) end
-local function count(state, queue, by) redis.call('HINCRBY', ns .. 'counts', state .. ':' .. queue, by) end
+local function count_scheduled(queue, by) redis.call('HINCRBY', ns .. 'scheduled_of', queue, by) end
 
 -- Everything of a job that moving it takes.
 local function read(id)
@@ -17,8 +17,15 @@ local function read(id)
 end
 
 local function let_go(worker, ids)
-  redis.call('SREM', ns .. 'held:' .. worker, unpack(ids))
-  if redis.call('EXISTS', ns .. 'held:' .. worker) == 0 then redis.call('SREM', ns .. 'holders', worker) end
+  local held = ns .. 'processing:' .. worker
+  redis.call('SREM', held, unpack(ids))
+  if redis.call('EXISTS', held) == 0 then redis.call('SREM', ns .. 'owners', worker) end
+end
+
+-- Since when its owner has said nothing.
+local function silent_since(id)
+  local f = redis.call('HMGET', job(id), 'last_activity_at', 'started_at')
+  return tonumber(f[1] or f[2])
 end
 
 -- Out of the index of the state it is in.
@@ -26,13 +33,11 @@ local function leave(id, j)
   if j.state == 'queued' then
     redis.call('ZREM', lane(j.queue, j.solo), id)
   elseif j.state == 'processing' then
-    redis.call('ZREM', ns .. 'processing', id)
     redis.call('ZREM', ns .. 'stale', id)
     let_go(j.worker, {id})
-    count('processing', j.queue, -1)
   else
     redis.call('ZREM', ns .. j.state, id)
-    if j.state == 'scheduled' then count('scheduled', j.queue, -1) end
+    if j.state == 'scheduled' then count_scheduled(j.queue, -1) end
   end
 end
 
@@ -44,7 +49,7 @@ local function enter(id, j, state)
     redis.call('ZADD', lane(j.queue, j.solo), score(j.rank, j.run_at), id)
   elseif state == 'scheduled' then
     redis.call('ZADD', ns .. 'scheduled', j.run_at, id)
-    count('scheduled', j.queue, 1)
+    count_scheduled(j.queue, 1)
   else
     redis.call('ZADD', ns .. state, now, id)
     redis.call('HSET', job(id), 'ended_at', now)

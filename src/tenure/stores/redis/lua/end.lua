@@ -12,12 +12,12 @@ for i = 2, #ARGV do
     and (tonumber(f[6]) or 0) == e.seen[3] and (f[7] or '') == (e.asked or '') and (not f[7]) == (not e.asked)
   if same and e.lost then -- a rescue: its owner is gone for good, or has been silent since
     same = not redis.call('ZSCORE', ns .. 'alive', e.worker)
-      or tonumber(redis.call('ZSCORE', ns .. 'processing', e.id)) == e.silent_since
+      or silent_since(e.id) == e.silent_since
   end
   ends[#ends + 1], fits[#fits + 1] = e, same and 1 or 0
 end
 if dead ~= '' then
-  local all = redis.call('SCARD', ns .. 'held:' .. dead) == #ends
+  local all = redis.call('SCARD', ns .. 'processing:' .. dead) == #ends
   for _, fit in ipairs(fits) do all = all and fit == 1 end
   if not all then return {0} end
   declare(dead, 'crash')
@@ -30,13 +30,13 @@ for n, e in ipairs(ends) do
     j.solo = e.solo
     if e.delay then j.run_at = now + e.delay end
     redis.call('HSET', job(e.id), 'failures', e.failures, 'crashes', e.crashes, 'crashes_total', e.total,
-      'solo', e.solo and '1' or '0', 'run_at', j.run_at)
+      'solo', e.solo and '1' or '0', 'run_at', j.run_at, 'more', '1')
     if e.result then
       redis.call('HSET', job(e.id), 'result', e.result)
     else
       redis.call('HSET', ns .. 'attempts:' .. e.id, e.attempt, cjson.encode({worker = e.worker, outcome = e.outcome,
         error = e.reason, evidence = e.evidence, started_at = started, ended_at = string.format('%.0f', now)}))
-      redis.call('HDEL', job(e.id), 'started_at')
+      redis.call('HDEL', job(e.id), 'started_at', 'last_activity_at')
     end
     if e.error then redis.call('HSET', job(e.id), 'error', e.error) end
     if e.message then redis.call('HSET', job(e.id), 'message', e.message) end

@@ -13,7 +13,8 @@ for i = at, #ARGV, 6 do
   local id, group, payload, when, unique, expires = ARGV[i], groups[tonumber(ARGV[i + 1])], ARGV[i + 2], ARGV[i + 3],
     ARGV[i + 4], ARGV[i + 5]
   local holder = unique ~= '' and redis.call('HGET', ns .. 'unique', unique)
-  local stands = redis.call('HGET', job(id), 'state')
+  local key = job(id)
+  local stands = redis.call('HGET', key, 'state')
   if stands then
     answers[#answers + 1] = {id, stands}
   elseif holder then
@@ -22,13 +23,13 @@ for i = at, #ARGV, 6 do
     local run_at = now
     if when ~= '' then run_at = when:sub(1, 1) == '+' and now + tonumber(when:sub(2)) or tonumber(when) end
     local state = run_at > now and 'scheduled' or 'queued'
-    redis.call('HSET', job(id), 'state', state, 'queue', group.queue, 'rank', group.rank, 'facts', group.facts,
+    redis.call('HSET', key, 'state', state, 'queue', group.queue, 'rank', group.rank, 'facts', group.facts,
       'payload', payload, 'run_at', run_at, 'enqueued_at', now)
-    if group.solo then redis.call('HSET', job(id), 'solo', '1') end
-    if group.stale ~= '' then redis.call('HSET', job(id), 'stale_after', group.stale) end
-    if expires ~= '' then redis.call('HSET', job(id), 'expires_at', run_at + tonumber(expires)) end
+    if group.solo then redis.call('HSET', key, 'solo', '1') end
+    if group.stale ~= '' then redis.call('HSET', key, 'stale_after', group.stale, 'more', '1') end
+    if expires ~= '' then redis.call('HSET', key, 'expires_at', run_at + tonumber(expires), 'more', '1') end
     if unique ~= '' then
-      redis.call('HSET', job(id), 'unique', unique)
+      redis.call('HSET', key, 'unique', unique)
       redis.call('HSET', ns .. 'unique', unique, id)
     end
     ids[#ids + 1], ids[#ids + 2] = 0, id
@@ -46,7 +47,7 @@ if #ids > 0 then redis.call('ZADD', ns .. 'jobs', unpack(ids)) end
 if #later > 0 then redis.call('ZADD', ns .. 'scheduled', unpack(later)) end
 for _, group in ipairs(groups) do
   if #group.ready > 0 then redis.call('ZADD', lane(group.queue, group.solo), unpack(group.ready)) end
-  if group.later > 0 then count('scheduled', group.queue, group.later) end
+  if group.later > 0 then count_scheduled(group.queue, group.later) end
   redis.call('SADD', ns .. 'queues', group.queue)
 end
 return answers

@@ -7,7 +7,7 @@ local before = '(' .. string.format('%.0f', now)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'stale', '-inf', before, 'LIMIT', 0, 1000)) do
   local f = redis.call('HMGET', job(id), 'attempt', 'worker_id', 'facts')
   if asked[f[2]] then
-    answers[#answers + 1] = {id, tonumber(f[1]), f[2], f[3], now - tonumber(redis.call('ZSCORE', ns .. 'processing', id))}
+    answers[#answers + 1] = {id, tonumber(f[1]), f[2], f[3], now - silent_since(id)}
   end
 end
 return answers

@@ -2,11 +2,11 @@
 -- What may be rescued: held by who is dead or missing, or silent for two leases too long; longest silent first.
 -- ARGV: limit. Answers of each: id, attempt, worker, why, since when it is silent, and its charges.
 local found, limit = {}, tonumber(ARGV[1])
-for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'holders')) do
+for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
   if not redis.call('ZSCORE', ns .. 'alive', worker) then
     local why = redis.call('HGET', ns .. 'worker:' .. worker, 'death') or 'missing'
-    for _, id in ipairs(redis.call('SMEMBERS', ns .. 'held:' .. worker)) do
-      found[#found + 1] = {tonumber(redis.call('ZSCORE', ns .. 'processing', id)), id, worker, why}
+    for _, id in ipairs(redis.call('SMEMBERS', ns .. 'processing:' .. worker)) do
+      found[#found + 1] = {silent_since(id), id, worker, why}
     end
   end
 end
@@ -16,7 +16,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'stale', '-inf', before, '
   local lease = redis.call('HGET', ns .. 'worker:' .. worker, 'lease')
   local hung = tonumber(redis.call('ZSCORE', ns .. 'stale', id))
   if lease and redis.call('ZSCORE', ns .. 'alive', worker) and now - hung > 2 * tonumber(lease) then
-    found[#found + 1] = {tonumber(redis.call('ZSCORE', ns .. 'processing', id)), id, worker, 'hung'}
+    found[#found + 1] = {silent_since(id), id, worker, 'hung'}
   end
 end
 table.sort(found, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < b[2]) end)

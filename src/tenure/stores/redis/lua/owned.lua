@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 -- Every lease held in a worker's name. ARGV: worker. Answers as `claim` does, and the reason of a cancel asked.
 local answers = {}
-for _, id in ipairs(redis.call('SMEMBERS', ns .. 'held:' .. ARGV[1])) do
+for _, id in ipairs(redis.call('SMEMBERS', ns .. 'processing:' .. ARGV[1])) do
   local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'payload', 'failures', 'crashes', 'checkpoint',
     'enqueued_at', 'expires_at', 'cancel_reason')
   local late = f[1] == '1' and f[8] and tonumber(f[8]) < now

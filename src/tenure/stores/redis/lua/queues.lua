@@ -1,6 +1,12 @@
 #!lua flags=no-writes
 -- Every queue: name, when it was paused, scheduled, queued, processing, how long the oldest has been waiting.
-local names, answers = {}, {}
+local names, processing, answers = {}, {}, {}
+for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
+  for _, id in ipairs(redis.call('SMEMBERS', ns .. 'processing:' .. worker)) do
+    local queue = redis.call('HGET', job(id), 'queue')
+    processing[queue] = (processing[queue] or 0) + 1
+  end
+end
 for _, name in ipairs(redis.call('SMEMBERS', ns .. 'queues')) do names[name] = true end
 for _, name in ipairs(redis.call('HKEYS', ns .. 'paused')) do names[name] = true end
 for name in pairs(names) do
@@ -19,7 +25,6 @@ for name in pairs(names) do
     end
   end
   answers[#answers + 1] = {name, redis.call('HGET', ns .. 'paused', name),
-    tonumber(redis.call('HGET', ns .. 'counts', 'scheduled:' .. name) or 0), queued,
-    tonumber(redis.call('HGET', ns .. 'counts', 'processing:' .. name) or 0), oldest and math.max(now - oldest, 0) or false}
+    tonumber(redis.call('HGET', ns .. 'scheduled_of', name) or 0), queued, processing[name] or 0, oldest and math.max(now - oldest, 0) or false}
 end
 return answers

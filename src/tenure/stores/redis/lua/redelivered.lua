@@ -12,7 +12,7 @@ if ends and tonumber(ends) < now and ARGV[2] == '1' then
   declare(worker, 'host')
   ends = false
 end
-local since = tonumber(redis.call('ZSCORE', ns .. 'processing', id))
+local since = silent_since(id)
 local why
 if not ends then
   why = redis.call('HGET', ns .. 'worker:' .. worker, 'death') or 'missing'

@@ -1,7 +1,5 @@
 #!lua flags=no-writes
--- Jobs as people see them. ARGV: ids. Answers of each: all its fields, and when its owner last spoke.
+-- Jobs as people see them. ARGV: ids. Answers all fields of each.
 local answers = {}
-for n, id in ipairs(ARGV) do
-  answers[n] = {redis.call('HGETALL', job(id)), redis.call('ZSCORE', ns .. 'processing', id)}
-end
+for n, id in ipairs(ARGV) do answers[n] = redis.call('HGETALL', job(id)) end
 return answers
