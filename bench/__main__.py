@@ -6,13 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import growth, postgres, sqlite
+from bench import growth, postgres, redis, sqlite
 from bench.report import store_section
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
+    parser.add_argument("--store", choices=("sqlite", "postgres", "redis"), default="sqlite")
     parser.add_argument("--growth", action="store_true", help="drain beside many other jobs (postgres)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, help="of one drain (20,000; 10,000 with --growth)")
@@ -26,7 +26,7 @@ def main() -> None:
     if asked.growth and asked.store != "postgres":
         parser.error("--growth is measured with --store postgres only")
     asked.jobs = asked.jobs or (10_000 if asked.growth else 20_000)
-    part = growth if asked.growth else postgres if asked.store == "postgres" else sqlite
+    part = growth if asked.growth else {"sqlite": sqlite, "postgres": postgres, "redis": redis}[asked.store]
     text = part.run(asked)
     sys.stdout.write(text + "\n")
     if asked.write:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
+from threading import Timer
 from typing import Any
 
 from bench import measure
@@ -31,6 +32,7 @@ PR_SET_PDEATHSIG = 1
 SINGLE = 2000
 TOGETHER = 100
 SETTLING = 0.3  # seconds: pgqueuer acknowledges after 0.1 at the latest
+GIVE_UP = 300.0  # seconds of one measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class Order:
 
 async def measured(peer: Peer, order: Order) -> dict[str, float]:
     """Bulk enqueue, drain, start latency; then, with the worker gone, single and concurrent enqueues."""
+    watch = Timer(GIVE_UP, give_up, (order.name,))  # a thread: what hangs may block the loop
+    watch.daemon = True
+    watch.start()
     await peer.open()
     figures = {"bulk": await awaited_rate(order.jobs, peer.many(order.jobs))}
     with working(order) as (folder, worker):
@@ -74,6 +79,12 @@ async def measured(peer: Peer, order: Order) -> dict[str, float]:
         del figures["bulk"]
     await peer.close()
     return figures
+
+
+def give_up(name: str) -> None:
+    sys.stderr.write(f"{name} was not done after {GIVE_UP:g} s, so it was stopped\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 async def enqueues(peer: Peer, count: int) -> None:

@@ -11,7 +11,7 @@ from subprocess import Popen
 from threading import Lock
 
 STARTS = 300
-PATIENCE_SECONDS = 600.0
+PATIENCE_SECONDS = 180.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 

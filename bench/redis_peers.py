@@ -1,6 +1,6 @@
 """The contestants on Redis: each with the settings its own documentation recommends for speed, and no results kept.
 
-Of them only Tenure and the bare loop refuse what a former owner finishes. What a killed worker held is lost with huey
+Of them only Tenure refuses what a former owner finishes. What a killed worker held is lost with huey
 and celery (as they are by default), marked failed with rq, and comes back with the others: after a minute with streaq,
 dramatiq and saq (if told to retry), after five with arq, after ten with taskiq-redis.
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from typing import Any
 
 from bench.postgres_peers import CONNECTIONS, QUEUE, Peer, TenurePeer, worker
 
-BATCH = 500  # of those whose only bulk call is many calls at once
+BATCH = 500  # of those whose best bulk call is many calls at once
+TOGETHER = 100  # the same of arq: every call of it needs a connection
 
 
 class RedisPeer(Peer):
@@ -36,7 +38,7 @@ class Tenure(TenurePeer, RedisPeer):
 class Taskiq(RedisPeer):
     """Streams: its only broker that acknowledges (the list broker is no faster, and loses what a killed worker held).
 
-    Its command line runs on uvloop, if that is installed.
+    `--no-parse`; its command line runs on uvloop, if that is installed. It has no call for many.
     """
 
     uvloop = True
@@ -75,11 +77,11 @@ class Taskiq(RedisPeer):
 
         self.counted = worker()
         await self.open()
-        await run_receiver_task(self.broker, max_async_tasks=slots)
+        await run_receiver_task(self.broker, max_async_tasks=slots, validate_params=False)
 
 
 class Dramatiq(SyncPeer):
-    """Threads: its default of 8, which is its fastest here. It has no call for many."""
+    """Four threads, its fastest here, and as many messages fetched ahead as slots. It has no call for many."""
 
     async def open(self) -> None:
         import dramatiq
@@ -111,16 +113,17 @@ class Dramatiq(SyncPeer):
         return self.stamped.send(sent)
 
     async def work(self, slots: int) -> None:
+        os.environ["dramatiq_queue_prefetch"] = str(slots)  # noqa: SIM112 (its name)
         import dramatiq
 
         self.counted = worker()
         await self.open()
-        dramatiq.Worker(self.broker, worker_threads=8).start()
+        dramatiq.Worker(self.broker, worker_threads=4).start()
         await asyncio.Event().wait()
 
 
 class Huey(SyncPeer):
-    """One thread, its default and its fastest here; a blocking pop, no results, no periodic tasks. No call for many."""
+    """Two threads, its fastest here; a blocking pop, no results, no periodic tasks. No call for many."""
 
     async def open(self) -> None:
         from huey import RedisHuey
@@ -150,18 +153,18 @@ class Huey(SyncPeer):
     async def work(self, slots: int) -> None:
         self.counted = worker()
         await self.open()
-        self.huey.create_consumer(workers=1, periodic=False).run()
+        self.huey.create_consumer(workers=2, periodic=False).run()
 
 
 class Saq(RedisPeer):
-    """`concurrency` is its slots, each with a connection that waits. Ended jobs are not kept. No call for many."""
+    """Its default concurrency of 10: each has a connection that waits, and more are no faster. No call for many."""
 
     share = 0.5
 
     async def open(self) -> None:
-        from saq import Queue
+        from saq.queue.redis import RedisQueue
 
-        self.queue = Queue.from_url(self.url)
+        self.queue = RedisQueue.from_url(self.url)
 
     async def close(self) -> None:
         await self.queue.disconnect()
@@ -189,7 +192,7 @@ class Saq(RedisPeer):
             counted.started(sent)
 
         functions: Any = [("nothing", nothing), ("stamp", stamp)]
-        await saq.Worker(self.queue, functions=functions, concurrency=slots).start()
+        await saq.Worker(self.queue, functions=functions).start()
 
 
 class Streaq(RedisPeer):
@@ -234,22 +237,23 @@ class Streaq(RedisPeer):
 
 
 class Arq(RedisPeer):
-    """`max_jobs` is its slots; it polls, here every 10 ms. No results kept, nothing logged. No call for many."""
+    """`max_jobs` is its slots; it polls, here every 10 ms; faster on uvloop. No results, no log, no call for many."""
 
     share = 0.5
+    uvloop = True
 
-    async def open(self) -> None:
-        from arq import create_pool
-        from arq.connections import RedisSettings
+    async def open(self, slots: int = TOGETHER) -> None:
+        from arq import ArqRedis
+        from redis.asyncio import ConnectionPool
 
-        self.pool = await create_pool(RedisSettings.from_dsn(self.url))
+        self.pool = ArqRedis(ConnectionPool.from_url(self.url, max_connections=slots + CONNECTIONS))
 
     async def close(self) -> None:
         await self.pool.close()
 
     async def many(self, count: int) -> None:
-        for first in range(0, count, BATCH):
-            await asyncio.gather(*(self.one(n) for n in range(first, min(first + BATCH, count))))
+        for first in range(0, count, TOGETHER):
+            await asyncio.gather(*(self.one(n) for n in range(first, min(first + TOGETHER, count))))
 
     async def one(self, n: int) -> object:
         return await self.pool.enqueue_job("nothing", n)
@@ -261,7 +265,7 @@ class Arq(RedisPeer):
         from arq.worker import Worker, func
 
         counted = worker()
-        await self.open()
+        await self.open(slots)
 
         async def nothing(_: object, n: int) -> None:
             counted.ran()
@@ -291,9 +295,7 @@ class Rq(SyncPeer):
         self.queue = Queue(QUEUE, connection=Redis.from_url(self.url))
 
     async def many(self, count: int) -> object:
-        return self.queue.enqueue_many(
-            [self.queue.prepare_data(rq_nothing, (n,), result_ttl=0) for n in range(count)]
-        )
+        return self.queue.enqueue_many([self.queue.prepare_data(rq_nothing, (n,), result_ttl=0) for n in range(count)])
 
     async def one(self, n: int) -> object:
         return self.queue.enqueue(rq_nothing, n, result_ttl=0)
@@ -328,7 +330,9 @@ class Celery(SyncPeer):
         import celery
 
         self.celery = celery.Celery("bench", broker=self.url, set_as_current=False)
-        self.celery.conf.update(task_ignore_result=True, worker_prefetch_multiplier=BATCH, worker_hijack_root_logger=False)
+        self.celery.conf.update(
+            task_ignore_result=True, worker_prefetch_multiplier=BATCH, worker_hijack_root_logger=False
+        )
 
         @self.celery.task(name="nothing")
         def nothing(n: int) -> None:
@@ -364,7 +368,7 @@ class Celery(SyncPeer):
 
 
 class BareLoop(SyncPeer):
-    """The floor: what redis-py and Redis can do with the same fenced work and no engine around it."""
+    """The floor: what redis-py and Redis can do with the same moves, one script claims and one finishes, no fence."""
 
     starts = False
 
@@ -395,14 +399,11 @@ class BareLoop(SyncPeer):
     async def work(self, slots: int) -> None:
         counted = worker()
         await self.open()
-        batch = min(slots, 100)
-        while claimed := self.claim(args=[batch]):
-            done: list[Any] = []
-            for job, attempt, payload in claimed:
+        while claimed := self.claim(args=[min(slots, 100)]):
+            for payload in claimed[1::2]:
                 json.loads(payload)
                 counted.ran()
-                done += (job, attempt)
-            assert self.finish(args=done) == len(done) // 2
+            self.finish(args=claimed[::2])
         await asyncio.Event().wait()
 
 
@@ -411,28 +412,19 @@ local ids, claimed, processing = redis.call('ZRANGE', 'ready', 0, ARGV[1] - 1), 
 if #ids == 0 then return claimed end
 for n, id in ipairs(ids) do
   local key = 'job:' .. id
-  local job = redis.call('HMGET', key, 'payload', 'attempt')
-  local attempt = (job[2] or 0) + 1
-  redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker', 'w')
-  claimed[n] = {id, attempt, job[1]}
-  processing[2 * n - 1], processing[2 * n] = 0, id
+  redis.call('HSET', key, 'state', 'processing', 'worker', 'w')
+  claimed[2 * n - 1], claimed[2 * n] = id, redis.call('HGET', key, 'payload')
+  processing[2 * n - 1], processing[2 * n] = id, id
 end
 redis.call('ZADD', 'processing', unpack(processing))
 redis.call('ZREM', 'ready', unpack(ids))
 return claimed
 """
 _BARE_FINISH = """
-local landed = {}
-for n = 1, #ARGV, 2 do
-  local key = 'job:' .. ARGV[n]
-  local held = redis.call('HMGET', key, 'state', 'attempt', 'worker')
-  if held[1] == 'processing' and held[2] == ARGV[n + 1] and held[3] == 'w' then
-    redis.call('HSET', key, 'state', 'completed', 'ended', 1)
-    landed[#landed + 1] = ARGV[n]
-  end
+for _, id in ipairs(ARGV) do
+  redis.call('HSET', 'job:' .. id, 'state', 'completed', 'ended', 1)
 end
-redis.call('ZREM', 'processing', unpack(landed))
-return #landed
+return redis.call('ZREM', 'processing', unpack(ARGV))
 """
 
 DURABLE = "tenure, append-only file"
@@ -449,4 +441,4 @@ PEERS: dict[str, type[RedisPeer]] = {
     "celery": Celery,
     "rq": Rq,
 }
-RIVALS = tuple(PEERS)[3:]
+RIVALS = tuple(PEERS)[3:]  #: all but Tenure and the bare loop

@@ -23,7 +23,7 @@ COLUMNS = {
     "start_p50_ms": ("start p50 ms", "{:.2f}"),
     "start_p99_ms": ("start p99 ms", "{:.2f}"),
 }
-ORDER = ("SQLite", "PostgreSQL", "PostgreSQL as it grows")
+ORDER = ("SQLite", "PostgreSQL", "PostgreSQL as it grows", "Redis")
 
 
 def here() -> str:
@@ -55,24 +55,36 @@ def ratios(rounds: Rounds, ours: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`figures` of `ours`, summed, against those of `theirs`: at least `bound` times as much, or at most."""
+    """`figures` of `ours`, summed, against those of `theirs`: at least `bound` times as much, or at most.
+
+    Of several `theirs` it is the one with the best median; without any, the figures themselves are meant.
+    """
 
     words: str
     figures: tuple[str, ...]
     ours: str
-    theirs: str
+    theirs: str | tuple[str, ...]
     bound: float
     at_most: bool = False
     their_figures: tuple[str, ...] = ()
 
     def verdict(self, rounds: Rounds) -> str:
-        if self.ours not in rounds or self.theirs not in rounds:
+        theirs = (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+        found = {
+            name: self._sums(rounds[name], self.their_figures or self.figures) for name in theirs if name in rounds
+        }
+        if self.ours not in rounds or (theirs and not found):
             return f"- {self.words}: not measured here"
-        each = [
-            sum(mine[key] for key in self.figures) / sum(theirs[key] for key in self.their_figures or self.figures)
-            for mine, theirs in zip(rounds[self.ours], rounds[self.theirs], strict=True)
-        ]
-        return judged(self.words, each, self.bound, at_most=self.at_most)
+        words, each = self.words, self._sums(rounds[self.ours], self.figures)
+        if found:
+            best = (min if self.at_most else max)(found, key=lambda name: statistics.median(found[name]))
+            words += f" ({best})" if len(theirs) > 1 else ""
+            each = [mine / one for mine, one in zip(each, found[best], strict=True)]
+        return judged(words, each, self.bound, at_most=self.at_most)
+
+    @staticmethod
+    def _sums(runs: Sequence[Figures], figures: Sequence[str]) -> list[float]:
+        return [sum(run[key] for key in figures) for run in runs]
 
 
 def judged(words: str, ratios: Sequence[float], bound: float, *, at_most: bool = False) -> str:

@@ -2,8 +2,8 @@
 
 1. A ring is an entry of one short stream, and its sender does not wait for the answer: answers are read when the next
    ring is sent. What is not answered when a connection ends is sent again by a thread that connects anew.
-2. Listeners read from where they were. None is on record anywhere, so none is ever left over there; what was said
-   while one was away is still in the stream, and one that can't know whether it missed something looks for itself.
+2. Listeners read from where they were. The server keeps no list of them that could grow old. What was said while one
+   was away is still in the stream, and one that can't know whether it missed something looks for itself.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tenure.notifiers.inbox import Inbox
 from tenure.ports import ANY, Ring
 
 KEPT = 256  #: entries the stream has at least, once it has had so many
+MOST_WAITING, MOST_UNANSWERED = 1_000, 1_000
 _BLOCK_SECONDS = 5.0  #: between two looks whether the stream still is the one that we heard
 _ANSWER_SECONDS = 3.0
-_REST_SECONDS = 0.002
+_REST_SECONDS = 0.002  #: in a flood, between two readings
 _LAST_WORDS = 1.0
-MOST_WAITING, MOST_UNANSWERED = 1_000, 1_000
 _REPLICA = (
     "this Redis is a read-only replica, where nobody can ring: polling every second; "
     "give the primary's URL as notifier=redis://…"

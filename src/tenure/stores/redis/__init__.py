@@ -7,7 +7,7 @@ of a namespace begin with one hash tag, so they live on one node of a cluster:
     {tenure}:ready:QUEUE   zset    queued jobs, in order of priority, run_at, id: the score is priority, then time
     {tenure}:solo:QUEUE    zset    the same of those that must run alone
     {tenure}:scheduled     zset    by the time they are due
-    {tenure}:processing:WORKER   set   the jobs a worker holds; `owners` is the set of workers that hold any
+    {tenure}:processing:WORKER   hash  the leases a worker holds: job → attempt; `owners` is the set of who holds any
     {tenure}:stale         zset    those of them that must show progress, by the time they will have hung
     {tenure}:completed, cancelled, dead    zset    by the time they ended
     {tenure}:jobs          zset    all of them, by id
@@ -83,6 +83,7 @@ MOST_BYTES = 1 << 20  #: texts of one script
 WORKER_KEPT = 86_400_000  #: milliseconds a worker's row outlives its death
 _TRIES = 20
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED}
+_NO_PAST = ("0", "0", None, 0)
 _decode = msgspec.json.decode
 
 
@@ -210,10 +211,10 @@ class RedisStore:
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         wanted = [each for want in wants.items() for each in want]
         told = self._server.call("claim", worker_id, limit, int(solo), *wanted)
-        return [_claimed(*told[place : place + 9]) for place in range(0, len(told), 9)]
+        return [_claimed(*told[place : place + 6]) for place in range(0, len(told), 6)]
 
     def owned(self, worker_id: str) -> list[Owned]:
-        return [Owned(_claimed(*row[:9]), row[9]) for row in self._server.call("owned", worker_id)]
+        return [Owned(_claimed(*row[:6]), row[6]) for row in self._server.call("owned", worker_id)]
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         values: list[tuple[Any, ...]] = []
@@ -435,20 +436,13 @@ def _enqueue(drafts: Sequence[Draft]) -> list[Any]:
 
 
 def _claimed(
-    job_id: str,
-    attempt: int,
-    facts_text: str,
-    payload: str,
-    failures: str,
-    crashes: str,
-    checkpoint: str | None,
-    enqueued_at: str,
-    expired: int,
+    job_id: str, attempt: str, facts_text: str, payload: str, enqueued_at: str, past: Sequence[Any] | None
 ) -> Claimed:
     facts = decode_facts(facts_text)
+    failures, crashes, checkpoint, expired = past or _NO_PAST
     return Claimed(
         job_id,
-        attempt,
+        int(attempt),
         facts.task,
         facts.queue,
         payload,

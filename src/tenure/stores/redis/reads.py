@@ -112,7 +112,7 @@ def _newest(server: Server, where: Filter, before: str | None) -> Iterator[list[
 def _few(server: Server, where: Filter) -> list[str] | None:
     """The ids of all that can match, where an index holds few enough of them."""
     if where.worker_id is not None:
-        return list(server.run("SMEMBERS", f"{server.prefix}processing:{where.worker_id}"))
+        return list(server.run("HKEYS", f"{server.prefix}processing:{where.worker_id}"))
     if not where.states:
         return None
     keys = [f"{server.prefix}{state}" for state in where.states if state in _INDEXED]
@@ -124,7 +124,7 @@ def _few(server: Server, where: Filter) -> list[str] | None:
     ids = [each for key in keys for each in server.run("ZRANGE", key, 0, FEW)]
     if State.PROCESSING in where.states:
         for worker in server.run("SMEMBERS", f"{server.prefix}owners"):
-            ids += server.run("SMEMBERS", f"{server.prefix}processing:{worker}")
+            ids += server.run("HKEYS", f"{server.prefix}processing:{worker}")
     return ids
 
 

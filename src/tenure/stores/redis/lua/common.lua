@@ -18,8 +18,15 @@ end
 
 local function let_go(worker, ids)
   local held = ns .. 'processing:' .. worker
-  redis.call('SREM', held, unpack(ids))
+  redis.call('HDEL', held, unpack(ids))
   if redis.call('EXISTS', held) == 0 then redis.call('SREM', ns .. 'owners', worker) end
+end
+
+-- What claiming tells of a job that has a past or a limit in time, and how long it may be silent.
+local function past(key, attempt)
+  local f = redis.call('HMGET', key, 'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after')
+  local late = attempt == '1' and f[4] and tonumber(f[4]) < now
+  return {f[1] or '0', f[2] or '0', f[3], late and 1 or 0}, tonumber(f[5] or nil)
 end
 
 -- Since when its owner has said nothing.

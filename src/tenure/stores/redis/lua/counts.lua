@@ -6,7 +6,7 @@ for _, name in ipairs(redis.call('SMEMBERS', ns .. 'queues')) do
 end
 local processing = 0
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
-  processing = processing + redis.call('SCARD', ns .. 'processing:' .. worker)
+  processing = processing + redis.call('HLEN', ns .. 'processing:' .. worker)
 end
 local answer = {queued, processing}
 for _, state in ipairs({'scheduled', 'completed', 'dead', 'cancelled'}) do

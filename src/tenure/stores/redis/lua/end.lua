@@ -17,7 +17,7 @@ for i = 2, #ARGV do
   ends[#ends + 1], fits[#fits + 1] = e, same and 1 or 0
 end
 if dead ~= '' then
-  local all = redis.call('SCARD', ns .. 'processing:' .. dead) == #ends
+  local all = redis.call('HLEN', ns .. 'processing:' .. dead) == #ends
   for _, fit in ipairs(fits) do all = all and fit == 1 end
   if not all then return {0} end
   declare(dead, 'crash')

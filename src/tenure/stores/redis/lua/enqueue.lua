@@ -29,7 +29,7 @@ for i = at, #ARGV, 6 do
     if group.stale ~= '' then redis.call('HSET', key, 'stale_after', group.stale, 'more', '1') end
     if expires ~= '' then redis.call('HSET', key, 'expires_at', run_at + tonumber(expires), 'more', '1') end
     if unique ~= '' then
-      redis.call('HSET', key, 'unique', unique)
+      redis.call('HSET', key, 'unique', unique, 'more', '1')
       redis.call('HSET', ns .. 'unique', unique, id)
     end
     ids[#ids + 1], ids[#ids + 2] = 0, id

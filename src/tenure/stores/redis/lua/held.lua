@@ -1,7 +1,7 @@
 #!lua flags=no-writes
 -- What a worker holds, longest silent first. ARGV: worker. Answers of each the same as `lost`.
 local answers = {}
-for n, id in ipairs(redis.call('SMEMBERS', ns .. 'processing:' .. ARGV[1])) do
+for n, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. ARGV[1])) do
   local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'failures', 'crashes', 'crashes_total', 'cancel_reason')
   local since = silent_since(id)
   answers[n] = {id, tonumber(f[1]), ARGV[1], 'crash', since, f[2], f[3] or '0', f[4] or '0', f[5] or '0', f[6]}

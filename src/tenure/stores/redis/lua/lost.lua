@@ -5,7 +5,7 @@ local found, limit = {}, tonumber(ARGV[1])
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
   if not redis.call('ZSCORE', ns .. 'alive', worker) then
     local why = redis.call('HGET', ns .. 'worker:' .. worker, 'death') or 'missing'
-    for _, id in ipairs(redis.call('SMEMBERS', ns .. 'processing:' .. worker)) do
+    for _, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. worker)) do
       found[#found + 1] = {silent_since(id), id, worker, why}
     end
   end

@@ -2,7 +2,7 @@
 -- Every queue: name, when it was paused, scheduled, queued, processing, how long the oldest has been waiting.
 local names, processing, answers = {}, {}, {}
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
-  for _, id in ipairs(redis.call('SMEMBERS', ns .. 'processing:' .. worker)) do
+  for _, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. worker)) do
     local queue = redis.call('HGET', job(id), 'queue')
     processing[queue] = (processing[queue] or 0) + 1
   end

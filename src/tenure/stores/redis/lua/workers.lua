@@ -6,6 +6,6 @@ if ARGV[1] == '1' then
 end
 for n, id in ipairs(ids) do
   answers[n] = {redis.call('HGETALL', ns .. 'worker:' .. id), redis.call('ZSCORE', ns .. 'alive', id),
-    redis.call('SCARD', ns .. 'processing:' .. id)}
+    redis.call('HLEN', ns .. 'processing:' .. id)}
 end
 return answers
