@@ -70,15 +70,14 @@ class Target:
 
     def verdict(self, rounds: Rounds) -> str:
         theirs = (self.theirs,) if isinstance(self.theirs, str) else self.theirs
-        found = {
-            name: self._sums(rounds[name], self.their_figures or self.figures) for name in theirs if name in rounds
-        }
+        figures = self.their_figures or self.figures
+        found = {name: self._sums(rounds[name], figures) for name in theirs if name in rounds}
         if self.ours not in rounds or (theirs and not found):
             return f"- {self.words}: not measured here"
         words, each = self.words, self._sums(rounds[self.ours], self.figures)
         if found:
             best = (min if self.at_most else max)(found, key=lambda name: statistics.median(found[name]))
-            words += f" ({best})" if len(theirs) > 1 else ""
+            words += f", here {best}" if len(theirs) > 1 else ""
             each = [mine / one for mine, one in zip(each, found[best], strict=True)]
         return judged(words, each, self.bound, at_most=self.at_most)
 

@@ -9,8 +9,8 @@ after a `kill -9`, then stops the server and removes its folder. (A parent-death
 the *thread* that started the server ends.)
 """
 
-# pyright: reportUnknownMemberType=false
-# (nats-py leaves its options untyped)
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (nats-py leaves its options untyped, redis-py its answers)
 from __future__ import annotations
 
 import atexit
@@ -386,8 +386,7 @@ class Keys:
     def execute(self, *command: str | float) -> Any:
         """Run one command, on a connection of its own."""
         with self.client() as client:
-            answer: Any = client.execute_command(*command)
-            return answer
+            return client.execute_command(*command)
 
     @contextmanager
     def namespace(self) -> Generator[str]:

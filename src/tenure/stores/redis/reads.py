@@ -34,10 +34,10 @@ def _instant(milliseconds: str | None) -> datetime | None:
 def views(server: Server, ids: Sequence[str]) -> list[JobView | None]:
     known = [each for each in ids if is_id(each)]
     found = dict(zip(known, server.call("views", *known), strict=True)) if known else {}
-    return [_job(each, found[each]) if found.get(each) else None for each in ids]
+    return [_job(each, *found[each]) if each in found and found[each][0] else None for each in ids]
 
 
-def _job(job_id: str, flat: Sequence[str]) -> JobView:
+def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobView:
     row: dict[str, str] = dict(zip(flat[::2], flat[1::2], strict=True))
     facts = decode_facts(row["facts"])
     state = State(row["state"])
@@ -49,7 +49,7 @@ def _job(job_id: str, flat: Sequence[str]) -> JobView:
         state=state,
         priority=facts.priority,
         payload=row["payload"],
-        result=row.get("result"),
+        result=row.get("result", "null" if state is State.COMPLETED else None),
         error=row.get("error"),
         attempt=int(row.get("attempt", 0)),
         failures=int(row.get("failures", 0)),
@@ -73,7 +73,7 @@ def _job(job_id: str, flat: Sequence[str]) -> JobView:
         expires_at=_instant(row.get("expires_at")),
         started_at=_instant(row.get("started_at")),
         last_activity_at=_instant(row.get("last_activity_at") or row.get("started_at")),
-        ended_at=_instant(row.get("ended_at")) if state in ENDED else None,
+        ended_at=_instant(ended_at),
         cancel_reason=row.get("cancel_reason"),
     )
 

@@ -59,7 +59,6 @@ local function enter(id, j, state)
     count_scheduled(j.queue, 1)
   else
     redis.call('ZADD', ns .. state, now, id)
-    redis.call('HSET', job(id), 'ended_at', now)
     if j.unique then redis.call('HDEL', ns .. 'unique', j.unique) end
   end
 end

@@ -9,7 +9,11 @@ for n, id in ipairs(ids) do
   local attempt, result, more = ARGV[3 * n], ARGV[3 * n + 1], held[n] == ARGV[3 * n] .. '+'
   if (more or held[n] == attempt) and not seen[id] then
     seen[id] = true
-    redis.call('HSET', job(id), 'state', 'completed', 'result', result, 'ended_at', stamp)
+    if result == 'null' then -- as most are, and what is read where there is none
+      redis.call('HSET', job(id), 'state', 'completed')
+    else
+      redis.call('HSET', job(id), 'state', 'completed', 'result', result)
+    end
     if more then
       local unique = redis.call('HGET', job(id), 'unique')
       if unique then redis.call('HDEL', ns .. 'unique', unique) end

@@ -14,7 +14,7 @@ for i = 1, #ARGV, 2 do
   else
     leave(id, j)
     j.run_at, j.solo = now, ARGV[i + 1] == '1'
-    redis.call('HDEL', job(id), 'result', 'error', 'ended_at', 'expires_at', 'cancel_reason', 'failures', 'crashes',
+    redis.call('HDEL', job(id), 'result', 'error', 'expires_at', 'cancel_reason', 'failures', 'crashes',
       'crashes_total')
     redis.call('HSET', job(id), 'run_at', now, 'solo', ARGV[i + 1])
     if j.unique then redis.call('HSET', ns .. 'unique', j.unique, id) end

@@ -1,5 +1,8 @@
 #!lua flags=no-writes
--- Jobs as people see them. ARGV: ids. Answers all fields of each.
-local answers = {}
-for n, id in ipairs(ARGV) do answers[n] = redis.call('HGETALL', job(id)) end
+-- Jobs as people see them. ARGV: ids. Answers of each: all its fields, and when it ended.
+local ended, answers = {completed = true, dead = true, cancelled = true}, {}
+for n, id in ipairs(ARGV) do
+  local state = redis.call('HGET', job(id), 'state')
+  answers[n] = {redis.call('HGETALL', job(id)), ended[state] and redis.call('ZSCORE', ns .. state, id)}
+end
 return answers
