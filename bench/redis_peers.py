@@ -11,8 +11,9 @@ import asyncio
 import json
 import logging
 import os
-from typing import Any
+from typing import Any, ClassVar
 
+from bench.measure import Worker
 from bench.postgres_peers import CONNECTIONS, QUEUE, Peer, TenurePeer, worker
 
 BATCH = 500  # of those whose best bulk call is many calls at once
@@ -202,9 +203,9 @@ class Streaq(RedisPeer):
     uvloop = True
 
     async def open(self, slots: int = 1) -> None:
-        from streaq import Worker
+        import streaq
 
-        self.streaq: Any = Worker(redis_url=self.url, concurrency=slots)
+        self.streaq: Any = streaq.Worker(redis_url=self.url, concurrency=slots)
 
         @self.streaq.task(name="nothing", silent=True, ttl=0)
         async def nothing(n: int) -> None:
@@ -262,7 +263,8 @@ class Arq(RedisPeer):
         return await self.pool.enqueue_job("stamp", sent)
 
     async def work(self, slots: int) -> None:
-        from arq.worker import Worker, func
+        from arq.worker import Worker as ArqWorker
+        from arq.worker import func
 
         counted = worker()
         await self.open(slots)
@@ -273,7 +275,7 @@ class Arq(RedisPeer):
         async def stamp(_: object, sent: int) -> None:
             counted.started(sent)
 
-        await Worker(
+        await ArqWorker(
             [func(nothing, name="nothing"), func(stamp, name="stamp")],
             redis_pool=self.pool,
             max_jobs=slots,
@@ -287,6 +289,7 @@ class Rq(SyncPeer):
     """SimpleWorker, one job at a time without a fork: its documentation's choice for very short jobs. No results."""
 
     share = 0.1
+    counting: ClassVar[Worker]  #: rq imports the functions below, which know no peer
 
     async def open(self) -> None:
         from redis import Redis
@@ -307,7 +310,7 @@ class Rq(SyncPeer):
         from rq import SimpleWorker
 
         await self.open()
-        self.counted = Rq.counting = worker()
+        Rq.counting = worker()
         SimpleWorker([self.queue], connection=self.queue.connection, log_job_description=False).work(
             logging_level=logging.WARNING
         )

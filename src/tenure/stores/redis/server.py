@@ -151,7 +151,7 @@ def mapped(error: Exception, server: Server) -> StoreError:
             f"{server.url} is out of memory ({said}): nothing of this was stored. Raise its maxmemory, or let ended "
             "jobs go sooner (TENURE_KEEP)"
         )
-    if isinstance(error, exceptions.AskError):
+    if isinstance(error, exceptions.AskError) and not isinstance(error, exceptions.MovedError):
         return StoreAway(f"{server.url} is moving the slot of {server.prefix} to another node: wait until it is done")
     if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in said:
         return StoreError(f"{server.url} shows a certificate that can't be trusted ({said}): give ssl_ca_certs=FILE")
@@ -238,19 +238,40 @@ class Server:
     def connect(self, name: str) -> Connection:
         """A connection of one's own, to where the namespace is."""
         problem: Exception = exceptions.ConnectionError("no host is known")
-        for address in dict.fromkeys(self._candidates()):
+        waiting, tried = list(self._candidates()), set[Address]()
+        while waiting:
+            address = waiting.pop(0)
+            if address in tried:
+                continue
+            tried.add(address)
             connection = self._new(address, self._place.login, name)
             try:
                 connection.connect()
+                self._refuse_stranger(connection)
             except _REFUSED:
+                connection.disconnect()
                 raise
-            except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
+            except exceptions.MovedError as error:  # a cluster's node that knows whose our slot is
+                connection.disconnect()
+                waiting.insert(0, self._named(error, address))
+            except (exceptions.RedisError, OSError) as error:
+                connection.disconnect()
                 problem = error
             else:
                 self._at = address
                 return connection
         self._at = None
         raise problem
+
+    def _refuse_stranger(self, connection: Connection) -> None:
+        """Raise what a node says that can't be the one: MOVED, or of several hosts, that it is a replica."""
+        _ask(connection, "EXISTS", self.prefix)
+        if len(self._place.hosts) > 1 and not self._place.service and _ask(connection, "ROLE")[0] == "slave":
+            raise exceptions.ReadOnlyError("it is a replica")
+
+    def _named(self, error: exceptions.MovedError, asked: Address) -> Address:
+        host = cast(str, error.host)  # pyright: ignore[reportUnknownMemberType]
+        return host or asked[0], error.port
 
     def told(self, error: Exception) -> str:
         """What went wrong, in a sentence without any password."""
@@ -399,8 +420,7 @@ class Server:
                     with self._lent() as connection:
                         return ask(connection)
                 except exceptions.MovedError as error:
-                    host = cast(str, error.host)  # pyright: ignore[reportUnknownMemberType]
-                    self._at = (host or self._place.hosts[0][0], error.port)
+                    self._at = self._named(error, self._at or self._place.hosts[0])
                     self._drop_idle()
             raise StoreAway(f"{self.url}: the nodes of the cluster do not agree where {self.prefix} is")
         except (exceptions.RedisError, OSError) as error:
@@ -416,7 +436,6 @@ class Server:
         self._shebang = version >= SHEBANG_SINCE
         if info.get("cluster_enabled") == "1":
             self._learn_nodes()
-            info = self._info()
         if info.get("role") != "master":
             raise StoreError(
                 f"{self.url} is a replica of {info.get('master_host')}:{info.get('master_port')}: give its URL"
@@ -449,10 +468,9 @@ class Server:
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
     def _learn_nodes(self) -> None:
-        """The nodes of a cluster, and by a first question which of them has our slot."""
+        """The nodes of a cluster, for when those of the URL are gone."""
         found = cast("list[Any]", self.run("CLUSTER", "SLOTS"))
         self._nodes = tuple((node[0], int(node[1])) for row in found for node in row[2:] if node[0])
-        self.run("EXISTS", self.prefix)
 
 
 def _say(connection: Connection, *command: Any) -> None:

@@ -1,0 +1,1188 @@
+"""A Redis or Valkey that refuses, goes away, comes back, or has ways of its own: what a store makes of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from redis.exceptions import RedisError
+
+from conformance.factories import (
+    assert_sound,
+    claim,
+    claim_one,
+    draft,
+    everything,
+    finish,
+    look,
+    put,
+    race,
+    running,
+    start,
+)
+from servers import Sentinel, Valkey, ValkeyCluster, free_port
+from tenure.app import Tenure, open_store
+from tenure.cli.main import main
+from tenure.config import load, redact
+from tenure.errors import InvalidOption, StoreAway, StoreError
+from tenure.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
+from tenure.notifiers.redis import RedisNotifier
+from tenure.ports import Draft, Filter, Landed, Progress, Ring
+from tenure.stores.redis import SCHEMA, RedisStore
+from tenure.stores.redis import server as module
+
+WRONG = "Wr0ng-w0rd"
+COMMANDS = """
+    +client|setname +info +evalsha +eval +time
+    +get +setnx +exists +unlink
+    +hget +hmget +hgetall +hkeys +hexists +hset +hsetnx +hdel +hincrby
+    +sadd +srem +scard +smembers
+    +zadd +zrem +zcard +zscore +zrange +zrangebyscore +zrevrangebylex +zremrangebyrank
+    +xadd +xread +xrevrange
+"""  #: all that a store and a doorbell ask for; in a cluster also +cluster|slots
+
+_passwords = {WRONG}
+
+
+# ── Servers, and what must never be told ──
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Valkey]:
+    with Valkey({"enable-debug-command": "local"}) as server:
+        _passwords.add(server.password)
+        yield server
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"t_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def store(server: Valkey, namespace: str) -> Iterator[RedisStore]:
+    with opened(server.url, namespace=namespace) as store:
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def no_log_tells_a_password(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.DEBUG)
+    yield
+    assert not leaks(caplog.text)
+
+
+def leaks(*texts: str) -> list[str]:
+    return [text for text in texts for password in _passwords if password in text]
+
+
+@contextmanager
+def opened(url: str, **options: Any) -> Iterator[RedisStore]:
+    store = RedisStore(url, **options)
+    try:
+        store.open()
+        yield store
+    finally:
+        store.close()
+
+
+def look_in(url: str, **options: Any) -> None:
+    with opened(url, **options):
+        pass
+
+
+def refused(call: Callable[[], object], kind: type[StoreError | InvalidOption] = StoreError) -> str:
+    """What the error says. Nothing that it hangs on to tells a password."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert type(caught.value) is kind
+    told, links = "", list[BaseException | None]([caught.value])
+    while links:
+        link = links.pop()
+        if link is not None:
+            told += f"{link!r} {link.args} {''.join(traceback.format_exception(link))}"
+            links += [link.__cause__, link.__context__]
+    assert not leaks(told)
+    return str(caught.value)
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"waited 30 s for: {what}"
+        time.sleep(0.005)
+
+
+def until_it_works(call: Callable[[], object], what: str) -> list[str]:
+    """What was said until then: nothing but that the store is away."""
+    told: list[str] = []
+
+    def works() -> bool:
+        try:
+            call()
+        except StoreAway as error:
+            told.append(str(error))
+            return False
+        return True
+
+    until(works, what)
+    return told
+
+
+def with_login(url: str, user: str, password: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{quote(user)}:{quote(password, safe='')}@{parts.hostname}:{parts.port}").geturl()
+
+
+def with_host(url: str, host: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{host}").geturl()
+
+
+@contextmanager
+def a_user(server: Valkey, *rules: str) -> Iterator[str]:
+    """The URL of a fresh user; `rules`: what ACL SETUSER says of it."""
+    name, password = f"user_{secrets.token_hex(4)}", secrets.token_hex(8)
+    _passwords.add(password)
+    server.execute("ACL", "SETUSER", name, "on", f">{password}", *rules)
+    try:
+        yield with_login(server.url, name, password)
+    finally:
+        server.execute("ACL", "DELUSER", name)
+
+
+@contextmanager
+def set_to(server: Valkey, **settings: str | int) -> Iterator[None]:
+    """Configured otherwise for a while."""
+    names = {name: name.replace("_", "-") for name in settings}
+    before = {name: server.execute("CONFIG GET", names[name])[names[name]] for name in settings}
+    for name, value in settings.items():
+        server.execute("CONFIG", "SET", names[name], value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            server.execute("CONFIG", "SET", names[name], value)
+
+
+def clients(server: Valkey) -> list[str]:
+    """The connections of stores that this server sees, by its own numbers."""
+    with server.client() as client:
+        return sorted(each["id"] for each in client.client_list() if each["name"] == "tenure")
+
+
+def warm(store: RedisStore, connections: int) -> None:
+    """Leave so many idle connections in the store's stack."""
+    with ExitStack() as stack:
+        for _ in range(connections):
+            stack.enter_context(store.server._lent())
+
+
+def use_every_verb(store: RedisStore) -> None:
+    store.enqueue([draft() for _ in range(20)])
+    worker = start(store)
+    leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 10)]
+    assert store.progress([Progress(lease=leases[0], fraction=0.5, checkpoint="1")]) == [True]
+    assert store.once(leases[0], "key", "1") is not None
+    store.finish([(leases[0], Completed("1")), (leases[1], Failed("no", final=True)), (leases[2], Snoozed(0))])
+    assert len(store.attempts(leases[1].job_id)) == 1
+    put(store, unique="k", stale_after=5, expires=60)
+    put(store, delay=60)
+    assert store.renew([worker]) == {worker}
+    until(lambda: store.promote().jobs.get("default"), "the snoozed one to be due")
+    assert store.replay([leases[1].job_id]) == {leases[1].job_id: Landed(State.QUEUED)}
+    assert store.cancel([leases[1].job_id], "no") == {leases[1].job_id: State.CANCELLED}
+    assert store.delete([leases[1].job_id]) == {leases[1].job_id: Landed(State.CANCELLED)}
+    assert store.hung([worker]) == []
+    assert len(store.owned(worker)) == 7
+    assert len(store.settle(worker, {}, Released("drained"))) == 7
+    dead = running(store)
+    assert store.declare_dead([dead.worker_id]) == {dead.worker_id}
+    assert len(store.rescue()) == 1
+    assert store.redelivered(dead.job_id, declare=True) is look(store, dead.job_id).state
+    assert store.pause("default", paused=True)
+    assert store.paused() == {"default"}
+    until(lambda: store.prune(keep=0, keep_dead=0) == 1, "the completed one to be old")
+    assert store.declare_expired() == frozenset()
+    assert store.solo_waiting(["default"]) <= 1
+    assert len(store.search(Filter()).jobs) == len(store.search(Filter(states=frozenset(State))).jobs) == 21
+    assert store.search(Filter(worker_id=worker)).jobs == ()
+    assert store.promote_now(["no-id"]) == {"no-id": None}
+    assert sum(store.counts().values()) == 21
+    assert store.queues()
+    assert len(store.workers(dead=True)) == 2
+    assert_sound(store)
+
+
+def ring_the_bell(store: RedisStore, namespace: str) -> None:
+    notifier = RedisNotifier(store.server, namespace)
+    listener = notifier.listen()
+    try:
+        until(lambda: listener.drain() or listener.problem, "the listener to be there")
+        notifier.announce([Ring("due", "mail")])
+        until(lambda: Ring("due", "mail") in listener.drain() or notifier.problem(), "the ring")
+        assert not notifier.problem()
+    finally:
+        listener.close()
+        notifier.close()
+
+
+# ── URLs ──
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts", "secure", "shown"),
+    [
+        ("redis://h", [("h", 6379)], False, "redis://h"),
+        ("valkey://h:7000/3", [("h", 7000)], False, "valkey://h:7000/3"),
+        ("rediss://h", [("h", 6379)], True, "rediss://h"),
+        ("valkeys://u:x@h/0", [("h", 6379)], True, "valkeys://u@h/0"),
+        ("redis://:x@a:1,b,c:3/2", [("a", 1), ("b", 6379), ("c", 3)], False, "redis://a:1,b,c:3/2"),
+        ("redis://[::1]:7/0", [("::1", 7)], False, "redis://[::1]:7/0"),
+        ("redis://[fe80::1],h:1", [("fe80::1", 6379), ("h", 1)], False, "redis://[fe80::1],h:1"),
+        ("redis://a%40b:x@h", [("h", 6379)], False, "redis://a%40b@h"),
+        ("redis+sentinel://a,b:7/main", [("a", 26379), ("b", 7)], False, "redis+sentinel://a,b:7/main"),
+        ("rediss+sentinel://a/main/4?sentinel_password=x", [("a", 26379)], True, "rediss+sentinel://a/main/4"),
+    ],
+)
+def test_a_url_says_where_it_is_and_is_shown_without_its_password(
+    url: str, hosts: list[tuple[str, int]], secure: bool, shown: str
+) -> None:
+    place, told = module.read(url, None)
+
+    assert (list(place.hosts), place.secure, told) == (hosts, secure, shown)
+    assert (place.service, place.login["db"]) == ("main" if "main" in url else "", int(url[7:].partition("?")[0][-1]
+            if re.search(r"/\d(\?|$)", url) else 0))  # fmt: skip
+
+
+BAD = [
+    "redis://",
+    "redis:///0",
+    "http://h",
+    "redis:h",
+    "redis://h/zero",
+    "redis://h/-1",
+    "redis://h/1_0",
+    "redis://h/0/1",
+    "redis://h:port",
+    "redis://h:1:2",
+    "redis://h:99999",
+    "redis://h,,i",
+    "redis://[::1/0",
+    "redis://::1/0",
+    "redis+sentinel://h",
+    "redis+sentinel://h/main/0/1",
+    f"redis://:pa/{WRONG}@h/0",
+    f"redis://:pa?{WRONG}@h/0",
+    f"redis://:pa#{WRONG}@h/0",
+    f"redis://me:12#{WRONG}@h/0",
+    f"redis://me:{WRONG}@h/0#{WRONG}",
+    f"redis://:{WRONG}@h:{WRONG}/0",
+    f"redis://:{WRONG}@h/{WRONG}",
+    f"redis://h/0?{WRONG}",
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_url_that_cannot_be_read_is_refused_untold(bad: str) -> None:
+    told = refused(lambda: RedisStore(bad), InvalidOption)
+
+    assert "url: expected redis://[USER:PASSWORD@]HOST[:PORT]" in told
+    assert "write %40 for @" in told
+
+
+def test_an_unknown_option_is_named_without_its_value() -> None:
+    told = refused(lambda: RedisStore(f"redis://h/0?sentinel_pasword={WRONG}"), InvalidOption)
+
+    assert "expected only the options ssl_ca_certs" in told
+    assert "got 'sentinel_pasword'" in told
+
+
+@pytest.mark.parametrize("odd", ["\udcff", "\0\udfff"])
+def test_a_password_that_cannot_be_sent_is_refused_untold(server: Valkey, odd: str) -> None:
+    told = refused(lambda: look_in(f"redis://127.0.0.1:{server.port}", password=WRONG + odd), InvalidOption)
+
+    assert "TENURE_PASSWORD" in told
+
+
+@pytest.mark.parametrize("name", ["", "a{b", "a}b", "a*", "a:b", "a b", "1a", "é", "x" * 64])
+def test_a_namespace_that_cannot_be_a_hash_tag_is_refused(name: str) -> None:
+    assert "namespace: expected letters" in refused(lambda: RedisStore("redis://h", namespace=name), InvalidOption)
+
+
+def test_a_database_of_its_own_holds_jobs_of_its_own(server: Valkey, namespace: str) -> None:
+    with (
+        opened(server.url, namespace=namespace) as first,
+        opened(server.url.removesuffix("/0") + "/7", namespace=namespace) as second,
+    ):
+        put(first)
+        assert (first.counts()[State.QUEUED], second.counts()[State.QUEUED]) == (1, 0)
+
+
+def test_a_database_that_is_not_there_is_no_matter_of_waiting(server: Valkey) -> None:
+    assert "DB index is out of range" in refused(lambda: look_in(server.url.removesuffix("/0") + "/99"))
+
+
+def test_of_several_hosts_the_first_that_answers_is_used(server: Valkey, namespace: str) -> None:
+    hosts = f"127.0.0.1:{free_port()},nowhere.invalid,127.0.0.1:{server.port}"
+    with opened(with_host(server.url, hosts), namespace=namespace) as store:
+        put(store)
+        assert store.url == f"redis://{hosts}/0"
+
+
+# ── Passwords, wherever they come from ──
+
+
+def test_every_way_to_give_a_password_works_and_none_shows_it(
+    server: Valkey, namespace: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = f"p@s/s:w?o#r%d é {secrets.token_hex(4)}"
+    _passwords.update({odd, quote(odd, safe=""), odd[-8:]})
+    with a_user(server, "~*", "+@all", "resetpass", f">{odd}") as user_url:
+        user = urlsplit(user_url).username
+        forms: dict[str, str | None] = {
+            f"redis://{user}:{quote(odd, safe='')}@127.0.0.1:{server.port}/0": None,
+            f"valkey://{user}@127.0.0.1:{server.port}": odd,
+            f"redis://{user}:{WRONG}@127.0.0.1:{server.port}/0": odd,
+        }
+        for form, password in forms.items():
+            environ = {"TENURE_URL": form, "TENURE_NAMESPACE": namespace}
+            environ |= {} if password is None else {"TENURE_PASSWORD": password}
+            settings = load(environ=environ)
+            store = open_store(settings)
+            assert isinstance(store, RedisStore)
+            store.open()
+            put(store)
+            store.close()
+            shown = [store.url, repr(store), repr(store.server), repr(vars(store.server)), repr(settings)]
+            assert not leaks(*shown, repr(Tenure(form)))
+            for name in ("TENURE_URL", "TENURE_PASSWORD"):
+                monkeypatch.delenv(name, raising=False)
+            for name, value in environ.items():
+                monkeypatch.setenv(name, value)
+            assert main(["check", "--config"]) == main(["check", "--config", "--json"]) == 0
+            said = capsys.readouterr()
+            assert not leaks(said.out, said.err)
+
+
+def test_a_sentinels_password_is_redacted_too() -> None:
+    url = f"redis+sentinel://:{WRONG}@h/main?sentinel_username=me&sentinel_password={WRONG}"
+
+    assert not leaks(redact(url), repr(load(environ={"TENURE_URL": url})), RedisStore(url).url)
+
+
+# ── TLS: this server has none built in, so somebody in front of it has ──
+
+
+class Terminator:
+    """Ends TLS in front of a server. `mutual`: it wants its client's certificate."""
+
+    def __init__(self, server: Valkey, folder: Path, *, mutual: bool = False) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(folder / "server.pem", folder / "server.key")
+        if mutual:
+            self._context.load_verify_locations(folder / "ca.pem")
+            self._context.verify_mode = ssl.CERT_REQUIRED
+        self._target = ("127.0.0.1", server.port)
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.port = self._door.getsockname()[1]
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Terminator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._door.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._door.accept()
+            except OSError:
+                return
+            self._threads.append(threading.Thread(target=self._pass_on, args=(client,)))
+            self._threads[-1].start()
+
+    def _pass_on(self, client: socket.socket) -> None:
+        with client, suppress(OSError), self._context.wrap_socket(client, server_side=True) as inside:
+            with socket.create_connection(self._target) as outside:
+                while True:
+                    ready = [inside] if inside.pending() else select.select([inside, outside], [], [])[0]
+                    for each in ready:
+                        chunk = each.recv(65536)
+                        if not chunk:
+                            return
+                        (outside if each is inside else inside).sendall(chunk)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority of our own, and what it signed: a server and a client."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("the program openssl is not installed, which makes the certificates")
+    folder = tmp_path_factory.mktemp("certificates")
+    new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"]
+
+    def run(*words: str) -> None:
+        subprocess.run([program, *words], cwd=folder, check=True, capture_output=True)
+
+    run("req", "-x509", *new, "-subj", "/CN=authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        run("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        run(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+            *("-days", "2", "-extfile", "names", "-out", f"{name}.pem"),
+        )
+    return folder
+
+
+def secure(url: str, port: int, host: str = "127.0.0.1", **options: object) -> str:
+    asked = "&".join(f"{name}={quote(str(value), safe='')}" for name, value in options.items())
+    return with_host(url, f"{host}:{port}").replace("redis://", "rediss://") + f"?{asked}" * bool(asked)
+
+
+def test_tls_works_with_an_authority_of_ones_own_and_not_without(
+    server: Valkey, namespace: str, certificates: Path
+) -> None:
+    ca = certificates / "ca.pem"
+    with Terminator(server, certificates) as tls:
+        with opened(secure(server.url, tls.port, ssl_ca_certs=ca), namespace=namespace) as store:
+            use_every_verb(store)
+            ring_the_bell(store, namespace)
+
+        told = refused(lambda: look_in(secure(server.url, tls.port)))
+        assert f"rediss://127.0.0.1:{tls.port}/0 shows a certificate that can't be trusted" in told
+        assert "give ssl_ca_certs=FILE" in told
+
+        elsewhere = secure(server.url, tls.port, "localhost", ssl_ca_certs=ca)
+        assert "can't be trusted" in refused(lambda: look_in(elsewhere))
+        look_in(elsewhere + "&ssl_check_hostname=no")
+        look_in(secure(server.url, tls.port, ssl_cert_reqs="none", ssl_check_hostname="false"))
+
+
+def test_tls_shows_a_certificate_of_its_own_when_asked(server: Valkey, namespace: str, certificates: Path) -> None:
+    ca, mine = certificates / "ca.pem", {
+        "ssl_certfile": certificates / "client.pem",
+        "ssl_keyfile": certificates / "client.key",
+    }  # fmt: skip
+    with Terminator(server, certificates, mutual=True) as tls:
+        with opened(secure(server.url, tls.port, ssl_ca_certs=ca, **mine), namespace=namespace) as store:
+            put(store)
+        refused(lambda: look_in(secure(server.url, tls.port, ssl_ca_certs=ca)), StoreAway)
+
+
+def test_tls_options_that_cannot_work_are_no_matter_of_waiting(server: Valkey) -> None:
+    for option in ("ssl_cert_reqs=bogus", "ssl_ca_certs=/no/such/file", "ssl_check_hostname=maybe"):
+        with pytest.raises((StoreError, InvalidOption)) as caught:
+            look_in(secure(server.url, server.port) + f"?{option}")
+        assert not isinstance(caught.value, StoreAway)
+
+
+# ── Who is refused, and how it is said ──
+
+
+def test_a_wrong_a_missing_and_a_strangers_password_are_said(server: Valkey) -> None:
+    host = f"127.0.0.1:{server.port}"
+    cases = {
+        f"redis://:{WRONG}@{host}/0": "invalid username-password pair",
+        f"redis://{host}/0": "Authentication required",
+        f"redis://stranger:{server.password}@{host}/0": "invalid username-password pair",
+        f"redis://stranger@{host}/0": "invalid username-password pair",
+    }
+    for url, words in cases.items():
+        told = refused(lambda url=url: look_in(url))  # type: ignore[misc]
+        assert words in told
+        assert f"{host}/0 can't be used: " in told
+        assert "correct TENURE_URL (or TENURE_PASSWORD)" in told
+
+
+@pytest.mark.parametrize("rules", ["what the error names", "only the commands in use"])
+def test_a_user_of_one_namespace_needs_no_more_rights_than_these(server: Valkey, namespace: str, rules: str) -> None:
+    with a_user(server) as url:
+        told = refused(lambda: look_in(url, namespace=namespace))
+        named = re.search(r"a user needs (~\S+) and (.+)$", told)
+        assert named is not None, told
+        assert named[1] == f"~{{{namespace}}}:*"
+        words = named[2] if rules == "what the error names" else COMMANDS
+        user = urlsplit(url).username or ""
+        server.execute("ACL", "SETUSER", user, named[1], *words.split())
+        with opened(url, namespace=namespace) as store:
+            use_every_verb(store)
+            server.execute("SCRIPT", "FLUSH")
+            ring_the_bell(store, namespace)
+            assert store.counts()
+
+        assert "can't be used" in refused(lambda: look_in(url, namespace=f"{namespace}_other"))
+
+
+def test_a_user_who_may_run_no_script_is_told_before_any_job_is_touched(server: Valkey, namespace: str) -> None:
+    with a_user(server, f"~{{{namespace}}}:*", "+@all", "-@scripting") as url:
+        told = refused(lambda: look_in(url, namespace=namespace))
+        assert "can't be used" in told
+        assert "a user needs" in told
+
+
+def test_a_right_taken_away_in_the_middle_is_told_with_what_is_needed(server: Valkey, namespace: str) -> None:
+    with a_user(server, f"~{{{namespace}}}:*", "+@all") as url, opened(url, namespace=namespace) as store:
+        put(store)
+        server.execute("ACL", "SETUSER", urlsplit(url).username or "", "-evalsha")
+        assert "a user needs" in refused(lambda: store.counts())
+        server.execute("ACL", "SETUSER", urlsplit(url).username or "", "+evalsha", "-hget", "-hmget")
+        assert "a user needs" in refused(lambda: claim_one(store, start(store)))
+
+
+# ── Away, and back ──
+
+
+def test_a_host_that_is_down_is_away_and_one_that_has_no_name_too() -> None:
+    port = free_port()
+    assert f"127.0.0.1:{port}/0 is out of reach" in refused(lambda: look_in(f"redis://127.0.0.1:{port}/0"), StoreAway)
+    assert "is out of reach" in refused(lambda: look_in("redis://nowhere.invalid"), StoreAway)
+
+
+def test_an_outage_is_told_and_ends_with_it(server: Valkey, store: RedisStore) -> None:
+    job = put(store)
+    server.stop()
+
+    assert "is out of reach" in refused(lambda: store.counts(), StoreAway)
+    assert "is out of reach" in refused(lambda: store.enqueue([draft()]), StoreAway)
+
+    server.start()
+    assert [view.id for view in everything(store)] == [job]
+
+
+def test_a_server_cut_off_in_mid_use_is_away_once_and_takes_its_idle_connections_with_it(
+    server: Valkey, store: RedisStore
+) -> None:
+    warm(store, 4)
+    assert len(clients(server)) == 4
+
+    with pytest.raises(RedisError), store.server._lent() as connection:
+        server.execute("CLIENT", "KILL", "ID", module._ask(connection, "CLIENT", "ID"))
+        module._ask(connection, "PING")
+
+    until(lambda: not clients(server), "the idle ones to be closed")
+    assert store.counts()[State.QUEUED] == 0
+
+
+def test_connections_that_the_server_closed_meanwhile_are_not_used(server: Valkey, store: RedisStore) -> None:
+    warm(store, 3)
+    for client in clients(server):
+        server.execute("CLIENT", "KILL", "ID", client)
+
+    put(store)
+    assert store.counts()[State.QUEUED] == 1
+
+
+@pytest.mark.parametrize("how", ["restart", "kill"])
+def test_a_restart_while_nobody_asks_is_not_noticed_though_it_forgets_every_script(
+    server: Valkey, store: RedisStore, how: str
+) -> None:
+    lease = running(store)
+    warm(store, 5)
+    until(lambda: server.execute("WAITAOF", 1, 0, 5000)[0] == 1, "the append-only file")
+    if how == "kill":
+        server.kill()
+        server.start()
+    else:
+        server.restart()
+
+    assert server.execute("INFO", "memory")["number_of_cached_scripts"] == 0
+    assert finish(store, lease, Completed()) is State.COMPLETED
+
+
+def test_restarts_in_the_middle_of_work_lose_nothing_and_double_nothing(server: Valkey, store: RedisStore) -> None:
+    over = threading.Event()
+    sent: list[str] = []
+    away: list[str] = []
+
+    def work() -> None:
+        while not over.is_set():
+            job = draft()
+            sent.append(job.id)
+            away.extend(until_it_works(lambda: store.enqueue([job]), "the server to be back"))
+
+    def enough() -> None:
+        done = len(sent)
+        until(lambda: len(sent) > done + 40, "some work")
+
+    with ThreadPoolExecutor(4) as threads:
+        workers = [threads.submit(work) for _ in range(4)]
+        for _ in range(2):
+            enough()
+            server.restart()
+        enough()
+        over.set()
+        for worker in workers:
+            worker.result()
+
+    assert away
+    ids = server.execute("ZRANGE", f"{store.server.prefix}jobs", 0, -1)
+    assert ids == sorted(sent)
+    assert store.counts()[State.QUEUED] == len(sent)
+
+
+# ── Scripts ──
+
+
+def test_scripts_forgotten_between_two_calls_are_sent_again(server: Valkey, store: RedisStore) -> None:
+    for _ in range(2):
+        server.execute("SCRIPT", "FLUSH")
+        use_every_verb(store)
+        store.pause("default", paused=False)
+        store.delete([view.id for view in everything(store)])
+        until(lambda: store.server.run("DEL", *store.server.run("KEYS", f"{store.server.prefix}*")), "no trace")
+
+
+def test_scripts_forgotten_within_a_pipeline_are_sent_again_and_answers_keep_their_order(
+    server: Valkey, store: RedisStore
+) -> None:
+    over = threading.Event()
+
+    def evals() -> int:
+        return int(server.execute("INFO", "commandstats").get("cmdstat_eval", {}).get("calls", 0))
+
+    def forget() -> None:
+        with server.client() as client:
+            while not over.is_set():
+                client.execute_command("SCRIPT", "FLUSH")
+
+    with ThreadPoolExecutor(1) as threads:
+        forgetting = threads.submit(forget)
+        before, batches = evals(), list[list[Draft]]()
+        try:
+            while evals() < before + 5 or len(batches) < 3:
+                assert len(batches) < 200
+                batches.append([draft(payload=f'{{"n":{number}}}') for number in range(2000)])
+                answers = store.enqueue(batches[-1])
+                assert [answer.id for answer in answers] == [each.id for each in batches[-1]]
+                assert {answer.created for answer in answers} == {True}
+        finally:
+            over.set()
+        forgetting.result()
+
+    assert store.counts()[State.QUEUED] == 2000 * len(batches)
+    assert {store.server.run("ZCARD", f"{store.server.prefix}jobs")} == {2000 * len(batches)}
+
+
+def test_a_server_as_old_as_scripts_without_a_shebang_does_everything(
+    server: Valkey, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHEBANG_SINCE", (99, 0))
+    with opened(server.url, namespace=namespace) as store:
+        use_every_verb(store)
+        before = everything(store)
+        store.pause("default", paused=False)
+        worker = start(store)
+        with set_to(server, maxmemory=1):
+            for call in (lambda: store.enqueue([draft()]), lambda: claim(store, worker, 5)):
+                assert "out of memory" in refused(call, StoreAway)
+        assert everything(store) == before
+
+
+# ── Short of memory ──
+
+
+def test_without_memory_nothing_comes_in_and_all_that_is_there_can_end(server: Valkey, store: RedisStore) -> None:
+    worker, other = start(store), start(store)
+    jobs = [put(store) for _ in range(12)]
+    later = put(store, delay=0.01)
+    once_more = put(store, delay=60)
+    held, done = claim_one(store, worker), claim_one(store, worker)
+    assert finish(store, done, Completed()) is State.COMPLETED
+    lost = claim_one(store, other)
+
+    with set_to(server, maxmemory=1):
+        for number in (1, 1000):
+            told = refused(lambda number=number: store.enqueue([draft() for _ in range(number)]), StoreAway)  # type: ignore[misc]
+            assert "is out of memory" in told
+            assert "nothing of this was stored" in told
+            assert "maxmemory" in told
+        assert len(everything(store)) == 14
+
+        assert store.renew([worker, other]) == {worker, other}
+        assert finish(store, claim_one(store, worker), Completed('"much"')) is State.COMPLETED
+        assert finish(store, claim_one(store, worker), Failed("no")) is State.SCHEDULED
+        assert finish(store, claim_one(store, worker), Failed("no", final=True)) is State.DEAD
+        assert finish(store, held, Released("drained")) is State.QUEUED
+        assert len(store.owned(other)) == 1
+        assert store.declare_dead([other]) == {other}
+        assert [each.id for each in store.rescue()] == [lost.job_id]
+        assert store.cancel([jobs[-1]], "no") == {jobs[-1]: State.CANCELLED}
+        assert store.delete([jobs[-2]]) == {jobs[-2]: Landed(State.QUEUED)}
+        until(lambda: later in store.promote().jobs.get("default", ()), "one to be due")
+        assert store.promote_now([once_more]) == {once_more: State.QUEUED}
+        assert store.pause("mail", paused=True)
+        assert store.pause("mail", paused=False)
+        until(lambda: store.prune(keep=0, keep_dead=0) == 4, "the ended ones to be old")
+        (settled,) = [claim_one(store, worker)]
+        assert [each.id for each in store.settle(worker, {}, Released("drained"))] == [settled.job_id]
+        assert_sound(store)
+
+    views = everything(store)
+    told_counts = store.counts()
+    assert {state: sum(view.state is state for view in views) for state in State} == told_counts
+    (queue,) = store.queues()
+    assert all(told_counts[state] == number for state, number in queue.counts.items())
+    assert len(views) == 9
+    put(store)
+
+
+def test_without_memory_a_worker_can_start_and_work_the_queues_down(
+    server: Valkey, store: RedisStore, namespace: str
+) -> None:
+    put(store)
+    with set_to(server, maxmemory=1), opened(server.url, namespace=namespace) as anew:
+        assert finish(anew, claim_one(anew, start(anew)), Completed()) is State.COMPLETED
+
+
+# ── It could not do it now ──
+
+
+def test_a_server_that_loads_its_keys_is_away(server: Valkey, store: RedisStore) -> None:
+    store.enqueue([draft() for _ in range(200)])
+    told: list[str] = []
+    with (
+        set_to(server, key_load_delay=2000, loading_process_events_interval_bytes=1024),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        loading = threads.submit(server.execute, "DEBUG", "RELOAD")
+        while not loading.done():
+            for call in (store.counts, lambda: look_in(server.url)):
+                try:
+                    call()
+                except StoreAway as error:
+                    told.append(str(error))
+        loading.result()
+
+    assert any("is loading the dataset in memory" in each for each in told)
+    assert store.counts()[State.QUEUED] == 200
+
+
+def test_a_server_busy_with_somebodys_script_is_away(server: Valkey, store: RedisStore) -> None:
+    def endless() -> None:
+        with pytest.raises(RedisError, match="killed by user"):
+            server.execute("EVAL", "while true do end", 0)
+
+    def told() -> str:
+        try:
+            store.counts()
+        except StoreAway as error:
+            return str(error)
+        return ""
+
+    with set_to(server, busy_reply_threshold=5), ThreadPoolExecutor(1) as threads:
+        running_on = threads.submit(endless)
+        until(lambda: "could not do it now: BUSY" in told(), "it to be busy")
+        assert "BUSY" in refused(lambda: look_in(server.url), StoreAway)
+        server.execute("SCRIPT", "KILL")
+        running_on.result()
+
+    assert store.counts()[State.QUEUED] == 0
+
+
+def test_a_server_that_cannot_write_its_file_or_lacks_its_replicas_is_away(server: Valkey, store: RedisStore) -> None:
+    in_its_way = server.folder / "dump.rdb"
+    in_its_way.unlink(missing_ok=True)
+    in_its_way.mkdir()
+    with set_to(server, save="3600 100000"):
+        server.execute("BGSAVE")
+        until(lambda: server.execute("INFO", "persistence")["rdb_last_bgsave_status"] == "err", "a failed save")
+        assert "could not do it now: MISCONF" in refused(lambda: store.enqueue([draft()]), StoreAway)
+    in_its_way.rmdir()
+    with set_to(server, min_replicas_to_write=1):
+        assert "could not do it now: NOREPLICAS" in refused(lambda: store.enqueue([draft()]), StoreAway)
+
+    assert everything(store) == []
+    put(store)
+
+
+def test_a_full_server_is_away_until_somebody_leaves(server: Valkey, store: RedisStore) -> None:
+    store.counts()
+    with ExitStack() as others:
+        with server.client() as client, set_to(server, maxclients=30):
+            try:
+                while True:
+                    others.enter_context(server.client()).connection_pool.get_connection()
+            except RedisError:
+                pass
+            assert store.counts()[State.QUEUED] == 0  # its own connection is still there
+            with store.server._lent():
+                assert "max number of clients" in refused(lambda: store.counts(), StoreAway)
+            client.client_kill_filter(_type="normal", skipme=True)
+    assert store.counts()[State.QUEUED] == 0
+
+
+# ── Is it fit to be a store? ──
+
+
+def test_a_server_that_may_throw_out_jobs_is_refused(server: Valkey) -> None:
+    with set_to(server, maxmemory_policy="allkeys-lru"):
+        told = refused(lambda: look_in(server.url))
+    assert "maxmemory-policy allkeys-lru" in told
+    assert "CONFIG SET maxmemory-policy noeviction" in told
+
+
+def test_a_server_without_an_append_only_file_is_warned_of_once(
+    server: Valkey, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module._warn_once.cache_clear()
+    with set_to(server, appendonly="no"):
+        for _ in range(3):
+            look_in(server.url, namespace=namespace)
+    until(lambda: server.execute("INFO", "persistence")["aof_rewrite_in_progress"] == 0, "its file to be back")
+    look_in(server.url, namespace=namespace)
+
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"127.0.0.1:{server.port}/0 keeps no append-only file" in warning
+    assert "CONFIG SET appendonly yes" in warning
+
+
+def test_an_old_server_is_refused_by_its_number() -> None:
+    def answer(door: socket.socket) -> None:
+        connection, _ = door.accept()
+        with connection:
+            while asked := connection.recv(65536):
+                info = b"redis_version:5.0.14\r\nrole:master\r\n"
+                said = b"$%d\r\n%s\r\n" % (len(info), info) if b"INFO\r\n" in asked.replace(b"SETINFO", b"") else b""
+                connection.sendall(said or b"+OK\r\n" * asked.count(b"*"))
+
+    with socket.create_server(("127.0.0.1", 0)) as door, ThreadPoolExecutor(1) as threads:
+        answering = threads.submit(answer, door)
+        told = refused(lambda: look_in(f"redis://127.0.0.1:{door.getsockname()[1]}/0"))
+        answering.result()
+
+    assert "is Redis 5.0.14: Tenure needs 6.2 or newer, or Valkey" in told
+
+
+def test_one_version_of_the_schema_ahead_is_accepted_two_are_not(server: Valkey, namespace: str) -> None:
+    def version(number: object) -> None:
+        server.execute("SET", f"{{{namespace}}}:schema", str(number))
+
+    look_in(server.url, namespace=namespace)
+    assert server.execute("GET", f"{{{namespace}}}:schema") == str(SCHEMA)
+    version(SCHEMA + 1)
+    look_in(server.url, namespace=namespace)
+    version(SCHEMA + 2)
+    told = refused(lambda: look_in(server.url, namespace=namespace))
+    assert f"has version {SCHEMA + 2} of the schema, this Tenure knows {SCHEMA}" in told
+    assert "upgrade Tenure" in told
+
+
+def test_a_namespace_that_is_somebody_elses_is_refused(server: Valkey, namespace: str) -> None:
+    server.execute("SET", f"{{{namespace}}}:schema", "theirs")
+    assert "namespace" in refused(lambda: look_in(server.url, namespace=namespace))
+
+
+# ── Replicas, and Sentinels ──
+
+
+def test_a_replica_is_told_and_used_once_the_sentinels_name_it(namespace: str) -> None:
+    with Valkey() as primary, Valkey(replica_of=primary) as replica, Sentinel(primary) as sentinel:
+        _passwords.add(primary.password)
+        told = refused(lambda: look_in(replica.url))
+        assert f"127.0.0.1:{replica.port}/0 is a replica of 127.0.0.1:{primary.port}: give its URL" in told
+
+        def url(hosts: str, service: str = "tenure", password: str = primary.password) -> str:
+            return f"redis+sentinel://:{primary.password}@{hosts}/{service}/0?sentinel_password={password}"
+
+        hosts = f"127.0.0.1:{free_port()},127.0.0.1:{sentinel.port}"
+        assert "know no 'other'" in refused(lambda: look_in(url(hosts, "other")), StoreAway)
+        assert "name no primary: invalid username" in refused(lambda: look_in(url(hosts, password=WRONG)))
+        with opened(url(hosts), namespace=namespace) as store, opened(primary.url, namespace=namespace) as plain:
+            assert store.url == f"redis+sentinel://{hosts}/tenure/0"
+            warm(store, 3)
+            lease = running(store)
+            assert look(plain, lease.job_id).state is State.PROCESSING
+            until(lambda: primary.execute("WAIT", 1, 1000) == 1, "the replica to have it")
+
+            primary.kill()
+            refused(lambda: store.counts(), StoreAway)
+            away = until_it_works(lambda: put(store), "the failover")
+
+            assert all("is out of reach" in each or "read-only replica" in each for each in away)
+            assert sentinel.master_port() == replica.port
+            assert finish(store, lease, Completed()) is State.COMPLETED
+            use_the_bell = RedisNotifier(store.server, namespace)
+            use_the_bell.announce([Ring("due", "mail")])
+            use_the_bell.close()
+            assert use_the_bell.problem() == ""
+            sentinel.kill()
+            assert store.counts()[State.QUEUED] == 1  # a connection that is there needs no Sentinel
+            with store.server._lent():
+                assert "name no primary" in refused(lambda: store.counts(), StoreAway)
+
+
+def test_a_primary_that_becomes_a_replica_is_left_until_it_turns_back(server: Valkey, store: RedisStore) -> None:
+    warm(store, 2)
+    with set_to(server, repl_diskless_load="disabled"):
+        server.execute("REPLICAOF", "127.0.0.1", free_port())
+        try:
+            for _ in range(2):
+                told = refused(lambda: store.enqueue([draft()]), StoreAway)
+                assert "is a read-only replica" in told
+        finally:
+            server.execute("REPLICAOF", "NO", "ONE")
+    put(store)
+
+
+def test_a_replica_that_has_lost_its_primary_and_shows_nothing_old_is_away(server: Valkey, store: RedisStore) -> None:
+    with set_to(server, replica_serve_stale_data="no"):
+        server.execute("REPLICAOF", "127.0.0.1", free_port())
+        try:
+            refused(lambda: store.counts(), StoreAway)
+        finally:
+            server.execute("REPLICAOF", "NO", "ONE")
+    assert store.counts()[State.QUEUED] == 0
+
+
+# ── A cluster ──
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ValkeyCluster]:
+    with ValkeyCluster() as cluster:
+        _passwords.add(cluster.nodes[0].password)
+        yield cluster
+
+
+def in_cluster(cluster: ValkeyCluster, owner: int, forbidden: str = "") -> str:
+    """A fresh namespace that this node has."""
+    while True:
+        name = f"t_{secrets.token_hex(6)}"
+        if cluster.owner(f"{{{name}}}") is cluster.nodes[owner]:
+            return name
+
+
+def test_any_node_leads_to_the_one_that_has_the_namespace(cluster: ValkeyCluster) -> None:
+    for number in range(3):
+        name = in_cluster(cluster, number)
+        with ExitStack() as stack:
+            stores = [stack.enter_context(opened(url, namespace=name)) for url in cluster.urls]
+            jobs = [put(store) for store in stores]
+            for store in stores:
+                assert [view.id for view in everything(store)] == jobs[::-1]
+            assert len(clients(cluster.nodes[number])) == 3
+            ring_the_bell(stores[number - 1], name)
+            assert cluster.nodes[number].execute("EXISTS", f"{{{name}}}:bell") == 1
+            for job in jobs:
+                stores[0].delete([job])
+            use_every_verb(stores[number - 2])
+
+
+def test_a_cluster_has_one_database(cluster: ValkeyCluster) -> None:
+    refused(lambda: look_in(cluster.url.removesuffix("/0") + "/1"))
+
+
+def test_an_owner_that_is_down_is_away_and_found_again(cluster: ValkeyCluster) -> None:
+    name = in_cluster(cluster, 1)
+    with opened(cluster.urls[0], namespace=name) as store:
+        job = put(store)
+        cluster.nodes[1].stop()
+        try:
+            told = refused(lambda: store.counts(), StoreAway)
+            assert "out of reach" in told
+            assert str(cluster.nodes[1].port) in told  # and not the one in the URL, which is well
+
+            def cluster_is_down() -> bool:
+                return "cluster is down" in refused(lambda: store.counts(), StoreAway)
+
+            until(cluster_is_down, "the cluster to miss it")
+        finally:
+            cluster.nodes[1].start()
+        cluster.wait()
+        assert [view.id for view in everything(store)] == [job]
+
+
+@contextmanager
+def moving(cluster: ValkeyCluster, name: str, source: Valkey, target: Valkey) -> Iterator[Callable[[int], None]]:
+    """The slot of a namespace is on its way; move so many keys of it with what this yields. In the end it has moved."""
+    slot = source.execute("CLUSTER", "KEYSLOT", f"{{{name}}}")
+    mine, theirs = source.execute("CLUSTER", "MYID"), target.execute("CLUSTER", "MYID")
+
+    def move(keys: int) -> None:
+        found = source.execute("CLUSTER", "GETKEYSINSLOT", slot, keys)
+        if found:
+            host = ("127.0.0.1", target.port)
+            source.execute("MIGRATE", *host, "", 0, 5000, "AUTH", target.password, "KEYS", *found)
+
+    target.execute("CLUSTER", "SETSLOT", slot, "IMPORTING", mine)
+    source.execute("CLUSTER", "SETSLOT", slot, "MIGRATING", theirs)
+    yield move
+    move(1000)
+    for node in (target, source):
+        node.execute("CLUSTER", "SETSLOT", slot, "NODE", theirs)
+    until(lambda: cluster.owner(f"{{{name}}}") is target, "all to know")
+
+
+@pytest.mark.parametrize("part", ["none", "half", "all"])
+def test_while_its_slot_moves_every_verb_is_refused_and_nothing_is_half_applied(
+    cluster: ValkeyCluster, part: str
+) -> None:
+    name = in_cluster(cluster, 0)
+    with opened(cluster.urls[1], namespace=name) as store:
+        lease, other = running(store, unique="k"), running(store)
+        queued, later = put(store), put(store, delay=60)
+        dead = running(store)
+        finish(store, dead, Failed("no", final=True))
+        before = everything(store)
+        workers = store.workers()
+
+        with moving(cluster, name, cluster.nodes[0], cluster.nodes[2]) as move:
+            keys = cluster.nodes[0].execute("KEYS", f"{{{name}}}:*")
+            move({"none": 0, "half": len(keys) // 2, "all": len(keys)}[part])
+            calls: list[Callable[[], object]] = [
+                lambda: store.enqueue([draft() for _ in range(500)]),
+                lambda: claim(store, lease.worker_id),
+                lambda: store.renew([lease.worker_id]),
+                lambda: store.finish([(lease, Completed())]),
+                lambda: store.finish([(lease, Failed("no"))]),
+                lambda: store.progress([Progress(lease=lease, fraction=0.5)]),
+                lambda: store.once(lease, "key", "1"),
+                lambda: store.owned(lease.worker_id),
+                lambda: store.cancel([queued], "no"),
+                lambda: store.promote_now([later]),
+                lambda: store.promote(),
+                lambda: store.replay([dead.job_id]),
+                lambda: store.delete([dead.job_id]),
+                lambda: store.prune(keep=0, keep_dead=0),
+                lambda: store.register(workers[0].identity),
+                lambda: store.declare_dead([lease.worker_id]),
+                lambda: store.declare_expired(),
+                lambda: store.settle(lease.worker_id, {}, Released("drained")),
+                lambda: store.rescue(),
+                lambda: store.redelivered(lease.job_id, declare=True),
+                lambda: store.hung([lease.worker_id]),
+                lambda: store.solo_waiting(["default"]),
+                lambda: store.pause("default", paused=True),
+                lambda: store.get(queued),
+                lambda: store.search(Filter()),
+                lambda: store.counts(),
+                lambda: store.workers(),
+                lambda: store.queues(),
+                lambda: store.now(),
+                lambda: look_in(cluster.urls[2], namespace=name),
+            ]
+            for call in calls:
+                assert f"is moving the slot of {{{name}}}:" in refused(call, StoreAway)
+
+        assert everything(store) == before
+        assert store.workers() == workers
+        assert cluster.nodes[0].execute("CLUSTER", "COUNTKEYSINSLOT", store.server.run("CLUSTER", "KEYSLOT", f"{{{name}}}")) == 0  # fmt: skip  # noqa: E501
+        assert [finish(store, each, Completed()) for each in (lease, other)] == [State.COMPLETED] * 2
+        put(store, unique="k")
+        assert len(clients(cluster.nodes[2])) == 1
+        store.delete([view.id for view in everything(store)])
+
+
+def test_a_failover_within_the_cluster_is_followed(cluster: ValkeyCluster) -> None:
+    first = cluster.nodes[0]
+    name = in_cluster(cluster, 0)
+    settings = {"cluster-enabled": "yes", "cluster-port": free_port(), "cluster-node-timeout": 2000}
+    login = {"requirepass": first.password, "masterauth": first.password}
+    replica = Valkey({**settings, **login})
+    cluster.nodes.append(replica)
+    bus = replica.execute("CONFIG GET", "cluster-port")["cluster-port"]
+    first.execute("CLUSTER", "MEET", "127.0.0.1", replica.port, bus)
+    mine = first.execute("CLUSTER", "MYID")
+    until(lambda: mine in str(replica.execute("CLUSTER NODES")), "them to meet")
+    with opened(cluster.urls[1], namespace=name) as store:
+        lease = running(store)
+        replica.execute("CLUSTER", "REPLICATE", mine)
+        until(lambda: replica.execute("INFO", "replication").get("master_link_status") == "up", "the replica's copy")
+        look_in(replica.url, namespace=name)  # any node will do, also this one
+
+        until_it_works(lambda: replica.execute("CLUSTER", "FAILOVER"), "the failover to begin")
+        until(lambda: replica.execute("INFO", "replication")["role"] == "master", "the failover")
+
+        until_it_works(lambda: store.counts(), "the nodes to agree")
+        assert finish(store, lease, Completed()) is State.COMPLETED
+        assert cluster.owner(f"{{{name}}}") is replica
+
+
+# ── Threads and processes ──
+
+
+def test_fifty_threads_share_twenty_connections(server: Valkey, store: RedisStore) -> None:
+    answers = race(*[lambda: store.enqueue([draft()])[0].created for _ in range(50)])
+
+    assert answers == [True] * 50
+    assert len(clients(server)) <= module.MOST_CONNECTIONS
+
+
+def test_when_all_connections_are_taken_the_next_is_told(store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUSY_SECONDS", 0.05)
+    with ExitStack() as stack:
+        for _ in range(module.MOST_CONNECTIONS):
+            stack.enter_context(store.server._lent())
+        assert f"all {module.MOST_CONNECTIONS} connections" in refused(lambda: store.counts(), StoreAway)
+
+    assert store.counts()[State.QUEUED] == 0
+
+
+def test_a_forked_child_is_told_and_harms_its_parent_by_nothing(server: Valkey, store: RedisStore) -> None:
+    put(store)
+    warm(store, 3)
+    before = clients(server)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told: list[str] = []
+        for call in (store.counts, lambda: store.enqueue([draft()]), store.open):
+            try:
+                call()
+            except StoreError as error:
+                told.append(str(error))
+        store.close()
+        os.write(writing, "\n".join(told).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        lines = pipe.read().splitlines()
+
+    assert len(lines) == 3
+    assert all("was opened before a fork()" in line for line in lines)
+    assert len(everything(store)) == 1
+    assert clients(server) == before
+
+
+def test_a_store_that_is_not_open_says_so(server: Valkey, namespace: str) -> None:
+    store = RedisStore(server.url, namespace=namespace)
+    assert re.search("is not open$", refused(lambda: store.counts()))
+    store.open()
+    store.close()
+    assert "is not open" in refused(lambda: store.counts())
+    store.open()
+    assert store.counts()[State.QUEUED] == 0
+    store.close()
+
+
+def test_nothing_is_left_open_at_the_end(server: Valkey, namespace: str) -> None:
+    with opened(server.url, namespace=namespace) as store:
+        warm(store, 5)
+        assert len(clients(server)) == 5
+    until(lambda: not clients(server), "them to be closed")
