@@ -627,10 +627,28 @@ def shared_cluster() -> ValkeyCluster:
     return cluster
 
 
+@functools.cache
+def shared_redis() -> Keys:
+    """This process's Redis (not Valkey), started when first asked for; or the server of TENURE_TEST_REDIS_URL."""
+    if url := os.environ.get("TENURE_TEST_REDIS_URL"):
+        return Keys(url)
+    program = redis_program()
+    if program is None:
+        raise ServerError("redis-server is missing, and no wheel has it: install it, or set TENURE_TEST_REDIS_URL")
+    server = Valkey(program=program)
+    atexit.register(server.close)
+    return server
+
+
 def redis_program() -> Path | None:
-    """Redis itself, where this machine has it; no wheel brings it."""
+    """Redis itself, where this machine has it."""
     found = shutil.which("redis-server")
     return Path(found) if found else None
+
+
+def redis_is_here() -> bool:
+    """Whether `shared_redis` has one to give."""
+    return "TENURE_TEST_REDIS_URL" in os.environ or redis_program() is not None
 
 
 def _postgres_programs() -> Path:

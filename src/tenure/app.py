@@ -322,7 +322,8 @@ def open_store(settings: Settings) -> Store:
             with _extra("redis"):
                 from tenure.stores.redis import RedisStore
 
-            return RedisStore(settings.url, namespace=settings.namespace, password=settings.password)
+            rings = settings.notifier == "auto"
+            return RedisStore(settings.url, namespace=settings.namespace, password=settings.password, rings=rings)
         case "memory":
             raise InvalidOption("a store in memory would be another one in every process; for tests: jobs.testing()")
         case _:
@@ -362,8 +363,9 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
                 from tenure.notifiers.redis import RedisNotifier
                 from tenure.stores.redis.server import Server
 
-            server: Any = getattr(store, "server", None) if url == "auto" else Server(url, settings.namespace, None)
-            return RedisNotifier(server, settings.namespace)
+            theirs: Any = getattr(store, "server", None) if url == "auto" else None
+            server = theirs or Server(url, settings.namespace, None)
+            return RedisNotifier(server, settings.namespace, rung=theirs is not None)
         case name:
             known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler), redis://host:port"
             raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from servers import shared_nats, shared_postgres
+from servers import Keys, redis_is_here, shared_cluster, shared_nats, shared_postgres, shared_redis, shared_valkey
 from tenure.app import open_store
 from tenure.config import load
 
@@ -57,6 +57,21 @@ def postgres(folder: Path, *, notifier: Callable[[], str] = lambda: "auto") -> I
     server.execute(f"DROP SCHEMA {place.namespace} CASCADE")
 
 
+@contextmanager
+def redis(folder: Path, *, server: Callable[[], Keys] = shared_valkey) -> Iterator[Place]:
+    with server().namespace() as namespace:
+        yield Place(server().url, namespace)
+
+
+@contextmanager
+def redis_cluster(folder: Path) -> Iterator[Place]:
+    """The URL is that of a node which has to send everybody on to the one that has the namespace."""
+    cluster = shared_cluster()
+    with cluster.namespace() as namespace:
+        owner = cluster.owner(f"{{{namespace}}}")
+        yield Place(next(node.url for node in cluster.nodes if node is not owner), namespace)
+
+
 def by_way_of(url: str, port: int) -> str:
     """This URL, through a proxy on this machine."""
     server = urlsplit(url)
@@ -68,11 +83,18 @@ def migrate(place: Place) -> None:
     open_store(load({"url": place.url, "namespace": place.namespace})).migrate()
 
 
+#: On these every test runs that can, on the others those `everywhere`.
+BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres,redis").split(","))
 BACKENDS = (
     Backend("sqlite", frozenset({"file", "bell"}), sqlite),
     Backend("postgres", frozenset({"server", "bell"}), postgres),
     Backend("postgres-poll", frozenset({"server"}), partial(postgres, notifier=lambda: "poll")),
     Backend("postgres-nats", frozenset({"server", "bell"}), partial(postgres, notifier=lambda: shared_nats().url)),
+    Backend("redis", frozenset({"server", "bell"}), redis),
+    Backend("redis-cluster", frozenset({"bell"}), redis_cluster),  # a proxy stands only before the node of the URL
+    *(
+        [Backend("redis-7", frozenset({"server", "bell"}), partial(redis, server=shared_redis))]
+        if redis_is_here() or "redis-7" in BY_DEFAULT
+        else []
+    ),
 )
-#: On these every test runs that can, on the others those `everywhere`.
-BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres").split(","))

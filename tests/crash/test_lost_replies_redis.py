@@ -5,17 +5,17 @@ A proxy lets the request through and resets the connection when the answer comes
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from conformance.factories import (
+    LEASE,
     assert_sound,
     bring,
     claim,
@@ -30,9 +30,10 @@ from conformance.factories import (
 )
 from proxy import Proxy
 from servers import Valkey
+from tenure.clock import Clock
 from tenure.errors import StoreAway, StoreError
 from tenure.lifecycle import LIVE, Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
-from tenure.ports import Enqueued, JobView, Landed, NotLanded, OnceRecord, Progress, Rescued, Store
+from tenure.ports import Enqueued, Landed, NotLanded, OnceRecord, Progress, Rescued, Store
 from tenure.stores.redis import RedisStore
 from tenure.stores.redis.server import load
 
@@ -53,18 +54,23 @@ def answered(reply: bytes) -> bool:
 
 
 class Line:
-    """A store behind a line that can be cut, and the same store over a sound one."""
+    """A store behind a line that can be cut, and the same store over a sound one; their time is ours to advance."""
 
     def __init__(self, server: Valkey, proxy: Proxy, namespace: str) -> None:
+        self._unix = 1_800_000_000.0
+        clock = Clock(lambda: self._unix, lambda: 0.0, "the-only-boot")
         self.proxy = proxy
-        self.store = RedisStore(by_way_of(server.url, proxy.port), namespace=namespace)
-        self.sound = RedisStore(server.url, namespace=namespace)
+        self.store = RedisStore(by_way_of(server.url, proxy.port), namespace=namespace, clock=clock)
+        self.sound = RedisStore(server.url, namespace=namespace, clock=clock)
         self._server = server
+
+    def advance(self, seconds: float) -> None:
+        self._unix += seconds
 
     def lose(self, script: str, call: Callable[[], object]) -> None:
         """It is done, and its answer does not come."""
         cuts = self.proxy.cuts
-        self.proxy.cut_reply_to(digest(self._server, script), answered=answered)
+        self.proxy.cut_reply_to(digest(self._server, script, given_time=True), answered=answered)
         with pytest.raises(StoreAway, match="out of reach"):
             call()
         self.proxy.heal()
@@ -76,9 +82,9 @@ class Line:
         return call()
 
 
-def digest(server: Valkey, script: str) -> bytes:
+def digest(server: Valkey, script: str, *, given_time: bool = False) -> bytes:
     """By what name a script is run. The server has it then, so that the first try is not refused."""
-    return str(server.execute("SCRIPT LOAD", load(script, shebang=True, given_time=False).text)).encode()
+    return str(server.execute("SCRIPT LOAD", load(script, shebang=True, given_time=given_time).text)).encode()
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +171,8 @@ def test_cancels_whose_replies_were_lost_are_asked_once(state: State, line: Line
 
 def test_promotions_whose_replies_were_lost_queue_each_job_once(line: Line) -> None:
     for _ in range(TIMES):
-        jobs = {put(line.sound, delay=0.001), put(line.sound, delay=0.001, isolated=True)}
-        after_due = line.sound.now().timestamp() + 0.002
-        while line.sound.now().timestamp() < after_due:
-            time.sleep(0.001)
+        jobs = {put(line.sound, delay=60.0), put(line.sound, delay=60.0, isolated=True)}
+        line.advance(60.0)
         line.lose("promote", line.store.promote)
 
         assert line.store.promote().jobs == {}
@@ -220,17 +224,12 @@ def test_deletions_whose_replies_were_lost_leave_nothing_of_the_job(state: State
 def test_prunings_whose_replies_were_lost_take_only_what_was_old(line: Line) -> None:
     for _ in range(TIMES):
         old = [bring(line.sound, state).job_id for state in (State.COMPLETED, State.CANCELLED, State.DEAD)]
-        until_older(line.sound, look(line.sound, old[-1]))
+        line.advance(1.0)
         line.lose("prune", lambda: line.store.prune(keep=0.0, keep_dead=None))
         assert line.sound.get(old[0]) is None
 
         assert line.store.prune(keep=0.0, keep_dead=0.0) == 2
         assert everything(line.sound) == []
-
-
-def until_older(store: Store, view: JobView) -> None:
-    while view.ended_at is None or store.now() <= view.ended_at:
-        time.sleep(0.001)
 
 
 def test_a_pause_and_a_resumption_whose_replies_were_lost_stand(line: Line) -> None:
@@ -362,6 +361,7 @@ def test_renewals_whose_replies_were_lost_keep_the_living_and_revive_nobody(line
     living, dead = start(line.sound), start(line.sound)
     line.sound.declare_dead([dead])
     for n in range(TIMES):
+        line.advance(10.0)
         notes = {living: f"note {n}"}
         line.lose("renew", lambda notes=notes: line.store.renew([living, dead], notes=notes))  # type: ignore[misc]
         (renewed,) = line.sound.workers()
@@ -369,7 +369,7 @@ def test_renewals_whose_replies_were_lost_keep_the_living_and_revive_nobody(line
         assert line.store.renew([living, dead], notes=notes) == {living}
         (again,) = line.sound.workers()
         assert (renewed.note, again.note) == (f"note {n}", f"note {n}")
-        assert again.expires_at >= renewed.expires_at
+        assert again.expires_at == renewed.expires_at == line.sound.now() + timedelta(seconds=LEASE)
 
 
 def test_deaths_whose_replies_were_lost_are_declared_once_and_for_ever(line: Line) -> None:
@@ -381,21 +381,22 @@ def test_deaths_whose_replies_were_lost_are_declared_once_and_for_ever(line: Lin
         assert line.store.declare_dead([lease.worker_id]) == frozenset()
         assert line.store.renew([lease.worker_id]) == frozenset()
         assert {each.identity.id: each.died_at for each in line.sound.workers(dead=True)} == died
-        assert [each.id for each in line.store.rescue()] == [lease.job_id]
+        (rescued,) = line.store.rescue()
+        assert (rescued.id, rescued.cause) == (lease.job_id, "crash")
+        assert_crashed_once(line.sound, lease)
 
 
 def test_ended_leases_whose_declaration_was_not_heard_are_declared_once(line: Line) -> None:
     for _ in range(TIMES):
-        lease = running(line.sound, start(line.sound, lease=0.02))
-        (worker,) = line.sound.workers()
-        while line.sound.now() <= worker.expires_at:
-            time.sleep(0.002)
+        lease = running(line.sound)
+        line.advance(LEASE + 1)
         line.lose("declare_expired", line.store.declare_expired)
 
         assert line.store.declare_expired() == frozenset()
         assert line.sound.workers() == []
         (rescued,) = line.store.rescue()
         assert (rescued.id, rescued.cause) == (lease.job_id, "host")
+        assert_crashed_once(line.sound, lease)
 
 
 def test_rescues_whose_replies_were_lost_charge_once(line: Line) -> None:
@@ -429,10 +430,8 @@ def test_settles_whose_replies_were_lost_charge_once(line: Line) -> None:
 @pytest.mark.parametrize("script", ["redelivered", "end"])
 def test_redeliveries_whose_replies_were_lost_charge_once(script: str, line: Line) -> None:
     for _ in range(TIMES):
-        lease = running(line.sound, start(line.sound, lease=0.02))
-        (worker,) = line.sound.workers()
-        while line.sound.now() <= worker.expires_at:
-            time.sleep(0.002)
+        lease = running(line.sound)
+        line.advance(LEASE + 1)
 
         told = line.twice(script, lambda lease=lease: line.store.redelivered(lease.job_id, declare=True))  # type: ignore[misc]
 
@@ -476,5 +475,3 @@ def test_a_worker_runs_once_what_it_claimed_and_was_not_told_of(
     assert overlaps(runs) == []
     assert_counted(site.store)
     tell(f"{LOST} replies to the claims of a worker lost: {len(jobs)} jobs run once, all in their attempt 1")
-
-

@@ -1,7 +1,7 @@
 """The servers and the faulty network that other tests stand on do what they say."""
 
 # pyright: reportUnknownMemberType=false
-# (nats-py leaves its options untyped)
+# (nats-py leaves its options untyped, redis-py its answers)
 from __future__ import annotations
 
 import asyncio
@@ -27,6 +27,7 @@ import servers
 from proxy import Proxy
 from servers import (
     Databases,
+    Keys,
     Nats,
     Postgres,
     Sentinel,
@@ -258,12 +259,11 @@ def test_valkey_keeps_its_keys_however_it_ends_and_loses_them_when_wiped() -> No
 
 def test_valkey_asks_for_its_password_and_says_nothing_of_it() -> None:
     with Valkey() as server:
-        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
-            stranger.ping()
+        with pytest.raises(redis.AuthenticationError):
+            Keys(f"redis://127.0.0.1:{server.port}").execute("PING")
         shown = repr(server) + server.log.read_text() + Path(f"/proc/{server.pid}/cmdline").read_text()
         assert server.password not in shown
-    with Valkey({"requirepass": '""'}) as open_to_all, redis.Redis(port=open_to_all.port) as stranger:
-        assert stranger.ping()
+    with Valkey({"requirepass": '""'}) as open_to_all:
         assert open_to_all.execute("PING")
 
 
@@ -316,20 +316,16 @@ def test_a_cluster_has_each_key_on_one_node_and_is_whole_again_after_its_restart
 
 
 def test_a_script_whose_reply_is_cut_has_run_once() -> None:
-    with shared_valkey().namespace() as name, shared_valkey().client() as client:
-        key = f"{{{name}}}:n"
-        script = client.script_load("redis.call('INCR', KEYS[1]) return string.rep('x', 100000)")
-        behind = client.connection_pool.connection_kwargs
-        with Proxy(behind["host"], behind["port"]) as proxy:
-            line = redis.Redis(**{**behind, "host": "127.0.0.1", "port": proxy.port})
+    with Valkey() as server, Proxy("127.0.0.1", server.port) as proxy:
+        script = server.execute("SCRIPT LOAD", "redis.call('INCR', KEYS[1]) return string.rep('x', 100000)")
+        with Keys(server.url.replace(str(server.port), str(proxy.port))).client() as client:
             proxy.cut_reply_to(b"EVALSHA", answered=lambda answer: answer.endswith(b"x\r\n"))
-            assert line.get(key) is None
+            assert client.get("n") is None
             with pytest.raises(redis.ConnectionError):
-                line.evalsha(script, 1, key)
-            assert (client.get(key), proxy.cuts) == ("1", 1)
-            assert line.evalsha(script, 1, key) == "x" * 100_000
-            assert (line.get(key), proxy.cuts) == ("2", 1)
-            line.close()
+                client.evalsha(script, 1, "n")
+            assert (server.execute("GET", "n"), proxy.cuts) == ("1", 1)
+            assert client.evalsha(script, 1, "n") == "x" * 100_000
+            assert (server.execute("GET", "n"), proxy.cuts) == ("2", 1)
 
 
 def test_an_insert_whose_reply_is_cut_is_committed(database: str, proxy: Proxy) -> None:

@@ -72,18 +72,19 @@ class Server(Protocol):
 class RedisNotifier:
     """The doorbell of one namespace in one Redis, connected only once somebody rings or listens.
 
-    `RedisNotifier(server, "tenure")`
+    `RedisNotifier(server, "tenure")`. With `rung` it only listens: the store's own scripts ring.
     """
 
-    def __init__(self, server: Server, namespace: str) -> None:
+    def __init__(self, server: Server, namespace: str, *, rung: bool = False) -> None:
         bell = f"{{{namespace}}}:bell".encode()
-        self._server, self._bell = server, bell
+        self._server, self._bell, self._rung = server, bell, rung
         self._announcer = _Announcer(server, bell)
         self._listeners: WeakSet[RedisListener] = WeakSet()
         self._at_exit = finalize(self, self._announcer.close)
 
     def announce(self, rings: Iterable[Ring]) -> None:
-        self._announcer.say({(ring.kind, ring.queue) for ring in rings})
+        if not self._rung:
+            self._announcer.say({(ring.kind, ring.queue) for ring in rings})
 
     def listen(self) -> RedisListener:
         listener = RedisListener(self._server, self._bell)

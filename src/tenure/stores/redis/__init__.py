@@ -88,14 +88,23 @@ _decode = msgspec.json.decode
 
 
 class RedisStore:
-    """`RedisStore("redis://me@host/0")`, `valkey://…`, `rediss://…` or `redis+sentinel://…`; needs no migration."""
+    """`RedisStore("redis://me@host/0")`, `valkey://…`, `rediss://…` or `redis+sentinel://…`; needs no migration.
+
+    With `rings` its scripts ring the doorbell themselves, so that nobody has to do it after them.
+    """
 
     capabilities = Capabilities(transactions=False, durable=True, steady_clock=False, local=False)
 
     def __init__(
-        self, url: str, *, namespace: str = "tenure", password: str | None = None, clock: Clock | None = None
+        self,
+        url: str,
+        *,
+        namespace: str = "tenure",
+        password: str | None = None,
+        clock: Clock | None = None,
+        rings: bool = False,
     ) -> None:
-        self._server = Server(url, namespace, password, clock)
+        self._server = Server(url, namespace, password, clock, rings=rings)
 
     @property
     def url(self) -> str:

@@ -177,11 +177,14 @@ class Script:
     digest: str
 
 
-def load(name: str, *, shebang: bool, given_time: bool) -> Script:
-    """`lua/NAME.lua`, behind what all scripts share. Its first line says what it may do when memory is short."""
+def load(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
+    """`lua/NAME.lua` between what all scripts share. Its first line says what it may do when memory is short."""
     first, _, rest = _text(name).partition("\n")
-    head = first + "\n" if shebang else ""
-    text = head + (_GIVEN_TIME if given_time else _TIME) + _text("common") + rest
+    head = (first + "\n" if shebang else "") + (_GIVEN_TIME if given_time else _TIME) + _text("common")
+    if rings and "no-writes" not in first:
+        text = f"{head}local answer = (function()\n{rest}end)()\n{_text('rings')}return answer\n"
+    else:
+        text = head + rest
     return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -196,11 +199,13 @@ def _text(name: str) -> str:
 class Server:
     """Connections to one namespace of one server. Safe from every thread; a forked child must make its own."""
 
-    def __init__(self, url: str, namespace: str, password: str | None, clock: Clock | None = None) -> None:
+    def __init__(
+        self, url: str, namespace: str, password: str | None, clock: Clock | None = None, *, rings: bool = False
+    ) -> None:
         self._place, self.url = read(url, password)
         self.namespace = namespace
         self.prefix = f"{{{_checked(namespace)}}}:"
-        self._clock = clock
+        self._clock, self._rings = clock, rings
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
@@ -408,7 +413,7 @@ class Server:
     def _script(self, name: str) -> Script:
         found = self._scripts.get(name)
         if found is None:
-            found = load(name, shebang=self._shebang, given_time=self._clock is not None)
+            found = load(name, shebang=self._shebang, given_time=self._clock is not None, rings=self._rings)
             self._scripts[name] = found
         return found
 

@@ -6,6 +6,7 @@ for n = 2, #ARGV do
   local j = read(id)
   if j and j.state == 'processing' then
     redis.call('HSETNX', job(id), 'cancel_reason', ARGV[1])
+    ring('cancel', j.queue)
   elseif j and (j.state == 'scheduled' or j.state == 'queued') then
     leave(id, j)
     redis.call('HSET', job(id), 'cancel_reason', ARGV[1], 'error', ARGV[1])

@@ -8,6 +8,10 @@ local function lane(queue, solo) return ns .. (solo and 'solo:' or 'ready:') .. 
 local function score(rank, run_at) return rank * BAND + math.max(run_at, 0) end
 local function count_scheduled(queue, by) redis.call('HINCRBY', ns .. 'scheduled_of', queue, by) end
 
+-- Whom to wake when this is done: rings.lua sends it.
+local rings = {}
+local function ring(kind, queue) rings[kind .. ' ' .. queue] = {kind, queue} end
+
 -- Everything of a job that moving it takes.
 local function read(id)
   local f = redis.call('HMGET', job(id), 'state', 'queue', 'rank', 'run_at', 'solo', 'attempt', 'worker_id', 'unique')
@@ -54,9 +58,11 @@ local function enter(id, j, state)
   redis.call('HSET', job(id), 'state', state)
   if state == 'queued' then
     redis.call('ZADD', lane(j.queue, j.solo), score(j.rank, j.run_at), id)
+    ring('queued', j.queue)
   elseif state == 'scheduled' then
     redis.call('ZADD', ns .. 'scheduled', j.run_at, id)
     count_scheduled(j.queue, 1)
+    ring('due', j.queue)
   else
     redis.call('ZADD', ns .. state, now, id)
     if j.unique then redis.call('HDEL', ns .. 'unique', j.unique) end

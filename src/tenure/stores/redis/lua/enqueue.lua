@@ -46,8 +46,14 @@ end
 if #ids > 0 then redis.call('ZADD', ns .. 'jobs', unpack(ids)) end
 if #later > 0 then redis.call('ZADD', ns .. 'scheduled', unpack(later)) end
 for _, group in ipairs(groups) do
-  if #group.ready > 0 then redis.call('ZADD', lane(group.queue, group.solo), unpack(group.ready)) end
-  if group.later > 0 then count_scheduled(group.queue, group.later) end
+  if #group.ready > 0 then
+    redis.call('ZADD', lane(group.queue, group.solo), unpack(group.ready))
+    ring('queued', group.queue)
+  end
+  if group.later > 0 then
+    count_scheduled(group.queue, group.later)
+    ring('due', group.queue)
+  end
   redis.call('SADD', ns .. 'queues', group.queue)
 end
 return answers

@@ -1,4 +1,5 @@
 #!lua flags=allow-oom
 -- Stop or resume claims from a queue. ARGV: queue, 1 to stop. Answers 0 if it was so already.
 if ARGV[2] == '1' then return redis.call('HSETNX', ns .. 'paused', ARGV[1], now) end
+ring('queued', ARGV[1])
 return redis.call('HDEL', ns .. 'paused', ARGV[1])

@@ -16,7 +16,10 @@ end
 if #due > 0 then
   redis.call('ZREMRANGEBYRANK', ns .. 'scheduled', 0, #due - 1)
   for key, entries in pairs(lanes) do redis.call('ZADD', key, unpack(entries)) end
-  for queue, number in pairs(counts) do count_scheduled(queue, -number) end
+  for queue, number in pairs(counts) do
+    count_scheduled(queue, -number)
+    ring('queued', queue)
+  end
 end
 local first = redis.call('ZRANGE', ns .. 'scheduled', 0, 0, 'WITHSCORES')
 if first[1] then answer[1] = math.max(tonumber(first[2]) - now, 0) end
