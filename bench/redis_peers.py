@@ -1,7 +1,7 @@
 """The contestants on Redis: each with the settings its own documentation recommends for speed, and no results kept.
 
-Of them only Tenure refuses what a former owner finishes. What a killed worker held is lost with huey
-and celery (as they are by default), marked failed with rq, and comes back with the others: after a minute or more with
+Of them only Tenure refuses what a former owner finishes. What a killed worker held is lost with huey and celery (as
+they are by default), marked failed with rq, and comes back with the others: after a minute or more with streaq,
 dramatiq and saq (if told to retry), after five with arq, after ten with taskiq-redis.
 """
 

@@ -70,7 +70,7 @@ class Line:
     def lose(self, script: str, call: Callable[[], object]) -> None:
         """It is done, and its answer does not come."""
         cuts = self.proxy.cuts
-        self.proxy.cut_reply_to(digest(self._server, script, given_time=True), answered=answered)
+        self.proxy.cut_reply_to(digest(self._server, script, given_time=True, rings=False), answered=answered)
         with pytest.raises(StoreAway, match="out of reach"):
             call()
         self.proxy.heal()
@@ -82,9 +82,9 @@ class Line:
         return call()
 
 
-def digest(server: Valkey, script: str, *, given_time: bool = False) -> bytes:
+def digest(server: Valkey, script: str, **how: bool) -> bytes:
     """By what name a script is run. The server has it then, so that the first try is not refused."""
-    return str(server.execute("SCRIPT LOAD", load(script, shebang=True, given_time=given_time).text)).encode()
+    return str(server.execute("SCRIPT LOAD", load(script, shebang=True, **how).text)).encode()
 
 
 @pytest.fixture(scope="module")
@@ -463,7 +463,8 @@ def test_a_worker_runs_once_what_it_claimed_and_was_not_told_of(
     site: Site, server: Valkey, proxy: Proxy, tell: Tell
 ) -> None:
     jobs = shop.jobs.enqueue_many([shop.effect.bind(0.02) for _ in range(LOST * SLOTS)])
-    proxy.cut_reply_to(digest(server, "claim"), LOST, answered=lambda reply: answered(reply) and reply[:2] != b"*0")
+    claimed = digest(server, "claim", given_time=False, rings=True)
+    proxy.cut_reply_to(claimed, LOST, answered=lambda reply: answered(reply) and reply[:2] != b"*0")
     site.supervisor(concurrency=SLOTS, env={"TENURE_URL": by_way_of(site.place.url, proxy.port)})
 
     views = site.ended(*jobs, seconds=LOST * 2 + 60)

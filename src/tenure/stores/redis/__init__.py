@@ -79,6 +79,7 @@ _Taken = tuple[Sequence[Any], Outcome, Cause]  #: what `lost` and `held` answer 
 
 SCHEMA = 1
 MOST = 200  #: ids of one script: the server does nothing else meanwhile
+MOST_CLAIMED = 500
 MOST_BYTES = 1 << 20  #: texts of one script
 WORKER_KEPT = 86_400_000  #: milliseconds a worker's row outlives its death
 _TRIES = 20
@@ -218,9 +219,17 @@ class RedisStore:
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        wanted = [each for want in wants.items() for each in want]
-        told = self._server.call("claim", worker_id, limit, int(solo), *wanted)
-        return [_claimed(*told[place : place + 6]) for place in range(0, len(told), 6)]
+        left, claimed = dict(wants), list[Claimed]()
+        while True:
+            asked = min(limit - len(claimed), MOST_CLAIMED)
+            values = [each for want in left.items() for each in want]
+            told = self._server.call("claim", worker_id, asked, int(solo), *values)
+            some = [_claimed(*told[place : place + 6]) for place in range(0, len(told), 6)]
+            claimed += some
+            if len(some) < MOST_CLAIMED:
+                return claimed
+            for each in some:
+                left[each.queue] -= 1
 
     def owned(self, worker_id: str) -> list[Owned]:
         return [Owned(_claimed(*row[:6]), row[6]) for row in self._server.call("owned", worker_id)]

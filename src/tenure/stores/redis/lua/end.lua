@@ -2,7 +2,7 @@
 -- processing → where `decide` leads, under the lease. ARGV: a worker to declare dead with it, or nothing; then as JSON
 -- each end: the lease, the charges it was decided by, what was decided. Answers of each: 1 it landed; 0 not, or its
 -- charges have changed: decide anew. With a worker all of them land, and are all it holds, or none.
-local dead, ends, fits = ARGV[1], {}, {}
+local dead, ends, fits, seen = ARGV[1], {}, {}, {}
 for i = 2, #ARGV do
   local e = cjson.decode(ARGV[i])
   local f = redis.call('HMGET', job(e.id), 'state', 'attempt', 'worker_id', 'failures', 'crashes', 'crashes_total',
@@ -14,7 +14,8 @@ for i = 2, #ARGV do
     same = not redis.call('ZSCORE', ns .. 'alive', e.worker)
       or silent_since(e.id) == e.silent_since
   end
-  ends[#ends + 1], fits[#fits + 1] = e, same and 1 or 0
+  ends[#ends + 1], fits[#fits + 1] = e, same and not seen[e.id] and 1 or 0
+  seen[e.id] = true
 end
 if dead ~= '' then
   local all = redis.call('HLEN', ns .. 'processing:' .. dead) == #ends
