@@ -94,8 +94,6 @@ class RedisStore:
     With `rings` its scripts ring the doorbell themselves, so that nobody has to do it after them.
     """
 
-    capabilities = Capabilities(transactions=False, durable=True, steady_clock=False, local=False)
-
     def __init__(
         self,
         url: str,
@@ -106,6 +104,7 @@ class RedisStore:
         rings: bool = False,
     ) -> None:
         self._server = Server(url, namespace, password, clock, rings=rings)
+        self.capabilities = Capabilities(transactions=False, durable=True, steady_clock=False, local=self._server.local)
 
     @property
     def url(self) -> str:
