@@ -33,9 +33,10 @@ class Place:
 class Backend:
     """A store with a doorbell. `has`, of which a test may need some:
 
-    file    the store is a file of this machine, which processes open themselves
-    server  the store is a server: it can be away, and many machines can use it
-    bell    rings are heard; without, everybody looks for themselves
+    file          the store is a file of this machine, which processes open themselves
+    server        the store is a server: it can be away, and many machines can use it
+    bell          rings are heard; without, everybody looks for themselves
+    transactions  jobs join those of the user (`tx=`)
     """
 
     name: str
@@ -86,10 +87,14 @@ def migrate(place: Place) -> None:
 #: On these every test runs that can, on the others those `everywhere`.
 BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres,redis").split(","))
 BACKENDS = (
-    Backend("sqlite", frozenset({"file", "bell"}), sqlite),
-    Backend("postgres", frozenset({"server", "bell"}), postgres),
-    Backend("postgres-poll", frozenset({"server"}), partial(postgres, notifier=lambda: "poll")),
-    Backend("postgres-nats", frozenset({"server", "bell"}), partial(postgres, notifier=lambda: shared_nats().url)),
+    Backend("sqlite", frozenset({"file", "bell", "transactions"}), sqlite),
+    Backend("postgres", frozenset({"server", "bell", "transactions"}), postgres),
+    Backend("postgres-poll", frozenset({"server", "transactions"}), partial(postgres, notifier=lambda: "poll")),
+    Backend(
+        "postgres-nats",
+        frozenset({"server", "bell", "transactions"}),
+        partial(postgres, notifier=lambda: shared_nats().url),
+    ),
     Backend("redis", frozenset({"server", "bell"}), redis),
     Backend("redis-cluster", frozenset({"bell"}), redis_cluster),  # a proxy stands only before the node of the URL
     *(

@@ -11,13 +11,13 @@ for i = 4, #ARGV, 2 do
     local ids = redis.call('ZRANGE', lane(queue, solo), 0, want - 1)
     for _, id in ipairs(ids) do
       local key = job(id)
-      local f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt', 'more')
+      local f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt')
       local attempt = f[4] and string.format('%d', f[4] + 1) or '1'
       redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker_id', worker, 'started_at', stamp)
       local told, hung = false, false
-      if f[5] then told, hung = past(key, attempt) end
+      if f[4] then told, hung = past(key, attempt) end
       if hung then stale[#stale + 1], stale[#stale + 2] = now + hung, id end
-      held[#held + 1], held[#held + 2] = id, f[5] and attempt .. '+' or attempt
+      held[#held + 1], held[#held + 2] = id, f[4] and attempt .. '+' or attempt
       local n = #answer
       answer[n + 1], answer[n + 2], answer[n + 3] = id, attempt, f[1]
       answer[n + 4], answer[n + 5], answer[n + 6] = f[2], f[3], told

@@ -1,7 +1,8 @@
 #!lua
 -- nothing → queued, or scheduled when due later. ARGV: the number of groups, then of each what its jobs share (facts,
 -- queue, rank, solo, stale_after), then of each job: id, its group, payload, when (empty: now; +delay; or an instant),
--- unique, expires. Answers of each: 1 queued, 2 scheduled, or who stands there.
+-- unique, expires. Answers of each: 1 queued, 2 scheduled, or who stands there. A job with an attempt, if only number
+-- 0, is one that `claim` and `complete` have to look at more closely; most need no second look.
 local groups, at = {}, 2
 for g = 1, tonumber(ARGV[1]) do
   groups[g] = {facts = ARGV[at], queue = ARGV[at + 1], rank = tonumber(ARGV[at + 2]), solo = ARGV[at + 3] == '1',
@@ -26,10 +27,10 @@ for i = at, #ARGV, 6 do
     redis.call('HSET', key, 'state', state, 'queue', group.queue, 'rank', group.rank, 'facts', group.facts,
       'payload', payload, 'run_at', run_at, 'enqueued_at', now)
     if group.solo then redis.call('HSET', key, 'solo', '1') end
-    if group.stale ~= '' then redis.call('HSET', key, 'stale_after', group.stale, 'more', '1') end
-    if expires ~= '' then redis.call('HSET', key, 'expires_at', run_at + tonumber(expires), 'more', '1') end
+    if group.stale ~= '' then redis.call('HSET', key, 'stale_after', group.stale, 'attempt', 0) end
+    if expires ~= '' then redis.call('HSET', key, 'expires_at', run_at + tonumber(expires), 'attempt', 0) end
     if unique ~= '' then
-      redis.call('HSET', key, 'unique', unique, 'more', '1')
+      redis.call('HSET', key, 'unique', unique, 'attempt', 0)
       redis.call('HSET', ns .. 'unique', unique, id)
     end
     ids[#ids + 1], ids[#ids + 2] = 0, id

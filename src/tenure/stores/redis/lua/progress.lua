@@ -8,7 +8,7 @@ for i = 1, #ARGV, 4 do
   if f[1] == 'processing' and f[2] == ARGV[i + 1] and f[3] == ARGV[i + 2] then
     for field, value in pairs(said) do redis.call('HSET', job(id), field, value) end
     if said.checkpoint and said.checkpoint ~= f[4] then redis.call('HDEL', job(id), 'crashes') end
-    redis.call('HSET', job(id), 'last_activity_at', now, 'more', '1')
+    redis.call('HSET', job(id), 'last_activity_at', now)
     if f[5] then redis.call('ZADD', ns .. 'stale', now + tonumber(f[5]), id) end
     landed[#landed + 1] = 1
   else

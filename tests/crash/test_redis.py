@@ -1,0 +1,382 @@
+"""What only a Redis server can do to us: die with its append-only file, lose a second of it, forget its scripts, be full.
+
+`appendfsync always` loses nothing that was answered. `everysec` may lose the last seconds before a power cut; here
+that loss is made, by a restart from a copy of the file, and a checker holds every job against what the copy can know.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from conformance.factories import draft, everything
+from servers import Valkey
+from tenure.errors import StoreAway
+from tenure.job import JobHandle
+from tenure.lifecycle import ENDED
+from tenure.ports import JobView, Store
+
+from . import shop
+from .backends import Place
+from .conftest import Tell
+from .harness import FULL, Line, Site, boot, runs_of
+from .storm import SIZES, Report, Storm
+from .test_lost_replies_redis import assert_counted
+
+LEASE = 3.0
+WINDOW = 2.0  #: what `appendfsync everysec` may lose
+
+
+@pytest.fixture
+def fsync() -> str:
+    return "everysec"
+
+
+@pytest.fixture
+def server(fsync: str) -> Iterator[Valkey]:
+    with Valkey({"appendfsync": fsync}) as server:
+        yield server
+
+
+@pytest.fixture
+def site(server: Valkey, tmp_path: Path) -> Iterator[Site]:
+    with Site(tmp_path, Place(server.url)) as site:
+        yield site
+        if server.running:
+            assert_counted(site.store)
+
+
+@contextmanager
+def enqueueing(answered: dict[str, float], handles: list[JobHandle[int]]) -> Iterator[None]:
+    """A client that sends job after job, each again under the same id until it is answered; `answered` says when."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.01):
+            job = shop.effect.bind(0.02)
+            while str(job.id) not in answered:
+                try:
+                    handles.append(job.enqueue())
+                except StoreAway:
+                    time.sleep(0.01)
+                else:
+                    answered[str(job.id)] = boot()
+
+    client = threading.Thread(target=send, daemon=True)
+    client.start()
+    try:
+        yield
+    finally:
+        over.set()
+        client.join(30)
+
+
+# ── Another one starts ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_starts_beside_a_hundred_long_jobs_takes_none_of_them(site: Site, tell: Tell) -> None:
+    site.supervisor(lease=f"{LEASE:g}s", concurrency=100)
+    jobs = shop.jobs.enqueue_many([shop.wait.bind() for _ in range(100)])
+    site.until(lambda: len(site.lines(event="begin")) == 100, "all hundred to run")
+    (owner,) = site.store.workers()
+    before = [site.job(job) for job in jobs]
+
+    for host in ({}, {"TENURE_HOST_ID": "other"}):
+        site.supervisor(lease=f"{LEASE:g}s", env=host)
+    site.until(lambda: len(site.store.workers()) == 3, "the others")
+    site.until(lambda: all(scanned(each) > 3 for each in others(site, owner.identity.id)), "three scans of each")
+
+    assert [site.job(job) for job in jobs] == before
+    assert {(view.attempt, view.worker_id) for view in before} == {(1, owner.identity.id)}
+    taken = shop.effect.enqueue(0.0)
+    site.ended(taken)
+    assert site.seen(taken, "begin").pid != owner.identity.pid, "they do work"
+    site.go()
+    views = site.ended(*jobs)
+    assert {(view.state, view.attempt, view.crashes_total) for view in views} == {("completed", 1, 0)}
+    assert {Counter(line.event for line in site.lines(job))["begin"] for job in jobs} == {1}
+    assert {Counter(line.event for line in site.lines(job))["end"] for job in jobs} == {1}
+    tell(f"100 jobs ran on beside {len(others(site, owner.identity.id))} others: 100 begins, 100 ends, attempts all 1")
+
+
+def others(site: Site, owner: str) -> list[float]:
+    """For how long each has been there beyond the first lease, in which who has just started declares nobody."""
+    return [
+        (each.renewed_at - each.started_at).total_seconds() - LEASE
+        for each in site.store.workers()
+        if each.identity.id != owner
+    ]
+
+
+def scanned(seconds: float) -> float:
+    """How many scans there were at least: one is due every sixth of a lease, give or take a fifth."""
+    return seconds / (LEASE / 6 * 1.2)
+
+
+# ── It dies, and loses nothing ──────────────────────────────────────────────────────────────────────────────────
+
+
+class ServerStorm(Storm):
+    """…in which the server dies as well, as often as the others, while a client goes on enqueueing."""
+
+    def __init__(self, site: Site, server: Valkey, jobs: int, kills: int, seed: int) -> None:
+        super().__init__(site, jobs, kills, seed)
+        self._server = server
+
+    def run(self) -> Report:
+        site, began = self._site, boot()
+        handles = shop.jobs.enqueue_many([shop.effect.bind(round(seconds, 3)) for seconds in self._seconds])
+        supervisors = [self._start(size) for size in SIZES]
+        with enqueueing({}, handles):
+            for _ in range(self._kills):
+                time.sleep(self._draw.uniform(0.2, 0.8))
+                self._kill_one(supervisors)
+                self._server.kill()
+                self._server.start()
+                self._count["server"] += 1
+        site.ended(*handles, seconds=120 + len(handles) / 10)
+        seconds = boot() - began
+        return self._judge(handles, seconds, [supervisor.stop() for supervisor in supervisors])
+
+
+@pytest.mark.parametrize("fsync", ["always"])
+def test_a_server_that_syncs_always_loses_nothing_and_accepts_nothing_twice(
+    site: Site, server: Valkey, tell: Tell
+) -> None:
+    kills, seed = 50 if FULL else 5, random.SystemRandom().randrange(1, 1 << 32)
+
+    report = ServerStorm(site, server, 2000 if FULL else 150, kills, seed).run()
+
+    tell(f"the server killed {report.kills['server']} times; {report}")
+    assert not report.wrong, report
+    assert report.kills["server"] == kills
+
+
+# ── It dies, and loses two seconds ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Loss:
+    """What a restart from an older copy has undone. Whatever is `wrong` lies outside of what the copy can lack."""
+
+    since: float  #: all that was answered before is in the copy
+    killed: float  #: nothing was answered later, until…
+    restarted: float  #: …it was there again
+    gone: list[str] = field(default_factory=list[str])
+    issued_again: list[str] = field(default_factory=list[str])
+    accepted_again: list[str] = field(default_factory=list[str])
+    wrong: list[str] = field(default_factory=list[str])
+
+    def judge(
+        self,
+        site: Site,
+        answered: Mapping[str, float],
+        kept: Sequence[JobView],
+        last: Sequence[JobView],
+    ) -> None:
+        """`answered`: when each enqueue was; `kept` and `last`: all jobs before the copy was made, and before the kill."""
+        now = {view.id: view for view in everything_of(site.store)}
+        begins = [line for line in site.lines(event="begin")]
+        again = {line.job for line in begins if line.at > self.restarted}
+        for job, at in answered.items():
+            if job not in now:
+                self.gone.append(job)
+                if at < self.since:
+                    self.wrong.append(f"{job} was answered {self.since - at:.3f} s before the loss, and is gone")
+        self.wrong += [f"{job} is gone and was started again" for job in again.intersection(self.gone)]
+        for view in kept:
+            later = [line for line in begins if line.job == view.id and line.at > self.restarted]
+            if view.id not in now:
+                self.wrong.append(f"{view.id} was there before the loss, and is gone")
+            elif view.state in ENDED and (now[view.id] != view or later):
+                self.wrong.append(f"{view.id} had ended before the loss, and was touched")
+            if any(line.attempt <= view.attempt for line in later):
+                self.wrong.append(f"{view.id} began its attempt {view.attempt} again, which was claimed before the loss")
+        first: dict[tuple[str, int], Line] = {}
+        for line in begins:
+            before = first.setdefault((line.job, line.attempt), line)
+            if before is not line:
+                self.issued_again.append(line.job)
+                if before.at < self.since or line.at < self.killed:
+                    self.wrong.append(
+                        f"{line.job} began its attempt {line.attempt} twice, first {before.at - self.since:.3f} s after the "
+                        f"beginning of the loss, and then {line.at - self.killed:.3f} s after its end"
+                    )
+        self.accepted_again = [view.id for view in last if view.state in ENDED and view.id in again]
+        self.wrong += [f"{view.id} is {view.state}" for view in now.values() if view.state != "completed"]
+        self.wrong += beside(site.lines())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.killed - self.since:.2f} s lost: {len(self.gone)} jobs gone, {len(self.issued_again)} attempts "
+            f"begun twice, {len(self.accepted_again)} outcomes accepted twice; outside of them: {len(self.wrong)}"
+        )
+
+
+def beside(lines: Sequence[Line]) -> list[str]:
+    """Jobs that began in a process whose former code of them had not stopped."""
+    running: set[tuple[str, int]] = set()
+    found: list[str] = []
+    for line in lines:
+        code = line.job, line.pid
+        if line.event == "begin":
+            if code in running:
+                found.append(f"{line.job} began in process {line.pid}, which still ran it")
+            running.add(code)
+        elif line.event == "end" or line.event.startswith("stopped"):
+            running.discard(code)
+    return found
+
+
+def everything_of(store: Store) -> list[JobView]:
+    assert sum(store.counts().values()) < 1000, "more jobs than one page has"
+    return everything(store)
+
+
+@contextmanager
+def losing(server: Valkey, copy: Path) -> Iterator[Loss]:
+    """What the server is told in here it forgets at the end: it restarts from a copy that was made at the beginning."""
+    aof = server.folder / "appendonlydir"
+    loss = Loss(boot(), 0.0, 0.0)
+    with server.client() as client:
+        client.set("mark", "1")
+        assert client.execute_command("WAITAOF", 1, 0, 10_000)[0] == 1
+    shutil.copytree(aof, copy)
+    yield loss
+    server.kill()
+    loss.killed = boot()
+    shutil.rmtree(aof)
+    shutil.copytree(copy, aof)
+    server.start()
+    loss.restarted = boot()
+
+
+@pytest.mark.parametrize("round_", range(10 if FULL else 1))
+def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
+    site: Site, server: Valkey, tmp_path: Path, tell: Tell, round_: int
+) -> None:
+    env = {"TENURE_QUEUES": "default"}
+    first = site.supervisor(lease=f"{LEASE:g}s", concurrency=20, env=env)
+    answered: dict[str, float] = {}
+    fresh: list[JobHandle[int]] = []
+    with enqueueing(answered, fresh):
+        older = [shop.wait.enqueue() for _ in range(3)]
+        for job in older:
+            site.seen(job, "begin")
+        site.until(lambda: len(site.lines(event="end")) > 30, "some jobs to have ended")
+        soon = [shop.wait.using(delay="500ms").enqueue() for _ in range(3)]
+        brief = [shop.effect.using(delay="500ms").enqueue(0.02) for _ in range(10)]
+        elsewhere = shop.wait.using(queue="second").enqueue()
+        kept = everything_of(site.store)
+
+        with losing(server, tmp_path / "copy") as loss:
+            second = site.supervisor(lease=f"{LEASE:g}s", env={"TENURE_QUEUES": "second"})
+            stranger = site.seen(elsewhere, "begin").pid
+            for job in soon:
+                site.seen(job, "begin")
+            site.ended(*brief)
+            site.until(lambda: boot() - loss.since > WINDOW, "two seconds")
+            workers = {each.identity.id: each.identity.pid for each in site.store.workers()}
+            last = everything_of(site.store)
+
+        for job in (*soon, elsewhere):
+            site.until(lambda job=job: len(site.lines(job, "begin")) == 2, f"{job.id} to begin again")  # type: ignore[misc]
+    site.go()
+    site.until(lambda: not any(sum(queue.counts.values()) for queue in site.store.queues()), "all to end")
+    loss.judge(site, answered, kept, last)
+
+    print(loss, *loss.wrong[:30], sep="\n"); print(site.logs()); print(loss)
+    for job in (*soon, *older, elsewhere): print(site.lines(job))
+    tell(str(loss))
+    assert not loss.wrong, loss.wrong
+    assert {*map(str, (job.id for job in (*soon, elsewhere)))} <= {*loss.issued_again}
+    assert {str(job.id) for job in brief} <= {*loss.accepted_again}
+    assert loss.gone, "a client was told of jobs within the window"
+    for job in soon:
+        assert [line.event for line in site.lines(job)] == ["begin", "stopped lease_lost", "begin", "end"]
+    for job in older:
+        assert [line.event for line in site.lines(job)] == ["begin", "end"], "whose claim is kept runs on"
+    (successor,) = second.workers()
+    assert stranger in workers.values()
+    assert stranger != successor, "a worker of which nothing is known is replaced"
+    assert {each.identity.pid for each in site.store.workers()} == {successor, *first.workers()}
+
+
+# ── It forgets its scripts, and it is full ──────────────────────────────────────────────────────────────────────
+
+
+def test_scripts_that_are_flushed_again_and_again_are_sent_again(site: Site, server: Valkey, tell: Tell) -> None:
+    count = 2000 if FULL else 300
+    over, flushed = threading.Event(), [0]
+
+    def flush() -> None:
+        with server.client() as client:
+            while not over.wait(0.002):
+                client.script_flush()
+                flushed[0] += 1
+
+    flusher = threading.Thread(target=flush)
+    flusher.start()
+    try:
+        site.supervisor(concurrency=10, workers=2)
+        jobs = shop.jobs.enqueue_many([shop.effect.bind(0.01) for _ in range(count)])
+        views = site.ended(*jobs)
+    finally:
+        over.set()
+        flusher.join()
+
+    assert {(view.state, view.attempt) for view in views} == {("completed", 1)}
+    assert {len(runs) for runs in runs_of(site.lines()).values()} == {1}
+    tell(f"scripts flushed {flushed[0]} times while {count} jobs ran: each completed in its attempt 1")
+
+
+@contextmanager
+def full(server: Valkey, store: Store) -> Iterator[list[str]]:
+    """A little above what it uses, and that little is used up. What could be stored, by its ids."""
+    server.execute("CONFIG SET", "maxmemory", server.execute("INFO", "memory")["used_memory"] + (1 << 20))
+    stored: list[str] = []
+    with pytest.raises(StoreAway, match=r"out of memory .*: nothing of this was stored. Raise its maxmemory"):
+        while True:
+            stored += [each.id for each in store.enqueue([draft(queue="ballast", payload=f'"{"x" * 10_000}"')])]
+    yield stored
+    server.execute("CONFIG SET", "maxmemory", 0)
+
+
+@pytest.mark.parametrize("long", [shop.wait, shop.wait_in_thread, shop.tick], ids=lambda task: task.name)
+def test_what_runs_when_the_server_is_full_ends_and_all_goes_on_when_it_is_not(
+    site: Site, server: Valkey, tell: Tell, long: Callable[..., object]
+) -> None:
+    supervisor = site.supervisor(lease=f"{LEASE:g}s", concurrency=10, env={"TENURE_QUEUES": "default"})
+    jobs = [long.enqueue() for _ in range(5)]  # type: ignore[attr-defined]
+    for job in jobs:
+        site.seen(job, "begin")
+    waiting = shop.jobs.enqueue_many([shop.effect.bind(0.02) for _ in range(20)])
+    site.store.pause("default", paused=True)
+    later = shop.jobs.enqueue_many([shop.effect.bind(0.02) for _ in range(20)])
+    workers = supervisor.workers()
+
+    with full(server, site.store) as stored:
+        with pytest.raises(StoreAway, match="out of memory"):
+            shop.effect.enqueue(0.0)
+        at = site.store.now()
+        site.until(lambda: all((each.renewed_at - at).total_seconds() > LEASE for each in site.store.workers()), "a lease")
+        site.store.pause("default", paused=False)
+        site.go()
+        views = site.ended(*jobs, *waiting, *later)
+        assert supervisor.workers() == workers
+    fresh = shop.effect.enqueue(0.0)
+    views += site.ended(fresh)
+
+    assert {(view.state, view.attempt, view.crashes_total) for view in views} == {("completed", 1, 0)}
+    assert not site.lines(event="stopped")
+    assert {view.id for view in everything_of(site.store)} == {*stored, *(view.id for view in views)}
+    tell(f"{len(stored)} jobs were stored until it was full; {len(jobs + waiting + later)} ended while it was")
