@@ -28,10 +28,12 @@ check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/settings.py
 
-bench: .venv/.bench  ## Tenure beside its peers, on SQLite and PostgreSQL, and as tables grow
+bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables grow
 	$(BIN)/python -m bench --write docs/bench.md
 	$(BIN)/python -m bench --store postgres --write docs/bench.md
 	$(BIN)/python -m bench --store postgres --growth --write docs/bench.md
+	$(BIN)/python -m bench --store redis --write docs/bench.md
+	$(BIN)/python -m bench --store redis --growth --write docs/bench.md
 
 chaos: .venv/.dev  ## The crash tests with their full figures, then the deleted guards
 	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash

@@ -74,3 +74,13 @@ def world(new_world: NewWorld) -> World:
 @pytest.fixture
 def store(world: World) -> Store:
     return world.store()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    from servers import redis_is_here
+
+    if not redis_is_here():
+        terminalreporter.write_line(
+            "Redis itself was not tested, only Valkey: no redis-server on PATH, and TENURE_TEST_REDIS_URL is not set",
+            yellow=True,
+        )

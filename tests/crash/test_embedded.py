@@ -75,6 +75,7 @@ def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Si
     tell(f"stopped {stopped.at - at:.2f} s after its death was declared, under a lease of 2 s")
 
 
+@pytest.mark.needs("transactions")
 def test_a_finish_that_is_rolled_back_is_an_ordinary_failure(site: Site) -> None:
     site.configure(lease="1s")
     with shop.jobs.worker():
@@ -85,6 +86,7 @@ def test_a_finish_that_is_rolled_back_is_an_ordinary_failure(site: Site) -> None
     assert overlaps(runs_of(site.lines())) == []
 
 
+@pytest.mark.needs("transactions")
 def test_a_finish_that_committed_stands_whatever_comes_after(site: Site) -> None:
     with shop.jobs.worker():
         job = shop.hand_in.enqueue("raise")

@@ -70,6 +70,7 @@ def test_fifty_jobs_are_counted_from_claim_to_outcome(site: Site) -> None:
     assert supervisor.stop() == 0
 
 
+@pytest.mark.needs("transactions")
 def test_an_attempt_that_finished_in_its_own_transaction_is_counted_as_completed(site: Site) -> None:
     url = base(site, site.supervisor(listen=ANYWHERE))
     jobs = [shop.hand_in.enqueue("raise"), shop.hand_in.enqueue("roll back")]

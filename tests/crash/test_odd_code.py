@@ -80,6 +80,7 @@ def test_a_reason_that_is_no_text_ends_the_attempt_all_the_same(site: Site) -> N
     assert (failed.state, failed.error, snoozed.state, snoozed.attempt) == ("dead", "no such order", "completed", 2)
 
 
+@pytest.mark.needs("transactions")
 def test_code_that_goes_on_after_its_finish_has_not_lost_its_lease(site: Site) -> None:
     views = run(site, "tidies_up", "tidies_up_on_the_loop", "neighbour", lease="3s")  # a beat falls into their rest
     assert attempts(views) == [("completed", 1, 0)] * 3

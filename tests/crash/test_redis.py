@@ -1,9 +1,11 @@
-"""What only a Redis server can do to us: die with its append-only file, lose a second of it, forget its scripts, be full.
+"""What a Redis server can do to us: die, lose the end of its append-only file, forget its scripts, be full.
 
-`appendfsync always` loses nothing that was answered. `everysec` may lose the last seconds before a power cut; here
-that loss is made, by a restart from a copy of the file, and a checker holds every job against what the copy can know.
+With `appendfsync always` nothing that was answered is lost. `everysec` may lose the last seconds before a power cut:
+that loss is made here, by a restart from a copy of the file, and a checker holds every job against what the copy knows.
 """
 
+# pyright: reportUnknownMemberType=false
+# (redis-py leaves some of its types open)
 from __future__ import annotations
 
 import random
@@ -11,10 +13,12 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,12 +32,13 @@ from tenure.ports import JobView, Store
 from . import shop
 from .backends import Place
 from .conftest import Tell
-from .harness import FULL, Line, Site, boot, runs_of
+from .harness import FULL, Line, Site, Supervised, boot, runs_of
 from .storm import SIZES, Report, Storm
 from .test_lost_replies_redis import assert_counted
 
 LEASE = 3.0
 WINDOW = 2.0  #: what `appendfsync everysec` may lose
+LONGER = 9.0  #: what is lost takes no worker's lease with it, however slow this machine is
 
 
 @pytest.fixture
@@ -56,7 +61,7 @@ def site(server: Valkey, tmp_path: Path) -> Iterator[Site]:
 
 
 @contextmanager
-def enqueueing(answered: dict[str, float], handles: list[JobHandle[int]]) -> Iterator[None]:
+def enqueueing(answered: dict[str, float], handles: list[JobHandle[int]]) -> Generator[None]:
     """A client that sends job after job, each again under the same id until it is answered; `answered` says when."""
     over = threading.Event()
 
@@ -139,13 +144,19 @@ class ServerStorm(Storm):
         with enqueueing({}, handles):
             for _ in range(self._kills):
                 time.sleep(self._draw.uniform(0.2, 0.8))
-                self._kill_one(supervisors)
+                # One that can't reach its server at its own start ends with 75, as it should.
+                site.until(lambda: self._all_up(supervisors), "every supervisor to have begun")
                 self._server.kill()
                 self._server.start()
                 self._count["server"] += 1
+                self._kill_one(supervisors)
         site.ended(*handles, seconds=120 + len(handles) / 10)
         seconds = boot() - began
         return self._judge(handles, seconds, [supervisor.stop() for supervisor in supervisors])
+
+    def _all_up(self, supervisors: Sequence[Supervised]) -> bool:
+        registered = {each.identity.pid for each in self._site.store.workers()}
+        return all(registered.intersection(each.workers()) for each in supervisors)
 
 
 @pytest.mark.parametrize("fsync", ["always"])
@@ -172,7 +183,7 @@ class Loss:
     killed: float  #: nothing was answered later, until…
     restarted: float  #: …it was there again
     gone: list[str] = field(default_factory=list[str])
-    issued_again: list[str] = field(default_factory=list[str])
+    begun_again: list[str] = field(default_factory=list[str])
     accepted_again: list[str] = field(default_factory=list[str])
     wrong: list[str] = field(default_factory=list[str])
 
@@ -183,9 +194,9 @@ class Loss:
         kept: Sequence[JobView],
         last: Sequence[JobView],
     ) -> None:
-        """`answered`: when each enqueue was; `kept` and `last`: all jobs before the copy was made, and before the kill."""
+        """`answered`: when each enqueue was; `kept`, `last`: all jobs before the copy was made, and before the kill."""
         now = {view.id: view for view in everything_of(site.store)}
-        begins = [line for line in site.lines(event="begin")]
+        begins = site.lines(event="begin")
         again = {line.job for line in begins if line.at > self.restarted}
         for job, at in answered.items():
             if job not in now:
@@ -194,30 +205,34 @@ class Loss:
                     self.wrong.append(f"{job} was answered {self.since - at:.3f} s before the loss, and is gone")
         self.wrong += [f"{job} is gone and was started again" for job in again.intersection(self.gone)]
         for view in kept:
-            later = [line for line in begins if line.job == view.id and line.at > self.restarted]
+            later = {line.attempt for line in begins if line.job == view.id and line.at > self.restarted}
             if view.id not in now:
                 self.wrong.append(f"{view.id} was there before the loss, and is gone")
             elif view.state in ENDED and (now[view.id] != view or later):
                 self.wrong.append(f"{view.id} had ended before the loss, and was touched")
-            if any(line.attempt <= view.attempt for line in later):
-                self.wrong.append(f"{view.id} began its attempt {view.attempt} again, which was claimed before the loss")
+            if min(later, default=view.attempt + 1) < view.attempt + (view.state != "processing"):
+                self.wrong.append(f"{view.id} had attempt {view.attempt} before the loss, and then began {later}")
         first: dict[tuple[str, int], Line] = {}
         for line in begins:
             before = first.setdefault((line.job, line.attempt), line)
-            if before is not line:
-                self.issued_again.append(line.job)
-                if before.at < self.since or line.at < self.killed:
-                    self.wrong.append(
-                        f"{line.job} began its attempt {line.attempt} twice, first {before.at - self.since:.3f} s after the "
-                        f"beginning of the loss, and then {line.at - self.killed:.3f} s after its end"
-                    )
+            if before is line:
+                continue
+            self.begun_again.append(line.job)
+            if (
+                before.at < self.since and line.pid != before.pid
+            ):  # else it still has its lease: only the outcome is lost
+                self.wrong.append(
+                    f"{line.job} was claimed before the loss, and its attempt {line.attempt} issued again"
+                )
+            if line.at < self.killed:
+                self.wrong.append(f"{line.job} began its attempt {line.attempt} twice before the loss was there")
         self.accepted_again = [view.id for view in last if view.state in ENDED and view.id in again]
         self.wrong += [f"{view.id} is {view.state}" for view in now.values() if view.state != "completed"]
         self.wrong += beside(site.lines())
 
     def __str__(self) -> str:
         return (
-            f"{self.killed - self.since:.2f} s lost: {len(self.gone)} jobs gone, {len(self.issued_again)} attempts "
+            f"{self.killed - self.since:.2f} s lost: {len(self.gone)} jobs gone, {len(self.begun_again)} attempts "
             f"begun twice, {len(self.accepted_again)} outcomes accepted twice; outside of them: {len(self.wrong)}"
         )
 
@@ -243,13 +258,14 @@ def everything_of(store: Store) -> list[JobView]:
 
 
 @contextmanager
-def losing(server: Valkey, copy: Path) -> Iterator[Loss]:
+def losing(server: Valkey, copy: Path) -> Generator[Loss]:
     """What the server is told in here it forgets at the end: it restarts from a copy that was made at the beginning."""
     aof = server.folder / "appendonlydir"
     loss = Loss(boot(), 0.0, 0.0)
     with server.client() as client:
         client.set("mark", "1")
-        assert client.execute_command("WAITAOF", 1, 0, 10_000)[0] == 1
+        synced: Any = client.waitaof(1, 0, 10_000)
+    assert synced[0] == 1
     shutil.copytree(aof, copy)
     yield loss
     server.kill()
@@ -265,7 +281,7 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
     site: Site, server: Valkey, tmp_path: Path, tell: Tell, round_: int
 ) -> None:
     env = {"TENURE_QUEUES": "default"}
-    first = site.supervisor(lease=f"{LEASE:g}s", concurrency=20, env=env)
+    first = site.supervisor(lease=f"{LONGER:g}s", concurrency=20, env=env)
     answered: dict[str, float] = {}
     fresh: list[JobHandle[int]] = []
     with enqueueing(answered, fresh):
@@ -279,7 +295,7 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
         kept = everything_of(site.store)
 
         with losing(server, tmp_path / "copy") as loss:
-            second = site.supervisor(lease=f"{LEASE:g}s", env={"TENURE_QUEUES": "second"})
+            second = site.supervisor(lease=f"{LONGER:g}s", env={"TENURE_QUEUES": "second"})
             stranger = site.seen(elsewhere, "begin").pid
             for job in soon:
                 site.seen(job, "begin")
@@ -294,11 +310,9 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
     site.until(lambda: not any(sum(queue.counts.values()) for queue in site.store.queues()), "all to end")
     loss.judge(site, answered, kept, last)
 
-    print(loss, *loss.wrong[:30], sep="\n"); print(site.logs()); print(loss)
-    for job in (*soon, *older, elsewhere): print(site.lines(job))
     tell(str(loss))
     assert not loss.wrong, loss.wrong
-    assert {*map(str, (job.id for job in (*soon, elsewhere)))} <= {*loss.issued_again}
+    assert {*map(str, (job.id for job in (*soon, elsewhere)))} <= {*loss.begun_again}
     assert {str(job.id) for job in brief} <= {*loss.accepted_again}
     assert loss.gone, "a client was told of jobs within the window"
     for job in soon:
@@ -340,23 +354,24 @@ def test_scripts_that_are_flushed_again_and_again_are_sent_again(site: Site, ser
 
 
 @contextmanager
-def full(server: Valkey, store: Store) -> Iterator[list[str]]:
+def full(server: Valkey, store: Store) -> Generator[list[str]]:
     """A little above what it uses, and that little is used up. What could be stored, by its ids."""
-    server.execute("CONFIG SET", "maxmemory", server.execute("INFO", "memory")["used_memory"] + (1 << 20))
+    used = server.execute("INFO", "memory")["used_memory"]
+    server.execute("CONFIG SET", "maxmemory", used + (1 << 20))
     stored: list[str] = []
     with pytest.raises(StoreAway, match=r"out of memory .*: nothing of this was stored. Raise its maxmemory"):
         while True:
             stored += [each.id for each in store.enqueue([draft(queue="ballast", payload=f'"{"x" * 10_000}"')])]
+    server.execute("CONFIG SET", "maxmemory", used)  # it varies, and here shall be no moment in which it is not full
     yield stored
     server.execute("CONFIG SET", "maxmemory", 0)
 
 
-@pytest.mark.parametrize("long", [shop.wait, shop.wait_in_thread, shop.tick], ids=lambda task: task.name)
 def test_what_runs_when_the_server_is_full_ends_and_all_goes_on_when_it_is_not(
-    site: Site, server: Valkey, tell: Tell, long: Callable[..., object]
+    site: Site, server: Valkey, tell: Tell
 ) -> None:
     supervisor = site.supervisor(lease=f"{LEASE:g}s", concurrency=10, env={"TENURE_QUEUES": "default"})
-    jobs = [long.enqueue() for _ in range(5)]  # type: ignore[attr-defined]
+    jobs = [task.enqueue() for task in (shop.wait, shop.wait_in_thread) * 3]  # the latter has always something to say
     for job in jobs:
         site.seen(job, "begin")
     waiting = shop.jobs.enqueue_many([shop.effect.bind(0.02) for _ in range(20)])
@@ -368,15 +383,16 @@ def test_what_runs_when_the_server_is_full_ends_and_all_goes_on_when_it_is_not(
         with pytest.raises(StoreAway, match="out of memory"):
             shop.effect.enqueue(0.0)
         at = site.store.now()
-        site.until(lambda: all((each.renewed_at - at).total_seconds() > LEASE for each in site.store.workers()), "a lease")
+        (worker,) = site.store.workers()
+        site.until(lambda: site.store.workers()[0].renewed_at - at > timedelta(seconds=LEASE), "a lease to be renewed")
         site.store.pause("default", paused=False)
         site.go()
         views = site.ended(*jobs, *waiting, *later)
         assert supervisor.workers() == workers
-    fresh = shop.effect.enqueue(0.0)
-    views += site.ended(fresh)
+    views += site.ended(shop.effect.enqueue(0.0))
 
     assert {(view.state, view.attempt, view.crashes_total) for view in views} == {("completed", 1, 0)}
+    assert site.store.workers()[0].identity == worker.identity
     assert not site.lines(event="stopped")
     assert {view.id for view in everything_of(site.store)} == {*stored, *(view.id for view in views)}
     tell(f"{len(stored)} jobs were stored until it was full; {len(jobs + waiting + later)} ended while it was")

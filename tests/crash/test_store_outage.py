@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cache
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from proxy import Proxy
-from servers import Postgres
+from servers import Postgres, Valkey
 from tenure.errors import StoreAway
 from tenure.job import JobHandle
 
 from . import shop
 from .backends import Place, by_way_of, migrate
 from .conftest import Tell
-from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, spread
+from .harness import FULL, Site, Supervised, alive, boot, children, overlaps, runs_of, send, spread
 from .storm import verdict
 
 pytestmark = pytest.mark.needs("server")
@@ -29,36 +33,85 @@ LONGER = 30.0 if FULL else 6.0  #: where several things have to happen within a 
 LONG = 30.0 if FULL else 20.0  #: a third, a quarter and two seconds of retries end before its second third does
 
 
+@dataclass(frozen=True)
+class Server:
+    """One that may be stopped and killed. It keeps all that it has answered."""
+
+    process: Postgres | Valkey
+    url: str
+    stop: Callable[[], None]  #: it ends at once, and recovers from its log when it comes back
+
+    @property
+    def pids(self) -> list[int]:
+        return [self.process.pid, *children(self.process.pid)]
+
+
+def postgres() -> Server:
+    server = Postgres()
+    return Server(server, server.url(), lambda: server.stop("immediate"))
+
+
+def redis() -> Server:
+    server = Valkey({"appendfsync": "always"})
+    return Server(server, server.url, server.stop)
+
+
+BY_SCHEME = {"postgresql": postgres, "redis": redis}
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    """One that may be stopped and killed."""
-    with Postgres() as server:
-        yield server
+def started() -> Iterator[Callable[[str], Server]]:
+    """The one of each store, by the scheme of its URLs."""
+    with ExitStack() as later:
+
+        @cache
+        def start(scheme: str) -> Server:
+            server = BY_SCHEME[scheme]()
+            later.callback(server.process.close)
+            return server
+
+        yield start
 
 
 @pytest.fixture
-def line(server: Postgres) -> Iterator[Proxy]:
-    with Proxy("127.0.0.1", server.port) as line:
+def server(place: Place, started: Callable[[str], Server]) -> Server:
+    return started(urlsplit(place.url).scheme)
+
+
+@pytest.fixture
+def line(server: Server) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", server.process.port) as line:
         yield line
 
 
 @pytest.fixture
-def place(place: Place, server: Postgres) -> Place:
-    here = replace(place, url=server.url())
+def site(place: Place, server: Server, tmp_path: Path) -> Iterator[Site]:
+    here = replace(place, url=server.url)
     migrate(here)
-    return here
+    with Site(tmp_path, here) as site:
+        yield site
 
 
 @contextmanager
-def stopped(server: Postgres, line: Proxy) -> Iterator[None]:
-    """Its processes end at once; it comes back with a recovery from its log."""
-    server.stop("immediate")
+def stopped(server: Server, line: Proxy) -> Generator[None]:
+    server.stop()
     yield
-    server.start()
+    server.process.start()
 
 
 @contextmanager
-def unheard(server: Postgres, line: Proxy) -> Iterator[None]:
+def frozen(server: Server, line: Proxy) -> Generator[None]:
+    """It keeps its connections, and its port, and does nothing."""
+    pids = server.pids
+    for pid in pids:
+        send(pid, signal.SIGSTOP)
+    yield
+    for pid in pids:
+        send(pid, signal.SIGCONT)
+
+
+@contextmanager
+def unheard(server: Server, line: Proxy) -> Generator[None]:
     """Packets go nowhere."""
     line.blackhole()
     yield
@@ -66,15 +119,15 @@ def unheard(server: Postgres, line: Proxy) -> Iterator[None]:
 
 
 @contextmanager
-def refused(server: Postgres, line: Proxy) -> Iterator[None]:
+def refused(server: Server, line: Proxy) -> Generator[None]:
     line.refuse()
     yield
     line.heal()
 
 
-Outage = Callable[[Postgres, Proxy], AbstractContextManager[None]]
+Outage = Callable[[Server, Proxy], AbstractContextManager[None]]
 OUTAGES = pytest.mark.parametrize(
-    "outage", [stopped, unheard, *([refused] if FULL else [])], ids=lambda outage: outage.__name__
+    "outage", [stopped, unheard, *([frozen, refused] if FULL else [])], ids=lambda outage: outage.__name__
 )
 
 
@@ -104,7 +157,7 @@ def back(site: Site) -> datetime:
 
 @OUTAGES
 def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
-    site: Site, server: Postgres, line: Proxy, outage: Outage
+    site: Site, server: Server, line: Proxy, outage: Outage
 ) -> None:
     supervisor = host("one", site, line, LONG, workers=2)
     jobs = begun(site, *(task.enqueue() for task in (shop.tick, shop.wait, shop.wait_in_thread) * 2))
@@ -126,7 +179,7 @@ def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
 
 @OUTAGES
 def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
-    site: Site, server: Postgres, line: Proxy, tell: Tell, outage: Outage
+    site: Site, server: Server, line: Proxy, tell: Tell, outage: Outage
 ) -> None:
     hosts = [host(name, site, line, LEASE, concurrency=8) for name in ("one", "other")]
     obedient = begun(site, *(task.enqueue() for task in (shop.wait, shop.wait_in_thread) * 4))
@@ -159,9 +212,7 @@ def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
     )
 
 
-def test_who_is_back_first_leaves_the_others_a_lease_to_come_back_too(
-    site: Site, server: Postgres, line: Proxy
-) -> None:
+def test_who_is_back_first_leaves_the_others_a_lease_to_come_back_too(site: Site, server: Server, line: Proxy) -> None:
     far = host("far", site, line, LONGER)
     jobs = begun(site, *(shop.wait.enqueue() for _ in range(3)))
     near = site.supervisor(lease=f"{LONGER:g}s", env={"TENURE_HOST_ID": "near"})
@@ -186,13 +237,17 @@ def test_who_is_back_first_leaves_the_others_a_lease_to_come_back_too(
         assert site.outcomes(job) == ["released"]
 
 
-def immediately(server: Postgres) -> None:
-    server.stop("immediate")
+def killed(server: Server) -> None:
+    server.process.kill()
 
 
-@pytest.mark.parametrize("end", [Postgres.kill, immediately], ids=lambda end: end.__name__)
+def immediately(server: Server) -> None:
+    server.stop()
+
+
+@pytest.mark.parametrize("end", [killed, immediately], ids=lambda end: end.__name__)
 def test_a_server_that_dies_among_short_jobs_loses_none_and_accepts_none_twice(
-    site: Site, server: Postgres, tell: Tell, end: Callable[[Postgres], None]
+    site: Site, server: Server, tell: Tell, end: Callable[[Server], None]
 ) -> None:
     supervisor = site.supervisor(lease="20s", workers=2)
     jobs = shop.jobs.enqueue_many([shop.effect.bind(0.02) for _ in range(2000 if FULL else 400)])
@@ -211,7 +266,7 @@ def test_a_server_that_dies_among_short_jobs_loses_none_and_accepts_none_twice(
         ended = len(site.lines(event="end"))
         site.until(lambda: len(site.lines(event="end")) > ended + 40, "some jobs to have run")  # noqa: B023
         end(server)
-        server.start()
+        server.process.start()
     over.set()
     clients.join()
     back(site)
