@@ -11,6 +11,7 @@ from threading import enumerate as living_threads
 import pytest
 
 from conformance.factories import NewWorld, World
+from servers import Keys, redis_is_here, shared_cluster, shared_postgres, shared_redis, shared_valkey
 from tenure.clock import Clock
 from tenure.ports import Store
 from tenure.stores.memory import MemoryStore
@@ -31,22 +32,32 @@ _schemas = count(1)
 
 
 def postgres(_: Path) -> Callable[[Clock], Store]:
-    from servers import shared_postgres
     from tenure.stores.postgres import PostgresStore
 
     url, schema = shared_postgres().url(), f"world_{os.getpid()}_{next(_schemas)}"
     return lambda clock: PostgresStore(url, schema=schema, clock=clock)
 
 
-def redis(_: Path) -> Callable[[Clock], Store]:
-    from servers import shared_valkey
+def redis(_: Path, *, server: Callable[[], Keys] = shared_valkey) -> Callable[[Clock], Store]:
     from tenure.stores.redis import RedisStore
 
-    url, namespace = shared_valkey().url, f"world_{os.getpid()}_{next(_schemas)}"
+    url, namespace = server().url, f"world_{os.getpid()}_{next(_schemas)}"
     return lambda clock: RedisStore(url, namespace=namespace, clock=clock)
 
 
-@pytest.fixture(params=[memory, sqlite, postgres, redis], ids=lambda make: make.__name__)
+def redis_cluster(folder: Path) -> Callable[[Clock], Store]:
+    """A namespace on any of its nodes; the URL is always that of the first one."""
+    return redis(folder, server=shared_cluster)
+
+
+def redis_7(folder: Path) -> Callable[[Clock], Store]:
+    return redis(folder, server=shared_redis)
+
+
+STORES = [memory, sqlite, postgres, redis, redis_cluster, *([redis_7] if redis_is_here() else [])]
+
+
+@pytest.fixture(params=STORES, ids=lambda make: make.__name__)
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
     """Worlds with nothing in them yet. They close by themselves, and must leave no thread behind."""
     before = set(living_threads())
@@ -77,8 +88,6 @@ def store(world: World) -> Store:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    from servers import redis_is_here
-
     if not redis_is_here():
         terminalreporter.write_line(
             "Redis itself was not tested, only Valkey: no redis-server on PATH, and TENURE_TEST_REDIS_URL is not set",

@@ -25,7 +25,7 @@ _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|B)?", re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9][a-z0-9_.-]*):(?P<port>\d{1,5})", re.ASCII | re.IGNORECASE)
 _BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}
 _USER_PART = re.compile(r"(://[^\s:@/?#]*):\S*@")
-_SECRET_QUERY = re.compile(r"([?&](?:ssl)?(?:password|passwd|pwd|token)=)[^&\s]*", re.IGNORECASE)
+_SECRET_QUERY = re.compile(r"([?&](?:ssl|sentinel_)?(?:password|passwd|pwd|token)=)[^&\s]*", re.IGNORECASE)
 # A Kubernetes Service called tenure or tenure-web puts such names into every pod of its namespace.
 _NO_SETTING = re.compile(r"TENURE_(HOST_ID|TEST_.*|(.*_)?SERVICE_.*|(.*_)?PORT(_.*)?)")
 

@@ -670,7 +670,7 @@ class Supervisor:
     # ── the store's absence ──
 
     def _away(self, error: TenureError) -> None:
-        if self._away_since is None:
+        if self._away_since is None and not self._done:  # closing the store breaks off what a thread still asks it
             self._away_since, self._away_why = self._boot(), str(error)
             self._events.emit(StoreAway(error=str(error)))
 

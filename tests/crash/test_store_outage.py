@@ -39,7 +39,7 @@ class Server:
 
     process: Postgres | Valkey
     url: str
-    stop: Callable[[], None]  #: it ends at once, and recovers from its log when it comes back
+    stop: Callable[[], None]  #: as somebody does who is in a hurry
 
     @property
     def pids(self) -> list[int]:
@@ -126,9 +126,11 @@ def refused(server: Server, line: Proxy) -> Generator[None]:
 
 
 Outage = Callable[[Server, Proxy], AbstractContextManager[None]]
-OUTAGES = pytest.mark.parametrize(
-    "outage", [stopped, unheard, *([frozen, refused] if FULL else [])], ids=lambda outage: outage.__name__
-)
+
+
+def outages(*by_default: Outage) -> pytest.MarkDecorator:
+    all_of_them = (stopped, unheard, frozen, refused)
+    return pytest.mark.parametrize("outage", all_of_them if FULL else by_default, ids=lambda outage: outage.__name__)
 
 
 def host(name: str, site: Site, line: Proxy, lease: float, **order: object) -> Supervised:
@@ -155,7 +157,7 @@ def back(site: Site) -> datetime:
     return site.until(answer, "the server to answer")[0]
 
 
-@OUTAGES
+@outages(stopped, frozen)
 def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
     site: Site, server: Server, line: Proxy, outage: Outage
 ) -> None:
@@ -177,7 +179,7 @@ def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
     assert supervisor.workers() == workers
 
 
-@OUTAGES
+@outages(unheard)  # stopped for as long as that: the test after it
 def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
     site: Site, server: Server, line: Proxy, tell: Tell, outage: Outage
 ) -> None:
@@ -245,7 +247,7 @@ def immediately(server: Server) -> None:
     server.stop()
 
 
-@pytest.mark.parametrize("end", [killed, immediately], ids=lambda end: end.__name__)
+@pytest.mark.parametrize("end", [killed, immediately] if FULL else [killed], ids=lambda end: end.__name__)
 def test_a_server_that_dies_among_short_jobs_loses_none_and_accepts_none_twice(
     site: Site, server: Server, tell: Tell, end: Callable[[Server], None]
 ) -> None:

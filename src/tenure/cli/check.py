@@ -204,7 +204,7 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
     """
     store = store_of(shared.settings())
     if not isinstance(store, _BacksUp):
-        raise InvalidOption(f"{store.url} can't copy itself: use the tools of its server, like pg_dump")
+        raise InvalidOption(f"{store.url} can't copy itself: use the tools of its server (docs/operations.md, Backups)")
     if file.resolve() == Path(store.url.removeprefix("sqlite:///")).resolve():
         raise InvalidOption(f"{file} is the store itself: name another file")
     if not file.resolve().parent.is_dir():

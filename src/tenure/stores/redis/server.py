@@ -42,7 +42,11 @@ MOST_MOVES = 5
 AHEAD = 4  #: so many commands of a pipeline may wait for their answers
 _KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 _AWAY = ("LOADING", "BUSY", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "ASK", "max number of")
-_REFUSED = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
+_REFUSED = (
+    exceptions.AuthenticationError,
+    exceptions.AuthenticationWrongNumberOfArgsError,
+    exceptions.NoPermissionError,
+)
 _REFUSED_WORDS = ("WRONGPASS", "NOAUTH", "NOPERM", "invalid username-password", "without any password configured")
 _SHAPE = "redis://[USER:PASSWORD@]HOST[:PORT][,HOST…][/DATABASE]"
 _SCHEMES = {
@@ -141,12 +145,12 @@ def mapped(error: Exception, server: Server) -> StoreError:
     said = " ".join(str(error).split())[:300] or type(error).__name__
     if isinstance(error, _REFUSED) or any(word in said for word in _REFUSED_WORDS):
         return StoreError(
-            f"{server.url} can't be used: {said}; correct TENURE_URL (or TENURE_PASSWORD), or have the server let you "
-            f"in: a user needs ~{server.prefix}* and +@all -@dangerous +info"
+            f"{server.url} can't be used: {said}; correct TENURE_URL (or TENURE_PASSWORD), or give the user its "
+            f"rights: ~{server.prefix}* +@all -@dangerous +info (before Redis 7 also +client +cluster)"
         )
     if isinstance(error, exceptions.ReadOnlyError):
         return StoreAway(f"{server.url} is a read-only replica: nothing can be stored there until it is a primary")
-    if isinstance(error, exceptions.OutOfMemoryError) or said.startswith("OOM"):
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in said:
         return StoreAway(
             f"{server.url} is out of memory ({said}): nothing of this was stored. Raise its maxmemory, or let ended "
             "jobs go sooner (TENURE_KEEP)"
@@ -166,6 +170,8 @@ def mapped(error: Exception, server: Server) -> StoreError:
 
 # Leases and due times are counted by the server. Only tests bring a clock of their own, as the last argument.
 _TIME = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)\n"
+# Before Redis 7 a script is refused for want of memory at its first write, unless that one takes none.
+_ALLOW_OOM = "redis.call('DEL', KEYS[1])\n"
 _GIVEN_TIME = "local now = tonumber(table.remove(ARGV))\n"
 
 
@@ -180,7 +186,11 @@ class Script:
 def load(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
     """`lua/NAME.lua` between what all scripts share. Its first line says what it may do when memory is short."""
     first, _, rest = _text(name).partition("\n")
-    head = (first + "\n" if shebang else "") + (_GIVEN_TIME if given_time else _TIME) + _text("common")
+    head = (_GIVEN_TIME if given_time else _TIME) + _text("common")
+    if shebang:
+        head = f"{first}\n{head}"
+    elif "allow-oom" in first:
+        head = _ALLOW_OOM + head
     if rings and "no-writes" not in first:
         text = f"{head}local answer = (function()\n{rest}end)()\n{_text('rings')}return answer\n"
     else:
@@ -467,8 +477,7 @@ class Server:
     def _check_schema(self, newest: int) -> None:
         """It is made on first use: the first one writes what it knows, a later one reads it."""
         key = f"{self.prefix}schema"
-        self.run("SETNX", key, newest)
-        found = int(cast(str, self.run("GET", key)))
+        found = int(self.run("GET", key) or (self.run("SETNX", key, newest) and newest) or self.run("GET", key))
         if found > newest + 1:
             raise StoreError(
                 f"{self.url}: {self.prefix} has version {found} of the schema, this Tenure knows {newest} and accepts "

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Under the lease: the first result of a key in this job. ARGV: id, attempt, worker, key, and the value if there is one.
 -- Answers nothing when the lease is lost, else what stands, if anything does.
 local id, key = ARGV[1], ns .. 'once:' .. ARGV[1]

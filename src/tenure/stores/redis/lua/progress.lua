@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- processing, unchanged: the report is stored under its lease. ARGV: id, attempt, worker and the report as JSON of each.
 -- Answers of each: 1 if it landed.
 local landed = {}

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- A new worker, alive for its lease. ARGV: id, lease, what it is. Answers 0 if the id was used before.
 local key = ns .. 'worker:' .. ARGV[1]
 if redis.call('EXISTS', key) == 1 then return 0 end
