@@ -98,7 +98,7 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
         for pid in victims:
             send(pid, signal.SIGSTOP)
     frozen_at = boot()
-    site.seen(job, "tick", attempt=2, seconds=3 * LEASE)
+    site.seen(job, "tick", attempt=2, seconds=30)
     time.sleep(max(0.0, frozen_at + 3 * LEASE - boot()))  # the freeze itself, not a wait for something
     for pid in victims:
         send(pid, signal.SIGCONT)

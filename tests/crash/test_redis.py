@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from conformance.factories import draft, everything
+from conformance.factories import draft
 from servers import Valkey
 from tenure.errors import StoreAway
 from tenure.job import JobHandle
@@ -34,7 +34,7 @@ from .backends import Place
 from .conftest import Tell
 from .harness import FULL, Line, Site, Supervised, boot, runs_of
 from .storm import SIZES, Report, Storm
-from .test_lost_replies_redis import assert_counted
+from .test_lost_replies_redis import all_jobs, assert_counted
 
 LEASE = 3.0
 WINDOW = 2.0  #: what `appendfsync everysec` may lose
@@ -169,6 +169,7 @@ def test_a_server_that_syncs_always_loses_nothing_and_accepts_nothing_twice(
 
     tell(f"the server killed {report.kills['server']} times; {report}")
     assert not report.wrong, report
+    assert set(Counter((line.job, line.attempt) for line in site.lines(event="begin")).values()) == {1}
     assert report.kills["server"] == kills
 
 
@@ -195,7 +196,7 @@ class Loss:
         last: Sequence[JobView],
     ) -> None:
         """`answered`: when each enqueue was; `kept`, `last`: all jobs before the copy was made, and before the kill."""
-        now = {view.id: view for view in everything_of(site.store)}
+        now = {view.id: view for view in all_jobs(site.store)}
         begins = site.lines(event="begin")
         again = {line.job for line in begins if line.at > self.restarted}
         for job, at in answered.items():
@@ -252,11 +253,6 @@ def beside(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def everything_of(store: Store) -> list[JobView]:
-    assert sum(store.counts().values()) < 1000, "more jobs than one page has"
-    return everything(store)
-
-
 @contextmanager
 def losing(server: Valkey, copy: Path) -> Generator[Loss]:
     """What the server is told in here it forgets at the end: it restarts from a copy that was made at the beginning."""
@@ -290,33 +286,34 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
             site.seen(job, "begin")
         site.until(lambda: len(site.lines(event="end")) > 30, "some jobs to have ended")
         soon = [shop.wait.using(delay="500ms").enqueue() for _ in range(3)]
+        slow = shop.effect_in_thread.using(delay="500ms").enqueue(3.5)  # nobody can stop it before it ends
         brief = [shop.effect.using(delay="500ms").enqueue(0.02) for _ in range(10)]
         elsewhere = shop.wait.using(queue="second").enqueue()
-        kept = everything_of(site.store)
+        kept = all_jobs(site.store)
 
         with losing(server, tmp_path / "copy") as loss:
             second = site.supervisor(lease=f"{LONGER:g}s", env={"TENURE_QUEUES": "second"})
             stranger = site.seen(elsewhere, "begin").pid
-            for job in soon:
-                site.seen(job, "begin")
+            site.until(lambda: all(site.lines(job, "begin") for job in (*soon, slow)), "the others to begin")
             site.ended(*brief)
             site.until(lambda: boot() - loss.since > WINDOW, "two seconds")
             workers = {each.identity.id: each.identity.pid for each in site.store.workers()}
-            last = everything_of(site.store)
+            last = all_jobs(site.store)
 
-        for job in (*soon, elsewhere):
-            site.until(lambda job=job: len(site.lines(job, "begin")) == 2, f"{job.id} to begin again")  # type: ignore[misc]
+        lost: list[JobHandle[Any]] = [*soon, slow, elsewhere]
+        site.until(lambda: all(len(site.lines(job, "begin")) == 2 for job in lost), "what was lost to begin again")
     site.go()
     site.until(lambda: not any(sum(queue.counts.values()) for queue in site.store.queues()), "all to end")
     loss.judge(site, answered, kept, last)
 
     tell(str(loss))
     assert not loss.wrong, loss.wrong
-    assert {*map(str, (job.id for job in (*soon, elsewhere)))} <= {*loss.begun_again}
+    assert {str(job.id) for job in lost} <= {*loss.begun_again}
     assert {str(job.id) for job in brief} <= {*loss.accepted_again}
     assert loss.gone, "a client was told of jobs within the window"
     for job in soon:
         assert [line.event for line in site.lines(job)] == ["begin", "stopped lease_lost", "begin", "end"]
+    assert [line.event for line in site.lines(slow)] == ["begin", "end", "begin", "end"]
     for job in older:
         assert [line.event for line in site.lines(job)] == ["begin", "end"], "whose claim is kept runs on"
     (successor,) = second.workers()
@@ -394,5 +391,5 @@ def test_what_runs_when_the_server_is_full_ends_and_all_goes_on_when_it_is_not(
     assert {(view.state, view.attempt, view.crashes_total) for view in views} == {("completed", 1, 0)}
     assert site.store.workers()[0].identity == worker.identity
     assert not site.lines(event="stopped")
-    assert {view.id for view in everything_of(site.store)} == {*stored, *(view.id for view in views)}
+    assert {view.id for view in all_jobs(site.store)} == {*stored, *(view.id for view in views)}
     tell(f"{len(stored)} jobs were stored until it was full; {len(jobs + waiting + later)} ended while it was")

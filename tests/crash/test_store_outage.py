@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -276,6 +277,7 @@ def test_a_server_that_dies_among_short_jobs_loses_none_and_accepts_none_twice(
     views = site.ended(*jobs, seconds=120)
     runs = runs_of(site.lines())
     assert overlaps(runs) == []
+    assert set(Counter((line.job, line.attempt) for line in site.lines(event="begin")).values()) == {1}
     assert [sentence for view in views for sentence in verdict(view, runs[view.id], site)] == []
     assert max(view.crashes_total for view in views) == 0
     assert supervisor.stop() == 0

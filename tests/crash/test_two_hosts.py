@@ -73,7 +73,7 @@ def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_la
     wire = {"TENURE_HOST_ID": "far", "TENURE_URL": by_way_of(site.place.url, line.port)}
     far = site.supervisor(lease=f"{LEASE:g}s", workers=2, env=wire)
     near = site.supervisor(lease=f"{LEASE:g}s", concurrency=50, env={"TENURE_HOST_ID": "near"})
-    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 3 * LEASE)
+    site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 10 * LEASE)
     waits: list[float] = []
     late: list[float] = []
 
@@ -83,13 +83,13 @@ def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_la
         workers, ids = far.workers(), living(site, "far")
         at = boot()
         with silence(far, line) as may_run_on:
-            begins = [site.seen(job, "begin", attempt=2, seconds=3 * LEASE).at for job in (*marking, brief)]
+            begins = [site.seen(job, "begin", attempt=2, seconds=10 * LEASE).at for job in (*marking, brief)]
             stored = [site.job(job) for job in marking]
             back = boot()
         waits += [begin - at for begin in begins]
 
         site.until(partial(all_ended, workers), "its former workers to end")
-        site.until(partial(replaced, site, "far", ids), "others in their place", 3 * LEASE)
+        site.until(partial(replaced, site, "far", ids), "others in their place", 10 * LEASE)
         assert [site.job(job) for job in marking] == stored, "no progress, no checkpoint and no outcome has landed"
         site.go()
         for job, begin in zip((*marking, brief), begins, strict=True):
