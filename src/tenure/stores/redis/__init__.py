@@ -75,6 +75,7 @@ from tenure.stores.redis.facts import decode_facts, encode_facts, millis
 from tenure.stores.redis.server import Server
 
 T = TypeVar("T")
+_End = tuple[int, Lease, Outcome]  #: with its place in the batch
 _Taken = tuple[Sequence[Any], Outcome, Cause]  #: what `lost` and `held` answer of a job, how it ends, why
 
 SCHEMA = 1
@@ -170,21 +171,9 @@ class RedisStore:
     def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         wanted = list(dict.fromkeys(ids))
         answers: dict[str, Answer | None] = {}
-        for batch in _batches(wanted):
-            isolated = [view is not None and view.isolated for view in reads.views(self._server, batch)]
-            values = [text for each, alone in zip(batch, isolated, strict=True) for text in (each, str(int(alone)))]
-            for job_id, told in zip(batch, self._server.call("replay", *values), strict=True):
-                answers[job_id] = self._replayed(job_id, told)
-        return answers
-
-    def _replayed(self, job_id: str, told: Any) -> Answer | None:
-        if told is None:
-            return None
-        if told == 1:
-            return Landed(State.QUEUED)
-        if isinstance(told, str):
-            return NotLanded(f"the job is {told}; only a job that has ended is replayed")
-        return NotLanded(f"job {told[0]} holds its unique key and is {told[1]}")
+        for batch in _batches([each for each in wanted if reads.is_id(each)]):
+            answers |= dict(zip(batch, map(_replayed, self._server.call("replay", *batch)), strict=True))
+        return {each: answers.get(each) for each in wanted}
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         answers: dict[str, Answer | None] = {}
@@ -212,7 +201,7 @@ class RedisStore:
             while went == MOST and gone < limit:
                 went = self._server.call("prune", state, millis(age), min(limit - gone, MOST))
                 gone += went
-        self._server.call("prune_workers", WORKER_KEPT)
+        self._server.call("tidy", WORKER_KEPT)
         return gone
 
     # ── owners ──
@@ -261,12 +250,21 @@ class RedisStore:
         for _, outcome in ends:
             check_outcome(outcome)
         landed: dict[int, Answer] = {}
-        for worker_id in dict.fromkeys(lease.worker_id for lease, _ in ends):
-            mine = [(n, lease, end) for n, (lease, end) in enumerate(ends) if lease.worker_id == worker_id]
-            done = [(n, lease, end) for n, lease, end in mine if isinstance(end, Completed)]
-            landed |= self._complete(worker_id, done)
-        landed |= self._end([(n, lease, end) for n, (lease, end) in enumerate(ends) if not isinstance(end, Completed)])
+        waiting: list[_End] = [(n, lease, outcome) for n, (lease, outcome) in enumerate(ends)]
+        while waiting:  # of one lease twice in a batch, the first counts
+            first = {lease: n for n, lease, _ in reversed(waiting)}
+            landed |= self._finish([each for each in waiting if first[each[1]] == each[0]])
+            waiting = [each for each in waiting if first[each[1]] != each[0]]
         return [landed[n] for n in range(len(ends))]
+
+    def _finish(self, ends: Sequence[_End]) -> dict[int, Answer]:
+        landed = self._end([each for each in ends if not isinstance(each[2], Completed)])
+        for worker_id in dict.fromkeys(lease.worker_id for _, lease, _ in ends):
+            mine = [(n, lease, end) for n, lease, end in ends if lease.worker_id == worker_id]
+            landed |= self._complete(
+                worker_id, [(n, lease, end) for n, lease, end in mine if isinstance(end, Completed)]
+            )
+        return landed
 
     def _complete(self, worker_id: str, done: Sequence[tuple[int, Lease, Completed]]) -> dict[int, Answer]:
         batches = list(_batches(done, lambda each: len(each[2].result)))
@@ -282,7 +280,7 @@ class RedisStore:
                 landed[n] = _standing(lease, outcome, stands)
         return landed
 
-    def _end(self, ends: Sequence[tuple[int, Lease, Outcome]]) -> dict[int, Answer]:
+    def _end(self, ends: Sequence[_End]) -> dict[int, Answer]:
         """End attempts otherwise than completed: read what each was charged, decide, and write if that still holds."""
         landed: dict[int, Answer] = {}
         for batch in _batches(ends):
@@ -290,7 +288,7 @@ class RedisStore:
             for _ in range(_TRIES):
                 told = self._server.call("charges", *(text for _, lease, _ in waiting for text in _lease(lease)))
                 written: list[tuple[int, State, str]] = []
-                again: list[tuple[int, Lease, Outcome]] = []
+                again: list[_End] = []
                 for (n, lease, outcome), (held, *found) in zip(waiting, told, strict=True):
                     if not held:
                         landed[n] = _standing(lease, outcome, found[0])
@@ -472,6 +470,16 @@ def _claimed(
         int(enqueued_at),
         bool(expired),
     )
+
+
+def _replayed(told: Any) -> Answer | None:
+    if told is None:
+        return None
+    if told == 1:
+        return Landed(State.QUEUED)
+    if isinstance(told, str):
+        return NotLanded(f"the job is {told}; only a job that has ended is replayed")
+    return NotLanded(f"job {told[0]} holds its unique key and is {told[1]}")
 
 
 def _lease(lease: Lease) -> tuple[str, int, str]:

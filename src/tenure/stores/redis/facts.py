@@ -7,7 +7,10 @@ from math import ceil
 
 import msgspec
 
+from tenure.errors import BadData
 from tenure.ports import Draft
+
+LONGEST = 1e11  #: seconds; some 3,000 years
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,4 +60,6 @@ def decode_facts(text: str) -> Facts:
 
 def millis(seconds: float) -> int:
     """Whole milliseconds, never fewer: nothing is due too early."""
+    if not abs(seconds) <= LONGEST:
+        raise BadData(f"a duration of at most {LONGEST:g} seconds was expected, got {seconds!r}")
     return ceil(round(seconds * 1000, 3))

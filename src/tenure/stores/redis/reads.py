@@ -15,7 +15,7 @@ from tenure.ports import AttemptView, Filter, JobView, Page, QueueView, WorkerId
 from tenure.stores.redis.facts import decode_facts
 from tenure.stores.redis.server import Server
 
-AT_ONCE = 200
+AT_ONCE = 50  #: jobs of one look, which may have long arguments
 FEW = 10_000  #: so many ids are sorted here; of more, all jobs are walked through from the newest
 _INDEXED = {*ENDED, State.SCHEDULED}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,7 +24,10 @@ is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: n
 
 
 def instant(milliseconds: float | str) -> datetime:
-    return _EPOCH + timedelta(milliseconds=float(milliseconds))
+    try:
+        return _EPOCH + timedelta(milliseconds=float(milliseconds))
+    except OverflowError:  # later than the last year there is a name for
+        return datetime.max.replace(tzinfo=UTC)
 
 
 def _instant(milliseconds: str | None) -> datetime | None:

@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
 from importlib import resources
+from time import monotonic
 from typing import Any, Protocol, TypeVar, cast
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from redis import exceptions
 from redis.connection import Connection as PlainConnection
 from redis.connection import SSLConnection
 
 from tenure.clock import Clock
-from tenure.errors import InvalidOption, StoreAway, StoreError
+from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
+from tenure.stores.redis.place import Address, read
 
 T = TypeVar("T")
-Address = tuple[str, int]
 
 OLDEST = (6, 2)
 SHEBANG_SINCE = (7, 0)
@@ -38,30 +38,24 @@ MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 8.0  #: a renewal that waited so long can still be sent again in time
+SENTINELS_SECONDS = 1.0
 MOST_MOVES = 5
 AHEAD = 4  #: so many commands of a pipeline may wait for their answers
 _KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-_AWAY = ("LOADING", "BUSY", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "ASK", "max number of")
+# redis-py takes away the first word of an error that it has a class for
+_AWAY = (exceptions.ClusterDownError, exceptions.TryAgainError)
+_AWAY_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "max number of")
 _REFUSED = (
     exceptions.AuthenticationError,
     exceptions.AuthenticationWrongNumberOfArgsError,
     exceptions.NoPermissionError,
 )
-_REFUSED_WORDS = ("WRONGPASS", "NOAUTH", "NOPERM", "invalid username-password", "without any password configured")
-_SHAPE = "redis://[USER:PASSWORD@]HOST[:PORT][,HOST…][/DATABASE]"
-_SCHEMES = {
-    "redis": False,
-    "valkey": False,
-    "rediss": True,
-    "valkeys": True,
-    "redis+sentinel": False,
-    "valkey+sentinel": False,
-    "rediss+sentinel": True,
-    "valkeys+sentinel": True,
-}
-_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
-_PASSWORD_OPTIONS = ("sentinel_password",)
-_OPTIONS = (*_TLS_OPTIONS, *_PASSWORD_OPTIONS, "sentinel_username")
+_REFUSED_WORDS = (
+    "invalid username-password",
+    "without any password configured",
+    "ACL failure in script",
+    "The user executing the script can't",
+)
 
 _log = logging.getLogger("tenure.store")
 
@@ -78,65 +72,6 @@ class Connection(Protocol):
     def _get_socket(self) -> socket.socket | None: ...
 
 
-# ── Where it is ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Place:
-    """What a URL says. It has a password in it, so it is never printed."""
-
-    hosts: tuple[Address, ...]  #: of one server, of some nodes of a cluster, or of the Sentinels
-    service: str  #: as the Sentinels call it; empty: there are none
-    secure: bool
-    login: Mapping[str, Any]
-    sentinel_login: Mapping[str, Any]
-    tls: Mapping[str, Any]
-
-
-def read(url: str, password: str | None) -> tuple[Place, str]:
-    """A URL taken apart, and the same without its password, for people."""
-    try:
-        parts = urlsplit(url)
-        secure = _SCHEMES[parts.scheme]
-        user, _, hosts = parts.netloc.rpartition("@")
-        name, _, secret = user.partition(":")
-        addresses = tuple(_address(host, sentinel="+" in parts.scheme) for host in hosts.split(","))
-        path = [unquote(each) for each in parts.path.split("/") if each]
-        service = path.pop(0) if "+" in parts.scheme else ""
-        (database,) = path or ["0"]
-        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
-        login: dict[str, Any] = {"db": int(database)}
-    except (ValueError, KeyError, IndexError):  # whose texts may repeat a password
-        raise InvalidOption(
-            f"url: expected {_SHAPE}, rediss:// for TLS, or redis+sentinel://HOST[,HOST…]/SERVICE[/DATABASE]; got one "
-            "that can't be read. In a password write %40 for @, %2F for / and %3A for :"
-        ) from None
-    strange = sorted(options.keys() - set(_OPTIONS))
-    if strange:
-        raise InvalidOption(f"url: expected only the options {', '.join(_OPTIONS)} behind the ?, got {strange[0]!r}")
-    login |= {"username": unquote(name) or None, "password": password or unquote(secret) or None}
-    sentinel = {
-        "username": options.pop("sentinel_username", None),
-        "password": options.pop("sentinel_password", None),
-    }
-    shown = f"{parts.scheme}://{quote(unquote(name)) + '@' if name else ''}{hosts}{parts.path}"
-    return Place(addresses, service, secure, login, sentinel, _tls(options)), shown
-
-
-def _address(host: str, *, sentinel: bool) -> Address:
-    found = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?", host)
-    if found is None:
-        raise ValueError
-    return found[1].strip("[]"), int(found[2] or (26379 if sentinel else 6379))
-
-
-def _tls(options: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = dict(options)
-    if "ssl_check_hostname" in found:
-        found["ssl_check_hostname"] = found["ssl_check_hostname"].lower() in ("1", "true", "yes")
-    return found
-
-
 # ── Errors ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -146,9 +81,9 @@ def mapped(error: Exception, server: Server) -> StoreError:
     if isinstance(error, _REFUSED) or any(word in said for word in _REFUSED_WORDS):
         return StoreError(
             f"{server.url} can't be used: {said}; correct TENURE_URL (or TENURE_PASSWORD), or give the user its "
-            f"rights: ~{server.prefix}* +@all -@dangerous +info (before Redis 7 also +client +cluster)"
+            f"rights: ~{server.prefix}* +@all -@dangerous +info +role (before Redis 7 also +client +cluster)"
         )
-    if isinstance(error, exceptions.ReadOnlyError):
+    if _read_only(error):
         return StoreAway(f"{server.url} is a read-only replica: nothing can be stored there until it is a primary")
     if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in said:
         return StoreAway(
@@ -161,9 +96,14 @@ def mapped(error: Exception, server: Server) -> StoreError:
         return StoreError(f"{server.url} shows a certificate that can't be trusted ({said}): give ssl_ca_certs=FILE")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
         return StoreAway(f"{server.url} is out of reach: {said}")
-    if any(word in said for word in _AWAY):
+    if isinstance(error, _AWAY) or any(word in said for word in _AWAY_WORDS):
         return StoreAway(f"{server.url} could not do it now: {said}")
     return StoreError(f"{server.url}: {said}")
+
+
+def _read_only(error: Exception) -> bool:
+    """Before Redis 7 a script's error has its own words before those of its cause."""
+    return isinstance(error, exceptions.ReadOnlyError) or "-READONLY" in str(error)
 
 
 # ── Scripts ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -203,6 +143,16 @@ def _text(name: str) -> str:
     return resources.files("tenure.stores.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
 
 
+@cache
+def _commands() -> list[str]:
+    """All that the scripts call."""
+    texts = (
+        _text(file.name.removesuffix(".lua"))
+        for file in resources.files("tenure.stores.redis").joinpath("lua").iterdir()
+    )
+    return sorted({name for text in texts for name in re.findall(r"redis\.call\('([A-Z]+)'", text)})
+
+
 # ── The server ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -223,6 +173,7 @@ class Server:
         self._nodes: tuple[Address, ...] = ()  #: of a cluster
         self._scripts: dict[str, Script] = {}
         self._shebang = True
+        self._ask_sentinels_at = 0.0
         self._open = False
         self.pid = os.getpid()
 
@@ -240,6 +191,7 @@ class Server:
         try:
             self._check()
             self._check_schema(schema)
+            self._check_rights()
         except BaseException:
             self.close()
             raise
@@ -354,7 +306,7 @@ class Server:
             try:
                 yield connection
             except exceptions.ResponseError as error:
-                if isinstance(error, exceptions.ReadOnlyError):  # a failover: ask anew where the primary is
+                if _read_only(error):  # a failover: ask anew where the primary is
                     self._at = None
                     connection.disconnect()
                     self._drop_idle()
@@ -362,6 +314,7 @@ class Server:
                     self._put_back(connection)
                 raise
             except BaseException:
+                self._at = None
                 connection.disconnect()
                 self._drop_idle()  # its server is gone, and so are the others' connections
                 raise
@@ -375,6 +328,8 @@ class Server:
             raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
 
     def _take(self) -> Connection:
+        if self._place.service and monotonic() > self._ask_sentinels_at:
+            self._follow_sentinels()
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
@@ -384,6 +339,14 @@ class Server:
                 if not connection.can_read(timeout=0):
                     return connection
             connection.disconnect()  # closed by the server, or out of step
+
+    def _follow_sentinels(self) -> None:
+        """A former primary that lives takes writes for as long as nobody has told it: ten seconds, all of them lost."""
+        self._ask_sentinels_at = monotonic() + SENTINELS_SECONDS
+        with suppress(exceptions.RedisError, OSError):
+            if self._at not in (None, self._master()):
+                self._at = None
+                self._drop_idle()
 
     def _put_back(self, connection: Connection) -> None:
         with self._lock:
@@ -435,7 +398,7 @@ class Server:
         return found
 
     def _moving(self, ask: Callable[[Connection], T]) -> T:
-        """Ask; and again elsewhere, if a cluster's node says so: it has done nothing then."""
+        """Ask; and again elsewhere, if a cluster's node says so: it did nothing of what it answers so."""
         try:
             for _ in range(MOST_MOVES):
                 try:
@@ -445,6 +408,8 @@ class Server:
                     self._at = self._named(error, self._at or self._place.hosts[0])
                     self._drop_idle()
             raise StoreAway(f"{self.url}: the nodes of the cluster do not agree where {self.prefix} is")
+        except UnicodeEncodeError as error:
+            raise BadData(f"{self.url} can't store a value: {error}") from error
         except (exceptions.RedisError, OSError) as error:
             raise mapped(error, self) from error
 
@@ -477,12 +442,24 @@ class Server:
     def _check_schema(self, newest: int) -> None:
         """It is made on first use: the first one writes what it knows, a later one reads it."""
         key = f"{self.prefix}schema"
-        found = int(self.run("GET", key) or (self.run("SETNX", key, newest) and newest) or self.run("GET", key))
+        told = cast(
+            str, self.run("GET", key) or (self.run("SETNX", key, newest) and str(newest)) or self.run("GET", key)
+        )
+        if not told.isdecimal():
+            raise StoreError(f"{self.url}: {key} is somebody else's: give Tenure another namespace (TENURE_NAMESPACE)")
+        found = int(told)
         if found > newest + 1:
             raise StoreError(
                 f"{self.url}: {self.prefix} has version {found} of the schema, this Tenure knows {newest} and accepts "
                 "one more: upgrade Tenure (pip install -U tenure)"
             )
+
+    def _check_rights(self) -> None:
+        """A script that is refused its third command has done two: it must be allowed all of them."""
+        missing = cast("list[str]", self.call("rights", *_commands()) if self._shebang else self.call("now") and [])
+        if missing:
+            refused = exceptions.NoPermissionError(f"it may not run {', '.join(missing)}")
+            raise mapped(refused, self)
 
     def _info(self) -> dict[str, str]:
         lines = cast(str, self.run("INFO")).splitlines()

@@ -56,6 +56,7 @@ end
 local function enter(id, j, state)
   j.state = state
   redis.call('HSET', job(id), 'state', state)
+  if state == 'queued' or state == 'scheduled' then redis.call('SADD', ns .. 'queues', j.queue) end
   if state == 'queued' then
     redis.call('ZADD', lane(j.queue, j.solo), score(j.rank, j.run_at), id)
     ring('queued', j.queue)

@@ -1,13 +1,18 @@
 #!lua flags=no-writes
 -- Jobs of these workers that have been silent for longer than they may. ARGV: workers. Answers of each: id, attempt,
 -- worker, facts, how long it has been silent.
-local asked, answers = {}, {}
-for _, worker in ipairs(ARGV) do asked[worker] = true end
-local before = '(' .. string.format('%.0f', now)
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'stale', '-inf', before, 'LIMIT', 0, 1000)) do
-  local f = redis.call('HMGET', job(id), 'attempt', 'worker_id', 'facts')
-  if asked[f[2]] then
-    answers[#answers + 1] = {id, tonumber(f[1]), f[2], f[3], now - silent_since(id)}
+local answers = {}
+for _, worker in ipairs(ARGV) do
+  local held = redis.call('HGETALL', ns .. 'processing:' .. worker)
+  for n = 1, #held, 2 do
+    local id, lease = held[n], held[n + 1]
+    if lease:sub(-1) == '+' then -- no other has a limit
+      local hung = redis.call('ZSCORE', ns .. 'stale', id)
+      if hung and tonumber(hung) < now then
+        local facts = redis.call('HGET', job(id), 'facts')
+        answers[#answers + 1] = {id, tonumber(lease:sub(1, -2)), worker, facts, now - silent_since(id)}
+      end
+    end
   end
 end
 return answers

@@ -5,6 +5,7 @@ for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
   for _, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. worker)) do
     local queue = redis.call('HGET', job(id), 'queue')
     processing[queue] = (processing[queue] or 0) + 1
+    names[queue] = true
   end
 end
 for _, name in ipairs(redis.call('SMEMBERS', ns .. 'queues')) do names[name] = true end

@@ -1,0 +1,108 @@
+"""Where a Redis is, as a URL says it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from tenure.errors import InvalidOption
+
+Address = tuple[str, int]
+
+_SHAPE = "redis://[USER:PASSWORD@]HOST[:PORT][,HOST…][/DATABASE]"
+_SCHEMES = {
+    "redis": False,
+    "valkey": False,
+    "rediss": True,
+    "valkeys": True,
+    "redis+sentinel": False,
+    "valkey+sentinel": False,
+    "rediss+sentinel": True,
+    "valkeys+sentinel": True,
+}
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_PASSWORD_OPTIONS = ("sentinel_password",)
+_WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_OPTIONS = (*_TLS_OPTIONS, *_PASSWORD_OPTIONS, "sentinel_username")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """What a URL says. It has a password in it, so it is never printed."""
+
+    hosts: tuple[Address, ...]  #: of one server, of some nodes of a cluster, or of the Sentinels
+    service: str  #: as the Sentinels call it; empty: there are none
+    secure: bool
+    login: Mapping[str, Any]
+    sentinel_login: Mapping[str, Any]
+    tls: Mapping[str, Any]
+
+
+def read(url: str, password: str | None) -> tuple[Place, str]:
+    """A URL taken apart, and the same without its password, for people."""
+    found = _read(url, password)
+    if found is None:  # raised here, where no error is around whose text may repeat a password
+        raise InvalidOption(
+            f"url: expected {_SHAPE}, rediss:// for TLS, or redis+sentinel://HOST[,HOST…]/SERVICE[/DATABASE]; got one "
+            "that can't be read. In a password write %40 for @, %2F for /, %3A for : and %23 for #"
+        )
+    return found
+
+
+def _read(url: str, password: str | None) -> tuple[Place, str] | None:
+    try:
+        parts = urlsplit(url)
+        secure = _SCHEMES[parts.scheme]
+        user, _, hosts = parts.netloc.rpartition("@")
+        name, _, secret = user.partition(":")
+        addresses = tuple(_address(host, sentinel="+" in parts.scheme) for host in hosts.split(","))
+        path = [unquote(each) for each in parts.path.split("/") if each]
+        service = path.pop(0) if "+" in parts.scheme else ""
+        (database,) = path or ["0"]
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except (ValueError, KeyError, IndexError):
+        return None
+    if "#" in url or not re.fullmatch(r"\d{1,9}", database, re.ASCII):
+        return None
+    login: dict[str, Any] = {"db": int(database)}
+    strange = sorted(options.keys() - set(_OPTIONS))
+    if strange:
+        raise InvalidOption(f"url: expected only the options {', '.join(_OPTIONS)} behind the ?, got {strange[0]!r}")
+    login |= {"username": unquote(name) or None, "password": password or unquote(secret) or None}
+    if re.search("[\ud800-\udfff]", f"{login['username']}{login['password']}"):
+        raise InvalidOption("url: expected a user and a password (TENURE_PASSWORD) in UTF-8, got other bytes")
+    if not secure and any(name in options for name in _TLS_OPTIONS):
+        raise InvalidOption("url: expected the options ssl_… with rediss:// only: this connection would not use TLS")
+    sentinel = {
+        "username": options.pop("sentinel_username", None),
+        "password": options.pop("sentinel_password", None),
+    }
+    shown = f"{parts.scheme}://{quote(unquote(name)) + '@' if name else ''}{hosts}{parts.path}"
+    return Place(addresses, service, secure, login, sentinel, _tls(options)), shown
+
+
+def _address(host: str, *, sentinel: bool) -> Address:
+    found = re.fullmatch(r"(\[[^\]]+\]|[^:\[\]@/]+)(?::(\d{1,5}))?", host)
+    if found is None:
+        raise ValueError
+    port = int(found[2] or (26379 if sentinel else 6379))
+    if not 0 < port < 65536:
+        raise ValueError
+    return found[1].strip("[]"), port
+
+
+def _tls(options: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(options)
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if name in options and not Path(options[name]).is_file():
+            raise InvalidOption(f"url: {name}: expected a file, got {options[name]!r}")
+    if "ssl_check_hostname" in options:
+        word = options["ssl_check_hostname"].lower()
+        if word not in _WORDS:
+            raise InvalidOption(f"url: ssl_check_hostname: expected yes or no, got {word!r}")
+        found["ssl_check_hostname"] = _WORDS[word]
+    return found
