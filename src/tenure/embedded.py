@@ -220,7 +220,7 @@ class Embedded:
                 alive = True  # unknown: keep trying; the deadline decides
             else:
                 if alive:
-                    self._maintenance.renewed(sent)
+                    self._maintenance.renewed(sent, [mine])
                     self._renewed = sent
             if not alive or boot() - self._renewed > lease * ASK_AFTER:
                 self._begin_anew(mine)

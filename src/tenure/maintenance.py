@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import random
 from types import MappingProxyType
 
@@ -45,14 +45,16 @@ class Maintenance:
         self._mine = mine
         self._boot = system_clock().boot
         self._renewed = self._boot()
+        self._witness: str | None = None  #: one of ours that was renewed last
         self._quiet_until = self._renewed + lease
         self._next_scan = 0.0
         self._seen_gone: frozenset[str] | None = None  # None: this is a start, which takes back at once
         self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
         self._next_upkeep = 0.0
 
-    def renewed(self, sent: float) -> None:
+    def renewed(self, sent: float, alive: Iterable[str]) -> None:
         """A renewal of our own has landed. After a gap, everybody else gets a lease to renew too."""
+        self._witness = next(iter(alive), None)
         if sent - self._renewed > self._lease * ASK_AFTER:
             self._quiet_until = self._boot() + self._lease
         self._renewed = sent
@@ -76,8 +78,8 @@ class Maintenance:
     def scan(self) -> None:
         """Declare the dead, take back their jobs."""
         self.declare_the_provably_dead()
-        if self.may_declare():
-            self._store.declare_expired()
+        if self.may_declare() and self._witness is not None:
+            self._store.declare_expired(witness=self._witness)
         while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
             pass
 

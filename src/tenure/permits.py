@@ -93,7 +93,7 @@ class Hand:
         declare = self._may_declare()
         looked = Looked([], [], [])
         for permit in again:
-            found = self._store.redelivered(permit.job_id, declare=declare)
+            found = self._store.redelivered(permit.job_id, declare=declare, witness=self._worker_id)
             if isinstance(found, Rescued):
                 looked.rescued.append(found)
             elif found is State.PROCESSING:
@@ -101,7 +101,7 @@ class Hand:
         if time.monotonic() >= self._look_around_at:
             self._look_around_at = time.monotonic() + self._lease / 6
             if declare:
-                self._store.declare_expired()
+                self._store.declare_expired(witness=self._worker_id)
             looked.beside.extend(replace(each, cause="queue") for each in self._store.rescue())
         return looked
 

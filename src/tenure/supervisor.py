@@ -557,7 +557,7 @@ class Supervisor:
                 continue
             self._renewed = sent
             if children or not self._settling:  # to renew nobody proves nothing
-                ground.maintenance.renewed(sent)
+                ground.maintenance.renewed(sent, alive)
             self._back()
             for child in children:
                 if child.id in alive:

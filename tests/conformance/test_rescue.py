@@ -58,6 +58,39 @@ def test_an_ended_lease_alone_takes_no_job_until_death_is_declared(world: World)
     assert store.rescue() == [taken_back(lease, "host")]
 
 
+@pytest.mark.parametrize("declared", ["all", "one"])
+@pytest.mark.parametrize("gap", [LEASE / 3 - 1, LEASE * 2 / 3 + 1])
+def test_a_declaration_held_up_on_its_way_judges_nobody_by_an_outage_of_its_own(
+    gap: float, declared: str, world: World
+) -> None:
+    store = world.store()
+    lease = running(store)
+    world.advance(LEASE - 1)
+    witness = start(store)  # it renews, the other no more; then nobody can
+    world.advance(2 + gap)
+
+    if declared == "all":
+        store.declare_expired(witness=witness)
+    else:
+        store.redelivered(lease.job_id, declare=True, witness=witness)
+
+    credible = gap < LEASE / 2
+    assert store.renew([lease.worker_id]) == (frozenset() if credible else {lease.worker_id})
+
+
+def test_a_dead_or_unknown_witness_declares_nobody(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    world.advance(LEASE + 1)
+    dead = start(store)
+    store.declare_dead([dead])
+
+    for witness in (dead, "nobody-1-abc"):
+        assert store.declare_expired(witness=witness) == frozenset()
+        assert store.redelivered(lease.job_id, declare=True, witness=witness) is State.PROCESSING
+    assert store.declare_expired(witness=start(store)) == {lease.worker_id}
+
+
 def test_a_job_of_a_worker_proved_dead_comes_back_at_once(store: Store) -> None:
     lease = running(store)
     assert store.declare_dead([lease.worker_id]) == {lease.worker_id}

@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -86,11 +86,49 @@ def migrate(place: Place) -> None:
 
 #: On these every test runs that can, on the others those `everywhere`.
 BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres,redis").split(","))
+# ── Servers that may be stopped and killed, by the first word of a backend's name ───────────────────────────────
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that may be stopped and killed. It keeps all that it has answered."""
+
+    process: Postgres | Valkey
+    url: str
+    stop: Callable[[], None]  #: as somebody does who is in a hurry
+
+
+def postgres_server() -> Server:
+    server = Postgres()
+    return Server(server, server.url(), lambda: server.stop("immediate"))
+
+
+def redis_server() -> Server:
+    server = Valkey({"appendfsync": "always"})
+    return Server(server, server.url, server.stop)
+
+
+SERVERS = {"postgres": postgres_server, "redis": redis_server}
+
+
+def there(place: Place, server: Server) -> Place:
+    """This place on that server."""
+    here = replace(place, url=server.url)
+    migrate(here)
+    return here
+
+
+# ── The backends ────────────────────────────────────────────────────────────────────────────────────────────────
+
 BACKENDS = (
+    Postgres,
+    Valkey,
     Backend("sqlite", frozenset({"file", "bell", "transactions"}), sqlite),
     Backend("postgres", frozenset({"server", "bell", "transactions"}), postgres),
     Backend("postgres-poll", frozenset({"server", "transactions"}), partial(postgres, notifier=lambda: "poll")),
     Backend(
+        Postgres,
+        Valkey,
         "postgres-nats",
         frozenset({"server", "bell", "transactions"}),
         partial(postgres, notifier=lambda: shared_nats().url),
@@ -98,8 +136,10 @@ BACKENDS = (
     Backend("redis", frozenset({"server", "bell"}), redis),
     Backend("redis-cluster", frozenset({"bell"}), redis_cluster),  # a proxy stands only before the node of the URL
     *(
+        Postgres,
+        Valkey,
         [Backend("redis-7", frozenset({"server", "bell"}), partial(redis, server=shared_redis))]
         if redis_is_here() or "redis-7" in BY_DEFAULT
-        else []
+        else [],
     ),
 )

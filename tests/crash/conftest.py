@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from .backends import BACKENDS, BY_DEFAULT, Backend, Place
+from .backends import BACKENDS, BY_DEFAULT, SERVERS, Backend, Place, Server
 from .harness import FULL, Site
 
 MEASURED = "measured"
@@ -47,6 +49,26 @@ def place(backend: Backend, tmp_path: Path) -> Iterator[Place]:
 def site(place: Place, tmp_path: Path) -> Iterator[Site]:
     with Site(tmp_path, place) as site:
         yield site
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Callable[[str], Server]]:
+    """The server of each store that the tests of one module may stop."""
+    with ExitStack() as later:
+
+        @cache
+        def start(store: str) -> Server:
+            server = SERVERS[store]()
+            later.callback(server.process.close)
+            return server
+
+        yield start
+
+
+@pytest.fixture
+def server(backend: Backend, started: Callable[[str], Server]) -> Server:
+    """One of this backend's store that may be stopped and killed."""
+    return started(backend.name.partition("-")[0])
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+import pytest
+
 from tenure.ids import new_id
 from tenure.ports import Draft, JobView
 

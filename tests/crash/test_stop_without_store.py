@@ -5,40 +5,28 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
-from servers import Postgres
-
 from . import shop
-from .backends import Place, migrate
+from .backends import Place, Server, there
 from .harness import Site
 
 pytestmark = pytest.mark.needs("server")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Postgres]:
-    """One that may be stopped."""
-    with Postgres() as server:
-        yield server
-
-
 @pytest.fixture
-def place(place: Place, server: Postgres) -> Iterator[Place]:
-    here = replace(place, url=server.url())
-    migrate(here)
-    yield here
-    if not server.running:
-        server.start()
+def place(place: Place, server: Server) -> Iterator[Place]:
+    yield there(place, server)
+    if not server.process.running:
+        server.process.start()
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
-def test_an_idle_one_ends_and_says_that_the_store_was_away(site: Site, server: Postgres, times: int) -> None:
+def test_an_idle_one_ends_and_says_that_the_store_was_away(site: Site, server: Server, times: int) -> None:
     supervisor = site.supervisor(workers=2)
     site.ended(shop.effect.enqueue(0.0))
-    server.stop("immediate")
+    server.stop()
 
     for _ in range(times):
         supervisor.signal(signal.SIGTERM)
@@ -51,15 +39,15 @@ def test_an_idle_one_ends_and_says_that_the_store_was_away(site: Site, server: P
     assert sum(map(int, told)) == 2
 
 
-def test_what_it_leaves_is_taken_up_by_the_next_start(site: Site, server: Postgres) -> None:
+def test_what_it_leaves_is_taken_up_by_the_next_start(site: Site, server: Server) -> None:
     supervisor = site.supervisor(lease="6s", grace="100ms")
     job = shop.wait.enqueue()
     site.seen(job, "begin")
-    server.stop("immediate")
+    server.stop()
 
     supervisor.signal(signal.SIGTERM)
     assert supervisor.exit_code() == 75
-    server.start()
+    server.process.start()
     site.go()
     site.supervisor(lease="30s")
 
@@ -67,14 +55,14 @@ def test_what_it_leaves_is_taken_up_by_the_next_start(site: Site, server: Postgr
     assert (view.state, view.attempt) == ("completed", 2)
 
 
-def test_a_store_that_comes_back_in_time_is_told_all(site: Site, server: Postgres) -> None:
+def test_a_store_that_comes_back_in_time_is_told_all(site: Site, server: Server) -> None:
     supervisor = site.supervisor()
     site.ended(shop.effect.enqueue(0.0))
-    server.stop("immediate")
+    server.stop()
 
     supervisor.signal(signal.SIGTERM)
     site.until(lambda: not supervisor.workers(), "its worker to end")
-    server.start()
+    server.process.start()
 
     assert supervisor.exit_code() == 0
     assert site.store.workers() == []

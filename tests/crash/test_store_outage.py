@@ -8,23 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from proxy import Proxy
-from servers import Postgres, Valkey
 from tenure.errors import StoreAway
 from tenure.job import JobHandle
 
 from . import shop
-from .backends import Place, by_way_of, migrate
+from .backends import Place, Server, by_way_of, there
 from .conftest import Tell
-from .harness import FULL, Site, Supervised, alive, boot, children, overlaps, runs_of, send, spread
+from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, send, spread
 from .storm import verdict
 
 pytestmark = pytest.mark.needs("server")
@@ -34,51 +29,6 @@ LONGER = 30.0 if FULL else 6.0  #: where several things have to happen within a 
 LONG = 30.0 if FULL else 20.0  #: a third, a quarter and two seconds of retries end before its second third does
 
 
-@dataclass(frozen=True)
-class Server:
-    """One that may be stopped and killed. It keeps all that it has answered."""
-
-    process: Postgres | Valkey
-    url: str
-    stop: Callable[[], None]  #: as somebody does who is in a hurry
-
-    @property
-    def pids(self) -> list[int]:
-        return [self.process.pid, *children(self.process.pid)]
-
-
-def postgres() -> Server:
-    server = Postgres()
-    return Server(server, server.url(), lambda: server.stop("immediate"))
-
-
-def redis() -> Server:
-    server = Valkey({"appendfsync": "always"})
-    return Server(server, server.url, server.stop)
-
-
-BY_SCHEME = {"postgresql": postgres, "redis": redis}
-
-
-@pytest.fixture(scope="module")
-def started() -> Iterator[Callable[[str], Server]]:
-    """The one of each store, by the scheme of its URLs."""
-    with ExitStack() as later:
-
-        @cache
-        def start(scheme: str) -> Server:
-            server = BY_SCHEME[scheme]()
-            later.callback(server.process.close)
-            return server
-
-        yield start
-
-
-@pytest.fixture
-def server(place: Place, started: Callable[[str], Server]) -> Server:
-    return started(urlsplit(place.url).scheme)
-
-
 @pytest.fixture
 def line(server: Server) -> Iterator[Proxy]:
     with Proxy("127.0.0.1", server.process.port) as line:
@@ -86,11 +36,8 @@ def line(server: Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def site(place: Place, server: Server, tmp_path: Path) -> Iterator[Site]:
-    here = replace(place, url=server.url)
-    migrate(here)
-    with Site(tmp_path, here) as site:
-        yield site
+def place(place: Place, server: Server) -> Place:
+    return there(place, server)
 
 
 @contextmanager
@@ -103,7 +50,7 @@ def stopped(server: Server, line: Proxy) -> Generator[None]:
 @contextmanager
 def frozen(server: Server, line: Proxy) -> Generator[None]:
     """It keeps its connections, and its port, and does nothing."""
-    pids = server.pids
+    pids = [server.process.pid, *children(server.process.pid)]
     for pid in pids:
         send(pid, signal.SIGSTOP)
     yield

@@ -270,7 +270,9 @@ class MemoryStore:
         return self._declare(worker_ids, "crash")
 
     @_atomic
-    def declare_expired(self) -> frozenset[str]:
+    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
+        if not self._credible(witness):
+            return frozenset()
         return self._declare([name for name, worker in self._workers.items() if self._lease_over(worker)], "host")
 
     @_atomic
@@ -291,12 +293,12 @@ class MemoryStore:
         ]
 
     @_atomic
-    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
         row = self._jobs.get(job_id)
         if row is None or row.lease is None:
             return row.view.state if row else None
         worker = self._workers.get(row.lease.worker_id)
-        if declare and worker and self._lease_over(worker):
+        if declare and worker and self._lease_over(worker) and self._credible(witness):
             self._declare([worker.identity.id], "host")
         lost = self._lost(row, row.lease.worker_id)
         if lost is None:
@@ -602,6 +604,13 @@ class MemoryStore:
 
     def _lease_over(self, worker: _Worker) -> bool:
         return self._clock.boot() > worker.lease_ends
+
+    def _credible(self, witness: str | None) -> bool:
+        """Is it itself renewed so well that others' silence is their own?"""
+        worker = self._workers.get(witness or "")
+        if worker is None:
+            return witness is None
+        return not worker.died_at and worker.lease_ends - self._clock.boot() > worker.identity.lease / 3
 
     def _declare(self, worker_ids: Iterable[str], cause: Cause) -> frozenset[str]:
         died = [worker for worker in map(self._workers.get, set(worker_ids)) if worker and not worker.died_at]

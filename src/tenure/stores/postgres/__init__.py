@@ -394,8 +394,9 @@ class PostgresStore:
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
         return frozenset(row[0] for row in self._server.fetch(statements.DECLARE, list(worker_ids)))
 
-    def declare_expired(self) -> frozenset[str]:
-        return frozenset(row[0] for row in self._server.fetch(statements.DECLARE_EXPIRED, None, None))
+    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
+        sql, given = self._sql(statements.DECLARE_EXPIRED), {"id": None, "witness": witness}
+        return frozenset(row[0] for row in self._server.run(lambda each: each.execute(sql, given).fetchall()))
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
         for outcome in (*verdicts.values(), rest):
@@ -414,7 +415,7 @@ class PostgresStore:
         sql = self._sql(statements.TO_RESCUE)
         return self._locking(lambda connection: self._rescue(connection, sql, (limit,)))
 
-    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
+    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
         if not reads.is_id(job_id):
             return None
         sql = self._sql(statements.REDELIVERED)
@@ -425,7 +426,8 @@ class PostgresStore:
             if row is None:
                 return None
             if declare and row[1] is not None:
-                connection.execute(self._sql(statements.DECLARE_EXPIRED), (row[1], row[1]))
+                given = {"id": row[1], "witness": witness}
+                connection.execute(self._sql(statements.DECLARE_EXPIRED), given)
             return next(iter(self._rescue(connection, sql, (job_id, 1), "queue")), State(row[0]))
 
         return self._locking(step)

@@ -321,10 +321,10 @@ class RedisStore:
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
         return frozenset(self._server.call("declare", *worker_ids))
 
-    def declare_expired(self) -> frozenset[str]:
+    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
         died: frozenset[str] = frozenset()
         while True:
-            more = self._server.call("declare_expired")
+            more = self._server.call("declare_expired", witness or "")
             died |= frozenset(more)
             if len(more) < MOST:
                 return died
@@ -344,8 +344,10 @@ class RedisStore:
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         return self._rescue(self._server.call("lost", min(limit, MOST)))
 
-    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
-        told = self._server.call("redelivered", job_id, int(declare)) if reads.is_id(job_id) else None
+    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
+        if not reads.is_id(job_id):
+            return None
+        told = self._server.call("redelivered", job_id, int(declare), witness or "")
         if told is None:
             return None
         state, *lost = told

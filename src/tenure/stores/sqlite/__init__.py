@@ -480,14 +480,13 @@ class SqliteStore:
         wanted, now = list(worker_ids), self._now()
         return self._file.write(lambda connection: frozenset(w for w in wanted if _declare(connection, w, now)))
 
-    def declare_expired(self) -> frozenset[str]:
-        now, boot, boot_id = self._now(), self._boot(), self._clock.boot_id
-        facts = {"now": now, "boot": boot, "boot_id": boot_id}
-        look = {"boot": boot, "boot_id": boot_id}
+    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
+        look = {"boot": self._boot(), "boot_id": self._clock.boot_id, "witness": witness}
         if self._file.read(lambda c: first(c, f"SELECT 1 FROM workers WHERE {EXPIRED} LIMIT 1", look)) is None:
             return frozenset()
 
         def step(connection: apsw.Connection) -> frozenset[str]:
+            facts = {**look, "now": self._now(), "boot": self._boot()}  # it may have waited for its turn
             rows = fetch(
                 connection, f"UPDATE workers SET died_at = :now, death = 'host' WHERE {EXPIRED} RETURNING id", facts
             )
@@ -519,17 +518,16 @@ class SqliteStore:
             return []
         return self._file.write(lambda connection: self._rescue(connection, facts, now))
 
-    def redelivered(self, job_id: str, *, declare: bool) -> Rescued | State | None:
-        now, boot = self._now(), self._boot()
-
+    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
         def step(connection: apsw.Connection) -> Rescued | State | None:
+            now, boot = self._now(), self._boot()
             found = first(connection, "SELECT state, worker_id FROM jobs WHERE id = ?", (job_id,))
             if found is None:
                 return None
             if declare and found[1] is not None:
                 connection.execute(
                     f"UPDATE workers SET died_at = :now, death = 'host' WHERE id = :id AND {EXPIRED}",
-                    {"now": now, "id": found[1], "boot": boot, "boot_id": self._clock.boot_id},
+                    {"now": now, "id": found[1], "boot": boot, "boot_id": self._clock.boot_id, "witness": witness},
                 )
             facts = {"boot": boot, "id": job_id, "limit": 1}
             return next(iter(self._rescue(connection, facts, now, "queue")), State(found[0]))

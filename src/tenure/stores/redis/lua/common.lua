@@ -85,6 +85,13 @@ local function expired(before)
   return redis.call('ZRANGEBYSCORE', ns .. 'alive', '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, 200)
 end
 
+-- Is this worker itself renewed so well that others' silence is their own?
+local function credible(witness)
+  if witness == '' then return true end
+  local ends, lease = redis.call('ZSCORE', ns .. 'alive', witness), redis.call('HGET', ns .. 'worker:' .. witness, 'lease')
+  return ends and lease and tonumber(ends) - now > tonumber(lease) / 3
+end
+
 local function declare(worker, death)
   if redis.call('ZREM', ns .. 'alive', worker) == 0 then return false end
   redis.call('HSET', ns .. 'worker:' .. worker, 'died_at', now, 'death', death)
