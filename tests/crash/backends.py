@@ -15,7 +15,17 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from servers import Keys, redis_is_here, shared_cluster, shared_nats, shared_postgres, shared_redis, shared_valkey
+from servers import (
+    Keys,
+    Postgres,
+    Valkey,
+    redis_is_here,
+    shared_cluster,
+    shared_nats,
+    shared_postgres,
+    shared_redis,
+    shared_valkey,
+)
 from tenure.app import open_store
 from tenure.config import load
 
@@ -121,14 +131,10 @@ def there(place: Place, server: Server) -> Place:
 # ── The backends ────────────────────────────────────────────────────────────────────────────────────────────────
 
 BACKENDS = (
-    Postgres,
-    Valkey,
     Backend("sqlite", frozenset({"file", "bell", "transactions"}), sqlite),
     Backend("postgres", frozenset({"server", "bell", "transactions"}), postgres),
     Backend("postgres-poll", frozenset({"server", "transactions"}), partial(postgres, notifier=lambda: "poll")),
     Backend(
-        Postgres,
-        Valkey,
         "postgres-nats",
         frozenset({"server", "bell", "transactions"}),
         partial(postgres, notifier=lambda: shared_nats().url),
@@ -136,8 +142,6 @@ BACKENDS = (
     Backend("redis", frozenset({"server", "bell"}), redis),
     Backend("redis-cluster", frozenset({"bell"}), redis_cluster),  # a proxy stands only before the node of the URL
     *(
-        Postgres,
-        Valkey,
         [Backend("redis-7", frozenset({"server", "bell"}), partial(redis, server=shared_redis))]
         if redis_is_here() or "redis-7" in BY_DEFAULT
         else [],

@@ -19,7 +19,7 @@ from tenure.job import JobHandle
 from . import shop
 from .backends import Place, Server, by_way_of, there
 from .conftest import Tell
-from .harness import FULL, Site, Supervised, alive, boot, overlaps, runs_of, send, spread
+from .harness import FULL, Site, Supervised, alive, boot, children, overlaps, runs_of, send, spread
 from .storm import verdict
 
 pytestmark = pytest.mark.needs("server")
