@@ -144,6 +144,6 @@ BACKENDS = (
     *(
         [Backend("redis-7", frozenset({"server", "bell"}), partial(redis, server=shared_redis))]
         if redis_is_here() or "redis-7" in BY_DEFAULT
-        else [],
+        else []
     ),
 )

@@ -258,12 +258,13 @@ class RedisStore:
         return [landed[n] for n in range(len(ends))]
 
     def _finish(self, ends: Sequence[_End]) -> dict[int, Answer]:
-        landed = self._end([each for each in ends if not isinstance(each[2], Completed)])
+        landed: dict[int, Answer] = {}
         for worker_id in dict.fromkeys(lease.worker_id for _, lease, _ in ends):
             mine = [(n, lease, end) for n, lease, end in ends if lease.worker_id == worker_id]
             landed |= self._complete(
                 worker_id, [(n, lease, end) for n, lease, end in mine if isinstance(end, Completed)]
             )
+        landed |= self._end([each for each in ends if not isinstance(each[2], Completed)])
         return landed
 
     def _complete(self, worker_id: str, done: Sequence[tuple[int, Lease, Completed]]) -> dict[int, Answer]:
