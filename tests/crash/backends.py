@@ -95,7 +95,7 @@ def migrate(place: Place) -> None:
 
 
 #: On these every test runs that can, on the others those `everywhere`.
-BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres,redis").split(","))
+BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres").split(","))
 # ── Servers that may be stopped and killed, by the first word of a backend's name ───────────────────────────────
 
 

@@ -104,13 +104,12 @@ def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Sit
 
 def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:
     url = base(site, site.supervisor(listen=ANYWHERE))
-    job = shop.wait.enqueue()
+    job = shop.block_the_loop.enqueue(1.0)  # its worker hears of nothing before it has ended
     site.seen(job, "begin")
 
     site.store.settle(site.worker(job).identity.id, {}, Released("taken away"))
-    site.go()
 
-    site.until(lambda: scrape(url).get("tenure_refused_writes_total{task=wait}") == 1, "the refused outcome")
+    site.until(lambda: scrape(url).get("tenure_refused_writes_total{task=block_the_loop}") == 1, "the refused outcome")
 
 
 def test_workers_that_cannot_answer_hold_no_scrape_up(site: Site) -> None:
