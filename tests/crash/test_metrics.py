@@ -104,7 +104,7 @@ def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Sit
 
 def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:
     url = base(site, site.supervisor(listen=ANYWHERE))
-    job = shop.block_the_loop.enqueue(1.0)  # its worker hears of nothing before it has ended
+    job = shop.block_the_loop.enqueue(0.7)  # its worker hears of nothing before it has ended; longer is a stall
     site.seen(job, "begin")
 
     site.store.settle(site.worker(job).identity.id, {}, Released("taken away"))
