@@ -1,4 +1,4 @@
-"""What the SQL stores say alike: which values can be stored, why a job is rescued, and what stands instead."""
+"""What all stores but the one in memory say alike: what can be stored, why a job is rescued, what stands instead."""
 
 from __future__ import annotations
 
