@@ -6,6 +6,8 @@
                     └─ failed, snoozed, later rescues ───────┤
                                                              └──► cancelled  (asked for, and the code has stopped)
 
+    start ──► processing: a guard's job begins under its guard's lease, and ends completed, dead or cancelled.
+
 A *claim* grants a **lease**: (job, attempt, worker). Every later write of the owner carries it and lands only
 while the job is `processing` under exactly that attempt and worker. The attempt number rises by one with every
 claim and is never lowered, so a former owner can never be mistaken for the present one.
@@ -33,6 +35,8 @@ class State(StrEnum):
     DEAD = "dead"  #: a dead letter: failures or crashes used up; kept until an operator decides
     CANCELLED = "cancelled"  #: stopped on request, or too late to start
 
+
+GUARD = "guard"  #: the queue of jobs that run outside, under a guard: claimed by no worker, retried and replayed never
 
 LIVE = frozenset({State.SCHEDULED, State.QUEUED, State.PROCESSING})
 ENDED = frozenset(State) - LIVE
@@ -138,6 +142,7 @@ _C, _D, _X = State.COMPLETED, State.DEAD, State.CANCELLED
 
 MOVES: tuple[Move, ...] = (
     Move("enqueue", _NEW, _states(_Q, _S), Needs.NOTHING),
+    Move("start", _NEW, _states(_P), Needs.LIVE_WORKER),  # a guard's own job, which no worker ever claims
     Move("promote", _states(_S), _states(_Q), Needs.DUE),
     Move("claim", _states(_Q), _states(_P), Needs.LIVE_WORKER),
     Move("progress", _states(_P), _states(_P), Needs.LEASE),

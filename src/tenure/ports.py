@@ -21,6 +21,8 @@ from tenure.lifecycle import Lease, Outcome, State
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from tenure.schedule import Change, Due, Standing, Swapped, Tick
+
 # ── Values ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -119,7 +121,7 @@ class Busy(NamedTuple):
 
 Answer = Landed | NotLanded
 
-Runner = Literal["worker", "embedded", "solo"]
+Runner = Literal["worker", "embedded", "solo", "guard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -444,6 +446,51 @@ class Store(Protocol):
 
     def paused(self) -> frozenset[str]:
         """The queues nobody may claim from. Cheap enough to be asked every second."""
+        ...
+
+    # ── schedules (values and their meaning: schedule.py, ticks.py) ──
+
+    def due(self, *, limit: int = 500) -> Due:
+        """Schedules with `due_at` ≤ now, earliest first, and those with an open run whose job has ended or is gone.
+
+        Each with all its open runs; at most about `limit`, so call again after they were changed. Changes nothing.
+        """
+        ...
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        """Write schedules, with the ticks and jobs that belong to it: each change is one step, and guarded by `rev`.
+
+        False: somebody else wrote first (or the owner of a guard's job does not live): read again. Of two changes
+        that were made from the same reading at most one lands.
+        """
+        ...
+
+    def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
+        """These (None: all), in order of their names, each with its open runs."""
+        ...
+
+    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        """What became of its ticks, newest first; with `before`, of those before that instant."""
+        ...
+
+    def forget(self, *, keep: float, limit: int = 1000) -> int:
+        """Ticks decided more than `keep` seconds ago, unless open → gone; and notes whose time is over. How many."""
+        ...
+
+    # ── notes: the first result of a key, an incident that is open ──
+
+    def swap(
+        self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
+    ) -> Swapped:
+        """Compare and set one small text, together with `drafts`: they are enqueued if it lands, and only then.
+
+        Lands when the note says `old` (None: there is none, or its time is over); `new` None removes it. `ttl` seconds
+        from now it is over. Where it says `new` already it has landed before: nothing is enqueued again.
+        """
+        ...
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        """Every note whose key begins so and whose time is not over."""
         ...
 
     # ── reads ──

@@ -22,6 +22,7 @@ from tenure.durations import spell
 from tenure.errors import BadData, InvalidOption, LeaseLost, StoreAway, StoreError
 from tenure.lifecycle import (
     ENDED,
+    GUARD,
     LIVE,
     MOVES,
     Charges,
@@ -60,6 +61,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
+from tenure.schedule import REPLACED, Change, Due, Run, Schedule, Standing, Swapped, Tick
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -127,6 +129,9 @@ class MemoryStore:
         self._jobs: dict[str, _Row] = {}
         self._workers: dict[str, _Worker] = {}
         self._paused: dict[str, datetime] = {}
+        self._schedules: dict[str, Schedule] = {}
+        self._ticks: dict[tuple[str, datetime, str], Tick] = {}
+        self._notes: dict[str, tuple[str, float | None]] = {}  #: the text, and the Unix time at which it is over
         self._transactions: set[_Transaction] = set()
 
     def open(self) -> None:
@@ -207,8 +212,7 @@ class MemoryStore:
 
     @_atomic
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        worker = self._workers.get(worker_id)
-        if worker is None or worker.died_at or self._lease_over(worker):
+        if not self._may_own(worker_id):
             return []
         claimed: list[Claimed] = []
         for queue, room in wants.items():
@@ -335,6 +339,75 @@ class MemoryStore:
     def paused(self) -> frozenset[str]:
         return frozenset(self._paused)
 
+    # ── schedules ──
+
+    @_atomic
+    def due(self, *, limit: int = 500) -> Due:
+        now = self.now()
+        times = sorted((s.due_at, s.name) for s in self._schedules.values() if s.due_at is not None)
+        names = [name for due_at, name in times if due_at <= now][:limit]
+        ended = [run.tick.schedule for run in self._open_runs() if not run.live]
+        later = [(due_at - now).total_seconds() for due_at, _ in times if due_at > now]
+        standings = [self._standing(self._schedules[name]) for name in dict.fromkeys([*names, *ended[:limit]])]
+        return Due(now, standings, later[0] if later else None)
+
+    @_atomic
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        for change in changes:
+            _refuse_unstorable(change)
+        return [self._change(change) for change in changes]
+
+    @_atomic
+    def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
+        wanted = sorted(self._schedules if names is None else set(names) & self._schedules.keys())
+        return [self._standing(self._schedules[name]) for name in wanted]
+
+    @_atomic
+    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        found = [
+            each for each in self._ticks.values() if each.schedule == name and not (before and each.tick >= before)
+        ]
+        return sorted(found, key=lambda each: (each.tick, each.cause), reverse=True)[:limit]
+
+    @_atomic
+    def forget(self, *, keep: float, limit: int = 1000) -> int:
+        now = self.now()
+        old = [key for key, t in self._ticks.items() if t.status != "open" and _age(now, t.decided_at) > keep][:limit]
+        for tick in old:
+            del self._ticks[tick]
+        over = [key for key, (_, ends) in self._notes.items() if ends is not None and ends <= self._clock.unix()]
+        for note in over[: limit - len(old)]:
+            del self._notes[note]
+        return len(old) + len(over[: limit - len(old)])
+
+    # ── notes ──
+
+    @_atomic
+    def swap(
+        self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
+    ) -> Swapped:
+        _refuse_unstorable(key, old, new, drafts)
+        stands = self.notes(key).get(key)
+        if stands not in (old, new):
+            return Swapped(False, stands)
+        if stands == old != new:
+            for draft in drafts:
+                self._enqueue(draft)
+        if new is None:
+            self._notes.pop(key, None)
+        else:
+            self._notes[key] = (new, None if ttl is None else self._clock.unix() + ttl)
+        return Swapped(True, new)
+
+    @_atomic
+    def notes(self, prefix: str) -> dict[str, str]:
+        now = self._clock.unix()
+        return {
+            key: text
+            for key, (text, ends) in sorted(self._notes.items())
+            if key.startswith(prefix) and (ends is None or ends > now)
+        }
+
     # ── reads ──
 
     @_atomic
@@ -448,14 +521,17 @@ class MemoryStore:
         self._jobs[row.view.id] = row
         return row
 
-    def _enqueue(self, draft: Draft) -> Enqueued:
+    def _enqueue(self, draft: Draft, owner: str | None = None) -> Enqueued:
         stands = self._jobs.get(draft.id) or self._holder(draft.task, draft.unique)
         if stands:
             return Enqueued(stands.view.id, created=False, state=stands.view.state)
         now = self.now()
         due = now + timedelta(seconds=draft.delay) if draft.delay is not None else draft.run_at or now
         state = State.SCHEDULED if due > now else State.QUEUED
-        self._jobs[draft.id] = _Row(draft, _new_view(draft, state, now, due))
+        row = self._jobs[draft.id] = _Row(draft, _new_view(draft, state, now, due))
+        if owner is not None:
+            self._claim(row, owner)
+            state = State.PROCESSING
         return Enqueued(draft.id, created=True, state=state)
 
     def _holder(self, task: str, unique: str | None) -> _Row | None:
@@ -478,12 +554,17 @@ class MemoryStore:
         view = row.view
         if not legal("replay", view.state):
             return NotLanded(f"the job is {view.state}; only a job that has ended is replayed")
+        if view.queue == GUARD:
+            return NotLanded("it ran under a guard: run its command again, with tenure guard … --force")
         holder = self._holder(view.task, view.unique)
         if holder:
             return NotLanded(f"job {holder.view.id} holds its unique key {view.unique!r} and is {holder.view.state}")
         fresh = dict.fromkeys(_FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
         row = replace(row, completed=None)
         self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
+        for key, tick in self._ticks.items():
+            if tick.job_id == view.id and tick.status != "open":  # it is a run of its schedule again
+                self._ticks[key] = replace(tick, status="open", why="", started_at=None, ended_at=None)
         return Landed(State.QUEUED)
 
     def _delete(self, row: _Row) -> Answer:
@@ -491,6 +572,42 @@ class MemoryStore:
             return NotLanded(f"the job is {row.view.state}; cancel it first, then delete it")
         del self._jobs[row.view.id]
         return Landed(row.view.state)
+
+    # ── one schedule ──
+
+    def _open_runs(self) -> list[Run]:
+        return [self._run(tick) for tick in sorted(self._ticks.values(), key=_tick_order) if tick.status == "open"]
+
+    def _run(self, tick: Tick) -> Run:
+        row = self._jobs.get(tick.job_id or "")
+        owner = self._workers.get(row.lease.worker_id) if row and row.lease else None
+        until = owner.renewed_at + timedelta(seconds=owner.identity.lease) if owner else None
+        return Run(tick, row.view if row else None, until)
+
+    def _standing(self, schedule: Schedule) -> Standing:
+        return Standing(schedule, tuple(run for run in self._open_runs() if run.tick.schedule == schedule.name))
+
+    def _change(self, change: Change) -> bool:
+        name, stands = change.schedule.name, self._schedules.get(change.schedule.name)
+        if change.schedule.rev != (stands.rev if stands else 0) or not self._may_own(change.owner):
+            return False
+        if change.delete:
+            self._schedules.pop(name, None)
+            self._ticks = {key: tick for key, tick in self._ticks.items() if tick.schedule != name}
+            return True
+        follow = {draft.id: self._enqueue(draft, change.owner).id for draft in change.drafts}
+        for tick in change.ticks:
+            job_id = follow.get(tick.job_id or "", tick.job_id)
+            self._ticks[name, tick.tick, tick.cause] = replace(tick, job_id=job_id)
+        for _, row in self._named(change.cancel):
+            if row:
+                self._cancel(row, REPLACED)
+        self._schedules[name] = change.stored
+        return True
+
+    def _may_own(self, worker_id: str | None) -> bool:
+        worker = self._workers.get(worker_id or "")
+        return worker_id is None or (worker is not None and not worker.died_at and not self._lease_over(worker))
 
     # ── one lease ──
 
@@ -731,6 +848,10 @@ def _age(now: datetime, then: datetime | None) -> float:
 
 def _over(silent: float, stale_after: float | None) -> bool:
     return stale_after is not None and silent > stale_after
+
+
+def _tick_order(tick: Tick) -> tuple[datetime, str]:
+    return tick.tick, tick.cause
 
 
 def _enqueue_order(view: JobView) -> tuple[datetime, str]:

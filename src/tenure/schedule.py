@@ -1,0 +1,163 @@
+"""Schedules as values: what was declared, where it stands, and what became of each tick.
+
+A store keeps them and compares; what they mean is decided in `ticks.py`, by pure functions. Every write of a schedule
+is one `Change`: the row as it shall stand, the ticks that end with it, and the jobs that begin with it, all or nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from tenure.cron import Dst
+from tenure.lifecycle import LIVE
+from tenure.ports import Draft, JobView
+
+Overlap = Literal["skip", "queue", "replace", "allow"]
+CatchUp = Literal["skip", "latest", "all"]
+Cause = Literal["tick", "trigger", "backfill"]
+Ended = Literal["success", "failure", "cancelled"]
+Status = Literal["open", Ended, "skipped", "missed"]
+RunStatus = Literal["started", Ended]
+
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+CATCH_UPS: tuple[CatchUp, ...] = get_args(CatchUp)
+
+GRACE = 300.0  #: seconds after which a tick that nobody fired, or whose job nobody started, is overdue
+CATCH_UP_WINDOW = 7 * 86_400.0
+CATCH_UP_MAX = 100
+ALERT_AFTER = 2
+REPLACED = "a newer tick of its schedule replaces it"  #: why such a job is asked to stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A schedule: what was declared, and where it stands. Durations are seconds, times the store's."""
+
+    name: str
+    rule: str  #: a cron expression, or `every 1h30m`
+    tz: str = "UTC"
+    dst: Dst = "debian"
+    kind: Literal["task", "guard"] = "task"
+    source: str = ""  #: the module of the app that declares it; empty: an operator made it, or a guard
+    release: str = ""  #: the app's, when it declared this
+    released_at: datetime | None = None  #: when this release was first seen: the newer one decides
+    job: Draft | None = None  #: what each tick enqueues; None: a guard runs it itself
+    overlap: Overlap = "skip"
+    catch_up: CatchUp = "latest"
+    catch_up_window: float = CATCH_UP_WINDOW
+    catch_up_max: int = CATCH_UP_MAX
+    expires: float | None = None
+    jitter: float = 0.0
+    start: datetime | None = None
+    end: datetime | None = None
+    pause_after: int | None = None  #: so many failures in a row pause it
+    alert_after: int = ALERT_AFTER
+    grace: float = GRACE
+    too_long: float | None = None
+
+    rev: int = 0  #: rises with every write; 0: not stored yet
+    since: datetime | None = None  #: ticks before this are not its business
+    next_tick: datetime | None = None  #: when it is expected next
+    last_tick: datetime | None = None  #: the last one that became a run
+    due_at: datetime | None = None  #: when a supervisor looks at it next; None: only when a run of it ends
+    pending_tick: datetime | None = None  #: due, and waiting for the run before it to end
+    catching_up_to: datetime | None = None  #: the last of the missed ticks that are made up for one by one
+    paused_at: datetime | None = None
+    paused_why: str = ""
+    retired_at: datetime | None = None  #: no longer declared: kept, not fired
+    last_run_at: datetime | None = None
+    last_duration_ms: int | None = None
+    last_status: RunStatus | None = None
+    last_error: str = ""
+    failure_count: int = 0  #: in a row
+
+    @property
+    def idle(self) -> bool:
+        """Paused or retired: its ticks are not fired."""
+        return self.paused_at is not None or self.retired_at is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """What became of one due instant, or of a run of missed ones (`tick` to `until`, `count` of them)."""
+
+    schedule: str
+    tick: datetime
+    cause: Cause = "tick"
+    status: Status = "open"
+    why: str = ""  #: of a skipped or missed one the reason, of a failed one its error
+    until: datetime | None = None
+    count: int = 1
+    job_id: str | None = None
+    decided_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    host: str = ""
+    output: str = ""  #: the tail of what a guarded command printed
+
+
+class Run(NamedTuple):
+    """An open tick, with its job as it is now (None: deleted), and until when its owner's lease holds."""
+
+    tick: Tick
+    job: JobView | None
+    locked_until: datetime | None
+
+    @property
+    def live(self) -> bool:
+        return self.job is not None and self.job.state in LIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A schedule and its open runs, oldest first, read at one moment."""
+
+    schedule: Schedule
+    runs: tuple[Run, ...] = ()
+
+
+class Due(NamedTuple):
+    """`standings`: their time has come, or a run of theirs has ended. `next_due`: seconds until the next one."""
+
+    now: datetime
+    standings: list[Standing]
+    next_due: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One guarded write: it lands if the stored row still has `schedule.rev` (0: if there is none), or not at all.
+
+    It is stored with the next rev. `ticks` replace those with the same schedule, instant and cause. A tick that names
+    a draft follows the job that stands, if an id or a unique key is held already. `owner`: the one draft starts as
+    processing, attempt 1, under the lease of this worker, which must live: a guard. `delete` removes it, ticks and all.
+    """
+
+    schedule: Schedule
+    ticks: tuple[Tick, ...] = ()
+    drafts: tuple[Draft, ...] = ()
+    cancel: tuple[str, ...] = ()  #: jobs that are asked to stop (REPLACED)
+    owner: str | None = None
+    delete: bool = False
+
+    @property
+    def stored(self) -> Schedule:
+        """The row as it is to be written."""
+        return replace(self.schedule, rev=self.schedule.rev + 1)
+
+
+class Swapped(NamedTuple):
+    """Whether a note says now what it should, and what it says."""
+
+    landed: bool
+    value: str | None
+
+
+encode_schedule = msgspec.json.Encoder().encode
+decode_schedule = msgspec.json.Decoder(Schedule).decode
+encode_tick = msgspec.json.Encoder().encode
+decode_tick = msgspec.json.Decoder(Tick).decode

@@ -1,0 +1,315 @@
+"""Schedules in a store: firing, declaring, and what operators do to them. Every change is read, planned, compared.
+
+Nobody leads: of all who fire a tick one lands, the others read again. `ticks.py` decides, `Store.change` compares.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from random import random
+from time import sleep
+from typing import NamedTuple
+
+import msgspec
+
+from tenure.errors import InvalidOption, StoreError, TenureError
+from tenure.lifecycle import State
+from tenure.ports import Notifier, Ring, Store
+from tenure.schedule import Change, RunStatus, Schedule, Standing, Tick
+from tenure.ticks import Plan, Refused, overdue_by, rule_of
+
+_log = logging.getLogger("tenure.schedules")
+_BATCH = 500
+_ROUNDS = 100  #: of firing, before the other duties have their turn
+_TRIES = 20
+_RELEASES_KEPT = 50
+MOST_BACKFILLED = 10_000
+CANCEL = Ring("cancel", "")
+
+
+_decode_seen = msgspec.json.Decoder(dict[str, datetime]).decode
+encode_schedules = msgspec.json.Encoder(order="deterministic").encode
+
+
+class UnknownSchedule(TenureError):
+    """No schedule of this name."""
+
+
+class Record(NamedTuple):
+    """The health of a schedule in one row: the columns of the view `schedules`."""
+
+    name: str
+    schedule: str
+    last_run_at: datetime | None
+    last_duration_ms: int | None
+    last_status: RunStatus | None
+    locked_until: datetime | None
+    next_expected_at: datetime | None
+    failure_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A schedule that should run and does not."""
+
+    name: str
+    expected_at: datetime
+    overdue_by: float  #: seconds
+    grace: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a declaration did, by name. `older`: a newer release stands, nothing was changed."""
+
+    made: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    older: str = ""
+
+
+def record(standing: Standing) -> Record:
+    """Example: `record(timetable.get("daily-report")).failure_count`"""
+    s = standing.schedule
+    began = [run for run in standing.runs if run.live and run.job and run.job.state is State.PROCESSING]
+    locked = [run.locked_until for run in began if run.locked_until]
+    return Record(
+        name=s.name,
+        schedule=s.rule if s.tz == "UTC" else f"{s.rule} {s.tz}",
+        last_run_at=max((run.job.started_at for run in began if run.job and run.job.started_at), default=s.last_run_at),
+        last_duration_ms=s.last_duration_ms,
+        last_status="started" if began else s.last_status,
+        locked_until=max(locked, default=None),
+        next_expected_at=None if s.idle else s.next_tick,
+        failure_count=s.failure_count,
+    )
+
+
+class Timetable:
+    """The schedules of a store. Example: `Timetable(store, notifier).pause("nightly", "until Monday")`"""
+
+    def __init__(self, store: Store, notifier: Notifier) -> None:
+        self.store, self._notifier = store, notifier
+
+    # ── firing ──
+
+    def fire_due(self) -> float | None:
+        """Decide every tick whose time has come, close every run that has ended; seconds until the next is due."""
+        for _ in range(_ROUNDS):
+            due = self.store.due(limit=_BATCH)
+            decided = (self._decided(standing, due.now) for standing in due.standings)
+            changes = [change for change in decided if change is not None]
+            if not changes:
+                return due.next_due
+            if not any(self._write(changes)):
+                break  # somebody else was first: leave it to them, and look again
+        return 0.0
+
+    def _decided(self, standing: Standing, now: datetime) -> Change | None:
+        try:
+            return Plan(standing, now).close(self.store.attempts).fire().change()
+        except InvalidOption as error:  # a zone that is no more, say: it must not hold up the others
+            s = standing.schedule
+            _log.error("schedule %s is paused, it can't be understood: %s", s.name, error)
+            return Change(schedule=replace(s, paused_at=now, paused_why=f"not understood: {error}", due_at=None))
+
+    def _write(self, changes: Sequence[Change]) -> list[bool]:
+        landed = self.store.change(changes) if changes else []
+        rings: list[Ring] = []
+        for change, lands in zip(changes, landed, strict=True):
+            if lands:
+                rings += [Ring("queued", draft.queue, (draft.id,)) for draft in change.drafts]
+                rings += [CANCEL] if change.cancel else []
+                _tell(change)
+        self._notifier.announce(rings)
+        return landed
+
+    # ── declaring ──
+
+    def declare(self, source: str, release: str, schedules: Sequence[Schedule], *, force: bool = False) -> Declared:
+        """Put what an app declares; what it no longer declares is retired. An older release changes nothing.
+
+        Of two releases the one first seen is the older; without a `release` its content stands for it. `force` makes
+        this one the newest: a roll-back.
+        """
+        key = release or sha256(encode_schedules(schedules)).hexdigest()[:12]
+        released_at, newest = self._release(f"declared:{source}", key, force=force)
+        if key != newest:
+            return Declared(older=newest)
+        made, changed, retired = list[str](), list[str](), list[str]()
+        for new in schedules:
+            new = replace(new, source=source, release=key, released_at=released_at)
+            before = self.store.schedules([new.name])
+            after = self._act(new.name, partial(_declare, new=new), new=new).schedule
+            if not before:
+                made.append(new.name)
+            elif after.rev != before[0].schedule.rev:
+                changed.append(new.name)
+        names = {each.name for each in schedules}
+        for standing in self.store.schedules():
+            s = standing.schedule
+            if s.source == source and s.name not in names and s.retired_at is None:
+                self._act(s.name, partial(_retire, released_at=released_at))
+                retired.append(s.name)
+        return Declared(tuple(made), tuple(changed), tuple(retired))
+
+    def _release(self, note: str, key: str, *, force: bool) -> tuple[datetime, str]:
+        """When this release was first seen, and which one is the newest."""
+        for _ in self._tries():
+            old = self.store.notes(note).get(note)
+            seen = _decode_seen(old) if old else dict[str, datetime]()
+            if key not in seen or force:
+                seen[key] = self.store.now()
+            newest = dict(sorted(seen.items(), key=lambda each: each[1])[-_RELEASES_KEPT:])
+            new = msgspec.json.encode(newest).decode()
+            if old == new or self.store.swap(note, old, new).landed:
+                return seen[key], max(newest, key=lambda each: newest[each])
+        raise AssertionError("the tries end with an error")
+
+    def put(self, schedule: Schedule) -> Standing:
+        """Make or change one schedule by an operator's word."""
+        return self._act(schedule.name, lambda plan: plan.declare(schedule), new=schedule)
+
+    # ── reading ──
+
+    def all(self) -> list[Standing]:
+        return self.store.schedules()
+
+    def get(self, name: str) -> Standing:
+        """Raises UnknownSchedule."""
+        found = self.store.schedules([name])
+        if not found:
+            known = ", ".join(standing.schedule.name for standing in self.store.schedules()[:20]) or "none"
+            raise UnknownSchedule(f"no schedule {name!r} in {self.store.url}; there are: {known}")
+        return found[0]
+
+    def history(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        """What became of its ticks, newest first. Raises UnknownSchedule."""
+        self.settle([self.get(name)])
+        return self.store.ticks(name, limit=limit, before=before)
+
+    def settle(self, standings: Iterable[Standing]) -> None:
+        """Write down the runs of these that have ended, so that what is read next is up to date."""
+        now = self.store.now()
+        plans = [Plan(each, now).close(self.store.attempts) for each in standings if any(not r.live for r in each.runs)]
+        self._write([change for plan in plans if (change := plan.change()) is not None])
+
+    def overdue(self) -> list[Overdue]:
+        """Those that should run and do not, by the store's clock; the longest overdue first."""
+        now, found = self.store.now(), list[Overdue]()
+        for standing in self.store.schedules():
+            late = overdue_by(standing, now)
+            if late is not None:
+                waits = any(run.live for run in standing.runs)
+                why = "its job was not started by any worker" if waits else "nobody fired it"
+                if standing.schedule.kind == "guard":
+                    why = "no call came"
+                expected = now - timedelta(seconds=late)
+                found.append(Overdue(standing.schedule.name, expected, late, standing.schedule.grace, why))
+        return sorted(found, key=lambda each: -each.overdue_by)
+
+    # ── acting ──
+
+    def pause(self, name: str, why: str = "by an operator") -> Standing:
+        """Fire no ticks until `resume`; runs go on. Raises UnknownSchedule."""
+        return self._act(name, lambda plan: plan.pause(why))
+
+    def resume(self, name: str) -> Standing:
+        """Ticks that passed meanwhile are in the history as skipped. Raises UnknownSchedule."""
+        standing = self._act(name, lambda plan: plan.resume())
+        self._notifier.announce([Ring("due", "")])
+        return standing
+
+    def trigger(self, name: str, *, force: bool = False) -> str:
+        """Run it now; the job's id. Raises UnknownSchedule, and Refused while a run goes on."""
+        return self._started(name, lambda plan: plan.trigger(force=force))[0]
+
+    def backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[str]:
+        """Run the ticks from `since` to `until` that did not become runs (`again`: all). The ids of the jobs.
+
+        Raises UnknownSchedule, and Refused when there are more than 10,000 of them.
+        """
+        ticks = self.to_backfill(name, since, until, again=again)
+        return self._started(name, lambda plan: plan.backfill(ticks)) if ticks else []
+
+    def to_backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[datetime]:
+        """The ticks that `backfill` would run."""
+        rule = rule_of(self.get(name).schedule)
+        start = since - timedelta(milliseconds=1)
+        if rule.count(start, until, MOST_BACKFILLED + 1) > MOST_BACKFILLED:
+            raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks between these; take a shorter time")
+        ran = set() if again else {tick.tick for tick in self._runs_between(name, since, until)}
+        return [tick for tick in rule.between(start, until) if tick not in ran]
+
+    def _runs_between(self, name: str, since: datetime, until: datetime) -> Iterable[Tick]:
+        before: datetime | None = until + timedelta(milliseconds=1)
+        while before is not None:
+            page = self.store.ticks(name, limit=_BATCH, before=before)
+            yield from (tick for tick in page if tick.job_id is not None and tick.cause != "trigger")
+            before = page[-1].tick if len(page) == _BATCH and page[-1].tick > since else None
+
+    def remove(self, name: str) -> None:
+        """Delete it and its history; its jobs stay. Raises UnknownSchedule."""
+        for _ in self._tries():
+            if self.store.change([Change(schedule=self.get(name).schedule, delete=True)])[0]:
+                return
+
+    def _started(self, name: str, decide: Callable[[Plan], Plan]) -> list[str]:
+        started: list[str] = []
+
+        def decided(plan: Plan) -> Plan:
+            decide(plan)
+            change = plan.change()
+            started[:] = [draft.id for draft in change.drafts] if change else []
+            return plan
+
+        self._act(name, decided)
+        return started
+
+    def _act(self, name: str, decide: Callable[[Plan], Plan], new: Schedule | None = None) -> Standing:
+        for _ in self._tries():
+            found = self.store.schedules([name])
+            standing = found[0] if found or new is None else Standing(replace(new, rev=0))
+            if not found and new is None:
+                self.get(name)
+            plan = decide(Plan(standing, self.store.now()).close(self.store.attempts))
+            change = plan.change()
+            if change is None or self._write([change])[0]:
+                return self.get(name)
+        raise AssertionError("the tries end with an error")
+
+    def _tries(self) -> Iterable[int]:
+        for attempt in range(_TRIES):
+            yield attempt
+            sleep(0.01 * random() * (attempt + 1))
+        raise StoreError(f"a schedule was changed by others {_TRIES} times in a row; try again")
+
+
+def _declare(plan: Plan, new: Schedule) -> Plan:
+    s = plan.schedule
+    if s.released_at and new.released_at and s.released_at > new.released_at:
+        return plan  # a newer release was faster
+    if s.rev and s.source not in ("", new.source):
+        _log.warning("schedule %s of app %s is now declared by app %s", s.name, s.source, new.source)
+    return plan.declare(new)
+
+
+def _retire(plan: Plan, released_at: datetime) -> Plan:
+    newer = plan.schedule.released_at
+    return plan if newer and newer > released_at else plan.retire()
+
+
+def _tell(change: Change) -> None:
+    """Log what a person would want to know of: nothing for a tick that simply ran."""
+    for tick in change.ticks:
+        if tick.status in ("skipped", "missed"):
+            span = f" to {tick.until.isoformat()} ({tick.count} ticks)" if tick.until else ""
+            _log.warning("%s: tick %s%s %s: %s", tick.schedule, tick.tick.isoformat(), span, tick.status, tick.why)
+        elif tick.status == "failure":
+            _log.warning("%s: tick %s failed: %s", tick.schedule, tick.tick.isoformat(), tick.why[-200:])
