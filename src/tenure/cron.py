@@ -25,7 +25,7 @@ from datetime import UTC, date, datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
-from itertools import islice
+from itertools import islice, takewhile
 from math import isfinite
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
@@ -298,7 +298,7 @@ def _refuse(expression: str, said: str) -> InvalidOption:
 
 
 def _never(expression: str) -> InvalidOption:
-    return InvalidOption(f'cron: expected a date that comes, got "{expression.lower()}"; no month has such a day')
+    return InvalidOption(f'cron: expected a date that comes, got "{expression.lower()}"; no day of any month fits')
 
 
 # ── words ──
@@ -412,7 +412,7 @@ class Cron:
 
     def after(self, instant: datetime) -> datetime | None:
         """The first tick strictly after."""
-        return self._datetime(self._after(_epoch_seconds(instant)))
+        return self._datetime(next(self._from(_epoch_seconds(instant)), None))
 
     def upto(self, instant: datetime) -> datetime | None:
         """The last tick at or before."""
@@ -425,10 +425,8 @@ class Cron:
     def between(self, after: datetime, until: datetime) -> Iterator[datetime]:
         """The ticks with after < tick <= until, one by one."""
         end = min(_epoch_seconds(until), _LATEST)
-        at = self._after(_epoch_seconds(after))
-        while at is not None and at <= end:
+        for at in takewhile(lambda at: at <= end, self._from(_epoch_seconds(after))):
             yield _EPOCH + timedelta(seconds=at)
-            at = self._after(at)
 
     def count(self, after: datetime, until: datetime, most: int) -> int:
         """How many ticks `between` has, counting no further than `most`."""
@@ -456,19 +454,25 @@ class Cron:
     def _datetime(at: int | None) -> datetime | None:
         return None if at is None or not _EARLIEST <= at <= _LATEST else _EPOCH + timedelta(seconds=at)
 
-    def _after(self, at: int) -> int | None:
-        times = self._times
-        wall = times.after(max(at + _offset(self.tz, at), self._floor(at) - 1))
+    def _from(self, at: int) -> Iterator[int]:
+        """The ticks after an instant, stretch by stretch."""
+        times, offset = self._times, _offset(self.tz, at)
+        wall = times.after(max(at + offset, self._floor(at) - 1))
         while wall is not None:
             change = next(_changes(self.tz, at, wall + 2 * _DAY), None)
-            if change is None or wall < change.last:
-                return wall - _offset(self.tz, at)
+            end = change.last if change else wall + _DAY
+            while wall is not None and wall < end:
+                at = wall - offset
+                yield at
+                wall = times.after(wall)
+            if change is None or wall is None:
+                continue
+            at, offset = change.at, change.after
             if self._swallowed(change):
-                return change.at
-            if not times.fixed or wall < change.first:
+                yield at
+                wall = times.after(change.first)
+            elif not times.fixed or wall < change.first:
                 wall = times.after(change.first - 1)
-            at = change.at
-        return None
 
     def _upto(self, at: int) -> int | None:
         times = self._times
@@ -516,11 +520,11 @@ class Cron:
         if named and not dom.startswith("*") and max(named) > 28 and not set(range(1, 29)) <= sim.days:
             last = max(named)
             if sim.months == {2}:
-                yield f"Feb {last} comes in leap years only" + (f"; next on {self._dates(now)}" if dow == "*" else "")
+                yield f"Feb {last} comes in leap years only{f'; next on {self._dates(now)}' if dow == '*' else ''}"
             elif short := [_MONTHS[month - 1] for month in sorted(sim.months) if last > DAYS_IN_MONTH[month]]:
-                yield f"day {last} does not exist in {', '.join(short)}, so nothing runs there; L is the last day of a month"
+                yield f"day {last} does not exist in {', '.join(short)}, so nothing runs there; L is a month's last"
             elif last == 29 and 2 in sim.months:
-                yield "day 29 exists in Feb in leap years only; L is the last day of a month"
+                yield "day 29 exists in Feb in leap years only; L is a month's last"
         for day in sorted(item[0] % 7 for item in sim.weekdays if isinstance(item, tuple) and item[1] == 5):
             yield f"a month without a fifth {_DAYS[day]} has no such run; next on {self._dates(now)}"
 
@@ -587,7 +591,7 @@ class Every:
     offset: float = 0.0
 
     def __post_init__(self) -> None:
-        given: tuple[tuple[str, object], ...] = (("every", self.seconds), ("offset", self.offset))
+        given: list[tuple[str, object]] = [("every", self.seconds), ("offset", self.offset)]
         for name, value in given:
             fits = isinstance(value, int | float) and isfinite(value) and abs(value * 1000 - _millis(value)) < 1e-3
             if not fits:

@@ -99,6 +99,11 @@ class Tick:
     host: str = ""
     output: str = ""  #: the tail of what a guarded command printed
 
+    @property
+    def reopened(self) -> Tick:
+        """As it was while its job had not ended: the job is replayed."""
+        return replace(self, status="open", why="", started_at=None, ended_at=None)
+
 
 class Run(NamedTuple):
     """An open tick, with its job as it is now (None: deleted), and until when its owner's lease holds."""

@@ -275,9 +275,7 @@ class Timetable:
     def _act(self, name: str, decide: Callable[[Plan], Plan], new: Schedule | None = None) -> Standing:
         for _ in self._tries():
             found = self.store.schedules([name])
-            standing = found[0] if found or new is None else Standing(replace(new, rev=0))
-            if not found and new is None:
-                self.get(name)
+            standing = found[0] if found else self.get(name) if new is None else Standing(replace(new, rev=0))
             plan = decide(Plan(standing, self.store.now()).close(self.store.attempts))
             change = plan.change()
             if change is None or self._write([change])[0]:

@@ -564,7 +564,7 @@ class MemoryStore:
         self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
         for key, tick in self._ticks.items():
             if tick.job_id == view.id and tick.status != "open":  # it is a run of its schedule again
-                self._ticks[key] = replace(tick, status="open", why="", started_at=None, ended_at=None)
+                self._ticks[key] = tick.reopened
         return Landed(State.QUEUED)
 
     def _delete(self, row: _Row) -> Answer:

@@ -9,8 +9,10 @@ import msgspec
 from tenure.errors import BadData
 from tenure.lifecycle import Completed, Crashed, Lease, Outcome, State, outcome_name, reason_of
 from tenure.ports import Answer, Landed, NotLanded
+from tenure.schedule import Schedule, Tick
 
 encode = msgspec.json.Encoder().encode
+GUARDED = "it ran under a guard: run its command again there, with tenure guard … --force"
 COMPLETED = Landed(State.COMPLETED)
 Cause = Literal["crash", "host", "stale", "queue"]
 RESCUES: dict[str, tuple[Cause, Crashed]] = {
@@ -61,6 +63,26 @@ def check_outcome(outcome: Outcome) -> None:
         check_text(outcome.reason, *outcome.evidence, *outcome.evidence.values())
     else:
         check_text(reason_of(outcome))
+
+
+def schedule_body(schedule: Schedule) -> str:
+    """A schedule as every store keeps it. Raises BadData."""
+    return _body(schedule)
+
+
+def tick_body(tick: Tick) -> str:
+    """A tick as every store keeps it. Raises BadData."""
+    return _body(tick)
+
+
+def _body(value: Schedule | Tick) -> str:
+    try:
+        body = encode(value).decode()
+    except UnicodeEncodeError as error:
+        raise BadData(f"text with a lone surrogate can't be stored: {error.object[:60]!r}") from None
+    if "\\u0000" in body:  # JSON's way to write a NUL, or a text about it: look closer
+        check_text(*(text for name in value.__dataclass_fields__ if isinstance(text := getattr(value, name), str)))
+    return body
 
 
 def check_text(*texts: str | None) -> None:

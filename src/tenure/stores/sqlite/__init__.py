@@ -62,6 +62,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
+from tenure.schedule import Change, Due, Standing, Swapped, Tick
 from tenure.stores.outcomes import (
     COMPLETED,
     RESCUES,
@@ -73,7 +74,7 @@ from tenure.stores.outcomes import (
     evidence_of,
     standing,
 )
-from tenure.stores.sqlite import operators, reads
+from tenure.stores.sqlite import operators, reads, schedules
 from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, first, migrations
 from tenure.stores.sqlite.statements import (
     CHARGES,
@@ -83,11 +84,11 @@ from tenure.stores.sqlite.statements import (
     END,
     EXPIRED,
     INSERT,
-    LIVE_STATES,
     OWNED,
     PROGRESS,
     TO_RESCUE,
     UNDER_LEASE,
+    enqueue_one,
     lease_facts,
     row_of,
 )
@@ -178,7 +179,7 @@ class SqliteStore:
 
         def step(connection: apsw.Connection) -> list[Enqueued]:
             if len(rows) == 1:
-                return [self._enqueue_one(connection, rows[0])]
+                return [enqueue_one(connection, rows[0])]
             before = connection.total_changes()
             connection.execute("SAVEPOINT enqueue")
             connection.executemany(INSERT, rows)
@@ -187,26 +188,13 @@ class SqliteStore:
                 return [Enqueued(row[0], True, State(row[1])) for row in rows]
             # Some were there already: once more, one by one, to tell which.
             connection.execute("ROLLBACK TO enqueue; RELEASE enqueue")
-            return [self._enqueue_one(connection, row) for row in rows]
+            return [enqueue_one(connection, row) for row in rows]
 
         answers = self._within(tx, step)
         inner = tx.tx if isinstance(tx, Awaited) else tx
         if isinstance(inner, Transaction) and committed is not None:
             inner.committed.append(committed)
         return answers
-
-    def _enqueue_one(self, connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
-        job_id, state, task, unique = row[0], row[1], row[2], row[3]
-        connection.execute(INSERT, row)
-        if connection.changes() == 1:
-            return Enqueued(job_id, True, State(state))
-        found = first(connection, "SELECT id, state FROM jobs WHERE id = ?", (job_id,)) or first(
-            connection,
-            f"SELECT id, state FROM jobs WHERE task = ? AND unique_key = ? AND state IN {LIVE_STATES}",
-            (task, unique),
-        )
-        assert found is not None, "an insert that did nothing has met an id or a key"
-        return Enqueued(found[0], False, State(found[1]))
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
         check_text(reason)
@@ -244,7 +232,14 @@ class SqliteStore:
 
     def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         now = self._now()
-        return self._each(ids, lambda connection, job_id: operators.replay(connection, job_id, now))
+
+        def step(connection: apsw.Connection, job_id: str) -> Answer | None:
+            answer = operators.replay(connection, job_id, now)
+            if isinstance(answer, Landed):
+                schedules.open_again(connection, job_id)
+            return answer
+
+        return self._each(ids, step)
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, operators.delete)
@@ -610,6 +605,39 @@ class SqliteStore:
     def paused(self) -> frozenset[str]:
         rows = self._file.read(lambda c: fetch(c, "SELECT name FROM queues WHERE paused_at IS NOT NULL"))
         return frozenset(row[0] for row in rows)
+
+    # ── schedules ──
+
+    def due(self, *, limit: int = 500) -> Due:
+        now, boot = self._now(), self._boot()
+        return self._file.read(lambda connection: schedules.due(connection, now, boot, limit))
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        now, boot, boot_id = self._now(), self._boot(), self._clock.boot_id
+        return self._file.write(lambda c: [schedules.change(c, each, now, boot, boot_id) for each in changes])
+
+    def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
+        now, boot, wanted = self._now(), self._boot(), None if names is None else sorted(set(names))
+        return self._file.read(lambda connection: schedules.standings(connection, wanted, now, boot))
+
+    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        return self._file.read(lambda connection: schedules.ticks(connection, name, limit, before))
+
+    def forget(self, *, keep: float, limit: int = 1000) -> int:
+        now = self._now()
+        return self._file.write(lambda connection: schedules.forget(connection, now - int(keep * 1000), now, limit))
+
+    def swap(
+        self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
+    ) -> Swapped:
+        check_text(key, old, new)
+        now = self._now()
+        ends = None if ttl is None else now + round(ttl * 1000)
+        return self._file.write(lambda connection: schedules.swap(connection, key, old, new, ends, drafts, now))
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        now = self._now()
+        return self._file.read(lambda connection: schedules.notes(connection, prefix, now))
 
     # ── reads ──
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import apsw
 
-from tenure.lifecycle import ENDED, State
+from tenure.lifecycle import ENDED, GUARD, State
 from tenure.ports import Answer, Landed, NotLanded
+from tenure.stores.outcomes import GUARDED
 from tenure.stores.sqlite.file import first
 from tenure.stores.sqlite.statements import LIVE_STATES
 
@@ -34,12 +35,14 @@ def promote(connection: apsw.Connection, job_id: str, now: int) -> State | None:
 
 
 def replay(connection: apsw.Connection, job_id: str, now: int) -> Answer | None:
-    found = first(connection, "SELECT state, task, unique_key FROM jobs WHERE id = ?", (job_id,))
+    found = first(connection, "SELECT state, task, unique_key, queue FROM jobs WHERE id = ?", (job_id,))
     if found is None:
         return None
-    state, task, unique = State(found[0]), found[1], found[2]
+    state, task, unique, queue = State(found[0]), *found[1:]
     if state not in ENDED:
         return NotLanded(f"it is {state}: only an ended job can be replayed")
+    if queue == GUARD:
+        return NotLanded(GUARDED)
     holder = first(
         connection,
         f"SELECT id FROM jobs WHERE task = ? AND unique_key = ? AND state IN {LIVE_STATES}",

@@ -1,12 +1,17 @@
 """The statements of the SQLite store that its hot path and its guards are made of, and how values become rows."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
 from typing import Any
 
-from tenure.lifecycle import Lease
-from tenure.ports import Draft
+import apsw
+
+from tenure.lifecycle import Lease, State
+from tenure.ports import Draft, Enqueued
 from tenure.stores.outcomes import check_text
+from tenure.stores.sqlite.file import first
 
 LIVE_STATES = "('scheduled', 'queued', 'processing')"
 _EXPIRED = "iif({attempt} = 1 AND expires_at < :now, json('true'), json('false'))"
@@ -105,6 +110,20 @@ def row_of(draft: Draft, now: int) -> tuple[Any, ...]:
         draft.meta,
         draft.payload,
     )
+
+
+def enqueue_one(connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
+    job_id, state, task, unique = row[0], row[1], row[2], row[3]
+    connection.execute(INSERT, row)
+    if connection.changes() == 1:
+        return Enqueued(job_id, True, State(state))
+    found = first(connection, "SELECT id, state FROM jobs WHERE id = ?", (job_id,)) or first(
+        connection,
+        f"SELECT id, state FROM jobs WHERE task = ? AND unique_key = ? AND state IN {LIVE_STATES}",
+        (task, unique),
+    )
+    assert found is not None, "an insert that did nothing has met an id or a key"
+    return Enqueued(found[0], False, State(found[1]))
 
 
 def lease_facts(lease: Lease) -> dict[str, Any]:

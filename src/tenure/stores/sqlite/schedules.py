@@ -1,0 +1,188 @@
+"""Schedules, their ticks, and notes. A schedule is read before its runs: whoever saw an older one writes nothing."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import apsw
+
+from tenure.ports import Draft
+from tenure.schedule import REPLACED, Change, Due, Run, Standing, Swapped, Tick, decode_schedule, decode_tick
+from tenure.stores.outcomes import encode, schedule_body, tick_body
+from tenure.stores.sqlite import operators, reads
+from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.statements import LIVE_STATES, enqueue_one, row_of
+
+OWNER_LIVES = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
+
+
+def _ms(instant: datetime) -> int:
+    return round(instant.timestamp() * 1000)
+
+
+def due(connection: apsw.Connection, now: int, boot: int, limit: int) -> Due:
+    rows = fetch(
+        connection,
+        "SELECT name FROM schedule_rows WHERE due_at <= ? AND due_at IS NOT NULL ORDER BY due_at, name LIMIT ?",
+        (now, limit),
+    )
+    rows += fetch(
+        connection,
+        "SELECT DISTINCT t.schedule FROM tick_rows AS t WHERE t.open AND NOT EXISTS "
+        f"(SELECT 1 FROM jobs AS j WHERE j.id = t.job_id AND +j.state IN {LIVE_STATES}) LIMIT ?",
+        (limit,),
+    )
+    later = first(connection, "SELECT min(due_at) FROM schedule_rows WHERE due_at > ?", (now,))
+    found = standings(connection, list(dict.fromkeys(row[0] for row in rows)), now, boot) if rows else []
+    next_due = None if later is None or later[0] is None else (later[0] - now) / 1000
+    return Due(datetime.fromtimestamp(now / 1000, UTC), found, next_due)
+
+
+def standings(connection: apsw.Connection, names: Iterable[str] | None, now: int, boot: int) -> list[Standing]:
+    """In the order of `names`; None: all, by name."""
+    among = "" if names is None else "AND {} IN (SELECT value FROM json_each(:names))"
+    wanted = {} if names is None else {"names": encode(list(names)).decode()}
+    found = dict(
+        fetch(
+            connection, f"SELECT name, body FROM schedule_rows WHERE TRUE {among.format('name')} ORDER BY name", wanted
+        )
+    )
+    opened = fetch(
+        connection,
+        f"SELECT schedule, job_id, body FROM tick_rows INDEXED BY tick_rows_open WHERE open "
+        f"{among.format('schedule')} ORDER BY tick, cause",
+        wanted,
+    )
+    runs: dict[str, list[Run]] = {}
+    for schedule, job_id, body in opened:
+        runs.setdefault(schedule, []).append(_run(connection, job_id, decode_tick(body), now, boot))
+    ordered = found if names is None else [name for name in names if name in found]
+    return [Standing(decode_schedule(found[name]), tuple(runs.get(name, ()))) for name in ordered]
+
+
+def _run(connection: apsw.Connection, job_id: str | None, tick: Tick, now: int, boot: int) -> Run:
+    job = None if job_id is None else reads.get(connection, job_id)
+    owner = None
+    if job is not None and job.worker_id is not None:
+        owner = first(connection, "SELECT expires_boot FROM workers WHERE id = ?", (job.worker_id,))
+    until = None if owner is None else datetime.fromtimestamp((now + owner[0] - boot) / 1000, UTC)
+    return Run(tick, job, until)
+
+
+def change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boot_id: str) -> bool:
+    name, rev = wanted.schedule.name, wanted.schedule.rev
+    stands = first(connection, "SELECT rev FROM schedule_rows WHERE name = ?", (name,))
+    if (0 if stands is None else stands[0]) != rev:
+        return False
+    if wanted.owner is not None and first(connection, OWNER_LIVES, (wanted.owner, boot_id, boot)) is None:
+        return False
+    if wanted.delete:
+        connection.execute("DELETE FROM tick_rows WHERE schedule = ?", (name,))
+        connection.execute("DELETE FROM schedule_rows WHERE name = ?", (name,))
+        return True
+    follow: dict[str | None, str] = {}
+    for draft in wanted.drafts:
+        follow[draft.id] = enqueue_one(connection, row_of(draft, now)).id
+        if wanted.owner is not None:
+            connection.execute(
+                "UPDATE jobs SET state = 'processing', attempt = 1, worker_id = :worker, started_at = :now, "
+                "last_activity_at = :now, active_boot = :boot WHERE id = :id AND state = 'queued' AND attempt = 0",
+                {"worker": wanted.owner, "now": now, "boot": boot, "id": draft.id},
+            )
+    for tick in wanted.ticks:
+        _put_tick(connection, replace(tick, job_id=follow.get(tick.job_id, tick.job_id)))
+    for job_id in wanted.cancel:
+        operators.cancel(connection, job_id, REPLACED, now)
+    row = wanted.stored
+    connection.execute(
+        "INSERT INTO schedule_rows VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+        "SET rev = excluded.rev, due_at = excluded.due_at, body = excluded.body",
+        (name, row.rev, None if row.due_at is None else _ms(row.due_at), schedule_body(row)),
+    )
+    return True
+
+
+def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
+    connection.execute(
+        "INSERT OR REPLACE INTO tick_rows VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (
+            tick.schedule,
+            _ms(tick.tick),
+            tick.cause,
+            tick.job_id,
+            tick.status == "open",
+            _ms(tick.decided_at),
+            tick_body(tick),
+        ),
+    )
+
+
+def open_again(connection: apsw.Connection, job_id: str) -> None:
+    """A job that is replayed is a run of its schedule again."""
+    rows = fetch(connection, "SELECT body FROM tick_rows WHERE job_id = ? AND NOT open", (job_id,))
+    for (body,) in rows:
+        _put_tick(connection, decode_tick(body).reopened)
+
+
+def ticks(connection: apsw.Connection, name: str, limit: int, before: datetime | None) -> list[Tick]:
+    rows = fetch(
+        connection,
+        "SELECT body FROM tick_rows WHERE schedule = :name AND (:before IS NULL OR tick < :before) "
+        "ORDER BY tick DESC, cause DESC LIMIT :limit",
+        {"name": name, "before": None if before is None else _ms(before), "limit": limit},
+    )
+    return [decode_tick(row[0]) for row in rows]
+
+
+def forget(connection: apsw.Connection, before: int, now: int, limit: int) -> int:
+    connection.execute(
+        "DELETE FROM tick_rows WHERE (schedule, tick, cause) IN (SELECT schedule, tick, cause FROM tick_rows "
+        "WHERE NOT open AND decided_at < ? ORDER BY decided_at LIMIT ?)",
+        (before, limit),
+    )
+    gone = connection.changes()
+    connection.execute(
+        "DELETE FROM notes WHERE key IN "
+        "(SELECT key FROM notes WHERE expires_at <= ? AND expires_at IS NOT NULL LIMIT ?)",
+        (now, limit - gone),
+    )
+    return gone + connection.changes()
+
+
+def swap(
+    connection: apsw.Connection,
+    key: str,
+    old: str | None,
+    new: str | None,
+    expires_at: int | None,
+    drafts: Sequence[Draft],
+    now: int,
+) -> Swapped:
+    found = first(
+        connection, "SELECT value FROM notes WHERE key = ? AND (expires_at IS NULL OR expires_at > ?)", (key, now)
+    )
+    stands = None if found is None else found[0]
+    if stands not in (old, new):
+        return Swapped(False, stands)
+    if stands == old != new:
+        for draft in drafts:
+            enqueue_one(connection, row_of(draft, now))
+    if new is None:
+        connection.execute("DELETE FROM notes WHERE key = ?", (key,))
+    else:
+        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (key, new, expires_at))
+    return Swapped(True, new)
+
+
+def notes(connection: apsw.Connection, prefix: str, now: int) -> dict[str, str]:
+    rows = fetch(
+        connection,
+        "SELECT key, value FROM notes WHERE key >= :prefix AND substr(key, 1, length(:prefix)) = :prefix "
+        "AND (expires_at IS NULL OR expires_at > :now) ORDER BY key",
+        {"prefix": prefix, "now": now},
+    )
+    return dict(rows)
