@@ -6,16 +6,19 @@ Whatever it shows has its secrets starred. Whatever it does, it rings the doorbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, cast
 
 from tenure.arguments import redacted
 from tenure.config import valid_name
-from tenure.errors import UnknownJob
+from tenure.errors import InvalidOption, UnknownJob
 from tenure.explain import Explanation, explain
 from tenure.lifecycle import ENDED, State
 from tenure.ports import AttemptView, Filter, JobView, Landed, Notifier, Page, QueueView, Ring, Store, WorkerView
+from tenure.schedule import Standing
+from tenure.timetable import Timetable
 
 _BATCH = 500
 Verb = Literal["cancel", "promote", "replay", "delete"]
@@ -59,7 +62,8 @@ class Admin:
 
     def __init__(self, store: Store, notifier: Notifier) -> None:
         self.store = store
-        self._notifier = notifier
+        self.notifier = notifier
+        self.timetable = Timetable(store, notifier)
 
     # ── reading ──
 
@@ -100,6 +104,21 @@ class Admin:
         """Live workers, newest first; with `dead` also those of the last day."""
         return self.store.workers(dead=dead)
 
+    def schedules(self) -> list[Standing]:
+        """All schedules as they stand now, in order of their names."""
+        found = self.timetable.all()
+        if any(not run.live for each in found for run in each.runs):
+            with suppress(InvalidOption):  # one that can't be understood: the others are shown all the same
+                self.timetable.settle(found)
+            found = self.timetable.all()
+        return [_discreet(each) for each in found]
+
+    def schedule(self, name: str) -> Standing:
+        """One schedule as it stands now. Raises UnknownSchedule."""
+        with suppress(InvalidOption):
+            self.timetable.settle([self.timetable.get(name)])
+        return _discreet(self.timetable.get(name))
+
     # ── acting ──
 
     def refs(self, where: Filter) -> list[JobRef]:
@@ -138,7 +157,7 @@ class Admin:
                     if acted[ref.id].landed:
                         landed.setdefault(ref.queue, []).append(ref.id)
                 rung = cast(Literal["queued", "cancel"], kind)
-                self._notifier.announce(Ring(rung, queue, tuple(ids)) for queue, ids in sorted(landed.items()))
+                self.notifier.announce(Ring(rung, queue, tuple(ids)) for queue, ids in sorted(landed.items()))
             yield [acted[ref.id] for ref in batch]
 
     def pause(self, queue: str) -> bool:
@@ -148,7 +167,7 @@ class Admin:
     def resume(self, queue: str) -> bool:
         """False: it was not paused."""
         resumed = self.store.pause(valid_name(queue, "queue"), paused=False)
-        self._notifier.announce([Ring("queued", queue)])
+        self.notifier.announce([Ring("queued", queue)])
         return resumed
 
 
@@ -198,6 +217,13 @@ def _answers(found: Mapping[str, Any], done: str) -> dict[str, Acted]:
 
 def _without_secrets(job: JobView) -> JobView:
     return replace(job, payload=redacted(job.payload), result=_maybe(job.result), checkpoint=_maybe(job.checkpoint))
+
+
+def _discreet(standing: Standing) -> Standing:
+    job = standing.schedule.job
+    schedule = replace(standing.schedule, job=replace(job, payload=redacted(job.payload)) if job else None)
+    runs = tuple(run._replace(job=_without_secrets(run.job) if run.job else None) for run in standing.runs)
+    return Standing(schedule, runs)
 
 
 def _maybe(text: str | None) -> str | None:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from threading import RLock
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakSet
 
@@ -20,11 +21,14 @@ import msgspec
 
 from tenure import config
 from tenure.config import Settings
+from tenure.cron import Dst
+from tenure.declarations import Declarations, Options, calling_module, calling_place, schedule
 from tenure.durations import Duration, seconds, spell
 from tenure.errors import InvalidOption
 from tenure.job import Desk, Job, JobHandle, handle_of, refuse_on_loop
 from tenure.ports import Notifier, Store
 from tenure.retry import Retry
+from tenure.schedule import Schedule
 from tenure.task import NewJob, Program, Registry, task_decorator
 
 if TYPE_CHECKING:
@@ -32,7 +36,9 @@ if TYPE_CHECKING:
     from tenure.embedded import Embedded
     from tenure.task import _TaskDecorator
     from tenure.testing import TestQueue
+    from tenure.timetable import Declared
 
+S = TypeVar("S")
 R = TypeVar("R")
 
 _everyone: WeakSet[Tenure] = WeakSet()
@@ -73,6 +79,7 @@ class Tenure:
         self._policy: Retry | None = None
         self._imports = tuple(imports)
         self._registry = Registry()
+        self._declarations = Declarations(calling_module(1))
         self._resources: list[Callable[[], Any]] = []
         self._arounds: list[Callable[[Job[Any]], Any]] = []
         self._client: Client | None = None
@@ -92,6 +99,28 @@ class Tenure:
     def task(self) -> _TaskDecorator:
         """`@jobs.task`, or `@jobs.task(queue="slow", retry=3)`: make a function a task."""
         return task_decorator(self, self._registry)
+
+    def schedule(
+        self,
+        cron: str | None = None,
+        /,
+        *,
+        every: Duration | None = None,
+        tz: str = "UTC",
+        name: str | None = None,
+        dst: Dst = "debian",
+        **options: Unpack[Options],
+    ) -> Callable[[S], S]:
+        """Run a task at these times, without a scheduler of its own: every supervisor fires, each tick runs once.
+
+        Example: `@jobs.schedule("0 6 * * *", tz="Europe/Paris", expires="2h")` above `@jobs.task`; with arguments,
+        `jobs.schedule(every="10m", name="sync-eu")(sync.bind(region="eu"))`. What the options do, and the rules for
+        days when the clocks change (those of Debian's cron): docs/schedules.md. Raises InvalidOption.
+        """
+        place = calling_place(1)
+        make = partial(schedule, expression=cron, every=every, tz=tz, dst=dst, **options)
+        make("checked-at-once")  # a typo is told where it stands, also when the decorator is never applied
+        return lambda target: self._declarations.add(target, name, make, place)
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
         """Open what this generator yields once a worker process; `job.resource(Kind)` finds it by its type."""
@@ -176,7 +205,21 @@ class Tenure:
     @property
     def program(self) -> Program:
         """What a worker runs."""
-        return Program(self.tasks, tuple(self._resources), tuple(self._arounds))
+        declared = self._declarations
+        return Program(self.tasks, tuple(self._resources), tuple(self._arounds), declared.source, declared.all)
+
+    @property
+    def schedules(self) -> Sequence[Schedule]:
+        """Its schedules as they are declared, those of `imports` too. Raises InvalidOption."""
+        return self.program.schedules()
+
+    def declare(self, *, force: bool = False) -> Declared:
+        """Put its schedules into the store, as its workers do when they start. `force`: over those of a newer release."""
+        from tenure.timetable import Timetable
+
+        client, program = self._opened(), self.program
+        timetable = Timetable(client.store, client.notifier)
+        return timetable.declare(program.source, self.settings.release or "", program.schedules(), force=force)
 
     # ── what its tasks need ──
 

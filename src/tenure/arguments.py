@@ -245,6 +245,11 @@ class Arguments:
         """What it takes, without the Job."""
         return [parameter.name for parameter in self._parameters]
 
+    @property
+    def required(self) -> list[str]:
+        """Those of them without a default."""
+        return [parameter.name for parameter in self._parameters if parameter.default is parameter.empty]
+
     def resolve(self) -> None:
         """Build every codec now. Raises InvalidOption for an annotation that can't be resolved or stored."""
         try:

@@ -33,6 +33,7 @@ from tenure.host import die_with_parent, kill_group
 from tenure.lifecycle import Outcome
 from tenure.lifeline import Lifeline
 from tenure.link import Link, write_verdicts
+from tenure.maintenance import Declaration
 from tenure.ports import Notifier, Store
 from tenure.tally import Tally, timed
 from tenure.task import Program
@@ -72,13 +73,14 @@ def run_child(handles: Handles, load: Callable[[], Loaded]) -> int:
         loaded = load()
         if not loaded.program.tasks.names:
             raise TenureError('the app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
+        hello = _introduction(loaded)
     except TenureError as error:
         link.send("refused", error=str(error))
         return 2
     except Exception as error:
         link.send("refused", error=f"the app can't be imported: {type(error).__name__}: {error}")
         raise
-    link.send("hello", **_introduction(loaded))
+    link.send("hello", **hello)
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
@@ -89,7 +91,8 @@ def run_child(handles: Handles, load: Callable[[], Loaded]) -> int:
 
 
 def _introduction(loaded: Loaded) -> dict[str, Any]:
-    settings, tasks = loaded.settings, loaded.program.tasks
+    settings, program = loaded.settings, loaded.program
+    tasks, declares = program.tasks, Declaration(program.source, settings.release or "", tuple(program.schedules()))
     functions: dict[str, list[str]] = {}
     for task in tasks:
         code = getattr(task.fn, "__code__", None)
@@ -100,6 +103,7 @@ def _introduction(loaded: Loaded) -> dict[str, Any]:
         "queues": dict(settings.queues) or dict.fromkeys(sorted({task.queue for task in tasks})),
         "functions": functions,
         "files": _own_files(),
+        "declares": msgspec.to_builtins(declares),
         "settings": msgspec.to_builtins(settings, enc_hook=str),
     }
 

@@ -195,6 +195,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("retry_cap", "30s", _seconds, "…and never longer than this."),
     Setting("keep", "7d", _keep, "How long completed and cancelled jobs are kept; at least 1h."),
     Setting("keep_dead", None, _keep, "How long dead letters are kept; unset: until someone deletes them."),
+    Setting("keep_history", "90d", _keep, "How long it is kept what became of the ticks of a schedule; at least 1h."),
+    Setting(
+        "release",
+        None,
+        _text,
+        "The app's release, any text: an older one, seen earlier, changes no schedules. Unset: by what it declares.",
+    ),
     Setting("max_payload", "256KiB", _size, "The longest arguments of a job, as JSON."),
     Setting("max_result", "256KiB", _size, "The longest result of a job, as JSON."),
     Setting(
@@ -231,6 +238,8 @@ class Settings:
     retry_cap: float
     keep: float
     keep_dead: float | None
+    keep_history: float
+    release: str | None
     max_payload: int
     max_result: int
     runtime_dir: Path

@@ -23,7 +23,7 @@ from tenure.executor import open_resources
 from tenure.host import host_name, new_token, pid_namespace, started, worker_id
 from tenure.lifecycle import Released
 from tenure.lifeline import ASK_AFTER
-from tenure.maintenance import Maintenance
+from tenure.maintenance import Declaration, Maintenance
 from tenure.ports import Notifier, Store, WorkerIdentity
 from tenure.task import Program
 from tenure.worker import Plan, Worker, queue_caps, run_loop
@@ -67,7 +67,11 @@ class Embedded:
             lease=self._settings.lease,
             keep=self._settings.keep,
             keep_dead=self._settings.keep_dead,
+            keep_history=self._settings.keep_history,
             mine=lambda: frozenset({self._id}),
+        )
+        self._maintenance.declare(
+            Declaration(self._program.source, self._settings.release or "", tuple(self._program.schedules()))
         )
         self._closing.clear()
         self._ended.clear()
@@ -241,11 +245,11 @@ class Embedded:
     def _maintain(self) -> None:
         while not self._ended.is_set():
             try:
-                next_due = self._maintenance.promote()
+                next_job, next_tick = self._maintenance.promote(), self._maintenance.fire()
                 self._maintenance.upkeep_if_due()
                 if self._maintenance.scan_if_due():
                     self._maintenance.prune_if_due()
-                self._maintain_wake.wait(self._maintenance.next_wake(next_due))
+                self._maintain_wake.wait(self._maintenance.next_wake(next_job, next_tick))
             except StoreError:
                 self._maintain_wake.wait(RETRY_SECONDS)
             self._maintain_wake.clear()

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from random import random
 from types import MappingProxyType
 
@@ -16,10 +18,21 @@ from tenure.host import end_leftovers, pid_namespace, started, token_of
 from tenure.lifecycle import State
 from tenure.lifeline import ASK_AFTER
 from tenure.ports import Notifier, Rescued, Ring, Store
+from tenure.schedule import Schedule
+from tenure.timetable import Declared, Timetable
 
 BATCH = 100
 PRUNE_SECONDS = 60.0
 UPKEEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The schedules of an app, as one of its workers brings them."""
+
+    source: str
+    release: str
+    schedules: tuple[Schedule, ...]
 
 
 class Maintenance:
@@ -38,10 +51,14 @@ class Maintenance:
         lease: float,
         keep: float,
         keep_dead: float | None,
+        keep_history: float,
         mine: Callable[[], frozenset[str]],
     ) -> None:
         self._store, self._notifier, self._events = store, notifier, events
         self._lease, self._keep, self._keep_dead = lease, keep, keep_dead
+        self._keep_history = keep_history
+        self._timetable = Timetable(store, notifier)
+        self._undeclared: Declaration | None = None
         self._mine = mine
         self._boot = system_clock().boot
         self._renewed = self._boot()
@@ -110,6 +127,19 @@ class Maintenance:
             if not promoted.jobs:
                 return promoted.next_due
 
+    def declare(self, declaration: Declaration) -> None:
+        """Put these schedules, at the next `fire` for which the store is there."""
+        self._undeclared = declaration
+
+    def fire(self) -> float | None:
+        """Ticks whose time has come become jobs; seconds until the next one's has."""
+        declaration = self._undeclared
+        if declaration is not None:
+            _say(declaration, self._timetable.declare(declaration.source, declaration.release, declaration.schedules))
+            if self._undeclared is declaration:
+                self._undeclared = None
+        return self._timetable.fire_due()
+
     def upkeep_if_due(self) -> None:
         if time.monotonic() >= self._next_upkeep:
             self._next_upkeep = time.monotonic() + UPKEEP_SECONDS
@@ -120,11 +150,13 @@ class Maintenance:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
             while self._store.prune(keep=self._keep, keep_dead=self._keep_dead):
                 pass
+            while self._store.forget(keep=self._keep_history):
+                pass
 
-    def next_wake(self, next_due: float | None) -> float:
-        """Seconds to sleep: until the next scan or upkeep, or until the next job is due."""
+    def next_wake(self, *next_due: float | None) -> float:
+        """Seconds to sleep: until the next scan or upkeep, or until the next job or tick is due."""
         duty = min(self._next_scan, self._next_upkeep) - time.monotonic()
-        return max(0.0, duty if next_due is None else min(duty, next_due))
+        return max(0.0, min((duty, *(each for each in next_due if each is not None))))
 
     def tell(self, rescued: list[Rescued], outcomes: Mapping[str, str] = MappingProxyType({})) -> list[Rescued]:
         """Log who was rescued, and ring for them. `outcomes` by job id; else they crashed."""
@@ -137,3 +169,18 @@ class Maintenance:
                 rings.append(Ring("due", each.queue))
         self._notifier.announce(rings)
         return rescued
+
+
+def _say(declaration: Declaration, done: Declared) -> None:
+    log = logging.getLogger("tenure.schedules")
+    if done.older:
+        log.warning(
+            "the schedules of %s stay as release %s declares them, which was seen later than %s; to go back to these: "
+            "tenure schedules declare --force",
+            declaration.source,
+            done.older,
+            declaration.release or "this one",
+        )
+    for what, names in (("made", done.made), ("changed", done.changed), ("retired", done.retired)):
+        if names:
+            log.info("schedules %s: %s", what, ", ".join(names))

@@ -44,7 +44,7 @@ from tenure.events import (
 from tenure.host import end_leftovers, host_name, is_stopped, kill_group, pid_namespace, started
 from tenure.lifecycle import Crashed, Lease, Outcome, Released, State, outcome_name
 from tenure.link import read_verdicts
-from tenure.maintenance import Maintenance
+from tenure.maintenance import Declaration, Maintenance
 from tenure.ports import Filter, Notifier, Runner, Store, WorkerIdentity
 from tenure.process import WorkerProcess, cause_of
 from tenure.tally import Tally, Vitals, timed
@@ -291,6 +291,7 @@ class Supervisor:
             self._tell_to_drain(child, 0.0)
             return
         queues = hello["queues"]
+        self._ground.maintenance.declare(msgspec.convert(hello["declares"], Declaration))
         self._served = frozenset(queues)
         self._maintain_wake.set()  # jobs of these queues that must run alone may wait already
         slots = 1 if child.runner == "solo" else self._ground.settings.concurrency
@@ -320,6 +321,7 @@ class Supervisor:
             lease=settings.lease,
             keep=settings.keep,
             keep_dead=settings.keep_dead,
+            keep_history=settings.keep_history,
             mine=lambda: self._settling.union(child.id for child in list(self._children.values())),
         )
         maintenance.scan()
@@ -574,7 +576,7 @@ class Supervisor:
     def _maintain(self, ground: Ground) -> None:
         while not self._done:
             try:
-                next_due = ground.maintenance.promote()
+                next_due, next_tick = ground.maintenance.promote(), ground.maintenance.fire()
                 ground.maintenance.upkeep_if_due()
                 self._ask_for_solo()
                 if ground.maintenance.scan_if_due():
@@ -584,7 +586,7 @@ class Supervisor:
                 self._away(error)
                 self._maintain_wake.wait(RETRY_SECONDS)
             else:
-                wake = ground.maintenance.next_wake(next_due)
+                wake = ground.maintenance.next_wake(next_due, next_tick)
                 if self._options.until_empty or self._options.reload:
                     wake = min(wake, 0.5)
                     self._end_if_empty(next_due)

@@ -42,6 +42,7 @@ from tenure.ids import canonical, new_id
 from tenure.job import DetachedAttempt, Home, Job, JobHandle, R_co, handle_of, refuse_on_loop, valid_key
 from tenure.ports import Draft, Enqueued
 from tenure.retry import Retry
+from tenure.schedule import Schedule
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -327,6 +328,11 @@ class NewJob(Generic[R_co]):
         return UUID(self._id)
 
     @property
+    def of(self) -> Task[..., R_co]:
+        """The task it is a job of."""
+        return self._task
+
+    @property
     def tx(self) -> object:
         """The transaction that `using(tx=…)` named."""
         return self._task.tx
@@ -519,3 +525,5 @@ class Program:
     tasks: Registry
     resources: tuple[Callable[[], Any], ...] = ()
     arounds: tuple[Callable[[Job[Any]], Any], ...] = ()
+    source: str = ""  #: the module where the app is made: whose schedules these are
+    schedules: Callable[[], Sequence[Schedule]] = tuple

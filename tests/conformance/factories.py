@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from itertools import count
 from threading import Barrier
 from typing import Any, TypeVar
 from uuid import UUID
 
 from tenure.clock import Clock
-from tenure.lifecycle import ENDED, Cancelled, Completed, Failed, Lease, Outcome, Released, State
+from tenure.lifecycle import ENDED, GUARD, Cancelled, Completed, Failed, Lease, Outcome, Released, State
 from tenure.ports import AttemptView, Claimed, Draft, Filter, JobView, Landed, Store, WorkerIdentity
+from tenure.schedule import Change, Schedule, Standing, Tick
 
 T = TypeVar("T")
 
@@ -130,6 +132,45 @@ def bring(store: Store, state: State, **options: Any) -> Lease:
     if state in ways:
         assert finish(store, lease, ways[state]) is state
     return lease
+
+
+def schedule(**options: Any) -> Schedule:
+    """A schedule to store: its ticks enqueue `work`."""
+    return Schedule(**{"name": f"schedule-{next(_numbers)}", "rule": "every 1m", "job": draft(id=""), **options})
+
+
+def made(store: Store, **options: Any) -> Schedule:
+    """A schedule as it stands in the store."""
+    new = schedule(**options)
+    assert store.change([Change(schedule=new)]) == [True]
+    return standing(store, new.name).schedule
+
+
+def standing(store: Store, name: str) -> Standing:
+    (found,) = store.schedules([name])
+    return found
+
+
+def tick(of: Schedule, at: datetime, **options: Any) -> Tick:
+    return Tick(**{"schedule": of.name, "tick": at, "decided_at": at, **options})
+
+
+def begin(store: Store, name: str, at: datetime | None = None, **options: Any) -> str:
+    """A run of a stored schedule begins; the id of its job."""
+    job, now = draft(**options), store.now()
+    stands = standing(store, name).schedule
+    change = Change(schedule=stands, ticks=(tick(stands, at or now, job_id=job.id, decided_at=now),), drafts=(job,))
+    assert store.change([change]) == [True]
+    return job.id
+
+
+def begin_guarded(store: Store, name: str, worker_id: str, at: datetime | None = None) -> str:
+    """A guard's run begins under the lease of that worker; the id of its job."""
+    job, now = draft(task=name, queue=GUARD, max_failures=1, max_crashes=0), store.now()
+    stands = standing(store, name).schedule
+    ticks = (tick(stands, at or now, job_id=job.id, decided_at=now, started_at=now, host="host"),)
+    assert store.change([Change(schedule=stands, ticks=ticks, drafts=(job,), owner=worker_id)]) == [True]
+    return job.id
 
 
 def look(store: Store, job_id: str) -> JobView:

@@ -48,6 +48,7 @@ _COMMANDS = {
     "dead": ("jobs:dead", "Dead letters: jobs whose failures or crashes are used up."),
     "queues": ("queues:queues", "Queues: how full they are; stop and go."),
     "workers": ("queues:workers", "Workers: who is alive."),
+    "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
     "top": ("top:top", "Watch queues, workers and running jobs."),
     "check": ("check:check", "Is everything well? Ends with 1 if not."),
     "migrate": ("check:migrate", "Bring the store's schema up to date. Safe at any time, and by many at once."),
@@ -55,7 +56,7 @@ _COMMANDS = {
     "demo": ("demo:demo", "See it work: jobs that succeed, run later, fail once, and fail for good."),
     "bench": ("bench:bench", "How fast is it on this machine?"),
 }
-_NOUNS = {"jobs", "dead", "queues", "workers"}  # each an App of its own, which says such things itself
+_NOUNS = {"jobs", "dead", "queues", "workers", "schedules"}  # each an App of its own, which says such things itself
 for _name, (_place, _help) in _COMMANDS.items():
     _options = {} if _name in _NOUNS else {"help_epilogue": ""}
     app.command(f"tenure.cli.{_place}", name=_name, help=_help, **_options)

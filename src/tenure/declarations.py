@@ -1,0 +1,136 @@
+"""What `@jobs.schedule` collects: the schedules that an app declares, checked where they are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, Unpack, cast
+
+from tenure import cron
+from tenure.config import valid_name
+from tenure.cron import Dst
+from tenure.durations import Duration, seconds, spell
+from tenure.errors import InvalidArguments, InvalidOption
+from tenure.schedule import CATCH_UPS, OVERLAPS, CatchUp, Overlap, Schedule
+from tenure.task import NewJob, Task
+
+S = TypeVar("S")
+
+
+class Options(TypedDict, total=False):
+    """The options of `jobs.schedule`, beside when it ticks. None means the default."""
+
+    overlap: Overlap | None  #: while the run before goes on: skip the tick, queue one, replace the run, or allow both
+    catch_up: CatchUp | None  #: after a time when nobody fired: skip what was missed, run the latest, or all of it
+    catch_up_window: Duration | None  #: how far back, 7 days
+    catch_up_max: int | None  #: how many at most, the newest 100
+    expires: Duration | None  #: so long after its time it is not run any more
+    jitter: Duration | None  #: fired at a random moment within so long after its time, the same on every host
+    start: datetime | None
+    end: datetime | None
+    pause_after: int | None  #: pause it after so many failures in a row
+    alert_after: int | None  #: alert on so many failures in a row, 2
+    grace: Duration | None  #: overdue so long after its time, 5 minutes
+    too_long: Duration | None  #: alert on a run that takes longer
+
+
+def schedule(
+    name: str,
+    expression: str | None,
+    *,
+    every: Duration | None = None,
+    tz: str = "UTC",
+    dst: Dst = "debian",
+    **options: Unpack[Options],
+) -> Schedule:
+    """A schedule without its job, checked. Raises InvalidOption that names what is wrong."""
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    rule = cron.rule(expression, every=every, tz=tz, dst=dst)
+    for key, among in (("overlap", OVERLAPS), ("catch_up", CATCH_UPS)):
+        if given.get(key, among[0]) not in among:
+            raise InvalidOption(f"{name}: {key}: expected one of {', '.join(among)}, got {given[key]!r}")
+    for key in ("catch_up_window", "expires", "jitter", "grace", "too_long"):
+        if key in given:
+            given[key] = seconds(given[key], f"{name}: {key}")
+    for key in ("catch_up_max", "pause_after", "alert_after"):
+        value = given.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10_000:
+            raise InvalidOption(f"{name}: {key}: expected a whole number from 1 to 10,000, got {value!r}")
+    for key in ("start", "end"):
+        value = given.get(key)
+        if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+            raise InvalidOption(f"{name}: {key}: expected a datetime with a time zone, got {value!r}")
+    if isinstance(rule, cron.Every) and given.get("jitter", 0.0) >= rule.seconds:
+        raise InvalidOption(
+            f"{name}: jitter: expected less than the interval, {spell(rule.seconds)}, got {spell(given['jitter'])}"
+        )
+    if "start" in given and "end" in given and given["end"] <= given["start"]:
+        raise InvalidOption(f"{name}: end: expected a time after start, {given['start']}, got {given['end']}")
+    zone = rule.tz if isinstance(rule, cron.Cron) else "UTC"
+    return Schedule(name=valid_name(name, "name"), rule=str(rule), tz=zone, dst=dst, **given)
+
+
+class Declarations:
+    """The schedules of one app, by name."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._declared: dict[str, tuple[Schedule, Task[..., Any] | NewJob[Any], str]] = {}
+
+    def add(self, target: S, name: str | None, make: Any, place: str) -> S:
+        """`make(name)` is the schedule; `target` what it runs: a task without required arguments, or `task.bind(…)`."""
+        if not isinstance(target, Task | NewJob):
+            got = getattr(target, "__name__", repr(target))
+            raise InvalidOption(
+                f"@jobs.schedule: expected a task, got {got}; write @jobs.schedule above @jobs.task, "
+                "or jobs.schedule(…)(task.bind(…))"
+            )
+        runs = cast("Task[..., Any] | NewJob[Any]", target)
+        task = runs if isinstance(runs, Task) else runs.of
+        declared: Schedule = make(name or task.name)
+        with suppress(NameError):  # a forward reference: `all` looks again
+            missing = task.arguments.required if runs is task else []
+            if missing:
+                raise InvalidOption(
+                    f"schedule {declared.name}: {task.name} takes {', '.join(missing)}; "
+                    f"write jobs.schedule(…)({task.name}.bind({missing[0]}=…))"
+                )
+        other = self._declared.get(declared.name)
+        if other is not None and other[2] != place:  # the same line, imported again, takes its own place
+            raise InvalidOption(
+                f"two schedules are named {declared.name!r}: {other[2]} and {place}; give one of them another name="
+            )
+        self._declared[declared.name] = (declared, runs, place)
+        return target
+
+    def all(self) -> Sequence[Schedule]:
+        """Each with its job as it is enqueued, in the order of their names. Raises InvalidOption."""
+        return [self._with_job(*self._declared[name]) for name in sorted(self._declared)]
+
+    def _with_job(self, declared: Schedule, runs: Task[..., Any] | NewJob[Any], place: str) -> Schedule:
+        try:
+            job = runs.bind() if isinstance(runs, Task) else runs
+        except InvalidArguments as error:
+            raise InvalidOption(f"schedule {declared.name} ({place}): {error}") from error
+        draft = job.draft()
+        if draft.delay is not None or draft.run_at is not None or job.tx is not None:
+            raise InvalidOption(
+                f"schedule {declared.name} ({place}): a tick says when its job is due: leave out delay, run_at and tx"
+            )
+        return replace(declared, job=replace(draft, id="", expires=None))
+
+
+def calling_module(depth: int) -> str:
+    """The module that called, as `tenure worker` names it too when it is a file that is run."""
+    frame = sys._getframe(depth + 1)
+    name: str = frame.f_globals.get("__name__", "")
+    return Path(frame.f_code.co_filename).stem if name == "__main__" else name
+
+
+def calling_place(depth: int) -> str:
+    frame = sys._getframe(depth + 1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

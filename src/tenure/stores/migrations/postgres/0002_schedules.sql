@@ -1,0 +1,86 @@
+-- Schedules, what became of their ticks, and notes. Safe while workers of the version before run. Read it in an incident:
+--   SELECT * FROM tenure.schedules ORDER BY failure_count DESC, next_expected_at;
+--   SELECT * FROM tenure.ticks WHERE schedule = 'nightly' ORDER BY tick DESC LIMIT 20;
+-- What is found or compared by is a column, all else is in `body`, which is JSON. Names are in the order of their bytes,
+-- whatever the database's collation: everybody locks them in one order, and no new libc makes an index wrong.
+
+CREATE TABLE @.schedule_rows (
+  name   text COLLATE "C" PRIMARY KEY,
+  rev    integer NOT NULL,                  -- rises with every write; who writes compares it
+  due_at timestamptz,                       -- when a supervisor looks at it next
+  body   text NOT NULL
+) WITH (
+  fillfactor = 50,
+  autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX schedule_rows_due ON @.schedule_rows (due_at) WHERE due_at IS NOT NULL;
+
+CREATE TABLE @.tick_rows (
+  schedule   text COLLATE "C" NOT NULL,
+  tick       timestamptz NOT NULL,
+  cause      text COLLATE "C" NOT NULL,
+  job_id     uuid,
+  open       boolean NOT NULL,              -- it became a job, and nobody has written down yet how that ended
+  decided_at timestamptz NOT NULL,
+  body       text NOT NULL,
+  PRIMARY KEY (schedule, tick, cause)
+) WITH (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX tick_rows_open ON @.tick_rows (schedule, tick, cause) WHERE open;
+CREATE INDEX tick_rows_job ON @.tick_rows (job_id) WHERE job_id IS NOT NULL;
+CREATE INDEX tick_rows_decided ON @.tick_rows (decided_at) WHERE NOT open;
+
+CREATE TABLE @.notes (
+  key        text COLLATE "C" PRIMARY KEY,
+  value      text NOT NULL,
+  expires_at timestamptz
+);
+
+CREATE INDEX notes_expiring ON @.notes (expires_at) WHERE expires_at IS NOT NULL;
+
+-- One row a schedule: its health. What runs, and what has just ended, is told as it is now.
+CREATE VIEW @.schedules AS
+SELECT s.name,
+  (s.body::json ->> 'rule') || CASE s.body::json ->> 'tz' WHEN 'UTC' THEN '' ELSE ' ' || (s.body::json ->> 'tz') END
+    AS schedule,
+  coalesce(r.running_since, e.started_at, (s.body::json ->> 'last_run_at')::timestamptz) AS last_run_at,
+  coalesce((date_part('epoch', e.ended_at - e.started_at) * 1000)::bigint,
+    (s.body::json ->> 'last_duration_ms')::bigint) AS last_duration_ms,
+  coalesce(r.status, e.status, s.body::json ->> 'last_status') AS last_status,
+  r.locked_until,
+  CASE WHEN s.body::json ->> 'paused_at' IS NULL AND s.body::json ->> 'retired_at' IS NULL
+    THEN (s.body::json ->> 'next_tick')::timestamptz END AS next_expected_at,
+  CASE e.status WHEN 'success' THEN 0
+    WHEN 'failure' THEN (s.body::json ->> 'failure_count')::integer + 1
+    ELSE (s.body::json ->> 'failure_count')::integer END AS failure_count
+FROM @.schedule_rows AS s
+CROSS JOIN LATERAL (
+  SELECT max(j.started_at) AS running_since, max(w.expires_at) AS locked_until,
+    CASE WHEN count(*) > 0 THEN 'started' END AS status
+  FROM @.tick_rows AS t JOIN @.jobs AS j ON j.id = t.job_id LEFT JOIN @.workers AS w ON w.id = j.worker_id
+  WHERE t.schedule = s.name AND t.open AND j.state = 'processing') AS r
+LEFT JOIN LATERAL (
+  SELECT b.started_at, j.ended_at,
+    CASE j.state WHEN 'completed' THEN 'success' WHEN 'dead' THEN 'failure' ELSE 'cancelled' END AS status
+  FROM @.tick_rows AS t JOIN @.jobs AS j ON j.id = t.job_id
+  CROSS JOIN LATERAL (
+    SELECT least(j.started_at, min(a.started_at)) AS started_at FROM @.attempts AS a WHERE a.job_id = j.id) AS b
+  WHERE t.schedule = s.name AND t.open AND j.ended_at IS NOT NULL AND b.started_at IS NOT NULL
+  ORDER BY j.ended_at DESC LIMIT 1) AS e ON true;
+
+-- What became of each tick; `tick` to `until`, `count` of them, where nobody fired a run of them.
+CREATE VIEW @.ticks AS
+SELECT schedule, tick, (body::json ->> 'until')::timestamptz AS until, (body::json ->> 'count')::bigint AS count, cause,
+  body::json ->> 'status' AS status, body::json ->> 'why' AS why, job_id, decided_at,
+  (body::json ->> 'started_at')::timestamptz AS started_at, (body::json ->> 'ended_at')::timestamptz AS ended_at,
+  (date_part('epoch', (body::json ->> 'ended_at')::timestamptz - (body::json ->> 'started_at')::timestamptz) * 1000)::bigint
+    AS duration_ms,
+  body::json ->> 'host' AS host
+FROM @.tick_rows;
+
+-- Last, for it holds up every claim until the commit. Whoever reads this table for long (pg_dump does) must not make
+-- the workers wait behind us: rather than that, migrating is refused and can be tried again.
+SET LOCAL lock_timeout = '2s';
+ALTER TABLE @.workers DROP CONSTRAINT workers_runner_check,
+  ADD CONSTRAINT workers_runner_check CHECK (runner IN ('worker', 'embedded', 'solo', 'guard'));
