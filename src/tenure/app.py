@@ -5,7 +5,17 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -25,11 +35,12 @@ from tenure.cron import Dst
 from tenure.declarations import Declarations, Options, calling_module, calling_place, schedule
 from tenure.durations import Duration, seconds, spell
 from tenure.errors import InvalidOption
-from tenure.job import Desk, Job, JobHandle, handle_of, refuse_on_loop
+from tenure.job import Desk, Job, JobHandle, handle_of, refuse_on_loop, valid_key
+from tenure.once import decode_result
 from tenure.ports import Notifier, Store
 from tenure.retry import Retry
 from tenure.schedule import Schedule
-from tenure.task import NewJob, Program, Registry, task_decorator
+from tenure.task import NewJob, Program, Registry, returned, task_decorator
 
 if TYPE_CHECKING:
     from tenure.client import Client
@@ -39,6 +50,7 @@ if TYPE_CHECKING:
     from tenure.timetable import Declared
 
 S = TypeVar("S")
+T = TypeVar("T")
 R = TypeVar("R")
 
 _everyone: WeakSet[Tenure] = WeakSet()
@@ -150,6 +162,29 @@ class Tenure:
         """The handle of any job; its result comes as plain JSON. `some_task.handle(id)` is typed."""
         return handle_of(self, id, msgspec.json.decode)
 
+    def once(self, key: str, fn: Callable[[], T], *, ttl: Duration | None = None, wait: Duration | None = None) -> T:
+        """The result of the first `fn` that was called under this key, in any process; it is called once.
+
+        Example: `jobs.once(f"payout:{invoice}", lambda: bank.pay(invoice), ttl="30d")`. The result is stored as JSON,
+        for `ttl` (None: for ever), and read back by the return annotation of `fn`. While another acts it waits, or at
+        most for `wait`: then TimeoutError. If `fn` raises the key is free again. Code that dies after it has acted and
+        before that is stored acts again: give the other side the key too, or act and record in one transaction, with
+        `job.finish(tx=…)`.
+        """
+        refuse_on_loop("jobs.once(…)", "await jobs.aonce(…)")
+        key, life, patience = _once_options(key, ttl, wait)
+        value: T = decode_result(key, self._opened().once(key, fn, life, patience), returned(fn))
+        return value
+
+    async def aonce(
+        self, key: str, fn: Callable[[], Awaitable[T]], *, ttl: Duration | None = None, wait: Duration | None = None
+    ) -> T:
+        """The result of the first `await fn()` under this key. Example: `await jobs.aonce("k", pay, ttl="30d")`"""
+        key, life, patience = _once_options(key, ttl, wait)
+        found = await (await self._aopened()).aonce(key, fn, life, patience)
+        value: T = decode_result(key, found, returned(fn))
+        return value
+
     @contextmanager
     def transaction(self) -> Generator[Any]:
         """The store's own transaction. Example: `with jobs.transaction() as tx: greet.using(tx=tx).enqueue("Ada")`"""
@@ -214,7 +249,7 @@ class Tenure:
         return self.program.schedules()
 
     def declare(self, *, force: bool = False) -> Declared:
-        """Put its schedules into the store, as its workers do when they start. `force`: over those of a newer release."""
+        """Put its schedules into the store, as its workers do at start. `force`: over those of a newer release."""
         from tenure.timetable import Timetable
 
         client, program = self._opened(), self.program
@@ -336,6 +371,11 @@ def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callabl
     if len([each for each in takes if each.default is each.empty]) != parameters:
         raise InvalidOption(f"@jobs.{what}: {fn.__name__} must take {'only the job' if parameters else 'nothing'}")
     return fn
+
+
+def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tuple[str, float | None, float | None]:
+    life = None if ttl is None else seconds(ttl, "ttl")
+    return valid_key(key, "once key"), life, None if wait is None else seconds(wait, "wait")
 
 
 def _common_tx(jobs: Sequence[NewJob[Any]], tx: object) -> object:

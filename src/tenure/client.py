@@ -10,7 +10,7 @@ import asyncio
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
@@ -25,6 +25,7 @@ from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJo
 from tenure.events import current
 from tenure.job import awaited, settled
 from tenure.lifecycle import ENDED, State
+from tenure.once import Key, encode_result
 from tenure.ports import Draft, Enqueued, JobView, Notifier, Ring, Store
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ T = TypeVar("T")
 PATIENCE = 5.0  #: seconds in which an enqueue is tried again, and a result asked for again, while the store is away
 _FIRST_LOOK, _SLOWEST_LOOK = 0.002, 0.2
 _MOST_TOGETHER = 1000
+_JOIN = "a job joins it: write task.using(tx=tx).enqueue(…)"
 
 
 @dataclass
@@ -93,13 +95,36 @@ class Client:
             gathering = self._gatherings[loop] = _Gathering(self.enqueue)
         return await gathering.add(drafts)
 
-    def _refuse_beside_transaction(self) -> None:
+    def _refuse_beside_transaction(self, what: str = _JOIN) -> None:
         ours = _inside.get()
         if ours is not None and id(ours.tx) in self._open:
-            raise StoreError(
-                "inside jobs.transaction() a job joins it: write task.using(tx=tx).enqueue(…); "
-                "on its own it would wait for this very transaction"
-            )
+            raise StoreError(f"inside jobs.transaction() {what}; on its own it would wait for this very transaction")
+
+    # ── once ──
+
+    def once(self, key: str, fn: Callable[[], object], ttl: float | None, wait: float | None) -> str:
+        """The first result of this key, as JSON."""
+        self._refuse_beside_transaction("jobs.once(…) keeps its record beside it: call it before or after the block")
+        mine = Key(self.store, key, ttl, wait)
+        while isinstance(found := _patiently(mine.claim), float):
+            time.sleep(found)
+        if found is not None:
+            return found
+        with mine.held():
+            value = encode_result(key, fn(), self.settings.max_result)
+        return _patiently(lambda: mine.keep(value))
+
+    async def aonce(self, key: str, fn: Callable[[], Awaitable[object]], ttl: float | None, wait: float | None) -> str:
+        """The first result of this key, as JSON."""
+        self._refuse_beside_transaction("jobs.aonce(…) keeps its record beside it: call it before or after the block")
+        mine = Key(self.store, key, ttl, wait)
+        while isinstance(found := await settled(partial(_patiently, mine.claim)), float):
+            await asyncio.sleep(found)
+        if found is not None:
+            return found
+        with mine.held():
+            value = encode_result(key, await fn(), self.settings.max_result)
+        return await settled(partial(_patiently, partial(mine.keep, value)))
 
     # ── transactions ──
 

@@ -5,11 +5,14 @@ A value is taken from the first of: flag, code, environment, `.env` of the curre
 
 from __future__ import annotations
 
+import base64
+import binascii
 import difflib
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -23,6 +26,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|B)?", re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9][a-z0-9_.-]*):(?P<port>\d{1,5})", re.ASCII | re.IGNORECASE)
+_BETWEEN_SINKS = re.compile(r"[,\s]+(?=log(?:[,\s]|$)|[A-Za-z][A-Za-z0-9+.-]*://|$)")  # a URL may have commas itself
 _BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}
 _USER_PART = re.compile(r"(://[^\s:@/?#]*):\S*@")
 _SECRET_QUERY = re.compile(r"([?&](?:ssl|sentinel_)?(?:password|passwd|pwd|token)=)[^&\s]*", re.IGNORECASE)
@@ -134,6 +138,40 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _alerts(value: object, label: str) -> tuple[str, ...]:
+    sinks = tuple(dict.fromkeys(filter(None, _BETWEEN_SINKS.split(_text(value, label).strip()))))
+    for sink in sinks:
+        if sink != "log" and not all(sink.partition("://")):
+            raise InvalidOption(
+                f"{label}: expected log, https://HOST/PATH (a webhook), or a URL of apprise like mailto://…, separated "
+                f"by commas; one of them is none (it is not shown: it may be secret)"
+            )
+    return sinks
+
+
+def sink_label(sink: str) -> str:
+    """What may be shown of a sink's URL: where a webhook is, of apprise's only the kind; the rest may be secret.
+
+    >>> sink_label("https://me:s3cret@hooks.local:8443/T0/x?key=y"), sink_label("slack://T0/B0/x")
+    ('https://hooks.local:8443/…', 'slack://…')
+    """
+    scheme, _, rest = sink.partition("://")
+    if sink == "log":
+        return sink
+    host = re.split(r"[/?#]", rest)[0].rpartition("@")[2] + "/" if scheme.lower() in ("http", "https") else ""
+    return f"{scheme}://{host}…"
+
+
+def _secret(value: object, label: str) -> str:
+    text = _text(value, label)
+    with suppress(binascii.Error, ValueError):
+        if len(base64.b64decode(text.removeprefix("whsec_"), validate=True)) >= 24:
+            return text
+    raise InvalidOption(
+        f'{label}: expected whsec_ and at least 24 bytes in base64; make one: echo "whsec_$(openssl rand -base64 32)"'
+    )
+
+
 def _folder(value: object, label: str) -> Path:
     if isinstance(value, str | Path) and str(value):
         return Path(value).expanduser().absolute()
@@ -213,6 +251,22 @@ SETTINGS: tuple[Setting, ...] = (
         _address,
         "HOST:PORT where `tenure worker` answers /metrics and /healthz, like 127.0.0.1:9100; unset: nowhere.",
     ),
+    Setting(
+        "alerts",
+        "log",
+        _alerts,
+        "Who is told that something is wrong: log, https://… (a webhook), mailto://… and others of apprise; with commas.",
+    ),
+    Setting("alert_secret", None, _secret, "Signs what webhooks are sent (Standard Webhooks): whsec_…", secret=True),
+    Setting(
+        "alert_every",
+        "30s",
+        partial(_seconds, least=0.1, most=3600.0),
+        "How often each supervisor looks whether something is wrong.",
+    ),
+    Setting(
+        "alert_queue_age", "10m", partial(_seconds, least=0.1), "A job that is due, and queued for longer, is alerted on."
+    ),
     Setting("log_level", "info", _level, "The least level that `tenure worker` logs."),
     Setting("log_format", "text", _format, "How `tenure worker` logs: text or json."),
 )
@@ -244,6 +298,10 @@ class Settings:
     max_result: int
     runtime_dir: Path
     listen: str | None
+    alerts: tuple[str, ...]  #: `sink_label` says what may be shown of each
+    alert_secret: str | None
+    alert_every: float
+    alert_queue_age: float
     log_level: str
     log_format: Literal["text", "json"]
     sources: Mapping[str, str]
@@ -350,6 +408,8 @@ def _spelled(row: Setting, value: object) -> str:
         case dict():
             caps = cast("dict[str, int | None]", value)
             return ",".join(name if cap is None else f"{name}={cap}" for name, cap in caps.items()) or "all"
+        case tuple():
+            return ",".join(map(sink_label, cast("tuple[str, ...]", value))) or "none"
         case int() if row.parse is _size:
             return next(f"{value // size}{unit}" for unit, size in _BYTES.items() if value % size == 0)
         case _:

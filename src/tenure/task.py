@@ -220,7 +220,7 @@ class Task(Generic[P, R_co]):
 
     def load_once(self, key: str, text: str, fn: Callable[[], object]) -> Any:
         """What `once` kept, as the return annotation of `fn` says."""
-        return self._decode_kept(decoder(_returned(fn)), text, f"once({key!r})")
+        return self._decode_kept(decoder(returned(fn)), text, f"once({key!r})")
 
     def _dump_kept(self, value: object, what: str) -> str:
         return dump(value, f"{self.name}: {what}", self.home.settings.max_result).decode()
@@ -253,7 +253,7 @@ async def _wait_for(answer: Awaitable[T]) -> T:
     return await answer
 
 
-def _returned(fn: Callable[[], object]) -> Any:
+def returned(fn: Callable[[], object]) -> Any:
     try:
         kind = get_type_hints(fn).get("return", Any)
     except (NameError, TypeError):

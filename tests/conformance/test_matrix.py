@@ -8,7 +8,20 @@ from typing import Any
 
 import pytest
 
-from conformance.factories import DAY, World, bring, claim_one, draft, finish, look, memory_of, put, running, start
+from conformance.factories import (
+    DAY,
+    World,
+    bring,
+    claim_one,
+    draft,
+    finish,
+    look,
+    made,
+    memory_of,
+    put,
+    running,
+    start,
+)
 from tenure.lifecycle import (
     MOVES,
     VERBS,
@@ -26,6 +39,7 @@ from tenure.lifecycle import (
     legal,
 )
 from tenure.ports import JobView, Landed, Progress, Rescued, Store
+from tenure.schedule import Change
 
 OUTCOMES: list[Outcome] = [
     Completed('"result"'),
@@ -86,6 +100,13 @@ def enqueued(case: Case) -> bool:
     return case.store.enqueue([draft(id=case.lease.job_id)])[0].created
 
 
+def started(case: Case) -> bool:
+    guard = start(case.store, runner="guard", queues=())
+    change = Change(schedule=made(case.store), drafts=(draft(id=case.lease.job_id),), owner=guard)
+    case.store.change([change])
+    return bool(case.store.owned(guard))
+
+
 def promoted(case: Case) -> bool:
     case.world.advance(61)
     return "default" in case.store.promote().jobs
@@ -139,6 +160,7 @@ def pruned(case: Case) -> bool:
 
 APPLY: dict[str, Callable[[Case], bool]] = {
     "enqueue": enqueued,
+    "start": started,
     "promote": promoted,
     "claim": claimed,
     "progress": progressed,

@@ -61,6 +61,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
+from tenure.schedule import Change, Due, Standing, Swapped, Tick
 from tenure.stores.outcomes import (
     COMPLETED,
     RESCUES,
@@ -72,7 +73,7 @@ from tenure.stores.outcomes import (
     evidence_of,
     standing,
 )
-from tenure.stores.postgres import operators, reads, statements
+from tenure.stores.postgres import operators, reads, schedules, statements
 from tenure.stores.postgres.commits import STATUS, CommitWatch
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
 from tenure.stores.postgres.marks import START, Marks, Place
@@ -172,8 +173,7 @@ class PostgresStore:
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        for draft in drafts:
-            check_text(draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
+        schedules.check_drafts(drafts)
         if tx is not None:
             answers, xid = self._drive(_enqueue(drafts), self._within(tx))
             if committed is not None and isinstance(tx, Transaction):
@@ -193,7 +193,10 @@ class PostgresStore:
             rows = self._server.run(lambda connection: connection.execute(one, facts).fetchall())
             if rows:
                 return [Enqueued(drafts[0].id, True, State(rows[0][0]))]
-        return self._server.run(lambda connection: self._drive(_enqueue(drafts), partial(run, connection)))[0]
+        return self._server.run(lambda connection: self._enqueue(connection, drafts))
+
+    def _enqueue(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
+        return self._drive(_enqueue(drafts), partial(run, connection))[0]
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
         now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]
@@ -492,6 +495,35 @@ class PostgresStore:
 
     def paused(self) -> frozenset[str]:
         return frozenset(row[0] for row in self._server.fetch("SELECT name FROM @.queues"))
+
+    # ── schedules ──
+
+    def due(self, *, limit: int = 500) -> Due:
+        return schedules.due(self._server, limit)
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        return self._locking(lambda c: schedules.change(c, self._sql, partial(self._enqueue, c), changes))
+
+    def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
+        return schedules.schedules(self._server, names)
+
+    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        return schedules.ticks(self._server, name, limit, before)
+
+    def forget(self, *, keep: float, limit: int = 1000) -> int:
+        return schedules.forget(self._server, keep, limit)
+
+    def swap(
+        self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
+    ) -> Swapped:
+        check_text(key, old, new)
+        schedules.check_drafts(drafts)
+        return self._locking(
+            lambda c: schedules.swap(c, self._sql, partial(self._enqueue, c), key, old, new, ttl, drafts)
+        )
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        return schedules.notes(self._server, prefix)
 
     # ── reads ──
 

@@ -7,11 +7,17 @@ from typing import LiteralString
 
 import psycopg
 
-from tenure.lifecycle import ENDED, State
+from tenure.lifecycle import ENDED, GUARD, State
 from tenure.ports import Answer, Landed, NotLanded
 from tenure.stores.postgres.server import Connection
 
 Sql = Callable[[str], LiteralString]
+
+#: A job that was a run of a schedule is one again.
+_RUN_AGAIN = """
+    UPDATE @.tick_rows SET open = true,
+        body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
+    WHERE job_id = %s AND NOT open"""
 
 
 def cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:
@@ -47,13 +53,15 @@ def promote(connection: Connection, sql: Sql, job_id: str) -> State | None:
 
 def replay(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
     found = connection.execute(
-        sql("SELECT state, task, unique_key FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,)
+        sql("SELECT state, task, unique_key, queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,)
     ).fetchone()
     if found is None:
         return None
     state, task, unique = State(found[0]), found[1], found[2]
     if state not in ENDED:
         return NotLanded(f"it is {state}: only an ended job can be replayed")
+    if found[3] == GUARD:
+        return NotLanded("it ran under a guard: run its command again, with tenure guard … --force")
     holder = connection.execute(
         sql(
             "SELECT id::text FROM @.jobs WHERE task = %s AND unique_key = %s "
@@ -74,6 +82,7 @@ def replay(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
             connection.execute(again, (job_id,))
     except psycopg.errors.UniqueViolation:  # somebody took it between the look and the write
         return NotLanded(f"its unique key {unique!r} has just been taken by another job")
+    connection.execute(sql(_RUN_AGAIN), (job_id,))
     return Landed(State.QUEUED)
 
 

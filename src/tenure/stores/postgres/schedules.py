@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, LiteralString, TypeVar
 
 from tenure.errors import BadData, StoreAway
-from tenure.lifecycle import State
 from tenure.ports import Draft, Enqueued
 from tenure.schedule import (
     REPLACED,
@@ -52,7 +52,7 @@ _DUE = f"""
             WHERE t.open AND (j.id IS NULL OR (j.state || '') IN {_ENDED}) LIMIT %(limit)s)"""
 
 _STANDINGS = f"""
-    SELECT s.body, s.rev, t.body, w.expires_at, j.*
+    SELECT s.body, t.body, w.expires_at, j.*
     FROM {{which}} AS s LEFT JOIN @.tick_rows AS t ON t.schedule = s.name AND t.open
     LEFT JOIN LATERAL (SELECT {_JOB} FROM @.jobs WHERE id = t.job_id) AS j ON true
     LEFT JOIN @.workers AS w ON w.id = j.worker_id
@@ -69,20 +69,210 @@ _TICKS = """
 def due(server: Server, limit: int) -> Due:
     sql = server.sql(_DUE)
     now, later, names = server.run(lambda c: c.execute(sql, {"limit": limit}, binary=True).fetchall())[0]
-    standings: list[Standing] = []
-    if names:
-        found = {each.schedule.name: each for each in schedules(server, names)}
-        standings = [found[name] for name in dict.fromkeys(names) if name in found]
+    found = {each.schedule.name: each for each in schedules(server, names)} if names else {}
+    standings = [found[name] for name in dict.fromkeys(names) if name in found]
     return Due(now.astimezone(UTC), standings, None if later is None else (later - now).total_seconds())
 
 
 def schedules(server: Server, names: Iterable[str] | None) -> list[Standing]:
     rows = server.read(_ALL) if names is None else server.read(_NAMED, list(names))
-    standings: dict[str, Standing] = {}
-    for body, rev, tick, locked_until, *job in rows:
-        ...
-    return list(standings.values())
+    runs: dict[str, list[Run]] = {}
+    for schedule, tick, locked_until, *job in rows:
+        open_runs = runs.setdefault(schedule, [])
+        if tick is not None:
+            open_runs.append(Run(decode_tick(tick), None if job[0] is None else _job(tuple(job)), locked_until))
+    return [Standing(decode_schedule(schedule), tuple(open_runs)) for schedule, open_runs in runs.items()]
 
 
 def ticks(server: Server, name: str, limit: int, before: datetime | None) -> list[Tick]:
     return [decode_tick(body) for (body,) in server.read(_TICKS, name, before, limit)]
+
+
+# ── changing ──
+
+#: Which of these jobs somebody holds; the others are locked.
+_HELD = """
+    WITH free AS MATERIALIZED (
+        SELECT id FROM @.jobs WHERE id = ANY (%(ids)s::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
+    SELECT id::text FROM @.jobs WHERE id = ANY (%(ids)s::uuid[]) AND id NOT IN (SELECT id FROM free)"""
+
+# The guards stand in the statement that writes, and what it locked is compared as it was then, not as it was read.
+_WRITE = """
+    WITH given AS MATERIALIZED (
+        SELECT * FROM json_to_recordset(%s::json) AS g (name text, rev integer, due_at timestamptz, body text,
+            owner text, gone boolean)
+        WHERE owner IS NULL
+           OR EXISTS (SELECT FROM @.workers WHERE id = g.owner AND died_at IS NULL AND expires_at > @now)
+    ), held AS MATERIALIZED (
+        SELECT s.name FROM given AS g JOIN @.schedule_rows AS s ON s.name = g.name AND s.rev = g.rev
+        ORDER BY s.name FOR UPDATE OF s SKIP LOCKED
+    ), changed AS (
+        UPDATE @.schedule_rows AS s SET rev = g.rev + 1, due_at = g.due_at, body = g.body
+        FROM held JOIN given AS g ON g.name = held.name WHERE s.name = held.name AND NOT g.gone RETURNING s.name
+    ), made AS (
+        INSERT INTO @.schedule_rows (name, rev, due_at, body)
+        SELECT name, 1, due_at, body FROM given WHERE rev = 0 AND NOT gone ORDER BY name
+        ON CONFLICT DO NOTHING RETURNING name
+    ), removed AS (
+        DELETE FROM @.schedule_rows AS s USING held JOIN given AS g ON g.name = held.name
+        WHERE s.name = held.name AND g.gone RETURNING s.name
+    ), history AS (
+        DELETE FROM @.tick_rows AS t USING removed WHERE t.schedule = removed.name)
+    SELECT name::text FROM changed UNION ALL SELECT name::text FROM made UNION ALL SELECT name::text FROM removed"""
+
+#: A guard's own job, which this transaction has just made.
+_START = """
+    UPDATE @.jobs SET state = 'processing', attempt = 1, worker_id = %s, started_at = @now, last_activity_at = @now
+    WHERE id = ANY (%s::uuid[])"""
+
+_DECIDE = """
+    INSERT INTO @.tick_rows (schedule, tick, cause, job_id, open, decided_at, body)
+    SELECT * FROM json_to_recordset(%s::json) AS t (schedule text, tick timestamptz, cause text, job_id uuid,
+        open boolean, decided_at timestamptz, body text)
+    ORDER BY schedule, tick, cause
+    ON CONFLICT (schedule, tick, cause) DO UPDATE SET job_id = excluded.job_id, open = excluded.open,
+        decided_at = excluded.decided_at, body = excluded.body"""
+
+_CANCEL = """
+    UPDATE @.jobs SET cancel_reason = %(reason)s, state = CASE state WHEN 'processing' THEN state ELSE 'cancelled' END,
+        ended_at = CASE state WHEN 'processing' THEN ended_at ELSE @now END,
+        error = CASE state WHEN 'processing' THEN error ELSE %(reason)s END
+    WHERE id = ANY (%(ids)s::uuid[]) AND (state || '') IN ('scheduled', 'queued', 'processing')
+      AND cancel_reason IS NULL"""
+
+
+def change(connection: Connection, sql: Sql, enqueue: Enqueue, changes: Sequence[Change]) -> list[bool]:
+    """In a transaction. The changes of one schedule are made one after the other, those of different ones at once."""
+    landed: set[int] = set()
+    left = dict(enumerate(changes))
+    while left:
+        firsts = {each.schedule.name: n for n, each in reversed(left.items())}
+        landed |= _change(connection, sql, enqueue, {n: left.pop(n) for n in sorted(firsts.values())})
+    return [n in landed for n in range(len(changes))]
+
+
+def _change(connection: Connection, sql: Sql, enqueue: Enqueue, changes: Mapping[int, Change]) -> set[int]:
+    """Which of these, of as many schedules, land."""
+    cancels = [job_id for each in changes.values() for job_id in each.cancel if is_id(job_id)]
+    held = {row[0] for row in connection.execute(sql(_HELD), {"ids": cancels})} if cancels else set[str]()
+    rows = [_row(each) for each in changes.values() if held.isdisjoint(each.cancel)]
+    written = {row[0] for row in connection.execute(sql(_WRITE), (encode(rows).decode(),))}
+    landed = {n: each for n, each in changes.items() if each.schedule.name in written}
+    made = [each for each in landed.values() if not each.delete]
+    check_drafts(draft for each in made for draft in each.drafts)
+    drafts = [draft for each in made for draft in each.drafts]
+    stands = iter(enqueue(drafts) if drafts else [])
+    told: dict[tuple[str, datetime, str], dict[str, Any]] = {}
+    for each in made:
+        jobs = {draft.id: next(stands) for draft in each.drafts}
+        if each.owner is not None:
+            connection.execute(sql(_START), (each.owner, [job.id for job in jobs.values() if job.created]))
+        follow = {draft_id: job.id for draft_id, job in jobs.items()}
+        for tick in each.ticks:
+            told[each.schedule.name, tick.tick, tick.cause] = _told(each.schedule.name, tick, follow)
+    if told:
+        connection.execute(sql(_DECIDE), (encode(list(told.values())).decode(),))
+    cancels = [job_id for each in made for job_id in each.cancel if is_id(job_id)]
+    if cancels:
+        connection.execute(sql(_CANCEL), {"ids": cancels, "reason": REPLACED})
+    return set(landed)
+
+
+def _row(change: Change) -> dict[str, Any]:
+    schedule = change.schedule
+    return {
+        "name": schedule.name,
+        "rev": schedule.rev,
+        "due_at": schedule.due_at,
+        "body": _text(change.stored, encode_schedule),
+        "owner": change.owner,
+        "gone": change.delete,
+    }
+
+
+def _told(name: str, tick: Tick, follow: Mapping[str, str]) -> dict[str, Any]:
+    job_id = None if tick.job_id is None else follow.get(tick.job_id, tick.job_id)
+    return {
+        "schedule": name,
+        "tick": tick.tick,
+        "cause": tick.cause,
+        "job_id": job_id,
+        "open": tick.status == "open",
+        "decided_at": tick.decided_at,
+        "body": _text(replace(tick, job_id=job_id), encode_tick),
+    }
+
+
+def _text(value: T, encoder: Callable[[T], bytes]) -> str:
+    """As JSON. Raises BadData for what PostgreSQL would keep, thus escaped, and other stores would not."""
+    try:
+        text = encoder(value)
+    except UnicodeEncodeError as error:
+        raise BadData(f"text with a lone surrogate can't be stored: {error}") from None
+    if _NUL.search(text):
+        raise BadData(f"text with a NUL can't be stored: {text[:200]!r}")
+    return text.decode()
+
+
+def check_drafts(drafts: Iterable[Draft]) -> None:
+    for draft in drafts:
+        check_text(draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
+
+
+_FORGET_TICKS = """
+    DELETE FROM @.tick_rows WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.tick_rows WHERE NOT open AND decided_at < @now - %s * interval '1 second'
+        ORDER BY decided_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
+
+_FORGET_NOTES = """
+    DELETE FROM @.notes WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.notes WHERE expires_at <= @now ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
+
+
+def forget(server: Server, keep: float, limit: int) -> int:
+    gone = server.run(lambda each: each.execute(server.sql(_FORGET_TICKS), (keep, limit)).rowcount)
+    return gone + server.run(lambda each: each.execute(server.sql(_FORGET_NOTES), (limit - gone,)).rowcount)
+
+
+# ── notes ──
+
+_NOTE = "SELECT value, coalesce(expires_at > @now, true) FROM @.notes WHERE key = %s FOR UPDATE"
+_SET_NOTE = "UPDATE @.notes SET value = %s, expires_at = @now + %s::float8 * interval '1 second' WHERE key = %s"
+_MAKE_NOTE = """
+    INSERT INTO @.notes (value, expires_at, key) VALUES (%s, @now + %s::float8 * interval '1 second', %s)
+    ON CONFLICT DO NOTHING"""
+_REMOVE_NOTE = "DELETE FROM @.notes WHERE key = %s"
+
+# In the order of bytes, which is that of the characters: all that begin so stand together.
+_NOTES = """
+    SELECT key, value FROM @.notes WHERE key >= %s AND key <= %s AND coalesce(expires_at > @now, true) ORDER BY key"""
+
+
+def swap(
+    connection: Connection,
+    sql: Sql,
+    enqueue: Enqueue,
+    key: str,
+    old: str | None,
+    new: str | None,
+    ttl: float | None,
+    drafts: Sequence[Draft],
+) -> Swapped:
+    """In a transaction."""
+    for _ in range(_TRIES):
+        row = connection.execute(sql(_NOTE), (key,)).fetchone()
+        stands: str | None = row[0] if row and row[1] else None
+        if stands not in (old, new):
+            return Swapped(False, stands)
+        if new is None:
+            connection.execute(sql(_REMOVE_NOTE), (key,))
+        elif connection.execute(sql(_SET_NOTE if row else _MAKE_NOTE), (new, ttl, key)).rowcount == 0:
+            continue  # another one made it between the look and the write
+        if drafts and stands == old != new:
+            enqueue(drafts)
+        return Swapped(True, new)
+    raise StoreAway(f"the note {key!r} is made and removed faster than it can be looked at; try again")
+
+
+def notes(server: Server, prefix: str) -> dict[str, str]:
+    return dict(server.fetch(_NOTES, prefix, prefix + _LAST))

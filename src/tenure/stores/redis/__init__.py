@@ -26,7 +26,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
-from math import ceil
 from random import random
 from typing import Any, TypeVar
 
@@ -70,8 +69,9 @@ from tenure.ports import (
     WorkerView,
 )
 from tenure.stores.outcomes import COMPLETED, RESCUES, Cause, check_outcome, check_text, cleared, encode, standing
-from tenure.stores.redis import reads
-from tenure.stores.redis.facts import decode_facts, encode_facts, millis
+from tenure.stores.redis import reads, schedules
+from tenure.stores.redis.drafts import MOST, batches, check, values
+from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.redis.server import Server
 
 T = TypeVar("T")
@@ -79,9 +79,7 @@ _End = tuple[int, Lease, Outcome]  #: with its place in the batch
 _Taken = tuple[Sequence[Any], Outcome, Cause]  #: what `lost` and `held` answer of a job, how it ends, why
 
 SCHEMA = 1
-MOST = 200  #: ids of one script: the server does nothing else meanwhile
 MOST_CLAIMED = 500
-MOST_BYTES = 1 << 20  #: texts of one script
 WORKER_KEPT = 86_400_000  #: milliseconds a worker's row outlives its death
 _TRIES = 20
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED}
@@ -140,10 +138,10 @@ class RedisStore:
         if tx is not None:
             raise StoreError(_NO_TRANSACTIONS)
         for draft in drafts:
-            _check(draft)
+            check(draft)
         answers: list[Enqueued] = []
-        batches = list(_batches(drafts, lambda draft: len(draft.payload)))
-        for batch, told in zip(batches, self._server.call_each("enqueue", batches, _enqueue), strict=True):
+        sent = list(batches(drafts, lambda draft: len(draft.payload)))
+        for batch, told in zip(sent, self._server.call_each("enqueue", sent, values), strict=True):
             for draft, answer in zip(batch, told, strict=True):
                 if isinstance(answer, int):
                     answers.append(Enqueued(draft.id, True, _STATES[answer]))
@@ -171,7 +169,7 @@ class RedisStore:
     def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         wanted = list(dict.fromkeys(ids))
         answers: dict[str, Answer | None] = {}
-        for batch in _batches([each for each in wanted if reads.is_id(each)]):
+        for batch in batches([each for each in wanted if reads.is_id(each)]):
             answers |= dict(zip(batch, map(_replayed, self._server.call("replay", *batch)), strict=True))
         return {each: answers.get(each) for each in wanted}
 
@@ -187,7 +185,7 @@ class RedisStore:
     def _states(self, script: str, ids: Iterable[str], *values: str) -> dict[str, State | None]:
         wanted = list(dict.fromkeys(ids))
         found: dict[str, State | None] = {}
-        for batch in _batches(wanted):
+        for batch in batches(wanted):
             known = [each for each in batch if reads.is_id(each)]
             told = dict(zip(known, self._server.call(script, *values, *known), strict=True)) if known else {}
             found |= {each: None if told.get(each) is None else State(told[each]) for each in batch}
@@ -210,8 +208,8 @@ class RedisStore:
         left, claimed = dict(wants), list[Claimed]()
         while True:
             asked = min(limit - len(claimed), MOST_CLAIMED)
-            values = [each for want in left.items() for each in want]
-            told = self._server.call("claim", worker_id, asked, int(solo), *values)
+            asks = [each for want in left.items() for each in want]
+            told = self._server.call("claim", worker_id, asked, int(solo), *asks)
             some = [_claimed(*told[place : place + 6]) for place in range(0, len(told), 6)]
             claimed += some
             if len(some) < MOST_CLAIMED:
@@ -223,7 +221,7 @@ class RedisStore:
         return [Owned(_claimed(*row[:6]), row[6]) for row in self._server.call("owned", worker_id)]
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
-        values: list[tuple[Any, ...]] = []
+        said_of: list[tuple[Any, ...]] = []
         for report in reports:
             check_text(report.stage, report.message, report.checkpoint)
             if report.fraction is not None and not 0 <= report.fraction <= 1:
@@ -234,9 +232,9 @@ class RedisStore:
                 "message": report.message,
                 "checkpoint": report.checkpoint,
             }
-            values.append((*_lease(report.lease), _json({k: v for k, v in said.items() if v is not None})))
-        batches = list(_batches(values, lambda each: len(each[3])))
-        answers = self._server.call_each("progress", batches, lambda batch: list(chain.from_iterable(batch)))
+            said_of.append((*_lease(report.lease), _json({k: v for k, v in said.items() if v is not None})))
+        sent = list(batches(said_of, lambda each: len(each[3])))
+        answers = self._server.call_each("progress", sent, lambda batch: list(chain.from_iterable(batch)))
         return [bool(landed) for told in answers for landed in told]
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
@@ -268,13 +266,13 @@ class RedisStore:
         return landed
 
     def _complete(self, worker_id: str, done: Sequence[tuple[int, Lease, Completed]]) -> dict[int, Answer]:
-        batches = list(_batches(done, lambda each: len(each[2].result)))
+        sent = list(batches(done, lambda each: len(each[2].result)))
 
-        def values(batch: Sequence[tuple[int, Lease, Completed]]) -> list[Any]:
+        def told(batch: Sequence[tuple[int, Lease, Completed]]) -> list[Any]:
             return [worker_id, *(text for _, lease, end in batch for text in (lease.job_id, lease.attempt, end.result))]
 
         landed: dict[int, Answer] = {}
-        for batch, refused in zip(batches, self._server.call_each("complete", batches, values), strict=True):
+        for batch, refused in zip(sent, self._server.call_each("complete", sent, told), strict=True):
             landed |= dict.fromkeys((n for n, _, _ in batch), COMPLETED)
             for place, stands in refused:
                 n, lease, outcome = batch[int(place)]
@@ -284,7 +282,7 @@ class RedisStore:
     def _end(self, ends: Sequence[_End]) -> dict[int, Answer]:
         """End attempts otherwise than completed: read what each was charged, decide, and write if that still holds."""
         landed: dict[int, Answer] = {}
-        for batch in _batches(ends):
+        for batch in batches(ends):
             waiting = list(batch)
             for _ in range(_TRIES):
                 told = self._server.call("charges", *(text for _, lease, _ in waiting for text in _lease(lease)))
@@ -410,47 +408,6 @@ _NO_TRANSACTIONS = (
 
 
 # ── What scripts are given, and what they answer ────────────────────────────────────────────────────────────────
-
-
-def _batches(items: Sequence[T], size: Callable[[T], int] = lambda _: 0) -> Iterator[list[T]]:
-    """So many that a script is done with them in a few milliseconds."""
-    batch: list[T] = []
-    total = 0
-    for item in items:
-        length = size(item)
-        if len(batch) == MOST or (batch and total + length > MOST_BYTES):
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += length
-    if batch:
-        yield batch
-
-
-def _check(draft: Draft) -> None:
-    check_text(draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
-    if not -100 <= draft.priority <= 100:
-        raise BadData(f"priority: expected -100 to 100, got {draft.priority}")
-
-
-def _enqueue(drafts: Sequence[Draft]) -> list[Any]:
-    groups: dict[tuple[str, str], int] = {}
-    heads: list[Any] = []
-    jobs: list[Any] = []
-    for draft in drafts:
-        facts = encode_facts(draft)
-        group = groups.get((facts, draft.queue))
-        if group is None:
-            group = groups[facts, draft.queue] = len(groups) + 1
-            stale = "" if draft.stale_after is None else millis(draft.stale_after)
-            heads += (facts, draft.queue, 100 - draft.priority, int(draft.isolated), stale)
-        if draft.delay is not None:
-            when: Any = f"+{millis(draft.delay)}"
-        else:
-            when = "" if draft.run_at is None else ceil(draft.run_at.timestamp() * 1000)
-        unique = "" if draft.unique is None else f"{draft.task}\0{draft.unique}"
-        jobs += (draft.id, group, draft.payload, when, unique, "" if draft.expires is None else millis(draft.expires))
-    return [len(groups), *heads, *jobs]
 
 
 def _claimed(

@@ -1,0 +1,118 @@
+"""Idempotency keys: the first result of a key is stored, and given to whoever repeats it.
+
+While one acts, its key is held: a note of the store that ends by itself, and is renewed for as long as the code runs.
+So nobody waits for ever for a process that died, and no fixed time can run out under one that works.
+
+What no store can do: know whether code that died had acted. A crash between the act and its record acts again, as does
+a process that was away for longer than the hold. Where that matters, act and record together: `job.finish(tx=…)`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+import msgspec
+
+from tenure.arguments import decoder, dump, plain
+from tenure.durations import spell
+from tenure.errors import StoreError, TenureError
+from tenure.host import host_name
+from tenure.ids import new_id
+from tenure.ports import Store
+
+HOLD_SECONDS = 30.0
+_FIRST_LOOK, _SLOWEST_LOOK = 0.01, 1.0
+_log = logging.getLogger("tenure.once")
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the note of a key says: someone acts, or what the first one's result was, as JSON."""
+
+    by: str
+    host: str = ""
+    state: Literal["acting", "done"] = "acting"
+    value: str = ""
+
+
+_encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder(Record).decode
+
+
+class Key:
+    """One caller's way to a key: `claim()` until it tells, then act and `keep(…)`, or `let_go()`."""
+
+    def __init__(self, store: Store, key: str, ttl: float | None, wait: float | None) -> None:
+        self._store, self._name, self._key = store, key, f"once:{key}"
+        self._ttl, self._wait = ttl, wait
+        self._mine = _encode(Record(new_id(), host_name())).decode()
+        self._began = time.monotonic()
+        self._pause = _FIRST_LOOK
+
+    def claim(self) -> str | float | None:
+        """The result that stands as JSON; the seconds until the next look; None: it is ours to act.
+
+        Raises TimeoutError when it has waited for long enough.
+        """
+        swapped = self._store.swap(self._key, None, self._mine, ttl=HOLD_SECONDS)
+        if swapped.landed:
+            return None
+        stands = None if swapped.value is None else _decode(swapped.value)
+        if stands is not None and stands.state == "done":
+            return stands.value
+        waited = time.monotonic() - self._began
+        if self._wait is not None and waited >= self._wait:
+            who = f"a process on {stands.host} acts" if stands else "others were faster each time"
+            raise TimeoutError(f"once({self._name!r}): no result after {spell(waited)}: {who}")
+        pause, self._pause = self._pause, min(self._pause * 2, _SLOWEST_LOOK)
+        return pause if self._wait is None else max(0.0, min(pause, self._wait - waited))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Ours while this block runs; free for others when it raises."""
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=(done,), name="tenure-once", daemon=True)
+        renewing.start()
+        try:
+            yield
+        except BaseException:
+            with suppress(StoreError):  # it ends by itself
+                self._store.swap(self._key, self._mine, None)
+            raise
+        finally:
+            done.set()
+
+    def _renew(self, done: threading.Event) -> None:
+        while not done.wait(HOLD_SECONDS / 3):
+            with suppress(StoreError):  # tried again at the next turn; `keep` tells if it was lost
+                if not self._store.swap(self._key, self._mine, self._mine, ttl=HOLD_SECONDS).landed:
+                    _log.warning(
+                        "once(%r) was held for too long by a store out of reach: another may act too", self._name
+                    )
+                    return
+
+    def keep(self, value: str) -> str:
+        """Record the result; the one that stands, if another was faster."""
+        done = _encode(Record(_decode(self._mine).by, state="done", value=value)).decode()
+        swapped = self._store.swap(self._key, self._mine, done, ttl=self._ttl)
+        if swapped.landed:
+            return value
+        stands = None if swapped.value is None else _decode(swapped.value)
+        if stands is None and self._store.swap(self._key, None, done, ttl=self._ttl).landed:
+            return value
+        _log.warning("once(%r): another has acted too, since this key was out of our hands for a while", self._name)
+        return stands.value if stands is not None and stands.state == "done" else value
+
+
+def encode_result(key: str, value: object, limit: int) -> str:
+    return dump(value, f"once({key!r})", limit).decode()
+
+
+def decode_result(key: str, text: str, kind: Any) -> Any:
+    try:
+        return decoder(kind)(text)
+    except msgspec.DecodeError as error:
+        raise TenureError(f"once({key!r}): what was kept does not fit its type: {plain(str(error))}") from error
