@@ -93,6 +93,8 @@ class Plan:
         """Write down how runs ended. `attempts` of a job tell when it first began."""
         for run in sorted(self._ended, key=lambda run: (run.job and run.job.ended_at) or self._now):
             self._close(run, attempts, output)
+        if self._ended and self.schedule.due_at is not None:
+            self._set(due_at=self._now)  # a tick may have waited for them: whoever only reads leaves it to be fired
         self._ended = []
         return self
 
@@ -126,11 +128,14 @@ class Plan:
         """Decide every tick whose time has come."""
         if self.schedule.idle or self.schedule.job is None:
             return self
-        if self.schedule.pending_tick is not None and not self._running:
-            pending = self.schedule.pending_tick
+        newest, pending = self._newest_due(), self.schedule.pending_tick
+        if pending is not None and not self._running:
             self._set(pending_tick=None)
-            self._start(pending)
-        newest = self._newest_due()
+            newer = newest is not None and self.schedule.next_tick is not None and self.schedule.next_tick <= newest
+            if newer and self.schedule.overlap == "replace":
+                self._note("skipped", pending, "overlap: a newer tick replaced it while it waited")
+            else:
+                self._start(pending)
         while newest is not None and self.schedule.next_tick is not None and self.schedule.next_tick <= newest:
             if not self._decide(self.schedule.next_tick, newest):
                 break
@@ -152,17 +157,17 @@ class Plan:
             self._move_past(first)
             return True
         self._set(catching_up_to=None)
-        if first < newest and s.catch_up == "all":
+        late = (self._now - newest - jitter(s, newest)).total_seconds()
+        if late > (ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)):
+            why = f"nobody fired it in time: {spell(late)} late (catch_up={s.catch_up})"
+            self._miss(first, newest + _MOMENT, why)
+        elif first < newest and s.catch_up == "all":
             oldest = self._oldest_to_catch_up(first, newest)
             self._miss(first, oldest, f"more than catch_up_max ({s.catch_up_max}), or before catch_up_window")
             self._set(next_tick=oldest, catching_up_to=newest)
             return True
-        if first < newest:
-            self._miss(first, newest, f"nobody fired it in time (catch_up={s.catch_up})")
-        late = (self._now - newest - jitter(s, newest)).total_seconds()
-        if late > (ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)):
-            self._note("missed", newest, f"nobody fired it in time: {spell(late)} late (catch_up={s.catch_up})")
         else:
+            self._miss(first, newest, f"nobody fired it in time (catch_up={s.catch_up})")
             self._take(newest)
         self._move_past(newest)
         return True
@@ -463,7 +468,8 @@ def overdue_by(standing: Standing, now: datetime) -> float | None:
     s = standing.schedule
     if s.idle or any(run.live and run.job and run.job.attempt > 0 for run in standing.runs):
         return None
-    moments = [run.tick.tick for run in standing.runs if run.live]
+    open_ticks = [run.tick for run in standing.runs if run.live]
+    moments = [each.tick if each.cause == "tick" else each.decided_at for each in open_ticks]
     if s.next_tick is not None:
         moments.append(s.next_tick + jitter(s, s.next_tick))
     late = (now - min(moments)).total_seconds() if moments else 0.0

@@ -136,7 +136,8 @@ def bring(store: Store, state: State, **options: Any) -> Lease:
 
 def schedule(**options: Any) -> Schedule:
     """A schedule to store: its ticks enqueue `work`."""
-    return Schedule(**{"name": f"schedule-{next(_numbers)}", "rule": "every 1m", "job": draft(id=""), **options})
+    given: dict[str, Any] = {"name": f"schedule-{next(_numbers)}", "rule": "every 1m", "job": draft(id=""), **options}
+    return Schedule(**given)
 
 
 def made(store: Store, **options: Any) -> Schedule:
@@ -152,7 +153,8 @@ def standing(store: Store, name: str) -> Standing:
 
 
 def tick(of: Schedule, at: datetime, **options: Any) -> Tick:
-    return Tick(**{"schedule": of.name, "tick": at, "decided_at": at, **options})
+    given: dict[str, Any] = {"schedule": of.name, "tick": at, "decided_at": at, **options}
+    return Tick(**given)
 
 
 def begin(store: Store, name: str, at: datetime | None = None, **options: Any) -> str:

@@ -43,7 +43,6 @@ _OVERLAP = {
     "replace": "a tick stops the run before it and takes its place",
     "allow": "runs may overlap",
 }
-_ALIKE = ("success", "cancelled")
 
 
 # ── Times ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -300,6 +299,16 @@ def surprises(schedule: Schedule, now: datetime) -> list[str]:
 # ── history ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 HISTORY_HEADS = ("tick", "by", "started", "late", "took", "status")
+
+
+def show_history(runs: Sequence[tuple[Tick, Run | None]], rule: Rule | None) -> None:
+    """A line a tick; on a screen the job's id and the reason share a column, which may go below."""
+    rows = [(history_row(tick, run, rule), why(tick, run, rule), tick.job_id or "") for tick, run in runs]
+    if sys.stdout.isatty():
+        told = [[*row, ": ".join(filter(None, (job_id, reason)))] for row, reason, job_id in rows]
+        draw((*HISTORY_HEADS, "job, why"), told, fixed=HISTORY_HEADS, right=("late", "took"), below="job, why")
+    else:
+        table((*HISTORY_HEADS, "why", "job"), [[*row, reason, job_id] for row, reason, job_id in rows])
 
 
 def history_row(tick: Tick, run: Run | None, rule: Rule | None) -> list[str]:

@@ -2,8 +2,7 @@
 -- queued → processing under a fresh lease. ARGV: worker, limit, solo, then queue and want of each. Answers of each job:
 -- id, attempt, facts, payload, enqueued_at, and what `past` tells of the few that have one.
 local worker, room, solo = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
-local ends = redis.call('ZSCORE', ns .. 'alive', worker)
-if not ends or tonumber(ends) < now then return {} end
+if not lives(worker) then return {} end
 local answer, held, stale, stamp = {}, {}, {}, string.format('%.0f', now)
 for i = 4, #ARGV, 2 do
   local queue, want = ARGV[i], math.min(tonumber(ARGV[i + 1]), room)

@@ -81,6 +81,11 @@ local function standing(id, attempt)
   return {f[1], tonumber(f[2] or 0), f[3], f[4], redis.call('HGET', ns .. 'attempts:' .. id, attempt)}
 end
 
+local function lives(worker)
+  local ends = redis.call('ZSCORE', ns .. 'alive', worker)
+  return ends and tonumber(ends) >= now
+end
+
 local function expired(before)
   return redis.call('ZRANGEBYSCORE', ns .. 'alive', '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, 200)
 end
@@ -97,5 +102,131 @@ local function declare(worker, death)
   redis.call('HSET', ns .. 'worker:' .. worker, 'died_at', now, 'death', death)
   redis.call('ZADD', ns .. 'died', now, worker)
   return true
+end
+
+-- nothing → queued, or scheduled when due later; with an owner, who lives, processing. ARGV from `first` to `last`: the
+-- number of groups, then of each what its jobs share (facts, queue, rank, solo, stale_after), then of each job: id, its
+-- group, payload, when (empty: now; +delay; or an instant), unique, expires. Answers of each: 1 queued, 2 scheduled,
+-- 3 processing, or who stands there. A job with an attempt, if only number 0, is one that `claim` and `complete` have to
+-- look at more closely; most need no second look.
+local function enqueue(first, last, owner)
+  local groups, at = {}, first + 1
+  for g = 1, tonumber(ARGV[first]) do
+    groups[g] = {facts = ARGV[at], queue = ARGV[at + 1], rank = tonumber(ARGV[at + 2]), solo = ARGV[at + 3] == '1',
+                 stale = ARGV[at + 4], ready = {}, added = 0, later = 0}
+    at = at + 5
+  end
+  local answers, ids, later = {}, {}, {}
+  for i = at, last, 6 do
+    local id, group, payload, when, unique, expires = ARGV[i], groups[tonumber(ARGV[i + 1])], ARGV[i + 2], ARGV[i + 3],
+      ARGV[i + 4], ARGV[i + 5]
+    local holder = unique ~= '' and redis.call('HGET', ns .. 'unique', unique)
+    local key = job(id)
+    local stands = redis.call('HGET', key, 'state')
+    if stands then
+      answers[#answers + 1] = {id, stands}
+    elseif holder then
+      answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state')}
+    else
+      local run_at = now
+      if when ~= '' then run_at = when:sub(1, 1) == '+' and now + tonumber(when:sub(2)) or tonumber(when) end
+      local state = owner and 'processing' or run_at > now and 'scheduled' or 'queued'
+      redis.call('HSET', key, 'state', state, 'queue', group.queue, 'rank', group.rank, 'facts', group.facts,
+        'payload', payload, 'run_at', run_at, 'enqueued_at', now)
+      if group.solo then redis.call('HSET', key, 'solo', '1') end
+      if group.stale ~= '' then redis.call('HSET', key, 'stale_after', group.stale, 'attempt', 0) end
+      if expires ~= '' then redis.call('HSET', key, 'expires_at', run_at + tonumber(expires), 'attempt', 0) end
+      if unique ~= '' then
+        redis.call('HSET', key, 'unique', unique, 'attempt', 0)
+        redis.call('HSET', ns .. 'unique', unique, id)
+      end
+      ids[#ids + 1], ids[#ids + 2] = 0, id
+      if state == 'queued' then
+        group.ready[#group.ready + 1], group.ready[#group.ready + 2] = score(group.rank, run_at), id
+        answers[#answers + 1] = 1
+      elseif state == 'scheduled' then
+        later[#later + 1], later[#later + 2] = run_at, id
+        group.later = group.later + 1
+        answers[#answers + 1] = 2
+      else
+        redis.call('HSET', key, 'attempt', '1', 'worker_id', owner, 'started_at', now)
+        redis.call('HSET', ns .. 'processing:' .. owner, id, '1+')
+        redis.call('SADD', ns .. 'owners', owner)
+        if group.stale ~= '' then redis.call('ZADD', ns .. 'stale', now + tonumber(group.stale), id) end
+        answers[#answers + 1] = 3
+      end
+    end
+  end
+  if #ids > 0 then redis.call('ZADD', ns .. 'jobs', unpack(ids)) end
+  if #later > 0 then redis.call('ZADD', ns .. 'scheduled', unpack(later)) end
+  for _, group in ipairs(groups) do
+    if #group.ready > 0 then
+      redis.call('ZADD', lane(group.queue, group.solo), unpack(group.ready))
+      ring('queued', group.queue)
+    end
+    if group.later > 0 then
+      count_scheduled(group.queue, group.later)
+      ring('due', group.queue)
+    end
+    redis.call('SADD', ns .. 'queues', group.queue)
+  end
+  return answers
+end
+
+-- The same of several blocks, in one step. ARGV from `at`: their number, then of each how many values it has, and these.
+-- Answers of each job; and where ARGV goes on.
+local function enqueue_all(at, owner)
+  local answers, left = {}, tonumber(ARGV[at])
+  at = at + 1
+  for _ = 1, left do
+    local last = at + tonumber(ARGV[at])
+    for _, answer in ipairs(enqueue(at + 1, last, owner)) do answers[#answers + 1] = answer end
+    at = last + 1
+  end
+  return answers, at
+end
+
+-- scheduled, queued → cancelled; processing: asked. Its state after.
+local function cancel(id, reason)
+  local j = read(id)
+  if j and j.state == 'processing' then
+    redis.call('HSETNX', job(id), 'cancel_reason', reason)
+    ring('cancel', j.queue)
+  elseif j and (j.state == 'scheduled' or j.state == 'queued') then
+    leave(id, j)
+    redis.call('HSET', job(id), 'cancel_reason', reason, 'error', reason)
+    enter(id, j, 'cancelled')
+  end
+  return j and j.state or false
+end
+
+-- A tick is MS|CAUSE in its schedule, and MS|CAUSE|SCHEDULE among those of all.
+local function split(run) return run:match('^(-?%d+|%a+)|(.*)$') end
+
+local function write_tick(name, tick, body, open, job_id, decided_at)
+  local run, at = tick .. '|' .. name, tick:match('^-?%d+')
+  redis.call('HSET', ns .. 'tick:' .. name, tick, body)
+  redis.call('ZADD', ns .. 'ticks:' .. name, at, tick)
+  if open then
+    redis.call('HSET', ns .. 'open', run, job_id)
+    redis.call('ZADD', ns .. 'open:' .. name, at, tick)
+    redis.call('ZREM', ns .. 'decided', run)
+  else
+    redis.call('HDEL', ns .. 'open', run)
+    redis.call('ZREM', ns .. 'open:' .. name, tick)
+    redis.call('ZADD', ns .. 'decided', decided_at, run)
+  end
+end
+
+-- A note is stored as the time when it is over, = and its text: what it says begins with the =, if it still says it.
+local function note(stored)
+  local ends, text = (stored or ''):match('^(-?%d*)(=.*)$')
+  return text and (ends == '' or tonumber(ends) > now) and text
+end
+
+local function forget_note(key)
+  redis.call('HDEL', ns .. 'notes', key)
+  redis.call('ZREM', ns .. 'noted', key)
+  redis.call('ZREM', ns .. 'fading', key)
 end
 

@@ -1,6 +1,20 @@
 #!lua
 -- ended → queued, with nothing charged. ARGV: ids. Answers of each: nothing (no such job), its state if it has not ended,
--- who holds its unique key and in which state, or 1.
+-- 0 if it ran under a guard, who holds its unique key and in which state, or 1.
+
+-- The ticks that name this job are open again: it is a run of their schedules once more.
+local function reopen(id)
+  for run in (redis.call('HGET', job(id), 'runs') or ''):gmatch('([^%z]+)%z') do
+    local tick, name = split(run)
+    local told = redis.call('HGET', ns .. 'tick:' .. name, tick)
+    local body = told and cjson.decode(told)
+    if body and body.job_id == id and body.status ~= 'open' then
+      body.status, body.why, body.started_at, body.ended_at = 'open', '', cjson.null, cjson.null
+      write_tick(name, tick, cjson.encode(body), true, id)
+    end
+  end
+end
+
 local answers = {}
 for _, id in ipairs(ARGV) do
   local j = read(id)
@@ -9,6 +23,8 @@ for _, id in ipairs(ARGV) do
     answers[#answers + 1] = false
   elseif j.state == 'scheduled' or j.state == 'queued' or j.state == 'processing' then
     answers[#answers + 1] = j.state
+  elseif j.queue == 'guard' then
+    answers[#answers + 1] = 0
   elseif holder then
     answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state')}
   else
@@ -19,6 +35,7 @@ for _, id in ipairs(ARGV) do
     redis.call('HSET', job(id), 'run_at', now, 'solo', j.solo and '1' or '0')
     if j.unique then redis.call('HSET', ns .. 'unique', j.unique, id) end
     enter(id, j, 'queued')
+    reopen(id)
     answers[#answers + 1] = 1
   end
 end

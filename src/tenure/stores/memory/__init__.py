@@ -6,20 +6,18 @@ rehearsed when it is called, run for good when its block ends. States change in 
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, fields, is_dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from random import Random
 from threading import RLock
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from tenure.clock import Clock, system_clock
 from tenure.durations import spell
-from tenure.errors import BadData, InvalidOption, LeaseLost, StoreAway, StoreError
+from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.lifecycle import (
     ENDED,
     GUARD,
@@ -62,41 +60,30 @@ from tenure.ports import (
     WorkerView,
 )
 from tenure.schedule import REPLACED, Change, Due, Run, Schedule, Standing, Swapped, Tick
+from tenure.stores.memory.rows import (
+    FORGOTTEN,
+    SAID,
+    Cause,
+    Row,
+    Worker,
+    age,
+    attempt,
+    ended_as,
+    enqueue_order,
+    matches,
+    new_view,
+    over,
+    read_cursor,
+    refuse_impossible,
+    refuse_unstorable,
+    tick_order,
+    write_cursor,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Cause = Literal["crash", "host", "stale", "queue"]
 
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-_SHARED = {f.name for f in fields(Draft)} & {f.name for f in fields(JobView)} - {"meta", "run_at"}
-_FORGOTTEN = ("result", "error", "ended_at", "expires_at", "cancel_reason")  #: by a replay
-_SAID = ("stage", "progress", "message", "checkpoint")
-_BLANK: dict[str, Any] = dict.fromkeys((*_FORGOTTEN, *_SAID, "worker_id", "started_at", "last_activity_at"))
 _WORKER_KEPT = 86_400.0  #: seconds a worker's row outlives its death
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A job as stored: what was asked for, what people see, who owns it, and how its attempts ended."""
-
-    draft: Draft
-    view: JobView
-    lease: Lease | None = None
-    active: float = 0.0  #: boot seconds of the owner's last word; `last_activity_at` is for people
-    completed: Lease | None = None
-    attempts: tuple[AttemptView, ...] = ()
-    once: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-@dataclass(frozen=True, slots=True)
-class _Worker:
-    identity: WorkerIdentity
-    started_at: datetime
-    renewed_at: datetime
-    lease_ends: float  #: boot seconds
-    note: str = ""
-    died_at: datetime | None = None
-    died_of: Cause = "host"
 
 
 class _Transaction:
@@ -126,8 +113,8 @@ class MemoryStore:
         self._clock = clock or system_clock()
         self._random = Random(seed)
         self._lock = RLock()
-        self._jobs: dict[str, _Row] = {}
-        self._workers: dict[str, _Worker] = {}
+        self._jobs: dict[str, Row] = {}
+        self._workers: dict[str, Worker] = {}
         self._paused: dict[str, datetime] = {}
         self._schedules: dict[str, Schedule] = {}
         self._ticks: dict[tuple[str, datetime, str], Tick] = {}
@@ -151,8 +138,8 @@ class MemoryStore:
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         for draft in drafts:
-            _refuse_unstorable(draft)
-            _refuse_impossible("priority", draft.priority, -100, 100)
+            refuse_unstorable(draft)
+            refuse_impossible("priority", draft.priority, -100, 100)
         answers = self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
         inner = tx.tx if isinstance(tx, Awaited) else tx
         if isinstance(inner, _Transaction) and committed is not None:
@@ -161,7 +148,7 @@ class MemoryStore:
 
     @_atomic
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
-        _refuse_unstorable(reason)
+        refuse_unstorable(reason)
         return {name: self._cancel(row, reason) if row else None for name, row in self._named(ids)}
 
     @_atomic
@@ -198,12 +185,10 @@ class MemoryStore:
     @_atomic
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
         now = self.now()
-        for worker in [w for w in self._workers.values() if w.died_at and _age(now, w.died_at) > _WORKER_KEPT]:
+        for worker in [w for w in self._workers.values() if w.died_at and age(now, w.died_at) > _WORKER_KEPT]:
             del self._workers[worker.identity.id]
         ended = [row.view for row in self._rows() if legal("prune", row.view.state)]
-        old = [
-            view for view in ended if _over(_age(now, view.ended_at), keep_dead if view.state is State.DEAD else keep)
-        ]
+        old = [view for view in ended if over(age(now, view.ended_at), keep_dead if view.state is State.DEAD else keep)]
         for view in old[:limit]:
             del self._jobs[view.id]
         return len(old[:limit])
@@ -231,13 +216,13 @@ class MemoryStore:
     @_atomic
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         for report in reports:
-            _refuse_unstorable(report)
-            _refuse_impossible("fraction", report.fraction or 0, 0, 1)
+            refuse_unstorable(report)
+            refuse_impossible("fraction", report.fraction or 0, 0, 1)
         return [self._progress(report) for report in reports]
 
     @_atomic
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
-        _refuse_unstorable(key, value)
+        refuse_unstorable(key, value)
         row = self._held("once", lease)
         if row is None:
             return None
@@ -248,7 +233,7 @@ class MemoryStore:
 
     @_atomic
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
-        _refuse_unstorable(ends)
+        refuse_unstorable(ends)
         return self._step(tx, lambda: [self._finish(lease, outcome, strict=tx is not None) for lease, outcome in ends])
 
     # ── supervisors ──
@@ -258,7 +243,7 @@ class MemoryStore:
         if worker.id in self._workers:
             raise StoreError(f"worker {worker.id} was registered before; every process start needs a new id")
         now = self.now()
-        self._workers[worker.id] = _Worker(worker, now, now, self._clock.boot() + worker.lease)
+        self._workers[worker.id] = Worker(worker, now, now, self._clock.boot() + worker.lease)
 
     @_atomic
     def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -281,7 +266,7 @@ class MemoryStore:
 
     @_atomic
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
-        _refuse_unstorable(verdicts, rest)
+        refuse_unstorable(verdicts, rest)
         self._declare([worker_id], "crash")
         held = self._held_by(worker_id)
         return [self._take_back("finish", row, lease, "crash", verdicts.get(lease.job_id, rest)) for row, lease in held]
@@ -314,7 +299,7 @@ class MemoryStore:
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
         held = [each for worker_id in dict.fromkeys(worker_ids) for each in self._held_by(worker_id)]
         silent = [(row, lease, self._silent(row)) for row, lease in held]
-        return [Hung(lease, r.view.task, age) for r, lease, age in silent if _over(age, r.view.stale_after)]
+        return [Hung(lease, r.view.task, age) for r, lease, age in silent if over(age, r.view.stale_after)]
 
     @_atomic
     def solo_waiting(self, queues: Sequence[str]) -> int:
@@ -354,7 +339,7 @@ class MemoryStore:
     @_atomic
     def change(self, changes: Sequence[Change]) -> list[bool]:
         for change in changes:
-            _refuse_unstorable(change)
+            refuse_unstorable(change)
         return [self._change(change) for change in changes]
 
     @_atomic
@@ -372,7 +357,7 @@ class MemoryStore:
     @_atomic
     def forget(self, *, keep: float, limit: int = 1000) -> int:
         now = self.now()
-        old = [key for key, t in self._ticks.items() if t.status != "open" and _age(now, t.decided_at) > keep][:limit]
+        old = [key for key, t in self._ticks.items() if t.status != "open" and age(now, t.decided_at) > keep][:limit]
         for tick in old:
             del self._ticks[tick]
         over = [key for key, (_, ends) in self._notes.items() if ends is not None and ends <= self._clock.unix()]
@@ -386,7 +371,7 @@ class MemoryStore:
     def swap(
         self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
     ) -> Swapped:
-        _refuse_unstorable(key, old, new, drafts)
+        refuse_unstorable(key, old, new, drafts)
         stands = self.notes(key).get(key)
         if stands not in (old, new):
             return Swapped(False, stands)
@@ -417,12 +402,12 @@ class MemoryStore:
 
     @_atomic
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        found = sorted((r.view for r in self._rows() if _matches(r.view, where)), key=_enqueue_order, reverse=True)
+        found = sorted((r.view for r in self._rows() if matches(r.view, where)), key=enqueue_order, reverse=True)
         if cursor is not None:
-            last = _read_cursor(cursor)
-            found = [view for view in found if _enqueue_order(view) < last]
+            last = read_cursor(cursor)
+            found = [view for view in found if enqueue_order(view) < last]
         jobs = tuple(found[:limit])
-        return Page(jobs, _write_cursor(jobs[-1]) if jobs and len(found) > limit else None)
+        return Page(jobs, write_cursor(jobs[-1]) if jobs and len(found) > limit else None)
 
     @_atomic
     def counts(self) -> dict[State, int]:
@@ -503,20 +488,20 @@ class MemoryStore:
 
     # ── one job ──
 
-    def _rows(self) -> list[_Row]:
+    def _rows(self) -> list[Row]:
         return list(self._jobs.values())
 
-    def _named(self, ids: Iterable[str]) -> Iterator[tuple[str, _Row | None]]:
+    def _named(self, ids: Iterable[str]) -> Iterator[tuple[str, Row | None]]:
         return ((name, self._jobs.get(name)) for name in dict.fromkeys(ids))
 
-    def _move(self, verb: str, row: _Row, to: State, **changes: Any) -> _Row:
+    def _move(self, verb: str, row: Row, to: State, **changes: Any) -> Row:
         """The only place where a state changes, and only as the table says."""
         source = row.view.state
         if not any(move.verb == verb and source in move.sources and to in move.targets for move in MOVES):
             raise StoreError(f"{verb} does not lead from {source} to {to}; see the table in tenure.lifecycle")
         return self._keep(row, state=to, **changes)
 
-    def _keep(self, row: _Row, **changes: Any) -> _Row:
+    def _keep(self, row: Row, **changes: Any) -> Row:
         row = replace(row, view=replace(row.view, **changes))
         self._jobs[row.view.id] = row
         return row
@@ -528,20 +513,20 @@ class MemoryStore:
         now = self.now()
         due = now + timedelta(seconds=draft.delay) if draft.delay is not None else draft.run_at or now
         state = State.SCHEDULED if due > now else State.QUEUED
-        row = self._jobs[draft.id] = _Row(draft, _new_view(draft, state, now, due))
+        row = self._jobs[draft.id] = Row(draft, new_view(draft, state, now, due))
         if owner is not None:
             self._claim(row, owner)
             state = State.PROCESSING
         return Enqueued(draft.id, created=True, state=state)
 
-    def _holder(self, task: str, unique: str | None) -> _Row | None:
+    def _holder(self, task: str, unique: str | None) -> Row | None:
         """The live job that holds this key."""
         if unique is None:
             return None
         held = (r for r in self._rows() if r.view.state in LIVE and (r.view.task, r.view.unique) == (task, unique))
         return next(held, None)
 
-    def _cancel(self, row: _Row, reason: str) -> State:
+    def _cancel(self, row: Row, reason: str) -> State:
         view = row.view
         if view.state is State.PROCESSING:
             if view.cancel_reason is None:
@@ -550,7 +535,7 @@ class MemoryStore:
             self._move("cancel", row, State.CANCELLED, cancel_reason=reason, error=reason, ended_at=self.now())
         return self._jobs[view.id].view.state
 
-    def _replay(self, row: _Row) -> Answer:
+    def _replay(self, row: Row) -> Answer:
         view = row.view
         if not legal("replay", view.state):
             return NotLanded(f"the job is {view.state}; only a job that has ended is replayed")
@@ -559,7 +544,7 @@ class MemoryStore:
         holder = self._holder(view.task, view.unique)
         if holder:
             return NotLanded(f"job {holder.view.id} holds its unique key {view.unique!r} and is {holder.view.state}")
-        fresh = dict.fromkeys(_FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
+        fresh = dict.fromkeys(FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
         row = replace(row, completed=None)
         self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
         for key, tick in self._ticks.items():
@@ -567,7 +552,7 @@ class MemoryStore:
                 self._ticks[key] = tick.reopened
         return Landed(State.QUEUED)
 
-    def _delete(self, row: _Row) -> Answer:
+    def _delete(self, row: Row) -> Answer:
         if not legal("delete", row.view.state):
             return NotLanded(f"the job is {row.view.state}; cancel it first, then delete it")
         del self._jobs[row.view.id]
@@ -576,7 +561,7 @@ class MemoryStore:
     # ── one schedule ──
 
     def _open_runs(self) -> list[Run]:
-        return [self._run(tick) for tick in sorted(self._ticks.values(), key=_tick_order) if tick.status == "open"]
+        return [self._run(tick) for tick in sorted(self._ticks.values(), key=tick_order) if tick.status == "open"]
 
     def _run(self, tick: Tick) -> Run:
         row = self._jobs.get(tick.job_id or "")
@@ -611,21 +596,21 @@ class MemoryStore:
 
     # ── one lease ──
 
-    def _held(self, verb: str, lease: Lease) -> _Row | None:
+    def _held(self, verb: str, lease: Lease) -> Row | None:
         row = self._jobs.get(lease.job_id)
         return row if row and row.lease == lease and legal(verb, row.view.state) else None
 
-    def _held_by(self, worker_id: str) -> list[tuple[_Row, Lease]]:
+    def _held_by(self, worker_id: str) -> list[tuple[Row, Lease]]:
         leased = [(row, row.lease) for row in self._rows() if row.lease and row.lease.worker_id == worker_id]
         return sorted(leased, key=lambda each: each[1])
 
-    def _claim(self, row: _Row, worker_id: str) -> Claimed:
+    def _claim(self, row: Row, worker_id: str) -> Claimed:
         now, attempt = self.now(), row.view.attempt + 1
         row = replace(row, lease=Lease(row.view.id, attempt, worker_id), active=self._clock.boot())
         owner = {"attempt": attempt, "worker_id": worker_id, "started_at": now, "last_activity_at": now}
         return self._claimed(self._move("claim", row, State.PROCESSING, **owner))
 
-    def _claimed(self, row: _Row) -> Claimed:
+    def _claimed(self, row: Row) -> Claimed:
         view = row.view
         return Claimed(
             id=view.id,
@@ -647,7 +632,7 @@ class MemoryStore:
         row = self._held("progress", report.lease)
         if row is None:
             return False
-        said = zip(_SAID, (report.stage, report.fraction, report.message, report.checkpoint), strict=True)
+        said = zip(SAID, (report.stage, report.fraction, report.message, report.checkpoint), strict=True)
         news: dict[str, Any] = {name: value for name, value in said if value is not None}
         if report.checkpoint not in (None, row.view.checkpoint):
             news["crashes"] = 0
@@ -668,7 +653,7 @@ class MemoryStore:
         stands = self._jobs.get(lease.job_id)
         if stands is None:
             return NotLanded("no such job")
-        ended = _ended_as(stands, lease)
+        ended = ended_as(stands, lease)
         if ended:
             other = isinstance(outcome, Completed) and ended == "completed" and outcome.result != stands.view.result
             if ended == outcome_name(outcome) and not other:
@@ -679,7 +664,7 @@ class MemoryStore:
             return NotLanded(f"attempt {stands.lease.attempt} of worker {stands.lease.worker_id} owns it")
         return NotLanded(f"the job is {stands.view.state} after attempt {stands.view.attempt}, owned by nobody")
 
-    def _end(self, verb: str, row: _Row, lease: Lease, outcome: Outcome, **changes: Any) -> JobView:
+    def _end(self, verb: str, row: Row, lease: Lease, outcome: Outcome, **changes: Any) -> JobView:
         """End the attempt: `decide` says where it leads, a cancel asked included."""
         view, draft, now = row.view, row.draft, self.now()
         charges = Charges(
@@ -699,7 +684,7 @@ class MemoryStore:
             row = replace(row, lease=None, completed=lease)
             changes["result"] = outcome.result
         else:
-            row = replace(row, lease=None, attempts=(*row.attempts, _attempt(view, lease, outcome, now)))
+            row = replace(row, lease=None, attempts=(*row.attempts, attempt(view, lease, outcome, now)))
             changes |= {"started_at": None, "last_activity_at": None}
         after = self._move(
             verb,
@@ -719,7 +704,7 @@ class MemoryStore:
 
     # ── dead and silent owners ──
 
-    def _lease_over(self, worker: _Worker) -> bool:
+    def _lease_over(self, worker: Worker) -> bool:
         return self._clock.boot() > worker.lease_ends
 
     def _credible(self, witness: str | None) -> bool:
@@ -735,7 +720,7 @@ class MemoryStore:
             self._workers[worker.identity.id] = replace(worker, died_at=self.now(), died_of=cause)
         return frozenset(worker.identity.id for worker in died)
 
-    def _lost(self, row: _Row, worker_id: str) -> tuple[Cause, str] | None:
+    def _lost(self, row: Row, worker_id: str) -> tuple[Cause, str] | None:
         """Why a processing job may be rescued; None: its owner lives and shows it."""
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -743,14 +728,14 @@ class MemoryStore:
         if worker.died_at:
             return worker.died_of, f"worker {worker_id} {'died' if worker.died_of == 'crash' else 'lost its lease'}"
         patience = 2 * worker.identity.lease
-        if _over(self._silent(row) - patience, row.view.stale_after):
+        if over(self._silent(row) - patience, row.view.stale_after):
             return "stale", f"no progress for {spell(self._silent(row))} in worker {worker_id}"
         return None
 
-    def _silent(self, row: _Row) -> float:
+    def _silent(self, row: Row) -> float:
         return self._clock.boot() - row.active
 
-    def _take_back(self, verb: str, row: _Row, lease: Lease, cause: Cause, outcome: Outcome) -> Rescued:
+    def _take_back(self, verb: str, row: Row, lease: Lease, cause: Cause, outcome: Outcome) -> Rescued:
         why = {} if isinstance(outcome, Completed) else {"message": f"Cleared: {reason_of(outcome)}"}
         after = self._end(verb, row, lease, outcome, **why)
         return Rescued(
@@ -766,114 +751,10 @@ class MemoryStore:
     def _queue(self, name: str, live: list[JobView]) -> QueueView:
         here = [view for view in live if view.queue == name]
         states = [view.state for view in here]
-        waits = [_age(self.now(), view.run_at) for view in here if view.state is State.QUEUED]
+        waits = [age(self.now(), view.run_at) for view in here if view.state is State.QUEUED]
         return QueueView(
             name=name,
             paused_at=self._paused.get(name),
             counts={state: states.count(state) for state in State if state in LIVE},
             oldest_queued=max(waits, default=None),
         )
-
-
-# ── values ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _new_view(draft: Draft, state: State, now: datetime, due: datetime) -> JobView:
-    asked: dict[str, Any] = {name: getattr(draft, name) for name in _SHARED}
-    view = JobView(
-        **asked,
-        **_BLANK,
-        state=state,
-        attempt=0,
-        failures=0,
-        crashes=0,
-        crashes_total=0,
-        solo=draft.isolated,
-        meta=json.loads(draft.meta),
-        enqueued_at=now,
-        run_at=due,
-    )
-    return view if draft.expires is None else replace(view, expires_at=due + timedelta(seconds=draft.expires))
-
-
-def _attempt(view: JobView, lease: Lease, outcome: Outcome, now: datetime) -> AttemptView:
-    return AttemptView(
-        job_id=view.id,
-        attempt=lease.attempt,
-        worker_id=lease.worker_id,
-        outcome=outcome_name(outcome),
-        error=reason_of(outcome),
-        evidence=outcome.evidence if isinstance(outcome, Crashed) else {},
-        started_at=view.started_at or now,
-        ended_at=now,
-    )
-
-
-def _ended_as(row: _Row, lease: Lease) -> str | None:
-    """How the attempt of this lease ended, if it did."""
-    if row.completed == lease:
-        return "completed"
-    told = [each.outcome for each in row.attempts if (each.attempt, each.worker_id) == (lease.attempt, lease.worker_id)]
-    return told[0] if told else None
-
-
-def _refuse_unstorable(*values: object) -> None:
-    """PostgreSQL keeps no NUL, UTF-8 no lone surrogate: so no store takes them."""
-    for text in _texts(values):
-        found = _UNSTORABLE.search(text)
-        if found:
-            raise BadData(f"text with {found[0]!r} at {found.start()} cannot be stored; clean it first: {text[:80]!r}")
-
-
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from _texts(astuple(value))
-    elif isinstance(value, Mapping):
-        yield from _texts(list(cast("Mapping[object, object]", value).items()))
-    elif isinstance(value, Iterable):
-        for part in cast("Iterable[object]", value):
-            yield from _texts(part)
-
-
-def _refuse_impossible(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise BadData(f"{name}: expected {low:g} to {high:g}, got {value!r}")
-
-
-def _age(now: datetime, then: datetime | None) -> float:
-    return max((now - then).total_seconds(), 0.0) if then else 0.0
-
-
-def _over(silent: float, stale_after: float | None) -> bool:
-    return stale_after is not None and silent > stale_after
-
-
-def _tick_order(tick: Tick) -> tuple[datetime, str]:
-    return tick.tick, tick.cause
-
-
-def _enqueue_order(view: JobView) -> tuple[datetime, str]:
-    return view.enqueued_at, view.id
-
-
-def _matches(view: JobView, where: Filter) -> bool:
-    wanted = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique": where.unique}
-    return (
-        (not where.states or view.state in where.states)
-        and all(value is None or getattr(view, name) == value for name, value in wanted.items())
-        and (where.text is None or where.text in view.id or where.text in (view.error or ""))
-    )
-
-
-def _write_cursor(view: JobView) -> str:
-    return f"{view.enqueued_at.isoformat()} {view.id}"
-
-
-def _read_cursor(cursor: str) -> tuple[datetime, str]:
-    try:
-        when, job_id = cursor.split(" ", 1)
-        return datetime.fromisoformat(when).astimezone(UTC), job_id
-    except ValueError:
-        raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one") from None

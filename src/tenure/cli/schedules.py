@@ -1,0 +1,412 @@
+"""`tenure schedules …`: what runs when, whether it did, and what an operator can do about it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, Parameter
+
+from tenure.arguments import redacted
+from tenure.cli import schedules_screen as screen
+from tenure.cli.output import complain, pairs, plain, say, show_json, table
+from tenure.cli.schedules_add import WHEN, When, instant
+from tenure.cli.shared import Shared, admin_of, confirm
+from tenure.cron import outlook
+from tenure.durations import seconds, spell
+from tenure.errors import InvalidOption, TenureError
+from tenure.schedule import Schedule, Standing, Tick
+from tenure.ticks import overdue_by, rule_of
+from tenure.timetable import Overdue, record
+
+if TYPE_CHECKING:
+    from tenure.admin import Admin
+
+schedules = App(name="schedules", help="Schedules: what runs when, and whether it did.", help_epilogue="")
+schedules.command("tenure.cli.schedules_add:add", name="add", help="Make a schedule by hand.")
+schedules.command("tenure.cli.schedules_add:declare", name="declare", help="Put an app's schedules into the store.")
+
+Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
+SHARED = Shared()
+_MARKS, _STRIP = 10, 50
+_MOMENT = timedelta(milliseconds=1)
+
+
+def _refuse_limit(limit: int, most: int) -> None:
+    if not 1 <= limit <= most:
+        raise InvalidOption(f"--limit: expected 1 to {most}, got {limit}")
+
+
+# ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@schedules.command(name="list")
+def list_(*, every: Annotated[bool, Parameter(name="--all")] = False, shared: Shared = SHARED) -> int:
+    """The health page: how each schedule's last runs went, and when the next one is expected.
+
+    Parameters
+    ----------
+    every
+        Also those that are retired: no longer declared by their app.
+    """
+    with admin_of(shared) as admin:
+        found = [each for each in admin.schedules() if every or each.schedule.retired_at is None]
+        marks = [admin.store.ticks(each.schedule.name, limit=_MARKS) for each in found]
+        now = admin.store.now()
+    both = list(zip(found, marks, strict=True))
+    if shared.json:
+        show_json([screen.list_json(each, ticks, now) for each, ticks in both])
+        return 0
+    rows = [screen.list_row(each, ticks, now) for each, ticks in both]
+    screen.draw(screen.LIST_HEADS, rows, fixed=screen.LIST_FIXED, right=("fails",), below="note")
+    if not found:
+        complain("no schedule is here: declare one with @jobs.schedule, or make one with tenure schedules add")
+    return 0
+
+
+@schedules.command
+def show(name: str, /, *, shared: Shared = SHARED) -> int:
+    """Everything the store knows of a schedule, secrets starred.
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    """
+    with admin_of(shared) as admin:
+        found, now = admin.schedule(name), admin.store.now()
+    lint = screen.surprises(found.schedule, now)
+    if shared.json:
+        late = overdue_by(found, now)
+        show_json({"record": record(found), **plain(found), "overdue_by": late, "lint": lint})
+        return 0
+    pairs(screen.facts(found, now))
+    if found.runs:
+        say("")
+        rule = screen.understood(found.schedule)
+        rows = [screen.run_row(run, rule, now) for run in found.runs]
+        screen.draw(screen.RUN_HEADS, rows, fixed=("tick", "state", "since"), below="job")
+    _say_all(lint, before="")
+    return 0
+
+
+def _say_all(sentences: Sequence[str], before: str | None = None) -> None:
+    if sentences and before is not None:
+        say(before)
+    for sentence in sentences:
+        say(f"note: {sentence}")
+
+
+@schedules.command
+def preview(
+    name: str | None = None,
+    /,
+    *,
+    when: When = WHEN,
+    limit: Limit = 10,
+    after: str | None = None,
+    shared: Shared = SHARED,
+) -> int:
+    """The next ticks of a schedule, or of an expression before it becomes one.
+
+    Parameters
+    ----------
+    name
+        The schedule; or say --cron or --every, which need no store.
+    limit
+        So many ticks; 10 if not given.
+    after
+        Those after this time instead of now: ISO 8601; without a zone it is in the schedule's.
+    """
+    _refuse_limit(limit, 1000)
+    if (name is not None) == bool(when):
+        raise InvalidOption("preview: expected one of a schedule's name, --cron or --every")
+    stored, now = None, datetime.now(UTC)
+    if name is not None:
+        if when.tz or when.dst:
+            raise InvalidOption(f"preview: {name} has its own time zone; --tz and --dst go with --cron")
+        with admin_of(shared) as admin:
+            stored, now = admin.schedule(name).schedule, admin.store.now()
+    rule = rule_of(stored) if stored else when.rule()
+    since = now if after is None else instant(after, "--after", rule)
+    if stored and stored.start:
+        since = max(since, stored.start - _MOMENT)
+    coming = [each for each in outlook(rule, since, limit) if not (stored and stored.end and each.tick > stored.end)]
+    lint = rule.lint(since)
+    if shared.json:
+        show_json({"rule": str(rule), "tz": getattr(rule, "tz", "UTC"), "ticks": coming, "lint": lint})
+        return 0
+    rows = [screen.preview_row(each, now) for each in coming]
+    screen.draw(screen.PREVIEW_HEADS, rows, fixed=("local", "utc", "in"), right=("in",), below="note")
+    if not coming:
+        complain("no tick comes")
+    _say_all([*lint, *(_held_back(stored) if stored else [])], before="")
+    return 0
+
+
+def _held_back(s: Schedule) -> list[str]:
+    """Why ticks may not become runs at these very times."""
+    said = [
+        "it is retired: none of these will be fired" if s.retired_at else "",
+        "it is paused: none of these is fired until it is resumed" if s.paused_at else "",
+        f"each is fired up to {spell(s.jitter)} later (jitter)" if s.jitter else "",
+    ]
+    return [each for each in said if each]
+
+
+@schedules.command
+def history(name: str, /, *, limit: Limit = 50, before: str | None = None, shared: Shared = SHARED) -> int:
+    """What became of its ticks, newest first.
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    limit
+        At most so many lines; 50 if not given.
+    before
+        Only ticks before this time: ISO 8601; without a zone it is in the schedule's.
+    """
+    _refuse_limit(limit, 10_000)
+    with admin_of(shared) as admin:
+        found = admin.schedule(name)
+        rule = screen.understood(found.schedule)
+        until = None if before is None else instant(before, "--before", rule_of(found.schedule))
+        marks = admin.store.ticks(name, limit=_STRIP)
+        ticks = admin.store.ticks(name, limit=limit, before=until)
+    runs = {run.tick.job_id: run for run in found.runs}
+    if shared.json:
+        show_json([screen.history_json(tick, runs.get(tick.job_id)) for tick in ticks])
+        return 0
+    if not ticks:
+        complain("no tick of it was decided" + (" before that" if before else " yet"))
+        return 0
+    screen.show_strip(marks)
+    say("")
+    screen.show_history([(tick, runs.get(tick.job_id)) for tick in ticks], rule)
+    if len(ticks) == limit:
+        complain(f"there may be more: --before {ticks[-1].tick.isoformat()}")
+    return 0
+
+
+@schedules.command
+def overdue(*, grace: str | None = None, shared: Shared = SHARED) -> int:
+    """Those that should run and do not. Ends with 1 if there are any.
+
+    Parameters
+    ----------
+    grace
+        How late is overdue, for all of them: 5m. Default: what each one says.
+    """
+    allowed = None if grace is None else seconds(grace, "--grace")
+    with admin_of(shared) as admin:
+        found = _overdue(admin.schedules(), admin.store.now(), allowed)
+    if shared.json:
+        show_json(found)
+    else:
+        screen.show_overdue(found)
+    return 1 if found else 0
+
+
+@schedules.command
+def lint(*names: str, shared: Shared = SHARED) -> int:
+    """What in these rules does not do what people expect. Ends with 1 if there is any.
+
+    Parameters
+    ----------
+    names
+        Which schedules; none: all that are not retired.
+    """
+    with admin_of(shared) as admin:
+        now = admin.store.now()
+        if names:
+            looked = [admin.schedule(name).schedule for name in dict.fromkeys(names)]
+        else:
+            looked = [each.schedule for each in admin.schedules() if each.schedule.retired_at is None]
+    said = {s.name: screen.surprises(s, now) for s in looked}
+    found = [(name, sentence) for name, sentences in said.items() for sentence in sentences]
+    if shared.json:
+        show_json(said)
+    elif not found:
+        say(f"nothing surprises in {len(looked):,} schedule{'' if len(looked) == 1 else 's'}")
+    for name, sentence in () if shared.json else found:
+        say(f"{name}: {sentence}")
+    return 1 if found else 0
+
+
+# ── Acting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@schedules.command
+def trigger(
+    name: str,
+    /,
+    *,
+    force: bool = False,
+    wait: bool = False,
+    timeout: str | None = None,
+    shared: Shared = SHARED,
+) -> int:
+    """Run it now, beside its ticks, and print the job's id.
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    force
+        Also while a run of it goes on.
+    wait
+        Wait for the result and print it.
+    timeout
+        Wait no longer than this.
+    """
+    if timeout is not None and not wait:
+        raise InvalidOption("--timeout says how long to --wait: give both, or neither")
+    limit = None if timeout is None else seconds(timeout, "--timeout")
+    with admin_of(shared) as admin:
+        job_id = admin.timetable.trigger(name, force=force)
+        if not wait:
+            return _told(shared, {"schedule": name, "job": job_id}, job_id)
+        if sys.stderr.isatty():
+            complain(f"job {job_id} is stored; waiting for it")
+        result = _result(admin, shared, job_id, limit)
+    return _told(
+        shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result
+    )
+
+
+def _result(admin: Admin, shared: Shared, job_id: str, limit: float | None) -> str:
+    from tenure.client import Client
+
+    try:
+        return redacted(Client(admin.store, admin.notifier, shared.settings()).result(job_id, limit))
+    except TimeoutError as error:
+        raise TenureError(str(error)) from error
+
+
+def _told(shared: Shared, answer: dict[str, object], words: str) -> int:
+    if shared.json:
+        show_json(answer)
+    else:
+        say(words)
+    return 0
+
+
+@schedules.command
+def backfill(
+    name: str,
+    /,
+    *,
+    since: Annotated[str, Parameter(name="--from")],
+    until: Annotated[str | None, Parameter(name="--to")] = None,
+    again: bool = False,
+    shared: Shared = SHARED,
+) -> int:
+    """Run ticks of the past that did not become runs, after telling how many they are.
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    since
+        The first tick is not before this time: ISO 8601; without a zone it is in the schedule's.
+    until
+        The last tick is not after this time; now if not given. A date alone is its midnight.
+    again
+        Also those that did become runs.
+    """
+    with admin_of(shared) as admin:
+        rule, now = rule_of(admin.schedule(name).schedule), admin.store.now()
+        first, last = instant(since, "--from", rule), now if until is None else instant(until, "--to", rule)
+        if last > now or first > last:
+            raise InvalidOption(
+                f"backfill: expected times of the past, --from before --to, got {screen.clock(rule, first)} "
+                f"to {screen.clock(rule, last)}"
+            )
+        ticks = admin.timetable.to_backfill(name, first, last, again=again)
+        if ticks:
+            confirm(shared, f"{name}: run {_ticks(ticks, [screen.clock(rule, each) for each in (ticks[0], ticks[-1])])}?")
+        ids = admin.timetable.backfill(name, first, last, again=again) if ticks else []
+    words = f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "no tick in that time is without a run"
+    return _told(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
+
+
+def _ticks(ticks: Sequence[datetime], ends: Sequence[str]) -> str:
+    if len(ticks) == 1:
+        return f"1 tick, {ends[0]}"
+    return f"{len(ticks):,} ticks, the first {ends[0]}, the last {ends[1]}"
+
+
+@schedules.command
+def pause(name: str, /, *, why: str = "by an operator", shared: Shared = SHARED) -> int:
+    """Fire no tick until it is resumed; a run that goes on is left alone.
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    why
+        Kept with it, for those who wonder.
+    """
+    with admin_of(shared) as admin:
+        before = admin.timetable.get(name).schedule
+        admin.timetable.pause(name, why)
+    was = f"paused already: {before.paused_why}"
+    return _turned(shared, name, "paused", was, changed=before.paused_at is None)
+
+
+@schedules.command
+def resume(name: str, /, *, shared: Shared = SHARED) -> int:
+    """Fire its ticks again; those that passed meanwhile are in the history as skipped.
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    """
+    with admin_of(shared) as admin:
+        before = admin.timetable.get(name).schedule
+        after, now = admin.timetable.resume(name).schedule, admin.store.now()
+    if after.retired_at is not None and not shared.json:
+        complain(f"schedule {name} is retired all the same: it fires again once an app declares it")
+    coming = "" if after.next_tick is None or after.idle else f", next {_next(after, after.next_tick, now)}"
+    return _turned(shared, name, "active", f"not paused{coming}", changed=before.paused_at is not None, more=coming)
+
+
+def _next(s: Schedule, tick: datetime, now: datetime) -> str:
+    return f"{screen.clock(screen.understood(s), tick)}, {screen.away(tick, now)}"
+
+
+def _turned(shared: Shared, name: str, state: str, was: str, *, changed: bool, more: str = "") -> int:
+    answer: dict[str, object] = {"schedule": name, "state": state, "changed": changed}
+    return _told(shared, answer, f"schedule {name} {f'is {state}{more}' if changed else f'was {was}'}")
+
+
+@schedules.command
+def remove(name: str, /, *, shared: Shared = SHARED) -> int:
+    """Delete a schedule with its history; its jobs stay.
+
+    Parameters
+    ----------
+    name
+        The schedule.
+    """
+    with admin_of(shared) as admin:
+        found = admin.timetable.get(name)
+        _refuse_declared(found.schedule)
+        back = "; a guard comes back at its next call" if found.schedule.kind == "guard" else ""
+        confirm(shared, f"remove schedule {name} and its history{back}?")
+        admin.timetable.remove(name)
+    return _told(shared, {"schedule": name, "removed": True}, f"schedule {name} is removed")
+
+
+def _refuse_declared(s: Schedule) -> None:
+    if s.source and s.retired_at is None:
+        raise InvalidOption(
+            f"{s.name} is declared by app {s.source} and would come back at its next start: "
+            f"tenure schedules pause {s.name}, or take it out of the code"
+        )

@@ -1,0 +1,204 @@
+"""`tenure schedules add` and `declare`, and how a shell writes rules and times."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, tzinfo
+from typing import TYPE_CHECKING, Annotated, cast
+
+from cyclopts import Parameter
+
+from tenure import cron
+from tenure.cli.enqueue import read_arguments
+from tenure.cli.output import complain, plain, say, show_json
+from tenure.cli.schedules_screen import away, clock, declared_words, understood
+from tenure.cli.shared import Shared, app_of, confirm
+from tenure.cron import Dst, Rule
+from tenure.declarations import schedule
+from tenure.errors import InvalidOption
+from tenure.schedule import CatchUp, Overlap, Schedule
+from tenure.timetable import record
+
+if TYPE_CHECKING:
+    from tenure.admin import Admin
+    from tenure.client import Client
+    from tenure.ports import Draft
+
+SHARED = Shared()
+_FIRST_YEAR, _LAST_YEAR = 1970, 9000
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class When:
+    cron: str | None = None
+    """A cron expression: "0 6 * * *", @daily; with six fields the first is seconds."""
+    every: str | None = None
+    """An interval instead: 10m, 1h30m, 7d. It has no time zone."""
+    tz: str | None = None
+    """The expression's time zone: Europe/Paris. Default: UTC."""
+    dst: Dst | None = None
+    """run_once adds a run on a day of which a clock change swallows every tick. Default: debian."""
+
+    def __bool__(self) -> bool:
+        return (self.cron or self.every) is not None
+
+    def checked(self) -> tuple[str, Dst]:
+        """The zone and the rule for clock changes, which an interval can't have."""
+        if self.every is not None and (self.tz or self.dst):
+            raise InvalidOption("--every: an interval has no time zone; leave out --tz and --dst, or write --cron")
+        return self.tz or "UTC", self.dst or "debian"
+
+    def rule(self) -> Rule:
+        tz, dst = self.checked()
+        return cron.rule(self.cron, every=self.every, tz=tz, dst=dst)
+
+
+def instant(text: str, label: str, rule: Rule) -> datetime:
+    """A time as a shell writes it; without a zone it is what the clocks of the rule's zone show."""
+    try:
+        at = datetime.fromisoformat(text)
+        zone: tzinfo | None = rule.local(datetime.now().astimezone()).tzinfo
+        at = at.replace(tzinfo=zone) if at.tzinfo is None else at
+    except ValueError:
+        at = None
+    if at is None or not _FIRST_YEAR < at.year < _LAST_YEAR:
+        raise InvalidOption(
+            f"{label}: expected a time like 2030-01-31T06:00, as the clocks of the schedule's zone show it, "
+            f"or with its zone like 2030-01-31T06:00:00Z, got {text!r}"
+        )
+    return at.astimezone(cron.UTC)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Policy:
+    overlap: Overlap | None = None
+    """While the run before goes on: skip the tick, queue one, replace the run, or allow both. Default: skip."""
+    catch_up: CatchUp | None = None
+    """After a time when nobody fired: skip what was missed, run the latest of it, or all. Default: latest."""
+    catch_up_window: str | None = None
+    """How far back it catches up. Default: 7d."""
+    catch_up_max: int | None = None
+    """How many ticks at most, the newest. Default: 100."""
+    expires: str | None = None
+    """So long after its time a tick is not begun any more."""
+    jitter: str | None = None
+    """Each tick at another moment within so long after its time."""
+    pause_after: int | None = None
+    """Pause it after so many failures in a row."""
+    alert_after: int | None = None
+    """Alert after so many failures in a row. Default: 2."""
+    grace: str | None = None
+    """Overdue so long after its time. Default: 5m."""
+    too_long: str | None = None
+    """Alert on a run that takes longer."""
+
+
+WHEN, POLICY = When(), Policy()
+
+
+def add(
+    name: str,
+    /,
+    *arguments: str,
+    task: Annotated[str, Parameter(name=["--task", "-t"])],
+    when: When = WHEN,
+    app: str | None = None,
+    queue: Annotated[str | None, Parameter(name=["--queue", "-q"])] = None,
+    priority: int | None = None,
+    policy: Policy = POLICY,
+    start: str | None = None,
+    end: str | None = None,
+    shared: Shared = SHARED,
+) -> int:
+    """Make a schedule by hand: no app declares it, so no deploy changes it.
+
+    Parameters
+    ----------
+    name
+        What to call it.
+    arguments
+        The task's, as tenure enqueue takes them: name=text or name:=JSON.
+    task
+        The task that each tick enqueues.
+    app
+        Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
+    queue
+        Another queue than the task's own.
+    priority
+        From -100 to 100; higher runs first.
+    start
+        No tick before this time: ISO 8601. Without a zone it is in the schedule's, and so for all times here.
+    end
+        No tick after this time.
+    """
+    rule = when.rule()
+    tz, dst = when.checked()
+    new = schedule(
+        name,
+        when.cron,
+        every=when.every,
+        tz=tz,
+        dst=dst,
+        start=None if start is None else instant(start, "--start", rule),
+        end=None if end is None else instant(end, "--end", rule),
+        **asdict(policy),
+    )
+    with app_of(shared, app) as jobs:
+        known = jobs.tasks[task]
+        job = known.using(queue=queue, priority=priority).bind(**read_arguments(known, arguments))
+        client = cast("Client", jobs.desk())
+        from tenure.admin import Admin
+
+        return _put(Admin(client.store, client.notifier), new, job.draft(), shared)
+
+
+def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
+    new = replace(new, job=replace(draft, id="", expires=None))
+    stands = next((each.schedule for each in admin.schedules() if each.schedule.name == new.name), None)
+    if stands is not None:
+        _refuse_others(stands)
+        confirm(shared, f"there is a schedule {new.name} ({stands.rule}, task {stands.job and stands.job.task}). Change it?")
+    put, now = admin.timetable.put(new), admin.store.now()
+    rule = understood(new)
+    lint = rule.lint(now) if rule else []
+    if shared.json:
+        show_json({**plain(record(put)), "created": stands is None, "lint": lint})
+        return 0
+    coming = put.schedule.next_tick
+    told = f"next {clock(rule, coming)}, {away(coming, now)}" if coming else "but it has no tick to come"
+    say(f"schedule {new.name} is {'made' if stands is None else 'changed'}: {told}")
+    for sentence in lint:
+        complain(f"note: {sentence}")
+    return 0
+
+
+def _refuse_others(stands: Schedule) -> None:
+    if stands.kind == "guard":
+        raise InvalidOption(f"{stands.name} is a guard, which runs where it is called; take another name")
+    if stands.source and stands.retired_at is None:
+        raise InvalidOption(
+            f"{stands.name} is declared by app {stands.source}, whose next start would undo this: "
+            "change it in the code, or take another name"
+        )
+
+
+def declare(app: str | None = None, /, *, force: bool = False, shared: Shared = SHARED) -> int:
+    """Put an app's schedules into the store, as its workers do when they start.
+
+    Parameters
+    ----------
+    app
+        Where they are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
+    force
+        Also over those of a newer release: a roll-back.
+    """
+    with app_of(shared, app) as jobs:
+        done = jobs.declare(force=force)
+    if shared.json:
+        show_json(done)
+    else:
+        for line in declared_words(done):
+            say(line)
+    return 1 if done.older else 0

@@ -1,0 +1,169 @@
+"""Where alerts go: a webhook, or any of the services that apprise knows, e-mail among them.
+
+Their URLs are secrets: no log, error, job or repr shows more of one than `sink_label` does.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import logging
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from importlib import import_module
+from typing import Any, Literal, Protocol
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from tenure.config import Settings, sink_label
+from tenure.errors import InvalidOption, TenureError
+
+LOG = "log"
+SEND_SECONDS = 10.0
+
+Kind = Literal[
+    "overdue", "late", "too-long", "failures", "dead-letters", "queue-age", "no-worker", "scheduler-silent"
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A problem that was noticed. It is kept in the store as long as it is open."""
+
+    id: str
+    key: str  #: of its problem
+    kind: Kind
+    subject: str
+    says: str
+    store: str
+    opened_at: datetime
+    gone_at: datetime | None = None  #: since when the problem is no longer seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a sink is told. A webhook gets exactly this, as JSON."""
+
+    type: Literal["incident.opened", "incident.closed"]
+    timestamp: datetime
+    title: str
+    text: str
+    data: Incident
+
+
+class Undelivered(TenureError):
+    """A sink did not take a message. The text has no secrets."""
+
+
+class Sink(Protocol):
+    """One address. `send` returns when the message is taken, and raises Undelivered when it is not."""
+
+    @property
+    def label(self) -> str: ...
+
+    def send(self, message_id: str, message: Message) -> None: ...
+
+
+def open_sinks(settings: Settings) -> dict[str, Sink]:
+    """The sinks of `alerts` but the log, each under a short name that a job may carry. Raises InvalidOption."""
+    secret = settings.alert_secret
+    return {
+        sha256(url.encode()).hexdigest()[:8]: Webhook(url, secret) if _is_web(url) else Service(url)
+        for url in settings.alerts
+        if url != LOG
+    }
+
+
+def _is_web(url: str) -> bool:
+    return url.lower().startswith(("http://", "https://"))
+
+
+class Webhook:
+    """A URL that is POSTed each message as JSON, signed as standardwebhooks.com says if there is a secret.
+
+    `webhook-id` is the same in every try, so that a receiver can drop what it has already.
+    """
+
+    def __init__(self, url: str, secret: str | None) -> None:
+        self.label = sink_label(url)
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname or "", parts.port
+        except ValueError:
+            raise InvalidOption(f"alerts: {self.label} is no URL: expected https://HOST/PATH") from None
+        if not host:
+            raise InvalidOption(f"alerts: {self.label} names no host: expected https://HOST/PATH")
+        host = f"[{host}]" if ":" in host else host
+        plain = parts._replace(netloc=host if port is None else f"{host}:{port}", fragment="")
+        self._url = quote(plain.geturl(), safe=":/?#[]@!$&'()*+,;=%~")
+        self._headers = {"Content-Type": "application/json", "User-Agent": "tenure"}
+        if parts.username is not None:
+            user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+        self._key = None if secret is None else base64.b64decode(secret.removeprefix("whsec_"))
+
+    def __repr__(self) -> str:
+        return f"Webhook({self.label})"
+
+    def send(self, message_id: str, message: Message) -> None:
+        """One POST of at most 10 s a step. Any 2xx is a delivery; a redirect is none, and is not followed."""
+        from urllib import error, request
+
+        class NoRedirect(request.HTTPRedirectHandler):
+            def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+                """It may lead to another host, who must not see what is sent."""
+
+        body, at = msgspec.json.encode(message), str(int(time.time()))
+        headers = {**self._headers, "webhook-id": message_id, "webhook-timestamp": at}
+        if self._key is not None:
+            digest = hmac.digest(self._key, f"{message_id}.{at}.".encode() + body, "sha256")
+            headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
+        post = request.Request(self._url, body, headers, method="POST")  # noqa: S310
+        try:
+            with request.build_opener(NoRedirect).open(post, timeout=SEND_SECONDS):
+                return
+        except error.HTTPError as answer:
+            answer.close()
+            problem = f"answered {answer.code}" + (", a redirect: name the URL it leads to" * (answer.code // 100 == 3))
+        except error.URLError as away:
+            problem = f"is out of reach: {away.reason}"
+        except Exception as other:  # its text may have the URL
+            problem = f"could not be asked: {type(other).__name__}"
+        raise Undelivered(f"{self.label} {problem}")
+
+
+class Service:
+    """A URL of apprise: mailto://, slack://, tgram:// and about a hundred more."""
+
+    def __init__(self, url: str) -> None:
+        self.label = sink_label(url)
+        try:
+            apprise: Any = import_module("apprise")
+        except ModuleNotFoundError as error:
+            raise InvalidOption(
+                f'alerts: {self.label} needs {error.name}, which is not installed: pip install "tenure[alerts]"'
+            ) from error
+        log = logging.getLogger("apprise")
+        if log.level == logging.NOTSET:
+            log.setLevel(logging.WARNING)  # what it tells below that has URLs with all their secrets
+        self._apprise = apprise.Apprise()
+        if not self._apprise.add(url):
+            raise InvalidOption(
+                f"alerts: apprise does not understand the URL {self.label} (its log says why); "
+                "see https://github.com/caronc/apprise/wiki for how each service's is written"
+            )
+
+    def __repr__(self) -> str:
+        return f"Service({self.label})"
+
+    def send(self, message_id: str, message: Message) -> None:
+        """A title and a text."""
+        try:
+            taken = self._apprise.notify(title=message.title, body=message.text)
+        except Exception as error:  # its text may have the URL
+            raise Undelivered(f"{self.label} could not be asked: {type(error).__name__}") from None
+        if not taken:
+            raise Undelivered(f"{self.label} did not take it; the log of apprise says why")

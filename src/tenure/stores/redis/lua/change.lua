@@ -1,0 +1,64 @@
+#!lua
+-- Write schedules, each if it still has the rev it was read with, with all that belongs to it, or not at all. ARGV: why
+-- jobs are cancelled; then of each change: how many values it has, its name, the rev that was read, what is to be stored
+-- (empty: it is deleted), due_at, an owner, the jobs as `enqueue_all` takes them, the number of ticks, of each MS|CAUSE,
+-- 1 if it is open, its job, which of the jobs above that is (0: none), decided_at, body; then ids to cancel. Answers of
+-- each: 1 it landed.
+
+-- So that a replay of the job finds its tick.
+local function belongs(id, run)
+  local f = redis.call('HMGET', job(id), 'state', 'runs')
+  local runs = f[2] or ''
+  if f[1] and not ('\0' .. runs):find('\0' .. run .. '\0', 1, true) then
+    redis.call('HSET', job(id), 'runs', runs .. run .. '\0')
+  end
+end
+
+local function remove(name)
+  for _, tick in ipairs(redis.call('ZRANGE', ns .. 'open:' .. name, 0, -1)) do
+    redis.call('HDEL', ns .. 'open', tick .. '|' .. name)
+  end -- what is left of it in `decided` goes when it would have gone
+  redis.call('UNLINK', ns .. 'schedule:' .. name, ns .. 'tick:' .. name, ns .. 'ticks:' .. name, ns .. 'open:' .. name)
+  redis.call('ZREM', ns .. 'schedules', name)
+  redis.call('ZREM', ns .. 'due', name)
+end
+
+local function write(name, at, last)
+  local body, due_at, owner = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  local told, ticks = enqueue_all(at + 3, owner ~= '' and owner)
+  at = ticks + 1 + 6 * tonumber(ARGV[ticks])
+  for i = ticks + 1, at - 1, 6 do
+    local tick, job_id, answer, text = ARGV[i], ARGV[i + 2], told[tonumber(ARGV[i + 3])], ARGV[i + 5]
+    if type(answer) == 'table' and answer[1] ~= job_id then -- it follows the job that stands
+      job_id = answer[1]
+      local body = cjson.decode(text)
+      body.job_id = job_id
+      text = cjson.encode(body)
+    end
+    write_tick(name, tick, text, ARGV[i + 1] == '1', job_id, ARGV[i + 4])
+    if job_id ~= '' then belongs(job_id, tick .. '|' .. name) end
+  end
+  for i = at, last do cancel(ARGV[i], ARGV[1]) end
+  redis.call('HSET', ns .. 'schedule:' .. name, 'body', body)
+  redis.call('HINCRBY', ns .. 'schedule:' .. name, 'rev', 1)
+  redis.call('ZADD', ns .. 'schedules', 0, name)
+  if due_at == '' then
+    redis.call('ZREM', ns .. 'due', name)
+  elseif redis.call('ZADD', ns .. 'due', due_at, name) == 1 then
+    ring('due', '')
+  end
+end
+
+local answers, at = {}, 2
+while ARGV[at] do
+  local last, name, rev, owner = at + tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 5]
+  local fits = (redis.call('HGET', ns .. 'schedule:' .. name, 'rev') or '0') == rev and (owner == '' or lives(owner))
+  if fits and ARGV[at + 3] == '' then
+    remove(name)
+  elseif fits then
+    write(name, at + 3, last)
+  end
+  answers[#answers + 1] = fits and 1 or 0
+  at = last + 1
+end
+return answers

@@ -1,0 +1,15 @@
+#!lua flags=allow-oom
+-- Closed ticks that were decided long ago, and notes whose time is over → gone. ARGV: milliseconds to keep a tick, limit.
+-- Answers how many were looked at, and how many went: a deleted schedule's ticks went before.
+local limit, gone = tonumber(ARGV[2]), 0
+local before = '(' .. string.format('%.0f', now - tonumber(ARGV[1]))
+local old = redis.call('ZRANGEBYSCORE', ns .. 'decided', '-inf', before, 'LIMIT', 0, limit)
+for _, run in ipairs(old) do
+  local tick, name = split(run)
+  gone = gone + redis.call('HDEL', ns .. 'tick:' .. name, tick)
+  redis.call('ZREM', ns .. 'ticks:' .. name, tick)
+  redis.call('ZREM', ns .. 'decided', run)
+end
+local over = redis.call('ZRANGEBYSCORE', ns .. 'fading', '-inf', now, 'LIMIT', 0, limit - #old)
+for _, key in ipairs(over) do forget_note(key) end
+return {#old + #over, gone + #over}

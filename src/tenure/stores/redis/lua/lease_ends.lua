@@ -1,0 +1,8 @@
+#!lua flags=no-writes
+-- ARGV: workers. Answers of each when its lease ends, or nothing if it is unknown.
+local answers = {}
+for n, worker in ipairs(ARGV) do
+  local f = redis.call('HMGET', ns .. 'worker:' .. worker, 'renewed_at', 'lease')
+  answers[n] = f[1] and tonumber(f[1]) + tonumber(f[2])
+end
+return answers
