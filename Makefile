@@ -34,6 +34,7 @@ bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables gr
 	$(BIN)/python -m bench --store postgres --growth --write docs/bench.md
 	$(BIN)/python -m bench --store redis --write docs/bench.md
 	$(BIN)/python -m bench --store redis --growth --write docs/bench.md
+	$(BIN)/python -m bench --schedules --write docs/bench.md
 
 chaos: .venv/.dev  ## The crash tests with their full figures, then the deleted guards
 	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import growth, postgres, redis, redis_growth, sqlite
+from bench import growth, postgres, redis, redis_growth, schedules, sqlite
 from bench.report import store_section
 
 PARTS = {"sqlite": sqlite, "postgres": postgres, "redis": redis}
@@ -16,6 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--store", choices=("sqlite", "postgres", "redis"), default="sqlite")
     parser.add_argument("--growth", action="store_true", help="beside many other jobs (postgres, redis)")
+    parser.add_argument("--schedules", action="store_true", help="ten thousand schedules, on all stores (or --only)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, help="of one drain (20,000; 10,000 with --growth)")
     parser.add_argument("--slots", type=int, default=500, help="slots of a worker and limit of a batch, for all")
@@ -29,7 +30,7 @@ def main() -> None:
         parser.error("--growth is measured with --store postgres and --store redis")
     asked.jobs = asked.jobs or (10_000 if asked.growth else 20_000)
     parts = {"postgres": growth, "redis": redis_growth} if asked.growth else PARTS
-    part = parts[asked.store]
+    part = schedules if asked.schedules else parts[asked.store]
     text = part.run(asked)
     sys.stdout.write(text + "\n")
     if asked.write:

@@ -6,14 +6,13 @@ Whatever it shows has its secrets starred. Whatever it does, it rings the doorbe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, cast
 
 from tenure.arguments import redacted
 from tenure.config import valid_name
-from tenure.errors import InvalidOption, UnknownJob
+from tenure.errors import UnknownJob
 from tenure.explain import Explanation, explain
 from tenure.lifecycle import ENDED, State
 from tenure.ports import AttemptView, Filter, JobView, Landed, Notifier, Page, QueueView, Ring, Store, WorkerView
@@ -108,15 +107,13 @@ class Admin:
         """All schedules as they stand now, in order of their names."""
         found = self.timetable.all()
         if any(not run.live for each in found for run in each.runs):
-            with suppress(InvalidOption):  # one that can't be understood: the others are shown all the same
-                self.timetable.settle(found)
+            self.timetable.settle(found)
             found = self.timetable.all()
         return [_discreet(each) for each in found]
 
     def schedule(self, name: str) -> Standing:
         """One schedule as it stands now. Raises UnknownSchedule."""
-        with suppress(InvalidOption):
-            self.timetable.settle([self.timetable.get(name)])
+        self.timetable.settle([self.timetable.get(name)])
         return _discreet(self.timetable.get(name))
 
     # ── acting ──

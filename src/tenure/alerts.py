@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -28,7 +28,7 @@ from tenure.errors import StoreError, TenureError
 from tenure.events import headline
 from tenure.ids import new_id
 from tenure.job import Desk, Job
-from tenure.lifecycle import GUARD, State
+from tenure.lifecycle import GUARD, LIVE, State
 from tenure.ports import Draft, Filter, JobView, Notifier, QueueView, Ring, Store, WorkerView
 from tenure.retry import Fail, Retry, Snooze
 from tenure.schedule import Schedule, Standing
@@ -42,11 +42,13 @@ if TYPE_CHECKING:
 QUEUE = "tenure.alerts"
 TASK = "tenure.alert"
 PREFIX = "incident:"
+NOT_UNDERSTOOD = "not understood"  #: why a schedule is paused that nobody paused
 FRESH_SECONDS = 3600.0  #: so long a dead letter is alerted on
 MOST_OPEN = 20  #: incidents of one kind; those above are one more together
 MOST_READ = 50
 MOST_NAMED = 5
-SLOTS = 4
+SLOTS = 8
+LAST_SECONDS = 15.0  #: in which a delivery that goes on, or a store that is away, holds up the end of its process
 #: 13 tries within about an hour: quickly at first, for a receiver that restarts.
 PATIENCE = Retry(13, base="1s", cap="15m")
 KEPT_SECONDS = 86_400.0  #: a message for a sink that no process has
@@ -90,7 +92,7 @@ class _Facts:
         self.store, self.settings = store, settings
         self.standings = store.schedules()
         self.queues = [queue for queue in store.queues() if queue.name not in (GUARD, QUEUE)]
-        everyone = [row for row in store.workers(dead=True) if row.identity.runner != "guard"]
+        everyone = [row for row in store.workers(dead=True) if works_for_all(row)]
         self.now = store.now()
         self.living = [row for row in everyone if self._ended_at(row) is None]
         self.dead = [row for row in everyone if self._ended_at(row) is not None]
@@ -113,6 +115,11 @@ class _Facts:
         return not ends or self.age(max(ends)) > self.patience
 
 
+def works_for_all(row: WorkerView) -> bool:
+    """Neither a guard, which runs its own job only, nor one that delivers alerts."""
+    return row.identity.runner != "guard" and row.identity.queues != (QUEUE,)
+
+
 def _of_schedules(facts: _Facts) -> Iterator[Problem]:
     schedules = [standing.schedule for standing in facts.standings]
     silent = [each for each in schedules if each.due_at is not None and facts.age(each.due_at) > facts.patience]
@@ -126,12 +133,12 @@ def _of_schedules(facts: _Facts) -> Iterator[Problem]:
             "does a supervisor run? tenure worker",
         )
     for standing in facts.standings:
-        yield from _overdue(standing, facts, fired=not silent)
+        yield from _overdue(standing, facts, silent=bool(silent))
         yield from _too_long(standing, facts)
-        yield from _failures(standing.schedule, facts)
+        yield from _failures(standing.schedule)
 
 
-def _overdue(standing: Standing, facts: _Facts, *, fired: bool) -> Iterator[Problem]:
+def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Problem]:
     s, late = standing.schedule, overdue_by(standing, facts.now)
     if late is None:
         return
@@ -139,7 +146,7 @@ def _overdue(standing: Standing, facts: _Facts, *, fired: bool) -> Iterator[Prob
         yield Problem("overdue", s.name, f"{s.name} should have been called {_ago(late)} ago, and no call came")
     elif any(run.live for run in standing.runs):
         yield Problem("late", s.name, f"{s.name} was due {_ago(late)} ago, and no worker has started its job")
-    elif fired:  # else one problem says so of all of them
+    elif late > facts.patience and not silent:  # else one problem says so of all of them, or soon will
         yield Problem("overdue", s.name, f"{s.name} was due {_ago(late)} ago, and nobody fired it")
 
 
@@ -156,8 +163,12 @@ def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
             return
 
 
-def _failures(s: Schedule, facts: _Facts) -> Iterator[Problem]:
-    if s.failure_count >= s.alert_after and s.retired_at is None:
+def _failures(s: Schedule) -> Iterator[Problem]:
+    if s.retired_at is not None:
+        return
+    if s.paused_at is not None and s.paused_why.startswith(NOT_UNDERSTOOD):
+        yield Problem("failures", s.name, f"{s.name} is paused, its rule is {s.paused_why}")
+    elif s.failure_count >= s.alert_after:
         paused = f"; it is paused: {s.paused_why}" if s.paused_at is not None else ""
         times = f"{s.failure_count} times in a row" if s.failure_count > 1 else "once"
         yield Problem("failures", s.name, f"{s.name} has failed {times}: {headline(s.last_error)}{paused}")
@@ -206,6 +217,10 @@ def _serves(queue: QueueView, row: WorkerView) -> bool:
     return not row.identity.queues or queue.name in row.identity.queues
 
 
+def _knows(task: str, row: WorkerView) -> bool:
+    return task in row.identity.tasks
+
+
 def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
     """A worker that claims what it does not know puts it off: such jobs are scheduled more than they are queued."""
     if not facts.living:
@@ -217,7 +232,7 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
     for task in sorted(gone - known - {TASK})[:MOST_OPEN]:
         jobs = facts.store.search(Filter(states=waiting, task=task), limit=MOST_READ).jobs
         due = [job for job in jobs if facts.age(job.enqueued_at if job.attempt else job.run_at) > facts.patience]
-        if due and facts.gone(lambda row, task=task: task in row.identity.tasks):  # type: ignore[misc]
+        if due and facts.gone(partial(_knows, task)):
             yield Problem(
                 "no-worker",
                 f"task {task}",
@@ -250,21 +265,25 @@ class Watch:
         self._task = delivery(settings, sinks)
 
     def look(self) -> list[str]:
-        """Look once; the ids of the jobs that tell of what was found."""
+        """Look once; the ids of the jobs that tell of what is new."""
+        return self.tell(problems(self._store, self._settings))
+
+    def tell(self, seen: Iterable[Problem]) -> list[str]:
+        """These, and no others, are there now; the ids of the jobs that tell of what is new."""
         stands = self._store.notes(PREFIX)
-        found = {each.key: each for each in problems(self._store, self._settings)}
+        found = {each.key: each for each in seen}
         now = self._store.now()
         sent: list[str] = []
         for problem in _bounded(found.values(), stands):
             if PREFIX + problem.key not in stands:
-                sent += self._open(problem, now)
+                sent += self._begin(problem, now)
             found[problem.key] = problem
         for note, text in stands.items():
             sent += self._go_on(note, text, _decode(text), now, there=note.removeprefix(PREFIX) in found)
         self._notifier.announce([Ring("queued", QUEUE, tuple(sent))] if sent else [])
         return sent
 
-    def _open(self, problem: Problem, now: datetime) -> list[str]:
+    def _begin(self, problem: Problem, now: datetime) -> list[str]:
         incident = Incident(
             id=new_id(),
             key=problem.key,
@@ -276,7 +295,7 @@ class Watch:
         )
         title = f"tenure: {problem.kind}: {problem.subject}"
         message = Message(type="incident.opened", timestamp=now, title=title, text=_text(incident), data=incident)
-        return self._tell(PREFIX + problem.key, None, _encode(incident), message, problem.says)
+        return self._write(PREFIX + problem.key, None, _encode(incident), message, problem.says)
 
     def _go_on(self, note: str, text: str, incident: Incident, now: datetime, *, there: bool) -> list[str]:
         if there:
@@ -291,9 +310,9 @@ class Watch:
         after = f"over after {_ago((incident.gone_at - incident.opened_at).total_seconds())}"
         title = f"tenure: {after}: {incident.kind}: {incident.subject}"
         message = Message(type="incident.closed", timestamp=now, title=title, text=_text(incident), data=incident)
-        return self._tell(note, text, None, message, f"{after}: {incident.says}")
+        return self._write(note, text, None, message, f"{after}: {incident.says}")
 
-    def _tell(self, note: str, old: str | None, new: str | None, message: Message, line: str) -> list[str]:
+    def _write(self, note: str, old: str | None, new: str | None, message: Message, line: str) -> list[str]:
         drafts = [self._draft(name, message) for name in self._sinks]
         if not self._store.swap(note, old, new, drafts=drafts).landed:
             return []  # another one was faster
@@ -411,24 +430,25 @@ class Alarm:
         """Look no more; what is being delivered is delivered."""
         self._closing.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(LAST_SECONDS)
 
     def _run(self) -> None:
         rested, pause = False, 0.0
         while not self._closing.wait(pause):
-            began = time.thread_time()
+            took = 0.0
             try:
                 self._keep_courier()
+                began = time.thread_time()
                 if rested:
                     self._watch.look()
                 else:
                     self._store.now()
-                rested = True
+                took, rested = time.thread_time() - began, True
             except StoreError:  # its own duties tell of that
                 rested = False
             except Exception:
                 _log.exception("looking for what is wrong has failed")
-            pause = max(self._every * (0.8 + 0.4 * random()), SHARE * (time.thread_time() - began))
+            pause = max(self._every * (0.8 + 0.4 * random()), SHARE * took)
         self._end_courier()
 
     def _keep_courier(self) -> None:
@@ -451,33 +471,34 @@ class Alarm:
 def tell_now(
     store: Store,
     settings: Settings,
+    found: Iterable[Problem],
     open_store: Callable[[Settings], Store],
     open_notifier: Callable[[Settings, Store], Notifier],
     *,
     timeout: float = 30.0,
 ) -> int:
-    """Look once, and deliver what there is to tell, without any supervisor. How many messages are still on their way.
+    """Deliver what there is to tell of these, without any supervisor. How many messages are still on their way.
 
     What is left is delivered by the next who does this, or by a supervisor with the same sinks.
     """
     sinks = open_sinks(settings)
     notifier = open_notifier(settings, store)
     try:
-        waiting = set(Watch(store, notifier, settings, sinks).look())
+        waiting = set(Watch(store, notifier, settings, sinks).tell(found))
     finally:
         notifier.close()
-    if not sinks:
+    waiting |= _undelivered(store, sinks)
+    if not waiting:
         return 0
-    waiting |= {job.id for job in _undelivered(store)}
     deadline = time.monotonic() + timeout
     with courier(settings, sinks, open_store, open_notifier):
         while waiting and time.monotonic() < deadline:
             time.sleep(0.05)
             store.promote()  # what failed, and is due again
-            waiting &= {job.id for job in _undelivered(store)}
+            waiting &= _undelivered(store, sinks)
     return len(waiting)
 
 
-def _undelivered(store: Store) -> Sequence[JobView]:
-    live = frozenset({State.QUEUED, State.SCHEDULED, State.PROCESSING})
-    return store.search(Filter(states=live, queue=QUEUE), limit=1000).jobs
+def _undelivered(store: Store, sinks: Mapping[str, Sink]) -> set[str]:
+    jobs = store.search(Filter(states=LIVE, queue=QUEUE), limit=1000).jobs
+    return {job.id for job in jobs if msgspec.json.decode(job.payload)["sink"] in sinks}

@@ -255,7 +255,7 @@ SETTINGS: tuple[Setting, ...] = (
         "alerts",
         "log",
         _alerts,
-        "Who is told that something is wrong: log, https://… (a webhook), mailto://… and others of apprise; with commas.",
+        "Who is told that something is wrong, with commas: log, https://… (a webhook), or a URL of apprise (mailto://…).",
     ),
     Setting("alert_secret", None, _secret, "Signs what webhooks are sent (Standard Webhooks): whsec_…", secret=True),
     Setting(
@@ -265,7 +265,10 @@ SETTINGS: tuple[Setting, ...] = (
         "How often each supervisor looks whether something is wrong.",
     ),
     Setting(
-        "alert_queue_age", "10m", partial(_seconds, least=0.1), "A job that is due, and queued for longer, is alerted on."
+        "alert_queue_age",
+        "10m",
+        partial(_seconds, least=0.1),
+        "Someone is told when a job is due, and queued for longer.",
     ),
     Setting("log_level", "info", _level, "The least level that `tenure worker` logs."),
     Setting("log_format", "text", _format, "How `tenure worker` logs: text or json."),

@@ -603,6 +603,8 @@ class Every:
             )
         if not 0 <= _millis(self.offset) < _millis(self.seconds):
             raise InvalidOption(f"offset: expected less than the interval {self.seconds!r} s, got {self.offset!r} s")
+        object.__setattr__(self, "seconds", _millis(self.seconds) / 1000)
+        object.__setattr__(self, "offset", _millis(self.offset) / 1000)
 
     def __str__(self) -> str:
         return f"every {_exact(self.seconds)}" + (f" offset {_exact(self.offset)}" if self.offset else "")

@@ -49,7 +49,15 @@ def schedule(
 ) -> Schedule:
     """A schedule without its job, checked. Raises InvalidOption that names what is wrong."""
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
-    rule = cron.rule(expression, every=every, tz=tz, dst=dst)
+    if unknown := sorted(set(options) - set(Options.__annotations__)):
+        known = ", ".join(("every", "tz", "name", "dst", *Options.__annotations__))
+        raise InvalidOption(f"{name}: there is no option {unknown[0]}; known: {known}")
+    try:
+        rule = cron.rule(expression, every=every, tz=tz, dst=dst)
+    except InvalidOption as error:
+        raise InvalidOption(f"{name}: {error}") from error
+    if isinstance(rule, cron.Every) and (tz, dst) != ("UTC", "debian"):
+        raise InvalidOption(f"{name}: an interval has no time zone: leave out tz and dst, or write a cron expression")
     for key, among in (("overlap", OVERLAPS), ("catch_up", CATCH_UPS)):
         if given.get(key, among[0]) not in among:
             raise InvalidOption(f"{name}: {key}: expected one of {', '.join(among)}, got {given[key]!r}")
@@ -68,6 +76,11 @@ def schedule(
         raise InvalidOption(
             f"{name}: jitter: expected less than the interval, {spell(rule.seconds)}, got {spell(given['jitter'])}"
         )
+    if "expires" in given and given["expires"] <= given.get("jitter", 0.0):
+        raise InvalidOption(
+            f"{name}: expires: expected more than its jitter, {spell(given.get('jitter', 0.0))}, "
+            f"got {spell(given['expires'])}: some ticks would never run"
+        )
     if "start" in given and "end" in given and given["end"] <= given["start"]:
         raise InvalidOption(f"{name}: end: expected a time after start, {given['start']}, got {given['end']}")
     zone = rule.tz if isinstance(rule, cron.Cron) else "UTC"
@@ -83,13 +96,14 @@ class Declarations:
 
     def add(self, target: S, name: str | None, make: Any, place: str) -> S:
         """`make(name)` is the schedule; `target` what it runs: a task without required arguments, or `task.bind(…)`."""
-        if not isinstance(target, Task | NewJob):
-            got = getattr(target, "__name__", repr(target))
+        given: object = target
+        if not isinstance(given, Task | NewJob):
+            got = getattr(given, "__name__", repr(given))
             raise InvalidOption(
                 f"@jobs.schedule: expected a task, got {got}; write @jobs.schedule above @jobs.task, "
                 "or jobs.schedule(…)(task.bind(…))"
             )
-        runs = cast("Task[..., Any] | NewJob[Any]", target)
+        runs = cast("Task[..., Any] | NewJob[Any]", given)
         task = runs if isinstance(runs, Task) else runs.of
         declared: Schedule = make(name or task.name)
         with suppress(NameError):  # a forward reference: `all` looks again
@@ -100,7 +114,8 @@ class Declarations:
                     f"write jobs.schedule(…)({task.name}.bind({missing[0]}=…))"
                 )
         other = self._declared.get(declared.name)
-        if other is not None and other[2] != place:  # the same line, imported again, takes its own place
+        # The same line, imported again, takes its own place; in a loop it says something else each time.
+        if other is not None and (other[2] != place or _said(*other[:2]) != _said(declared, runs)):
             raise InvalidOption(
                 f"two schedules are named {declared.name!r}: {other[2]} and {place}; give one of them another name="
             )
@@ -116,19 +131,24 @@ class Declarations:
             job = runs.bind() if isinstance(runs, Task) else runs
         except InvalidArguments as error:
             raise InvalidOption(f"schedule {declared.name} ({place}): {error}") from error
-        draft = job.draft()
-        if draft.delay is not None or draft.run_at is not None or job.tx is not None:
+        draft, task = job.draft(), job.of
+        if any(each is not None for each in (task.delay, task.run_at, task.expires, task.id, task.tx)):
             raise InvalidOption(
-                f"schedule {declared.name} ({place}): a tick says when its job is due: leave out delay, run_at and tx"
+                f"schedule {declared.name} ({place}): a tick says when its job is due, and which it is: leave out "
+                "delay, run_at, id and tx; expires goes into jobs.schedule(…)"
             )
-        return replace(declared, job=replace(draft, id="", expires=None))
+        return replace(declared, job=replace(draft, id=""))
+
+
+def _said(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[object, ...]:
+    return declared, runs.name if isinstance(runs, Task) else replace(runs.draft(), id="")
 
 
 def calling_module(depth: int) -> str:
     """The module that called, as `tenure worker` names it too when it is a file that is run."""
     frame = sys._getframe(depth + 1)
     name: str = frame.f_globals.get("__name__", "")
-    return Path(frame.f_code.co_filename).stem if name == "__main__" else name
+    return Path(frame.f_code.co_filename).stem if name in ("", "__main__") else name
 
 
 def calling_place(depth: int) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 
+from tenure.alerts import Alarm
 from tenure.clock import system_clock
 from tenure.config import Settings
 from tenure.errors import StoreError, TenureError
@@ -42,11 +43,14 @@ class Embedded:
         settings: Settings,
         queues: Sequence[str] | None,
         concurrency: int | None,
+        *,
+        maintains: bool = True,
     ) -> None:
         self._program, self._settings = program, settings
         self._open_store, self._open_notifier = open_store, open_notifier
         self._queues = queue_caps(program, settings, queues)
         self._slots = concurrency or settings.concurrency
+        self._maintains = maintains  #: False: somebody else in this process does
         self._events = Events()
         self._closing = threading.Event()
         self._ended = threading.Event()  # what ran here has ended: until then the lease is renewed
@@ -73,19 +77,22 @@ class Embedded:
         self._maintenance.declare(
             Declaration(self._program.source, self._settings.release or "", tuple(self._program.schedules()))
         )
+        alarm = self._alarm = self._new_alarm() if self._maintains else None
         self._closing.clear()
         self._ended.clear()
         self._maintain_wake = threading.Event()
         self._ready: threading.Event = threading.Event()
         self._failure: BaseException | None = None
         self._register()
-        duties = (self._run, self._beat, self._maintain)
+        duties = (self._run, self._beat, *([self._maintain] if self._maintains else []))
         self._threads = [
             threading.Thread(target=self._duty, args=(duty,), name=f"tenure{duty.__name__}", daemon=True)
             for duty in duties
         ]
         for thread in self._threads:
             thread.start()
+        if alarm is not None:
+            alarm.start()
         self._ready.wait()
         failure = self._failure
         if failure is not None:
@@ -100,6 +107,8 @@ class Embedded:
             self._loop.call_soon_threadsafe(self._wake.set)
         for thread in self._threads:
             thread.join()
+        if self._alarm is not None:
+            self._alarm.stop()
         self._notifier.close()
         self._store.close()
         self._renewals.close()
@@ -113,6 +122,14 @@ class Embedded:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    def _new_alarm(self) -> Alarm:
+        return Alarm(self._store, self._notifier, self._settings, self._open_store, self._open_notifier)
+
+    @property
+    def failed(self) -> bool:
+        """It has ended by itself; leaving the block raises what happened."""
+        return self._failure is not None
 
     # ── the worker's own thread ──
 

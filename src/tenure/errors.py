@@ -7,6 +7,7 @@ TenureError
 ├── UnknownJob          no job with this id; also a LookupError
 ├── WouldBlock          a synchronous call on a running event loop
 ├── JobFailed           .result() of a job that is dead or cancelled
+├── GuardSkipped        a guarded block is not run: another run goes on, or this tick has run already
 └── StoreError          the store refused or could not answer
     ├── StoreAway       it is out of reach: try again later (exit 75)
     │   └── StoreBusy   somebody's open transaction holds a row or a key
@@ -53,6 +54,10 @@ class JobFailed(TenureError):
         self.job_id = job_id
         self.state = state
         self.error = error
+
+
+class GuardSkipped(TenureError):
+    """Raised by `with guard:` instead of running the block. Its text says why: `skipped: still locked until …`."""
 
 
 class StoreError(TenureError):

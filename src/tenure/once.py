@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ _encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder(Record).d
 
 
 class Key:
-    """One caller's way to a key: `claim()` until it tells, then act and `keep(…)`, or `let_go()`."""
+    """One caller's way to a key: `claim()` until it tells, then act while it is `held()`, and `keep(…)` the result."""
 
     def __init__(self, store: Store, key: str, ttl: float | None, wait: float | None) -> None:
         self._store, self._name, self._key = store, key, f"once:{key}"
@@ -71,7 +71,7 @@ class Key:
         return pause if self._wait is None else max(0.0, min(pause, self._wait - waited))
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> Generator[None]:
         """Ours while this block runs; free for others when it raises."""
         done = threading.Event()
         renewing = threading.Thread(target=self._renew, args=(done,), name="tenure-once", daemon=True)
@@ -79,6 +79,7 @@ class Key:
         try:
             yield
         except BaseException:
+            done.set()  # first: what is given back is not lost
             with suppress(StoreError):  # it ends by itself
                 self._store.swap(self._key, self._mine, None)
             raise
@@ -88,9 +89,10 @@ class Key:
     def _renew(self, done: threading.Event) -> None:
         while not done.wait(HOLD_SECONDS / 3):
             with suppress(StoreError):  # tried again at the next turn; `keep` tells if it was lost
-                if not self._store.swap(self._key, self._mine, self._mine, ttl=HOLD_SECONDS).landed:
+                swapped = self._store.swap(self._key, self._mine, self._mine, ttl=HOLD_SECONDS)
+                if not swapped.landed and not done.is_set():
                     _log.warning(
-                        "once(%r) was held for too long by a store out of reach: another may act too", self._name
+                        "once(%r): its hold has ended, since it could not be renewed: another may act too", self._name
                     )
                     return
 

@@ -23,10 +23,9 @@ from tenure.errors import InvalidOption, TenureError
 
 LOG = "log"
 SEND_SECONDS = 10.0
+SERVICE_SECONDS = 1.0  #: between two messages to a service of apprise, which waits for up to 5.5 by itself
 
-Kind = Literal[
-    "overdue", "late", "too-long", "failures", "dead-letters", "queue-age", "no-worker", "scheduler-silent"
-]
+Kind = Literal["overdue", "late", "too-long", "failures", "dead-letters", "queue-age", "no-worker", "scheduler-silent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +80,13 @@ def _is_web(url: str) -> bool:
     return url.lower().startswith(("http://", "https://"))
 
 
+def signature(secret: str, message_id: str, at: str, body: bytes) -> str:
+    """The header `webhook-signature` of what is sent `at` this Unix time."""
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    digest = hmac.digest(key, f"{message_id}.{at}.".encode() + body, "sha256")
+    return f"v1,{base64.b64encode(digest).decode()}"
+
+
 class Webhook:
     """A URL that is POSTed each message as JSON, signed as standardwebhooks.com says if there is a secret.
 
@@ -103,7 +109,7 @@ class Webhook:
         if parts.username is not None:
             user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             self._headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-        self._key = None if secret is None else base64.b64decode(secret.removeprefix("whsec_"))
+        self._secret = secret
 
     def __repr__(self) -> str:
         return f"Webhook({self.label})"
@@ -118,10 +124,9 @@ class Webhook:
 
         body, at = msgspec.json.encode(message), str(int(time.time()))
         headers = {**self._headers, "webhook-id": message_id, "webhook-timestamp": at}
-        if self._key is not None:
-            digest = hmac.digest(self._key, f"{message_id}.{at}.".encode() + body, "sha256")
-            headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
-        post = request.Request(self._url, body, headers, method="POST")  # noqa: S310
+        if self._secret is not None:
+            headers["webhook-signature"] = signature(self._secret, message_id, at, body)
+        post = request.Request(self._url, body, headers, method="POST")
         try:
             with request.build_opener(NoRedirect).open(post, timeout=SEND_SECONDS):
                 return
@@ -155,6 +160,9 @@ class Service:
                 f"alerts: apprise does not understand the URL {self.label} (its log says why); "
                 "see https://github.com/caronc/apprise/wiki for how each service's is written"
             )
+
+        for service in self._apprise:
+            service.request_rate_per_sec = SERVICE_SECONDS
 
     def __repr__(self) -> str:
         return f"Service({self.label})"

@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from tenure import errors, stalls
+from tenure.alerts import Alarm
 from tenure.clock import system_clock
 from tenure.config import Settings
 from tenure.durations import spell
@@ -79,6 +80,7 @@ class Ground:
     renewals: Store
     notifier: Notifier
     maintenance: Maintenance
+    alarm: Alarm
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class Supervisor:
             for child in self._children.values():
                 kill_group(child.process.pid)
             if self._found is not None:
+                self._found.alarm.stop()
                 self._found.store.close()
                 self._found.renewals.close()
         return self._exit_code
@@ -324,8 +327,10 @@ class Supervisor:
             keep_history=settings.keep_history,
             mine=lambda: self._settling.union(child.id for child in list(self._children.values())),
         )
+        alarm = Alarm(store, notifier, settings, self._open_store, self._open_notifier)
         maintenance.scan()
-        ground = self._found = Ground(settings, store, renewals, notifier, maintenance)
+        ground = self._found = Ground(settings, store, renewals, notifier, maintenance, alarm)
+        alarm.start()
         threading.Thread(target=self._duty, args=(self._renew, ground), name="tenure-renew", daemon=True).start()
         threading.Thread(target=self._duty, args=(self._maintain, ground), name="tenure-maintain", daemon=True).start()
 

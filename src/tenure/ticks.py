@@ -47,7 +47,7 @@ def rule_of(schedule: Schedule) -> Rule:
     return read(schedule.rule, schedule.tz, schedule.dst)
 
 
-def run_id(schedule: str, tick: datetime, cause: Cause) -> str:
+def run_id(schedule: str, tick: datetime, cause: str) -> str:
     """The id of a tick's job: a UUIDv7 of the tick's own time, the same whoever fires it.
 
     So a tick can't become two jobs while the first one is kept, whatever else goes wrong.
@@ -103,7 +103,7 @@ class Plan:
         if job is None:
             self._ticks.append(replace(tick, status="cancelled", why="its job was deleted", ended_at=self._now))
             return
-        earlier = attempts(job.id) if job.attempt > 1 or job.started_at is None else []
+        earlier = attempts(job.id) if job.attempt > 1 or job.started_at is None else ()
         started = min((each.started_at for each in earlier), default=job.started_at)
         status, why = _STATUS[job.state], "" if job.state is State.COMPLETED else (job.error or job.cancel_reason or "")
         why = why[-_ERROR_SHOWN:]
@@ -161,7 +161,7 @@ class Plan:
         if late > (ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)):
             why = f"nobody fired it in time: {spell(late)} late (catch_up={s.catch_up})"
             self._miss(first, newest + _MOMENT, why)
-        elif first < newest and s.catch_up == "all":
+        elif s.catch_up == "all" and (first < newest or late > ON_TIME):
             oldest = self._oldest_to_catch_up(first, newest)
             self._miss(first, oldest, f"more than catch_up_max ({s.catch_up_max}), or before catch_up_window")
             self._set(next_tick=oldest, catching_up_to=newest)
@@ -207,7 +207,7 @@ class Plan:
         since = job.started_at or job.enqueued_at
         return f"job {job.id} of the run before it is {job.state} for {spell((self._now - since).total_seconds())}"
 
-    def _start(self, tick: datetime, cause: Cause = "tick") -> None:
+    def _start(self, tick: datetime, cause: Cause = "tick", *, again: str = "") -> None:
         s = self.schedule
         assert s.job is not None, "a guard's run is started by its guard"
         left = None if s.expires is None else s.expires - (self._now - tick).total_seconds()
@@ -219,7 +219,7 @@ class Plan:
         meta |= {"schedule": s.name, "tick": tick.isoformat()}
         draft = replace(
             s.job,
-            id=run_id(s.name, tick, cause),
+            id=run_id(s.name, tick, cause + again),
             meta=msgspec.json.encode(meta).decode(),
             expires=left if cause == "tick" else None,
         )
@@ -351,12 +351,12 @@ class Plan:
         self._start(self._now, "trigger")
         return self
 
-    def backfill(self, ticks: Iterable[datetime]) -> Plan:
-        """Run these ticks of the past. Raises Refused for a guard."""
+    def backfill(self, ticks: Iterable[datetime], *, again: bool = False) -> Plan:
+        """Run these ticks of the past, `again` if they were backfilled before. Raises Refused for a guard."""
         if self.schedule.job is None:
             raise Refused(f"{self.schedule.name} is a guard: its runs can't be made up for by a worker")
         for tick in ticks:
-            self._start(tick, "backfill")
+            self._start(tick, "backfill", again=self._now.isoformat() if again else "")
         return self
 
 

@@ -28,6 +28,7 @@ _BATCH = 500
 _ROUNDS = 100  #: of firing, before the other duties have their turn
 _TRIES = 20
 _RELEASES_KEPT = 50
+_MOMENT = timedelta(milliseconds=1)
 MOST_BACKFILLED = 10_000
 CANCEL = Ring("cancel", "")
 
@@ -116,6 +117,8 @@ class Timetable:
             return Plan(standing, now).close(self.store.attempts).fire().change()
         except InvalidOption as error:  # a zone that is no more, say: it must not hold up the others
             s = standing.schedule
+            if s.idle:
+                return None  # its runs are written down once it is understood
             _log.error("schedule %s is paused, it can't be understood: %s", s.name, error)
             return Change(schedule=replace(s, paused_at=now, paused_why=f"not understood: {error}", due_at=None))
 
@@ -164,8 +167,8 @@ class Timetable:
         for _ in self._tries():
             old = self.store.notes(note).get(note)
             seen = _decode_seen(old) if old else dict[str, datetime]()
-            if key not in seen or force:
-                seen[key] = self.store.now()
+            if key not in seen or force:  # after all others, also where the store's clock was set back
+                seen[key] = max([self.store.now(), *(each + _MOMENT for each in seen.values())])
             newest = dict(sorted(seen.items(), key=lambda each: each[1])[-_RELEASES_KEPT:])
             new = msgspec.json.encode(newest).decode()
             if old == new or self.store.swap(note, old, new).landed:
@@ -197,8 +200,14 @@ class Timetable:
     def settle(self, standings: Iterable[Standing]) -> None:
         """Write down the runs of these that have ended, so that what is read next is up to date."""
         now = self.store.now()
-        plans = [Plan(each, now).close(self.store.attempts) for each in standings if any(not r.live for r in each.runs)]
-        self._write([change for plan in plans if (change := plan.change()) is not None])
+        decided = (self._closed(each, now) for each in standings if any(not run.live for run in each.runs))
+        self._write([change for change in decided if change is not None])
+
+    def _closed(self, standing: Standing, now: datetime) -> Change | None:
+        try:
+            return Plan(standing, now).close(self.store.attempts).change()
+        except InvalidOption:
+            return None  # `fire_due` says that it can't be understood
 
     def overdue(self) -> list[Overdue]:
         """Those that should run and do not, by the store's clock; the longest overdue first."""
@@ -236,19 +245,21 @@ class Timetable:
         Raises UnknownSchedule, and Refused when there are more than 10,000 of them.
         """
         ticks = self.to_backfill(name, since, until, again=again)
-        return self._started(name, lambda plan: plan.backfill(ticks)) if ticks else []
+        return self._started(name, lambda plan: plan.backfill(ticks, again=again)) if ticks else []
 
     def to_backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[datetime]:
         """The ticks that `backfill` would run."""
-        rule = rule_of(self.get(name).schedule)
-        start = since - timedelta(milliseconds=1)
+        s = self.get(name).schedule
+        rule, start, until = rule_of(s), since - _MOMENT, min(until, self.store.now())
+        if s.next_tick is not None and not s.idle:
+            until = min(until, s.next_tick - _MOMENT)  # it fires those that are to come by itself
         if rule.count(start, until, MOST_BACKFILLED + 1) > MOST_BACKFILLED:
             raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks between these; take a shorter time")
-        ran = set() if again else {tick.tick for tick in self._runs_between(name, since, until)}
-        return [tick for tick in rule.between(start, until) if tick not in ran]
+        ran = set[datetime]() if again else {tick.tick for tick in self._runs_between(name, since, until)}
+        return [tick for tick in rule.between(start, until) if tick not in ran and tick != s.pending_tick]
 
     def _runs_between(self, name: str, since: datetime, until: datetime) -> Iterable[Tick]:
-        before: datetime | None = until + timedelta(milliseconds=1)
+        before: datetime | None = until + _MOMENT
         while before is not None:
             page = self.store.ticks(name, limit=_BATCH, before=before)
             yield from (tick for tick in page if tick.job_id is not None and tick.cause != "trigger")
@@ -261,16 +272,17 @@ class Timetable:
                 return
 
     def _started(self, name: str, decide: Callable[[Plan], Plan]) -> list[str]:
-        started: list[str] = []
+        began: list[Tick] = []
 
         def decided(plan: Plan) -> Plan:
             decide(plan)
             change = plan.change()
-            started[:] = [draft.id for draft in change.drafts] if change else []
+            began[:] = [tick for tick in change.ticks if tick.status == "open"] if change else []
             return plan
 
-        self._act(name, decided)
-        return started
+        runs = self._act(name, decided).runs
+        stands = {(run.tick.tick, run.tick.cause): run.tick.job_id for run in runs}  # who holds its unique key, say
+        return [stands.get((each.tick, each.cause)) or each.job_id or "" for each in began]
 
     def _act(self, name: str, decide: Callable[[Plan], Plan], new: Schedule | None = None) -> Standing:
         for _ in self._tries():

@@ -420,6 +420,17 @@ def test_a_bad_value_refuses_the_whole_batch(where: str, bad: str, store: Store)
     assert store.change(fine) == [True, True]
 
 
+def test_a_text_about_a_nul_is_none(store: Store) -> None:
+    about = "it printed \\u0000, \\\\u0000 and \\ud800"
+    stands = made(store, name=about, last_error=about, job=draft(id="", payload=about, meta='{"a":"\\\\u0000"}'))
+    written = tick(stands, store.now(), status="failure", why=about, output=about)
+
+    assert store.change([Change(schedule=stands, ticks=(written,), drafts=(draft(payload=about),))]) == [True]
+
+    assert standing(store, about).schedule == replace(stands, rev=2)
+    assert store.ticks(about) == [written]
+
+
 # ── due ──
 
 

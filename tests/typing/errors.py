@@ -72,6 +72,19 @@ async def lost() -> None:
         pass
 
 
+# ── schedules and keys ──
+
+jobs.schedule("@daily", every=60)  # type: ignore[arg-type]
+jobs.schedule("@daily", overlap="wait")  # type: ignore[arg-type]
+jobs.schedule("@daily", catch_up=True)  # type: ignore[arg-type]
+jobs.schedule("@daily", jitter=5)  # type: ignore[arg-type]
+jobs.schedule("@daily", cathc_up="all")  # type: ignore[call-arg]
+jobs.schedule(60)  # type: ignore[arg-type]
+jobs.once("k", lambda: 3, ttl=60)  # type: ignore[arg-type]
+kept: str = jobs.once("k", lambda: 3)  # type: ignore[assignment]
+jobs.once("k", plain)  # type: ignore[arg-type]
+
+
 # ── resources and arounds ──
 
 

@@ -83,6 +83,42 @@ def passed_around(task: Task[[str], int]) -> JobHandle[int]:
     return task.enqueue("x")
 
 
+# ── schedules ──
+
+
+@jobs.schedule("0 6 * * *", tz="Europe/Paris", overlap="queue", catch_up="all", expires="2h", jitter="5m")
+@jobs.task
+def daily_report() -> int:
+    return 1
+
+
+@jobs.schedule(every=timedelta(minutes=5), name="heart", start=datetime.now(UTC), pause_after=3, grace=None)
+@jobs.task(queue="slow")
+async def heartbeat(job: Job, what: str = "beat") -> None: ...
+
+
+assert_type(daily_report, Task[[], int])
+assert_type(daily_report.enqueue(), JobHandle[int])
+assert_type(jobs.schedule(every="10m", name="sync-eu")(plain.bind("eu", times=2)), NewJob[str])
+assert_type(jobs.schedule("@daily")(heartbeat.using(priority=5)).enqueue(what="x"), JobHandle[None])
+
+
+# ── idempotency keys ──
+
+
+def pay() -> Summary:
+    return Summary(1)
+
+
+def keys() -> None:
+    assert_type(jobs.once("k", pay), Summary)
+    assert_type(jobs.once("k", lambda: 3, ttl="30d", wait=timedelta(seconds=5)), int)
+
+
+async def async_keys() -> None:
+    assert_type(await jobs.aonce("k", fetch, ttl="30d"), bytes)
+
+
 # ── enqueue, and what comes back ──
 
 

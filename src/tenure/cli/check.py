@@ -42,7 +42,15 @@ class _ChecksItself(Protocol):
     def damage(self) -> list[str]: ...
 
 
-def check(app: str | None = None, /, *, config: bool = False, metrics: bool = False, shared: Shared = SHARED) -> int:
+def check(
+    app: str | None = None,
+    /,
+    *,
+    config: bool = False,
+    metrics: bool = False,
+    alert: bool = False,
+    shared: Shared = SHARED,
+) -> int:
     """Is everything well? Ends with 1 if not.
 
     Parameters
@@ -53,6 +61,9 @@ def check(app: str | None = None, /, *, config: bool = False, metrics: bool = Fa
         Show each setting, its value, and where it came from.
     metrics
         Print the metrics of the store instead, for Prometheus's textfile collector; with --json as JSON.
+    alert
+        Tell those in TENURE_ALERTS what is wrong, once, and what no longer is: a crontab line on another machine
+        notices that no supervisor runs at all.
     """
     jobs = None if app is None else app_of(shared, app)
     settings = shared.settings() if jobs is None else jobs.settings
@@ -60,7 +71,7 @@ def check(app: str | None = None, /, *, config: bool = False, metrics: bool = Fa
         return _config(settings, shared)
     if metrics:
         return _metrics(settings, shared)
-    findings = _store_findings(settings)
+    findings = _store_findings(settings, alert=alert)
     if jobs is not None:
         findings.append(Finding(True, "app", f"{app} has the tasks {', '.join(sorted(jobs.tasks.names))}"))
     if shared.json:
@@ -95,7 +106,7 @@ def _metrics(settings: Settings, shared: Shared) -> int:
     return 0
 
 
-def _store_findings(settings: Settings) -> list[Finding]:
+def _store_findings(settings: Settings, *, alert: bool) -> list[Finding]:
     store = store_of(settings)
     try:
         store.open()
@@ -110,6 +121,7 @@ def _store_findings(settings: Settings) -> list[Finding]:
             _notifier(settings, store),
             *_damage(store),
             *_work(store),
+            *_problems(store, settings, alert=alert),
         ]
     finally:
         store.close()
@@ -152,7 +164,9 @@ def _damage(store: Store) -> list[Finding]:
 
 
 def _work(store: Store) -> list[Finding]:
-    alive, queues, counts = store.workers(), store.queues(), store.counts()
+    from tenure.alerts import works_for_all
+
+    alive, queues, counts = list(filter(works_for_all, store.workers())), store.queues(), store.counts()
     waiting = counts.get(State.QUEUED, 0)
     oldest = max((queue.oldest_queued or 0.0 for queue in queues if queue.paused_at is None), default=0.0)
     slots = sum(row.identity.slots for row in alive)
@@ -175,6 +189,25 @@ def _work(store: Store) -> list[Finding]:
     if paused:
         findings.append(Finding(True, "paused", ", ".join(paused)))
     return findings
+
+
+def _problems(store: Store, settings: Settings, *, alert: bool) -> list[Finding]:
+    from tenure.alerts import problems, tell_now
+    from tenure.app import open_notifier
+
+    found = problems(store, settings)
+    findings = [Finding(False, each.kind, each.says) for each in found]
+    if alert:
+        left = tell_now(store, settings, found, _opened, open_notifier)
+        says = f"{left} messages are not delivered yet: the next `tenure check --alert`, or a supervisor, tries again"
+        findings.append(Finding(not left, "alerts", says if left else "nobody waits for a message"))
+    return findings
+
+
+def _opened(settings: Settings) -> Store:
+    store = store_of(settings)
+    store.open()
+    return store
 
 
 def _queue(queue: QueueView) -> str:

@@ -49,6 +49,7 @@ _COMMANDS = {
     "queues": ("queues:queues", "Queues: how full they are; stop and go."),
     "workers": ("queues:workers", "Workers: who is alive."),
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
+    "guard": ("guard:guard", "Run a crontab line's command at most once a tick, and never twice at a time."),
     "top": ("top:top", "Watch queues, workers and running jobs."),
     "check": ("check:check", "Is everything well? Ends with 1 if not."),
     "migrate": ("check:migrate", "Bring the store's schema up to date. Safe at any time, and by many at once."),

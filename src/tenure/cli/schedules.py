@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -13,13 +15,13 @@ from cyclopts import App, Parameter
 
 from tenure.arguments import redacted
 from tenure.cli import schedules_screen as screen
-from tenure.cli.output import complain, pairs, plain, say, show_json, table
+from tenure.cli.output import complain, plain, say, show_json
 from tenure.cli.schedules_add import WHEN, When, instant
 from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.cron import outlook
 from tenure.durations import seconds, spell
 from tenure.errors import InvalidOption, TenureError
-from tenure.schedule import Schedule, Standing, Tick
+from tenure.schedule import Schedule, Standing
 from tenure.ticks import overdue_by, rule_of
 from tenure.timetable import Overdue, record
 
@@ -33,7 +35,16 @@ schedules.command("tenure.cli.schedules_add:declare", name="declare", help="Put 
 Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
 SHARED = Shared()
 _MARKS, _STRIP = 10, 50
+_SILENCE = logging.NullHandler()
 _MOMENT = timedelta(milliseconds=1)
+
+
+@contextmanager
+def _admin(shared: Shared) -> Generator[Admin]:
+    """The store in an operator's hands. How runs ended is shown here; it is no news to be logged on a terminal."""
+    logging.getLogger("tenure.schedules").addHandler(_SILENCE)
+    with admin_of(shared) as admin:
+        yield admin
 
 
 def _refuse_limit(limit: int, most: int) -> None:
@@ -53,7 +64,7 @@ def list_(*, every: Annotated[bool, Parameter(name="--all")] = False, shared: Sh
     every
         Also those that are retired: no longer declared by their app.
     """
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         found = [each for each in admin.schedules() if every or each.schedule.retired_at is None]
         marks = [admin.store.ticks(each.schedule.name, limit=_MARKS) for each in found]
         now = admin.store.now()
@@ -77,14 +88,14 @@ def show(name: str, /, *, shared: Shared = SHARED) -> int:
     name
         The schedule.
     """
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         found, now = admin.schedule(name), admin.store.now()
     lint = screen.surprises(found.schedule, now)
     if shared.json:
         late = overdue_by(found, now)
         show_json({"record": record(found), **plain(found), "overdue_by": late, "lint": lint})
         return 0
-    pairs(screen.facts(found, now))
+    screen.show_facts(found, now)
     if found.runs:
         say("")
         rule = screen.understood(found.schedule)
@@ -129,7 +140,7 @@ def preview(
     if name is not None:
         if when.tz or when.dst:
             raise InvalidOption(f"preview: {name} has its own time zone; --tz and --dst go with --cron")
-        with admin_of(shared) as admin:
+        with _admin(shared) as admin:
             stored, now = admin.schedule(name).schedule, admin.store.now()
     rule = rule_of(stored) if stored else when.rule()
     since = now if after is None else instant(after, "--after", rule)
@@ -172,7 +183,7 @@ def history(name: str, /, *, limit: Limit = 50, before: str | None = None, share
         Only ticks before this time: ISO 8601; without a zone it is in the schedule's.
     """
     _refuse_limit(limit, 10_000)
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         found = admin.schedule(name)
         rule = screen.understood(found.schedule)
         until = None if before is None else instant(before, "--before", rule_of(found.schedule))
@@ -203,13 +214,25 @@ def overdue(*, grace: str | None = None, shared: Shared = SHARED) -> int:
         How late is overdue, for all of them: 5m. Default: what each one says.
     """
     allowed = None if grace is None else seconds(grace, "--grace")
-    with admin_of(shared) as admin:
-        found = _overdue(admin.schedules(), admin.store.now(), allowed)
+    with _admin(shared) as admin:
+        standings = admin.schedules()
+        found = _overdue(standings, admin.store.now(), allowed)
     if shared.json:
         show_json(found)
     else:
-        screen.show_overdue(found)
+        screen.show_overdue(found, {each.schedule.name: each.schedule for each in standings})
     return 1 if found else 0
+
+
+def _overdue(standings: Sequence[Standing], now: datetime, grace: float | None) -> list[Overdue]:
+    """As `Timetable.overdue`, but with another grace than their own."""
+    found: list[Overdue] = []
+    for each in standings:
+        s = each.schedule if grace is None else replace(each.schedule, grace=grace)
+        late = overdue_by(Standing(s, each.runs), now)
+        if late is not None:
+            found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, screen.why_late(each)))
+    return sorted(found, key=lambda each: -each.overdue_by)
 
 
 @schedules.command
@@ -221,7 +244,7 @@ def lint(*names: str, shared: Shared = SHARED) -> int:
     names
         Which schedules; none: all that are not retired.
     """
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         now = admin.store.now()
         if names:
             looked = [admin.schedule(name).schedule for name in dict.fromkeys(names)]
@@ -267,16 +290,14 @@ def trigger(
     if timeout is not None and not wait:
         raise InvalidOption("--timeout says how long to --wait: give both, or neither")
     limit = None if timeout is None else seconds(timeout, "--timeout")
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         job_id = admin.timetable.trigger(name, force=force)
         if not wait:
             return _told(shared, {"schedule": name, "job": job_id}, job_id)
         if sys.stderr.isatty():
             complain(f"job {job_id} is stored; waiting for it")
         result = _result(admin, shared, job_id, limit)
-    return _told(
-        shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result
-    )
+    return _told(shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result)
 
 
 def _result(admin: Admin, shared: Shared, job_id: str, limit: float | None) -> str:
@@ -319,7 +340,7 @@ def backfill(
     again
         Also those that did become runs.
     """
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         rule, now = rule_of(admin.schedule(name).schedule), admin.store.now()
         first, last = instant(since, "--from", rule), now if until is None else instant(until, "--to", rule)
         if last > now or first > last:
@@ -329,7 +350,9 @@ def backfill(
             )
         ticks = admin.timetable.to_backfill(name, first, last, again=again)
         if ticks:
-            confirm(shared, f"{name}: run {_ticks(ticks, [screen.clock(rule, each) for each in (ticks[0], ticks[-1])])}?")
+            confirm(
+                shared, f"{name}: run {_ticks(ticks, [screen.clock(rule, each) for each in (ticks[0], ticks[-1])])}?"
+            )
         ids = admin.timetable.backfill(name, first, last, again=again) if ticks else []
     words = f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "no tick in that time is without a run"
     return _told(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
@@ -352,7 +375,7 @@ def pause(name: str, /, *, why: str = "by an operator", shared: Shared = SHARED)
     why
         Kept with it, for those who wonder.
     """
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         before = admin.timetable.get(name).schedule
         admin.timetable.pause(name, why)
     was = f"paused already: {before.paused_why}"
@@ -368,7 +391,7 @@ def resume(name: str, /, *, shared: Shared = SHARED) -> int:
     name
         The schedule.
     """
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         before = admin.timetable.get(name).schedule
         after, now = admin.timetable.resume(name).schedule, admin.store.now()
     if after.retired_at is not None and not shared.json:
@@ -395,7 +418,7 @@ def remove(name: str, /, *, shared: Shared = SHARED) -> int:
     name
         The schedule.
     """
-    with admin_of(shared) as admin:
+    with _admin(shared) as admin:
         found = admin.timetable.get(name)
         _refuse_declared(found.schedule)
         back = "; a guard comes back at its next call" if found.schedule.kind == "guard" else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Annotated, cast
 
 from cyclopts import Parameter
@@ -58,7 +58,7 @@ def instant(text: str, label: str, rule: Rule) -> datetime:
     """A time as a shell writes it; without a zone it is what the clocks of the rule's zone show."""
     try:
         at = datetime.fromisoformat(text)
-        zone: tzinfo | None = rule.local(datetime.now().astimezone()).tzinfo
+        zone: tzinfo | None = rule.local(datetime.now(UTC)).tzinfo
         at = at.replace(tzinfo=zone) if at.tzinfo is None else at
     except ValueError:
         at = None
@@ -67,7 +67,7 @@ def instant(text: str, label: str, rule: Rule) -> datetime:
             f"{label}: expected a time like 2030-01-31T06:00, as the clocks of the schedule's zone show it, "
             f"or with its zone like 2030-01-31T06:00:00Z, got {text!r}"
         )
-    return at.astimezone(cron.UTC)
+    return at.astimezone(UTC)
 
 
 @Parameter(name="*")
@@ -159,7 +159,9 @@ def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
     stands = next((each.schedule for each in admin.schedules() if each.schedule.name == new.name), None)
     if stands is not None:
         _refuse_others(stands)
-        confirm(shared, f"there is a schedule {new.name} ({stands.rule}, task {stands.job and stands.job.task}). Change it?")
+        confirm(
+            shared, f"there is a schedule {new.name} ({stands.rule}, task {stands.job and stands.job.task}). Change it?"
+        )
     put, now = admin.timetable.put(new), admin.store.now()
     rule = understood(new)
     lint = rule.lint(now) if rule else []

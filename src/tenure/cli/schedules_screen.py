@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli.output import brief, console, plain, say, table
+from tenure.cli.output import brief, console, pairs, plain, say, table
 from tenure.cron import Cron, Every, Outlook, Rule
 from tenure.durations import spell
 from tenure.errors import InvalidOption
 from tenure.events import headline
 from tenure.schedule import Run, Schedule, Standing, Status, Tick
 from tenure.ticks import overdue_by, rule_of
-from tenure.timetable import Declared, Record, record
+from tenure.timetable import Declared, Overdue, Record, record
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -96,7 +97,8 @@ def show_strip(ticks: Sequence[Tick]) -> None:
 def _coloured(line: str) -> Text:
     from rich.text import Text
 
-    return Text.assemble(*((character, _BY_MARK.get(character, "")) for character in line))
+    pieces = groupby(line, lambda character: _BY_MARK.get(character, ""))
+    return Text.assemble(*(("".join(characters), colour) for colour, characters in pieces))
 
 
 def draw(
@@ -191,16 +193,22 @@ def list_json(standing: Standing, marks: Sequence[Tick], now: datetime) -> dict[
 # ── show ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def facts(standing: Standing, now: datetime) -> list[tuple[str, str]]:
+_LABEL = len("the one before")
+
+
+def show_facts(standing: Standing, now: datetime) -> None:
     """All that is known of a schedule: what was declared, then where it stands."""
-    rows = [("name", standing.schedule.name), *_declared(standing.schedule), *_stands(standing, now)]
-    return [(name, value) for name, value in rows if value]
+    for place, rows in enumerate((_declared(standing.schedule), _stands(standing, now))):
+        if place:
+            say("")
+        pairs((f"{name:<{_LABEL}}", value) for name, value in rows if value)
 
 
 def _declared(s: Schedule) -> list[tuple[str, str]]:
     rule, job = understood(s), s.job
     guard = s.kind == "guard"
     return [
+        ("name", s.name),
         ("runs", _when(s, rule)),
         ("clock changes", "" if not isinstance(rule, Cron) or s.tz == "UTC" else _dst(s)),
         ("from", clock(rule, s.start) if s.start else ""),
@@ -237,7 +245,9 @@ def _catch_up(s: Schedule) -> str:
         case "skip":
             return "ticks that nobody fired in time are not made up for"
         case "latest":
-            return f"of ticks that nobody fired the newest one is run, if it is not older than {spell(s.catch_up_window)}"
+            return (
+                f"of ticks that nobody fired the newest one is run, if it is not older than {spell(s.catch_up_window)}"
+            )
         case "all":
             return (
                 "ticks that nobody fired are run one after another, the newest "
@@ -266,7 +276,6 @@ def _stands(standing: Standing, now: datetime) -> list[tuple[str, str]]:
     running = found.last_status == "started"
     took = "" if running or not _took(found) else f", took {_took(found)}"
     return [
-        ("", " "),
         ("now", "; ".join(notes(standing, now)) or "nothing is due"),
         ("last run", f"{last}{took}"),
         ("the one before", f"{s.last_status}, took {_took(found)}" if running and s.last_run_at else ""),
@@ -352,6 +361,26 @@ def history_json(tick: Tick, run: Run | None) -> dict[str, Any]:
         "late_by": late_by(tick, run),
         "duration_ms": None if took is None else round(took * 1000),
     }
+
+
+# ── overdue ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def why_late(standing: Standing) -> str:
+    if standing.schedule.kind == "guard":
+        return "no call came"
+    return "no worker started its job" if any(run.live for run in standing.runs) else "nobody fired it"
+
+
+def show_overdue(found: Sequence[Overdue], schedules: Mapping[str, Schedule]) -> None:
+    if not found:
+        say("nothing is overdue")
+        return
+    rows = [
+        [each.name, clock(understood(schedules[each.name]), each.expected_at), spell(each.overdue_by), each.why]
+        for each in found
+    ]
+    draw(("name", "expected", "overdue by", "why"), rows, fixed=("expected", "overdue by"), below="why")
 
 
 # ── preview, declare ────────────────────────────────────────────────────────────────────────────────────────────

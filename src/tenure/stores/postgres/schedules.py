@@ -101,24 +101,25 @@ _WRITE = """
     WITH given AS MATERIALIZED (
         SELECT * FROM json_to_recordset(%s::json) AS g (name text, rev integer, due_at timestamptz, body text,
             owner text, gone boolean)
-        WHERE owner IS NULL
-           OR EXISTS (SELECT FROM @.workers WHERE id = g.owner AND died_at IS NULL AND expires_at > @now)
+        WHERE owner IS NULL OR (SELECT died_at IS NULL AND expires_at > @now FROM @.workers WHERE id = g.owner)
     ), held AS MATERIALIZED (
-        SELECT s.name FROM given AS g JOIN @.schedule_rows AS s ON s.name = g.name AND s.rev = g.rev
+        SELECT g.* FROM given AS g JOIN @.schedule_rows AS s ON s.name = g.name AND s.rev = g.rev
         ORDER BY s.name FOR UPDATE OF s SKIP LOCKED
     ), changed AS (
-        UPDATE @.schedule_rows AS s SET rev = g.rev + 1, due_at = g.due_at, body = g.body
-        FROM held JOIN given AS g ON g.name = held.name WHERE s.name = held.name AND NOT g.gone RETURNING s.name
+        UPDATE @.schedule_rows AS s SET rev = held.rev + 1, due_at = held.due_at, body = held.body
+        FROM held WHERE s.name = held.name AND NOT held.gone RETURNING s.name
     ), made AS (
         INSERT INTO @.schedule_rows (name, rev, due_at, body)
         SELECT name, 1, due_at, body FROM given WHERE rev = 0 AND NOT gone ORDER BY name
         ON CONFLICT DO NOTHING RETURNING name
     ), removed AS (
-        DELETE FROM @.schedule_rows AS s USING held JOIN given AS g ON g.name = held.name
-        WHERE s.name = held.name AND g.gone RETURNING s.name
+        DELETE FROM @.schedule_rows AS s USING held WHERE s.name = held.name AND held.gone RETURNING s.name
     ), history AS (
         DELETE FROM @.tick_rows AS t USING removed WHERE t.schedule = removed.name)
-    SELECT name::text FROM changed UNION ALL SELECT name::text FROM made UNION ALL SELECT name::text FROM removed"""
+    SELECT name::text FROM changed UNION ALL SELECT name::text FROM made UNION ALL SELECT name::text FROM removed
+    UNION ALL
+    SELECT name FROM given AS g
+    WHERE rev = 0 AND gone AND NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name)"""
 
 #: A guard's own job, which this transaction has just made.
 _START = """
@@ -191,7 +192,9 @@ def _row(change: Change) -> dict[str, Any]:
 
 
 def _told(name: str, tick: Tick, follow: Mapping[str, str]) -> dict[str, Any]:
-    job_id = None if tick.job_id is None else follow.get(tick.job_id, tick.job_id)
+    job_id = follow.get(tick.job_id or "", tick.job_id)
+    if job_id != tick.job_id:
+        tick = replace(tick, job_id=job_id)
     return {
         "schedule": name,
         "tick": tick.tick,
@@ -199,7 +202,7 @@ def _told(name: str, tick: Tick, follow: Mapping[str, str]) -> dict[str, Any]:
         "job_id": job_id,
         "open": tick.status == "open",
         "decided_at": tick.decided_at,
-        "body": _text(replace(tick, job_id=job_id), encode_tick),
+        "body": _text(tick, encode_tick),
     }
 
 
@@ -209,7 +212,7 @@ def _text(value: T, encoder: Callable[[T], bytes]) -> str:
         text = encoder(value)
     except UnicodeEncodeError as error:
         raise BadData(f"text with a lone surrogate can't be stored: {error}") from None
-    if _NUL.search(text):
+    if b"\\u0000" in text and _NUL.search(text):
         raise BadData(f"text with a NUL can't be stored: {text[:200]!r}")
     return text.decode()
 

@@ -13,6 +13,11 @@ of a namespace begin with one hash tag, so they live on one node of a cluster:
     {tenure}:jobs          zset    all of them, by id
     {tenure}:attempts:ID, once:ID  hash    ended attempts by number, first results by key
     {tenure}:unique        hash    TASK NUL KEY → the live job that holds it
+    {tenure}:schedule:NAME hash    rev and body of a schedule; `schedules` is a zset of the names, `due` one by due_at
+    {tenure}:ticks:NAME    zset    its ticks by their time, MS|CAUSE; `tick:NAME` is the hash of their bodies
+    {tenure}:open:NAME     zset    those of them whose runs go on; `open` is a hash of all such: MS|CAUSE|NAME → job
+    {tenure}:decided       zset    the other ticks of all, MS|CAUSE|NAME, by the time they were decided
+    {tenure}:notes         hash    key → when it is over, =, text; `noted` is a zset of the keys, `fading` by time
     {tenure}:worker:ID     hash    a worker; `alive` is a zset by the end of its lease, `died` by the time of death
     {tenure}:queues set, paused hash, scheduled_of hash (how many of each queue), bell stream, schema
 
@@ -21,13 +26,13 @@ of a namespace begin with one hash tag, so they live on one node of a cluster:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
 from random import random
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -68,13 +73,13 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
+from tenure.schedule import Change, Due, Standing, Swapped, Tick
 from tenure.stores.outcomes import COMPLETED, RESCUES, Cause, check_outcome, check_text, cleared, encode, standing
 from tenure.stores.redis import reads, schedules
 from tenure.stores.redis.drafts import MOST, batches, check, values
 from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.redis.server import Server
 
-T = TypeVar("T")
 _End = tuple[int, Lease, Outcome]  #: with its place in the batch
 _Taken = tuple[Sequence[Any], Outcome, Cause]  #: what `lost` and `held` answer of a job, how it ends, why
 
@@ -380,6 +385,33 @@ class RedisStore:
     def paused(self) -> frozenset[str]:
         return frozenset(self._server.run("HKEYS", f"{self._server.prefix}paused"))
 
+    # ── schedules and notes ──
+
+    def due(self, *, limit: int = 500) -> Due:
+        return schedules.due(self._server, limit)
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        return schedules.change(self._server, changes)
+
+    def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
+        if names is None:
+            return schedules.everything(self._server)
+        return schedules.read(self._server, sorted(set(names)))
+
+    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        return schedules.ticks(self._server, name, limit, before)
+
+    def forget(self, *, keep: float, limit: int = 1000) -> int:
+        return schedules.forget(self._server, keep, limit)
+
+    def swap(
+        self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
+    ) -> Swapped:
+        return schedules.swap(self._server, key, old, new, ttl, drafts)
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        return schedules.notes(self._server, prefix)
+
     # ── reads ──
 
     def get(self, job_id: str) -> JobView | None:
@@ -437,6 +469,8 @@ def _replayed(told: Any) -> Answer | None:
         return None
     if told == 1:
         return Landed(State.QUEUED)
+    if told == 0:
+        return NotLanded("it ran under a guard: run its command again, with tenure guard … --force")
     if isinstance(told, str):
         return NotLanded(f"the job is {told}; only a job that has ended is replayed")
     return NotLanded(f"job {told[0]} holds its unique key and is {told[1]}")

@@ -39,48 +39,43 @@ CREATE TABLE @.notes (
 
 CREATE INDEX notes_expiring ON @.notes (expires_at) WHERE expires_at IS NOT NULL;
 
--- One row a schedule: its health. What runs, and what has just ended, is told as it is now.
+-- One row a schedule: its health. What runs, and what has ended since anybody wrote it down, is told as it is now.
 CREATE VIEW @.schedules AS
 SELECT s.name,
-  (s.body::json ->> 'rule') || CASE s.body::json ->> 'tz' WHEN 'UTC' THEN '' ELSE ' ' || (s.body::json ->> 'tz') END
-    AS schedule,
-  coalesce(r.running_since, e.started_at, (s.body::json ->> 'last_run_at')::timestamptz) AS last_run_at,
-  coalesce((date_part('epoch', e.ended_at - e.started_at) * 1000)::bigint,
-    (s.body::json ->> 'last_duration_ms')::bigint) AS last_duration_ms,
-  coalesce(r.status, e.status, s.body::json ->> 'last_status') AS last_status,
+  b.rule || CASE b.tz WHEN 'UTC' THEN '' ELSE ' ' || b.tz END AS schedule,
+  coalesce(r.running_since, e.started_at, b.last_run_at) AS last_run_at,
+  coalesce((date_part('epoch', e.ended_at - e.started_at) * 1000)::bigint, b.last_duration_ms) AS last_duration_ms,
+  coalesce(r.status, e.status, b.last_status) AS last_status,
   r.locked_until,
-  CASE WHEN s.body::json ->> 'paused_at' IS NULL AND s.body::json ->> 'retired_at' IS NULL
-    THEN (s.body::json ->> 'next_tick')::timestamptz END AS next_expected_at,
-  CASE e.status WHEN 'success' THEN 0
-    WHEN 'failure' THEN (s.body::json ->> 'failure_count')::integer + 1
-    ELSE (s.body::json ->> 'failure_count')::integer END AS failure_count
+  CASE WHEN b.paused_at IS NULL AND b.retired_at IS NULL THEN b.next_tick END AS next_expected_at,
+  CASE e.status WHEN 'success' THEN 0 WHEN 'failure' THEN b.failure_count + 1 ELSE b.failure_count END AS failure_count
 FROM @.schedule_rows AS s
+CROSS JOIN json_to_record(s.body::json) AS b (rule text, tz text, last_run_at timestamptz, last_duration_ms bigint,
+  last_status text, paused_at timestamptz, retired_at timestamptz, next_tick timestamptz, failure_count integer)
 CROSS JOIN LATERAL (
   SELECT max(j.started_at) AS running_since, max(w.expires_at) AS locked_until,
     CASE WHEN count(*) > 0 THEN 'started' END AS status
   FROM @.tick_rows AS t JOIN @.jobs AS j ON j.id = t.job_id LEFT JOIN @.workers AS w ON w.id = j.worker_id
   WHERE t.schedule = s.name AND t.open AND j.state = 'processing') AS r
 LEFT JOIN LATERAL (
-  SELECT b.started_at, j.ended_at,
+  SELECT a.started_at, j.ended_at,
     CASE j.state WHEN 'completed' THEN 'success' WHEN 'dead' THEN 'failure' ELSE 'cancelled' END AS status
   FROM @.tick_rows AS t JOIN @.jobs AS j ON j.id = t.job_id
   CROSS JOIN LATERAL (
-    SELECT least(j.started_at, min(a.started_at)) AS started_at FROM @.attempts AS a WHERE a.job_id = j.id) AS b
-  WHERE t.schedule = s.name AND t.open AND j.ended_at IS NOT NULL AND b.started_at IS NOT NULL
+    SELECT least(j.started_at, min(started_at)) AS started_at FROM @.attempts WHERE job_id = j.id) AS a
+  WHERE t.schedule = s.name AND t.open AND j.ended_at IS NOT NULL AND a.started_at IS NOT NULL
   ORDER BY j.ended_at DESC LIMIT 1) AS e ON true;
 
 -- What became of each tick; `tick` to `until`, `count` of them, where nobody fired a run of them.
 CREATE VIEW @.ticks AS
-SELECT schedule, tick, (body::json ->> 'until')::timestamptz AS until, (body::json ->> 'count')::bigint AS count, cause,
-  body::json ->> 'status' AS status, body::json ->> 'why' AS why, job_id, decided_at,
-  (body::json ->> 'started_at')::timestamptz AS started_at, (body::json ->> 'ended_at')::timestamptz AS ended_at,
-  (date_part('epoch', (body::json ->> 'ended_at')::timestamptz - (body::json ->> 'started_at')::timestamptz) * 1000)::bigint
-    AS duration_ms,
-  body::json ->> 'host' AS host
-FROM @.tick_rows;
+SELECT t.schedule, t.tick, b."until", b."count", t.cause, b.status, b.why, t.job_id, t.decided_at, b.started_at, b.ended_at,
+  (date_part('epoch', b.ended_at - b.started_at) * 1000)::bigint AS duration_ms, b.host
+FROM @.tick_rows AS t
+CROSS JOIN json_to_record(t.body::json) AS b ("until" timestamptz, "count" bigint, status text, why text,
+  started_at timestamptz, ended_at timestamptz, host text);
 
 -- Last, for it holds up every claim until the commit. Whoever reads this table for long (pg_dump does) must not make
 -- the workers wait behind us: rather than that, migrating is refused and can be tried again.
-SET LOCAL lock_timeout = '2s';
+SET LOCAL lock_timeout = '1s';
 ALTER TABLE @.workers DROP CONSTRAINT workers_runner_check,
   ADD CONSTRAINT workers_runner_check CHECK (runner IN ('worker', 'embedded', 'solo', 'guard'));

@@ -23,7 +23,7 @@ local function remove(name)
   redis.call('ZREM', ns .. 'due', name)
 end
 
-local function write(name, at, last)
+local function write(name, rev, at, last)
   local body, due_at, owner = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   local told, ticks = enqueue_all(at + 3, owner ~= '' and owner)
   at = ticks + 1 + 6 * tonumber(ARGV[ticks])
@@ -31,17 +31,16 @@ local function write(name, at, last)
     local tick, job_id, answer, text = ARGV[i], ARGV[i + 2], told[tonumber(ARGV[i + 3])], ARGV[i + 5]
     if type(answer) == 'table' and answer[1] ~= job_id then -- it follows the job that stands
       job_id = answer[1]
-      local body = cjson.decode(text)
-      body.job_id = job_id
-      text = cjson.encode(body)
+      local told_of = cjson.decode(text)
+      told_of.job_id = job_id
+      text = cjson.encode(told_of)
     end
     write_tick(name, tick, text, ARGV[i + 1] == '1', job_id, ARGV[i + 4])
     if job_id ~= '' then belongs(job_id, tick .. '|' .. name) end
   end
   for i = at, last do cancel(ARGV[i], ARGV[1]) end
-  redis.call('HSET', ns .. 'schedule:' .. name, 'body', body)
-  redis.call('HINCRBY', ns .. 'schedule:' .. name, 'rev', 1)
-  redis.call('ZADD', ns .. 'schedules', 0, name)
+  redis.call('HSET', ns .. 'schedule:' .. name, 'rev', rev + 1, 'body', body)
+  if rev == 0 then redis.call('ZADD', ns .. 'schedules', 0, name) end
   if due_at == '' then
     redis.call('ZREM', ns .. 'due', name)
   elseif redis.call('ZADD', ns .. 'due', due_at, name) == 1 then
@@ -56,7 +55,7 @@ while ARGV[at] do
   if fits and ARGV[at + 3] == '' then
     remove(name)
   elseif fits then
-    write(name, at + 3, last)
+    write(name, tonumber(rev), at + 3, last)
   end
   answers[#answers + 1] = fits and 1 or 0
   at = last + 1

@@ -1,0 +1,186 @@
+"""Schedules, what became of their ticks, and notes. `ticks.py` decides what they mean; scripts compare and write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tenure.errors import BadData
+from tenure.lifecycle import State
+from tenure.ports import Draft, JobView
+from tenure.schedule import (
+    REPLACED,
+    Change,
+    Due,
+    Run,
+    Standing,
+    Swapped,
+    Tick,
+    decode_schedule,
+    decode_tick,
+    encode_schedule,
+    encode_tick,
+)
+from tenure.stores.outcomes import check_text
+from tenure.stores.redis import drafts as jobs
+from tenure.stores.redis import reads
+from tenure.stores.redis.drafts import MOST
+from tenure.stores.redis.facts import millis
+from tenure.stores.redis.server import Server
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  #: as JSON has it
+
+
+# ── Schedules ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def due(server: Server, limit: int) -> Due:
+    now, later, cursor, names, ended = server.call("due", limit, 0)
+    while cursor != "0" and len(ended) < limit:
+        _, _, cursor, _, more = server.call("due", 0, cursor)
+        ended += more
+    found = read(server, dict.fromkeys([*names, *list(dict.fromkeys(ended))[:limit]]))
+    return Due(reads.instant(now), found, None if later is None else later / 1000)
+
+
+def everything(server: Server) -> list[Standing]:
+    names: list[str] = []
+    low = "-"
+    while some := server.run("ZRANGEBYLEX", f"{server.prefix}schedules", low, "+", "LIMIT", 0, 1000):
+        names += some
+        low = f"({some[-1]}"
+    return read(server, names)
+
+
+def read(server: Server, names: Iterable[str]) -> list[Standing]:
+    """These of them that there are, in this order.
+
+    Their jobs are read a moment later: whoever changes a tick meanwhile changes the schedule's rev.
+    """
+    batches = list(jobs.batches(list(names)))
+    rows = [row for told in server.call_each("standings", batches, list) for row in told if row]
+    found = [(decode_schedule(body), [decode_tick(tick) for tick in ticks]) for body, ticks in rows]
+    views = _views(server, [tick.job_id for _, ticks in found for tick in ticks if tick.job_id is not None])
+    owners = {view.worker_id for view in views.values() if view.state is State.PROCESSING and view.worker_id}
+    ends = dict(zip(owners, server.call("lease_ends", *owners), strict=True)) if owners else {}
+    return [Standing(schedule, tuple(_run(tick, views, ends) for tick in ticks)) for schedule, ticks in found]
+
+
+def _views(server: Server, ids: Sequence[str]) -> dict[str, JobView]:
+    views: dict[str, JobView] = {}
+    for first in range(0, len(ids), reads.AT_ONCE):
+        found = reads.views(server, ids[first : first + reads.AT_ONCE])
+        views |= {view.id: view for view in found if view is not None}
+    return views
+
+
+def _run(tick: Tick, views: dict[str, JobView], lease_ends: dict[str, int | None]) -> Run:
+    job = views.get(tick.job_id or "")
+    ends = lease_ends.get(job.worker_id or "") if job else None
+    return Run(tick, job, None if ends is None else reads.instant(ends))
+
+
+def change(server: Server, changes: Sequence[Change]) -> list[bool]:
+    written = [_change(each) for each in changes]
+    batches = list(jobs.batches(written, size=_length, things=lambda each: len(each) // 6))
+    told = server.call_each("change", batches, lambda batch: [REPLACED, *(text for each in batch for text in each)])
+    return [bool(landed) for answers in told for landed in answers]
+
+
+def _length(values: Sequence[Any]) -> int:
+    return sum(len(each) for each in values if isinstance(each, str | bytes))
+
+
+def _change(change: Change) -> list[Any]:
+    """What the script `change` is given of it."""
+    for draft in change.drafts:
+        jobs.check(draft)
+    check_text(change.owner, *change.cancel)
+    stored = _stored(encode_schedule, change.stored)
+    due_at = change.schedule.due_at
+    values: list[Any] = [
+        change.schedule.name,
+        change.schedule.rev,
+        b"" if change.delete else stored,
+        "" if due_at is None else _millis(due_at),
+        change.owner or "",
+        *jobs.blocks(change.drafts),
+        len(change.ticks),
+    ]
+    places = {draft.id: place for place, draft in enumerate(change.drafts, 1)}
+    for tick in change.ticks:
+        place, job_id = places.get(tick.job_id or "", 0), tick.job_id or ""
+        values += (_member(tick), int(tick.status == "open"), job_id, place, _millis(tick.decided_at))
+        values.append(_stored(encode_tick, tick))
+    values += filter(reads.is_id, change.cancel)
+    return [len(values), *values]
+
+
+def _member(tick: Tick) -> str:
+    return f"{_millis(tick.tick)}|{tick.cause}"
+
+
+def _millis(instant: datetime) -> int:
+    """Whole milliseconds, never fewer."""
+    return -((_EPOCH - instant) // _MILLISECOND)
+
+
+def _stored(encode: Callable[[object], bytes], value: object) -> bytes:
+    try:
+        body = encode(value)
+    except UnicodeEncodeError as error:
+        raise BadData(f"text with a lone surrogate can't be stored: {error.object[:60]!r}") from error
+    if b"\\u0000" in body and _NUL.search(body):
+        raise BadData(f"text with a NUL can't be stored: {body[:200]!r}")
+    return body
+
+
+def ticks(server: Server, name: str, limit: int, before: datetime | None) -> list[Tick]:
+    found: list[Tick] = []
+    high, over = "+inf" if before is None else f"({_millis(before)}", 0
+    while len(found) < limit:
+        asked = min(limit - len(found), MOST)
+        page = server.call("ticks", name, high, over, asked)
+        found += [decode_tick(body) for _, body in page]
+        if len(page) < asked:
+            break
+        at = [tick.partition("|")[0] for tick, _ in page]  # several of one instant have different causes
+        over = at.count(at[-1]) + (over if high == at[0] == at[-1] else 0)
+        high = at[-1]
+    return found
+
+
+def forget(server: Server, keep: float, limit: int) -> int:
+    gone, looked = 0, MOST
+    while looked and gone < limit:
+        looked, went = server.call("forget", millis(keep), min(limit - gone, MOST))
+        gone += went
+    return gone
+
+
+# ── Notes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def swap(
+    server: Server, key: str, old: str | None, new: str | None, ttl: float | None, drafts: Sequence[Draft]
+) -> Swapped:
+    check_text(key, old, new)
+    for draft in drafts:
+        jobs.check(draft)
+    expected, wanted = ("" if text is None else f"={text}" for text in (old, new))
+    for_so_long = "" if ttl is None else millis(ttl)
+    landed, says = server.call("swap", key, expected, wanted, for_so_long, *jobs.blocks(drafts))
+    return Swapped(bool(landed), says[1:] if says else None)
+
+
+def notes(server: Server, prefix: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    last: str | None = ""
+    while last is not None:
+        last, *told = server.call("notes", prefix, last, reads.AT_ONCE)
+        found |= dict(zip(told[::2], told[1::2], strict=True))
+    return found

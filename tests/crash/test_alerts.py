@@ -1,0 +1,316 @@
+"""Alerts of real processes: every kind is told once when it comes and once when it is over, by webhook and by mail."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseServer, StreamRequestHandler, ThreadingTCPServer
+from typing import Any
+
+import pytest
+
+from conformance.factories import identity
+from tenure.alerts import problems
+from tenure.clock import system_clock
+from tenure.config import load
+from tenure.host import pid_namespace, started
+from tenure.ids import new_id
+from tenure.lifecycle import Completed, Lease, State
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Draft, Filter
+from tenure.schedule import Schedule
+from tenure.ticks import Began, Plan, begin_guard
+from tenure.timetable import Timetable
+
+from .harness import Site, Supervised, until
+
+APP = """
+import pathlib, time
+from tenure import Tenure
+
+jobs = Tenure()
+
+@jobs.task
+def steady() -> None: ...
+
+@jobs.task(retry=1)
+def flaky() -> None:
+    if pathlib.Path("broken").exists():
+        raise ValueError("the disk is full")
+
+@jobs.task
+def slow() -> None:
+    while not pathlib.Path("go").exists():
+        time.sleep(0.02)
+"""
+MORE = """
+from tenure import Tenure
+
+jobs = Tenure()
+
+@jobs.task(queue="elsewhere")
+def newcomer() -> None: ...
+"""
+KEY = secrets.token_bytes(32)
+
+
+# ── Receivers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Inbox:
+    """What came, by webhook and by mail. `refuse`: so many requests are answered 500 first."""
+
+    refuse: int = 0
+    requests: list[tuple[str, bool]] = field(default_factory=list[tuple[str, bool]])
+    posts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    mails: list[str] = field(default_factory=list[str])  #: their subjects
+    alerts: str = ""
+
+    def told(self) -> Counter[tuple[str, str]]:
+        return Counter((post["type"].partition(".")[2], post["data"]["key"]) for post in list(self.posts))
+
+    def mailed(self) -> Counter[str]:
+        return Counter(list(self.mails))
+
+
+@contextmanager
+def serving(server: BaseServer) -> Generator[None]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def inbox() -> Iterator[Inbox]:
+    inbox = Inbox()
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            name, at = self.headers["webhook-id"], self.headers["webhook-timestamp"]
+            digest = hmac.digest(KEY, f"{name}.{at}.".encode() + body, "sha256")
+            signed = self.headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
+            inbox.requests.append((name, signed))
+            refused = len(inbox.requests) <= inbox.refuse
+            if not refused:
+                inbox.posts.append(json.loads(body))
+            self.send_response(500 if refused else 204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            """To no log."""
+
+    class Mail(StreamRequestHandler):
+        """As much SMTP as a message needs."""
+
+        def handle(self) -> None:
+            self.say("220 here")
+            while line := self.rfile.readline():
+                match line[:4].upper().strip():
+                    case b"DATA":
+                        self.say("354 go on")
+                        text = b"".join(iter(self.rfile.readline, b".\r\n")).decode()
+                        subject = re.search(r"^Subject: (.*(?:\r\n .*)*)\r$", text, re.MULTILINE)
+                        inbox.mails.append(re.sub(r"\r\n ", " ", subject[1]) if subject else "")
+                    case b"QUIT":
+                        self.say("221 bye")
+                        return
+                    case _:
+                        pass
+                self.say("250 well")
+
+        def say(self, line: str) -> None:
+            self.wfile.write(f"{line}\r\n".encode())
+
+    hook, mail = ThreadingHTTPServer(("127.0.0.1", 0), Hook), ThreadingTCPServer(("127.0.0.1", 0), Mail)
+    inbox.alerts = (
+        f"log,http://127.0.0.1:{hook.server_address[1]}/hook?token=s3cret,"
+        f"mailto://127.0.0.1:{mail.server_address[1]}/?from=tenure@example.com&to=ops@example.com&mode=insecure"
+    )
+    with serving(hook), serving(mail):
+        yield inbox
+
+
+# ── The site ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def watched(site: Site, inbox: Inbox) -> dict[str, str]:
+    """The environment of those who look, and often."""
+    (site.folder / "watched.py").write_text(APP)
+    (site.folder / "more.py").write_text(MORE)
+    return {
+        "TENURE_ALERTS": inbox.alerts,
+        "TENURE_ALERT_SECRET": f"whsec_{base64.b64encode(KEY).decode()}",
+        "TENURE_ALERT_EVERY": "200ms",
+        "TENURE_ALERT_QUEUE_AGE": "1s",
+        "NO_PROXY": "127.0.0.1",
+    }
+
+
+def every_second(timetable: Timetable, name: str, **options: Any) -> None:
+    """A task of its own name, each second."""
+    queue = options.pop("queue", "default")
+    job = Draft(id="", task=options.pop("task", name), payload="{}", queue=queue, max_failures=1)
+    timetable.put(Schedule(name=name, rule="every 1s", job=job, grace=0.7, **options))
+
+
+def call_guard(site: Site, name: str) -> None:
+    """Somebody's crontab line runs it."""
+    pid = os.getpid()
+    row = identity(
+        id=f"here-{pid}-{new_id()}",
+        pid=pid,
+        started=started(pid),
+        boot_id=system_clock().boot_id,
+        pid_namespace=pid_namespace(),
+        runner="guard",
+        queues=(),
+        tasks=(),
+    )
+    site.store.register(row)
+    (standing,) = site.store.schedules([name])
+    now = site.store.now()
+    plan = Plan(standing, now).close(site.store.attempts)
+    began = begin_guard(plan, new_id(), row.id, "host", now=now, force=True)
+    assert isinstance(began, Began)
+    assert site.store.change([began.change]) == [True]
+    site.store.finish([(Lease(began.job_id, 1, row.id), Completed())])
+    site.store.declare_dead([row.id])
+
+
+def enqueue(site: Site, task: str, queue: str) -> None:
+    site.store.enqueue([Draft(id=new_id(), task=task, payload="{}", queue=queue)])
+
+
+def running(site: Site, task: str) -> bool:
+    return bool(site.store.search(Filter(states=frozenset({State.PROCESSING}), task=task)).jobs)
+
+
+# ── Promises ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+KINDS = {
+    "overdue:backup",
+    "late:waiting",
+    "too-long:slow",
+    "failures:flaky",
+    "dead-letters:flaky",
+    "queue-age:held",
+    "no-worker:queue elsewhere",
+    "no-worker:task newcomer",
+}
+
+
+def test_every_kind_is_told_once_and_its_end_once_by_webhook_and_by_mail(site: Site, inbox: Inbox) -> None:
+    env, timetable = watched(site, inbox), Timetable(site.store, PollNotifier())
+    inbox.refuse = 2
+    (site.folder / "broken").touch()
+    site.store.migrate()
+    supervisor = site.supervisor(
+        app="watched", queues=["default", "busy=1", "held"], concurrency=4, lease="2s", env=env
+    )
+    every_second(timetable, "slow", queue="busy", too_long=0.5)
+    site.until(lambda: running(site, "slow"), "the run that goes on too long, in the only slot of its queue")
+    every_second(timetable, "waiting", task="steady", queue="busy")
+    every_second(timetable, "flaky")
+    timetable.put(Schedule(name="backup", rule="every 1s", kind="guard", grace=0.5))
+    call_guard(site, "backup")
+    site.store.pause("held", paused=True)
+    enqueue(site, "steady", "held")
+    enqueue(site, "steady", "elsewhere")
+    enqueue(site, "newcomer", "default")
+
+    told(site, inbox, lambda: {key for what, key in inbox.told() if what == "opened"} >= KINDS, "all to be opened")
+    assert len(inbox.requests) >= inbox.refuse + len(KINDS)
+
+    (site.folder / "broken").unlink()
+    site.go()
+    timetable.put(Schedule(name="backup", rule="every 1h", kind="guard"))
+    call_guard(site, "backup")
+    site.store.pause("held", paused=False)
+    site.supervisor(app="more", queues=["elsewhere", "default"], lease="2s", env=env)
+    for name in ("flaky", "waiting", "slow"):
+        site.until(lambda name=name: succeeded(timetable, name), f"{name} to succeed")  # type: ignore[misc]
+        timetable.pause(name)
+    site.until(lambda: forgotten(site), "the dead letters to be deleted")
+
+    told(site, inbox, lambda: not site.store.notes("incident:") and delivered(site), "all to be closed and told")
+    assert {key for _, key in inbox.told()} >= KINDS
+    assert inbox.told() == {(what, key): 1 for _, key in inbox.told() for what in ("opened", "closed")}
+    assert set(inbox.mailed().values()) == {1}, inbox.mailed()
+    assert len(inbox.mails) == len(inbox.posts)
+    assert inbox.requests and all(signed for _, signed in inbox.requests)
+    refused = {name for name, _ in inbox.requests[: inbox.refuse]}
+    assert all(sum(name == each for each, _ in inbox.requests) > 1 for name in refused)
+    assert all(row.queue == "tenure.alerts" for row in site.store.search(Filter(task="tenure.alert")).jobs)
+    assert "s3cret" not in site.logs()
+    assert supervisor.stop() == 0
+
+
+def told(site: Site, inbox: Inbox, condition: Callable[[], bool], what: str) -> None:
+    until(condition, what, 30.0, lambda: f"{sorted(inbox.told().items())}\n{site.store.notes('')}\n{site.logs()}")
+
+
+def succeeded(timetable: Timetable, name: str) -> bool:
+    s = timetable.get(name).schedule
+    return s.last_status == "success" and not s.failure_count
+
+
+def forgotten(site: Site) -> bool:
+    dead = site.store.search(Filter(states=frozenset({State.DEAD}))).jobs
+    site.store.delete([job.id for job in dead])
+    return not dead
+
+
+def delivered(site: Site) -> bool:
+    return not [job for job in site.store.search(Filter(task="tenure.alert"), limit=1000).jobs if job.ended_at is None]
+
+
+def check(site: Site, env: dict[str, str]) -> tuple[int, str]:
+    """`tenure check --alert`, as a crontab of another machine runs it."""
+    command = [sys.executable, "-c", "from tenure.cli.main import run; run()", "check", "--alert"]
+    done = subprocess.run(
+        command, env=site.env("2s", {}, env), cwd=site.folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.needs("file")  # it is the same everywhere, and takes its time
+def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inbox: Inbox) -> None:
+    env, timetable = watched(site, inbox), Timetable(site.store, PollNotifier())
+    supervisor = site.supervisor(app="watched", lease="2s", env=env)
+    every_second(timetable, "steady")
+    site.until(lambda: succeeded(timetable, "steady"), "a first run")
+    assert check(site, env)[0] == 0
+    supervisor.kill()
+    key = "scheduler-silent:all"
+
+    settings = load({"lease": "2s"}, environ={})
+    site.until(lambda: key in {each.key for each in problems(site.store, settings)}, "two leases of silence")
+    for _ in range(2):
+        code, said = check(site, env)
+        assert (code, "nobody fires the schedules: 1 due for up to" in said) == (1, True), said
+    assert inbox.told() == {("opened", key): 1}
+
+    again: Supervised = site.supervisor(app="watched", lease="2s", env=env)
+    told(site, inbox, lambda: ("closed", key) in inbox.told() and delivered(site), "its end to be told")
+    assert again.stop() == 0
+    assert inbox.told()["opened", key] == inbox.told()["closed", key] == 1
+    assert inbox.mailed()["tenure: scheduler-silent: all"] == 1

@@ -1,0 +1,419 @@
+"""`tenure guard` with real commands, real kills, and a store that goes away: one run at a time, and every run told."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from proxy import Proxy
+from tenure.lifecycle import State
+from tenure.ports import JobView
+from tenure.schedule import Tick
+
+from .backends import Place, Server, by_way_of, there
+from .harness import Site, alive, boot, send, until
+
+OFTEN = "100ms"  #: the shortest there is: starting a process takes longer than half of it
+TENURE = "from tenure.cli.main import run; run()"
+IMPATIENT = f"import tenure.guarded; tenure.guarded.PATIENCE = 0.3; {TENURE}"
+LEASE = 1.5
+
+#: A command with a child; both end when they are told to.
+_WAIT = "while [ ! -e go ]; do sleep 0.02; done"
+WAITS = f"echo $$ >> pids; sh -c 'echo $$ >> pids; {_WAIT}' & {_WAIT}; wait; echo went"
+#: It can't be asked, only killed.
+STUBBORN = "trap : TERM; echo $$ >> pids; while :; do sleep 0.02; done"
+
+
+_calls: list[Call] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """A call that failed a test is not left behind."""
+    yield
+    while _calls:
+        _calls.pop().kill()
+
+
+class Call:
+    """One `tenure guard …` of a crontab."""
+
+    def __init__(
+        self,
+        site: Site,
+        *words: str,
+        command: Sequence[str],
+        name: str = "report",
+        host: str = "",
+        lease: str = "30s",
+        code: str = TENURE,
+        given: int = subprocess.DEVNULL,
+        **env: str,
+    ) -> None:
+        self.words = [sys.executable, "-c", code, "guard", name, *words, "--", *command]
+        here = {**env, **({"TENURE_HOST_ID": host} if host else {})}
+        self.process = subprocess.Popen(
+            self.words,
+            cwd=site.folder,
+            env=site.env(lease, {}, here),
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.pid = self.process.pid
+        _calls.append(self)
+
+    def kill(self) -> None:
+        with self.process:
+            self.process.kill()
+
+    def ended(self, code: int) -> tuple[bytes, str]:
+        """Its output, once it has ended, which it must with this exit code."""
+        out, err = self.process.communicate(timeout=30)
+        assert self.process.returncode == code, (self.process.returncode, out, err)
+        return out, err.decode()
+
+
+def pids(site: Site, count: int) -> list[int]:
+    """The processes of a command, once so many have said so."""
+    path = site.folder / "pids"
+    found = until(lambda: len(path.read_text().split()) >= count if path.exists() else None, f"{count} pids")
+    assert found
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def gone(processes: Sequence[int]) -> None:
+    until(lambda: not any(map(alive, processes)), f"the end of {processes}")
+
+
+def history(site: Site, name: str = "report") -> list[Tick]:
+    """What ran, oldest first."""
+    return [tick for tick in reversed(site.store.ticks(name)) if tick.status not in ("missed", "skipped")]
+
+
+def job_of(site: Site, tick: Tick) -> JobView:
+    job = site.store.get(tick.job_id or "")
+    assert job is not None
+    return job
+
+
+def run(site: Site, *words: str, command: Sequence[str], code: int = 0, **more: Any) -> tuple[bytes, str]:
+    return Call(site, *words, command=command, **more).ended(code)
+
+
+# ── What a crontab line sees ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_exit_codes_are_those_of_a_shell_and_every_run_is_written_down(site: Site) -> None:
+    (site.folder / "plain").write_text("no program")
+    expected = [
+        (["true"], 0, ""),
+        (["sh", "-c", "echo no rows >&2; exit 3"], 3, "exit code 3: no rows"),
+        (["sh", "-c", "kill -KILL $$"], 137, "signal 9 (SIGKILL)"),
+        (["no-such-command"], 127, "exit code 127: No such file or directory"),
+        (["./plain"], 126, "exit code 126: Permission denied"),
+    ]
+
+    for command, code, _ in expected:
+        run(site, "--every", OFTEN, command=command, code=code)
+
+    ran = history(site)
+    assert [tick.why for tick in ran] == [why for _, _, why in expected]
+    assert [tick.status for tick in ran] == ["success", *["failure"] * 4]
+    assert job_of(site, ran[0]).result == '{"exit_code":0}'
+    assert site.store.schedules(["report"])[0].schedule.failure_count == 4
+    assert all("@" in tick.host and tick.started_at and tick.ended_at for tick in ran)
+    assert site.store.workers() == []
+
+
+def test_bytes_go_through_untouched_in_both_directions_and_the_tail_is_kept(site: Site) -> None:
+    script = "import os, sys; d = sys.stdin.buffer.read(); os.write(2, d[::-1]); sys.stdout.buffer.write(d * 40)"
+    data = bytes(range(256)) * 64
+    call = Call(site, "--every", OFTEN, command=[sys.executable, "-c", script], given=subprocess.PIPE)
+
+    out, err = call.process.communicate(data, timeout=30)
+
+    assert (out == data * 40, err == data[::-1], call.process.returncode) == (True, True, 0)
+    (tick,) = history(site)
+    assert 4096 < len(tick.output) <= 2 * 4096 + 2
+    assert "\0" not in tick.output
+    assert "@ABC" in tick.output
+
+
+def test_quiet_shows_what_a_command_said_only_when_it_failed(site: Site) -> None:
+    says = "echo out; echo err >&2; exit "
+
+    assert run(site, "--every", "1d", "--quiet", command=["sh", "-c", says + "0"]) == (b"", "")
+    assert run(site, "--every", "1d", "--quiet", command=["sh", "-c", says + "0"]) == (b"", "")  # skipped
+    failed = run(site, "--every", OFTEN, "--quiet", name="other", command=["sh", "-c", says + "4"], code=4)
+
+    assert failed == (b"out\n", "err\n")
+    assert history(site)[0].output == history(site, "other")[0].output == "out\nerr\n"
+
+
+def test_a_tick_that_has_run_is_skipped_and_force_runs_it_again(site: Site) -> None:
+    assert run(site, "--every", "1d", command=["echo", "1"]) == (b"1\n", "")
+    out, err = run(site, "--every", "1d", "--skip-exit", "9", command=["echo", "2"], code=9)
+    forced = run(site, "--every", "1d", "--force", command=["echo", "3"])
+
+    assert (out, err.startswith("skipped: the tick of "), forced[0]) == (b"", True, b"3\n")
+    assert len(history(site)) == 2
+
+
+def test_a_command_that_takes_too_long_is_ended_with_its_children(site: Site) -> None:
+    asked = Call(site, "--every", OFTEN, "--timeout", "200ms", command=["sh", "-c", WAITS])
+    _, err = asked.ended(124)
+    assert "timed out after 200ms" in err
+    gone(pids(site, 2))
+
+    run(site, "--every", OFTEN, "--timeout", "200ms", "--grace", "200ms", command=["sh", "-c", STUBBORN], code=124)
+    gone(pids(site, 3))
+
+    assert [tick.why for tick in history(site)] == ["timed out after 200ms"] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_for_the_guard_is_the_commands_and_a_failure(site: Site, number: signal.Signals) -> None:
+    trapped = f"trap 'echo trapped; exit 5' {number.name[3:]}; echo $$ >> pids; {_WAIT}"
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", trapped])
+    pids(site, 1)
+
+    call.process.send_signal(number)
+
+    out, _ = call.ended(5)
+    assert out == b"trapped\n"
+    (tick,) = history(site)
+    assert tick.why == f"ended by signal: {number.name} was sent to its guard; exit code 5"
+
+
+def test_what_is_left_in_the_background_goes_on_and_the_lock_is_free(site: Site) -> None:
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", f"sh -c 'echo $$ >> pids; {_WAIT}; echo went' & exit 0"])
+    left = pids(site, 1)
+    until(lambda: history(site) and history(site)[0].status == "success", "the tick to be written down")
+
+    assert all(map(alive, left))
+    run(site, "--every", OFTEN, command=["true"])
+
+    site.go()
+    assert call.ended(0)[0] == b"went\n"
+
+
+def test_a_cancel_ends_the_command(site: Site) -> None:
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS], lease="1s")
+    left = pids(site, 2)
+
+    site.store.cancel([history(site)[0].job_id or ""], "not today")
+
+    _, err = call.ended(143)
+    assert "cancelled: not today" in err
+    gone(left)
+    assert [(tick.status, tick.why) for tick in history(site)] == [("cancelled", "not today")]
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "says"),
+    [
+        (["--every", "1d"], {"TENURE_URL": "sqlite:///tenure.db"}, "expected the whole path"),
+        (["--every", "1d"], {"TENURE_URL": "sqlite:////nowhere/tenure.db"}, "/nowhere"),
+        ([], {}, "expected either --every"),
+        (["--cron", "99 * * * *"], {}, "minute"),
+        (["--every", "1d", "--skip-exit", "300"], {}, "--skip-exit: expected 0 to 255"),
+    ],
+    ids=["relative", "no folder", "no rule", "no such minute", "no exit code"],
+)
+@pytest.mark.needs("file")
+def test_bad_input_ends_with_2_and_a_sentence_and_runs_nothing(
+    site: Site, words: list[str], env: dict[str, str], says: str
+) -> None:
+    out, err = run(site, *words, command=["echo", "ran"], code=2, **env)
+
+    assert (out, says in err, "Traceback" in err) == (b"", True, False)
+
+
+# ── One at a time ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_of_two_that_overlap_one_says_skipped_and_comes_next_time(site: Site) -> None:
+    first = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS])
+    pids(site, 2)
+
+    out, err = run(site, "--every", OFTEN, "--skip-exit", "7", command=["echo", "second"], code=7)
+    forced, _ = run(site, "--every", OFTEN, "--force", command=["echo", "second"])
+
+    assert (out, forced) == (b"", b"")
+    assert err.startswith("skipped: still locked until ")
+    assert f"{history(site)[0].host}, running for " in err
+    site.go()
+    assert first.ended(0)[0] == b"went\n"
+    assert run(site, "--every", OFTEN, command=["echo", "second"])[0] == b"second\n"
+
+
+def test_of_ten_at_once_one_runs(site: Site) -> None:
+    calls = [Call(site, "--every", "1d", "--skip-exit", "7", command=["echo", "ran"]) for _ in range(10)]
+
+    answers = [call.process.communicate(timeout=60) for call in calls]
+
+    assert sorted(call.process.returncode for call in calls) == [0, *[7] * 9], answers
+    assert [out for out, _ in answers if out] == [b"ran\n"]
+    assert len(history(site)) == 1
+
+
+@pytest.mark.needs("server")
+def test_a_tick_that_two_hosts_call_for_runs_once(site: Site) -> None:
+    words = ("--cron", "0 6 * * *", "--skip-exit", "7")
+    calls = [Call(site, *words, command=["echo", "ran"], host=f"host-{n}") for n in (1, 2)]
+
+    answers = [call.process.communicate(timeout=30) for call in calls]
+
+    assert sorted(call.process.returncode for call in calls) == [0, 7], answers
+    assert len(history(site)) == 1
+
+
+def test_a_run_longer_than_its_lease_keeps_its_lock(site: Site) -> None:
+    first = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS], lease=f"{LEASE}s")
+    pids(site, 2)
+    begun = history(site)[0].decided_at
+    until(lambda: (site.store.now() - begun).total_seconds() > 1.5 * LEASE, "more than a lease to pass")
+
+    run(site, "--every", OFTEN, "--skip-exit", "7", command=["echo", "second"], code=7)
+
+    site.go()
+    first.ended(0)
+    assert [tick.status for tick in history(site)] == ["success"]
+
+
+# ── Kills ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_killed_guard_takes_its_command_with_it_and_the_next_call_runs_at_once(site: Site) -> None:
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS])
+    left = pids(site, 2)
+
+    call.kill()
+
+    gone(left)
+    assert run(site, "--every", OFTEN, command=["echo", "next"])[0] == b"next\n"
+    crashed, ran = history(site)
+    assert (crashed.status, ran.status) == ("failure", "success")
+    assert f"-{call.pid}-" in crashed.why
+    assert job_of(site, crashed).state is State.DEAD
+    assert [each.outcome for each in site.store.attempts(crashed.job_id or "")] == ["crashed"]
+    assert site.store.counts().get(State.QUEUED, 0) == 0
+
+
+def test_what_has_left_the_group_of_a_killed_guards_command_ends_too(site: Site) -> None:
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", f"setsid sh -c '{STUBBORN}' & wait"])
+    left = pids(site, 1)
+
+    call.kill()
+
+    gone(left)
+
+
+@pytest.mark.needs("server")
+def test_the_lock_of_a_lost_host_holds_until_its_lease_ends_and_no_longer(site: Site) -> None:
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS], host="host-1", lease=f"{LEASE}s")
+    pids(site, 2)
+    call.kill()
+    locked_until = site.store.schedules(["report"])[0].runs[0].locked_until
+    assert locked_until is not None
+
+    answers: list[int] = []
+    while 0 not in answers:
+        assert site.store.now().timestamp() < locked_until.timestamp() + 5, answers
+        second = Call(site, "--every", OFTEN, "--skip-exit", "7", command=["true"], host="host-2", lease=f"{LEASE}s")
+        second.process.communicate(timeout=30)
+        answers.append(second.process.returncode)
+
+    assert set(answers) == {0, 7}
+    assert history(site)[1].decided_at > locked_until
+    assert "lost its lease" in history(site)[0].why
+
+
+def test_a_stopped_guard_loses_its_lock_after_its_command_is_killed(site: Site) -> None:
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", STUBBORN], lease=f"{LEASE}s")
+    left = pids(site, 1)
+    send(call.pid, signal.SIGSTOP)
+
+    def second() -> bool:
+        look = f"grep -qs 'State:.[RSDT]' /proc/{left[0]}/status && echo beside || echo alone"
+        other = Call(site, "--every", OFTEN, "--skip-exit", "7", command=["sh", "-c", look])
+        out, _ = other.process.communicate(timeout=30)
+        assert out in (b"", b"alone\n")
+        return bool(out)
+
+    until(second, "the lock to end")
+    send(call.pid, signal.SIGCONT)
+
+    _, err = call.ended(75)
+    assert "the lock is lost" in err
+    assert [tick.status for tick in history(site)] == ["failure", "success"]
+
+
+# ── The store away ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.needs("server")
+def test_a_store_out_of_reach_ends_with_75_or_runs_unguarded(site: Site) -> None:
+    with Proxy("127.0.0.1", 1) as nowhere:
+        env = {"TENURE_URL": by_way_of(site.place.url, nowhere.port)}
+    out, err = Call(site, "--every", "1d", command=["echo", "ran"], code=IMPATIENT, **env).ended(75)
+    words = ("--every", "1d", "--if-unreachable", "run")
+    ran, says = Call(site, *words, command=["sh", "-c", "echo ran; exit 3"], code=IMPATIENT, **env).ended(3)
+
+    assert (out, ran) == (b"", b"ran\n")
+    assert err.startswith("not run. report: the store was out of reach for 300ms")
+    assert says.startswith("it runs unguarded. ")
+
+
+class TestAnOutage:
+    """Of the line to the server, while a command runs."""
+
+    pytestmark = pytest.mark.needs("server")
+
+    @pytest.fixture
+    def line(self, server: Server) -> Iterator[Proxy]:
+        with Proxy("127.0.0.1", server.process.port) as line:
+            yield line
+
+    @pytest.fixture
+    def place(self, place: Place, server: Server) -> Place:
+        return there(place, server)
+
+    def call(self, site: Site, line: Proxy, lease: str) -> Call:
+        env = {"TENURE_URL": by_way_of(site.place.url, line.port)}
+        return Call(site, "--every", OFTEN, command=["sh", "-c", WAITS], lease=lease, **env)
+
+    def test_shorter_than_the_lease_it_costs_nothing(self, site: Site, line: Proxy) -> None:
+        call = self.call(site, line, "10s")
+        pids(site, 2)
+
+        line.refuse()
+        site.go()
+        until(lambda: not alive(pids(site, 2)[0]), "the command to end")
+        assert history(site)[0].status == "open"
+        line.heal()
+
+        assert call.ended(0)[0] == b"went\n"
+        assert [(tick.status, tick.output) for tick in history(site)] == [("success", "went\n")]
+
+    def test_longer_than_that_the_command_is_ended_before_the_lock_does(self, site: Site, line: Proxy) -> None:
+        call = self.call(site, line, f"{LEASE}s")
+        left = pids(site, 2)
+        began = boot()
+
+        line.blackhole()
+        gone(left)
+
+        assert boot() - began < LEASE
+        line.refuse()
+        _, err = call.ended(75)
+        assert "the lock is lost" in err
+        run(site, "--every", OFTEN, command=["true"])
+        assert [tick.status for tick in history(site)] == ["failure", "success"]

@@ -1,0 +1,529 @@
+"""What is alerted on: each problem is told once when it comes, and once when it is over, whoever looks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from conformance.factories import World, claim, draft, identity, put
+from tenure.alerts import MOST_OPEN, PREFIX, QUEUE, Alarm, Problem, Watch, delivery, problems
+from tenure.config import load, sink_label
+from tenure.errors import InvalidOption, StoreAway
+from tenure.lifecycle import Completed, Failed, Lease, Outcome
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Claimed, Filter, Store, WorkerView
+from tenure.retry import Fail, Snooze
+from tenure.schedule import Change, Schedule
+from tenure.sinks import Incident, Message, Undelivered, open_sinks, signature
+from tenure.stores.memory import MemoryStore
+from tenure.ticks import Began, Plan, begin_guard
+from tenure.timetable import Timetable
+
+HOOK = "https://hooks.example/T0/B0?token=s3cret"
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+class Scene:
+    """A store under a virtual clock, workers who live, and those who look."""
+
+    def __init__(self, world: World, folder: Path, **settings: str) -> None:
+        self.world, self.store = world, world.store()
+        self.settings = load({"alerts": HOOK, **settings}, environ={}, folder=folder)
+        self.timetable = Timetable(self.store, PollNotifier())
+        self._living: list[str] = []
+
+    def watch(self, store: Store | None = None) -> Watch:
+        return Watch(store or self.store, PollNotifier(), self.settings, open_sinks(self.settings))
+
+    def worker(self, *queues: str, tasks: tuple[str, ...] = ("work",)) -> str:
+        row = identity(queues=queues or ("default",), tasks=tasks)
+        self.store.register(row)
+        self._living.append(row.id)
+        return row.id
+
+    def dies(self, worker: str) -> None:
+        self._living.remove(worker)
+        self.store.declare_dead([worker])
+
+    def passes(self, seconds: float) -> None:
+        """Time, in which workers renew."""
+        while seconds > 0:
+            self.world.advance(min(seconds, 10.0))
+            self.store.renew(self._living)
+            seconds -= 10.0
+
+    def scheduled(self, name: str = "nightly", **options: object) -> None:
+        given = {"name": name, "rule": "every 1h", "job": draft(max_failures=1), **options}
+        self.timetable.put(Schedule(**given))  # type: ignore[arg-type]
+
+    def fires(self) -> None:
+        self.timetable.fire_due()
+
+    def runs(self, worker: str, outcome: Outcome) -> None:
+        """The next tick comes, and its job ends so."""
+        self.passes(3600)
+        self.fires()
+        (job,) = claim(self.store, worker)
+        self.ends(job, worker, outcome)
+        self.fires()
+
+    def ends(self, job: Claimed, worker: str, outcome: Outcome | None = None) -> None:
+        self.store.finish([(Lease(job.id, job.attempt, worker), outcome or Completed())])
+
+    def call(self, name: str = "backup") -> None:
+        """A guard is called, and its run completes."""
+        row = identity(runner="guard", queues=(), tasks=())
+        self.store.register(row)
+        (standing,) = self.store.schedules([name])
+        now = self.store.now()
+        plan = Plan(standing, now).close(self.store.attempts)
+        began = begin_guard(plan, draft().id, row.id, "host", now=now)
+        assert isinstance(began, Began)
+        assert self.store.change([began.change]) == [True]
+        self.store.finish([(Lease(began.job_id, 1, row.id), Completed())])
+        self.store.declare_dead([row.id])
+        self.fires()
+
+    def told(self, kind: str = "") -> list[tuple[str, str]]:
+        """What the jobs say that tell of it, oldest first."""
+        jobs = self.store.search(Filter(queue=QUEUE), limit=1000).jobs
+        messages = [json.loads(job.payload)["message"] for job in sorted(jobs, key=lambda job: job.id)]
+        return [
+            (each["type"].partition(".")[2], each["data"]["key"])
+            for each in messages
+            if each["data"]["kind"].startswith(kind)
+        ]
+
+
+@pytest.fixture
+def scene(world: World, tmp_path: Path) -> Scene:
+    return Scene(world, tmp_path)
+
+
+# ── Each kind ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Case:
+    key: str
+    says: str
+    breaks: Callable[[Scene], object]
+    mends: Callable[[Scene], object]
+
+
+def guard_is_not_called(scene: Scene) -> None:
+    scene.timetable.put(Schedule(name="backup", rule="every 1h", kind="guard"))
+    scene.call()
+    scene.passes(3600 + 301)
+
+
+def nobody_starts_its_job(scene: Scene) -> None:
+    scene.worker()
+    scene.scheduled()
+    scene.passes(3600)
+    scene.fires()
+    scene.passes(301)
+
+
+def its_job_starts(scene: Scene) -> None:
+    (job,) = claim(scene.store, scene._living[0])
+    scene.ends(job, scene._living[0])
+
+
+def it_runs_too_long(scene: Scene) -> None:
+    worker = scene.worker()
+    scene.scheduled(too_long=600.0)
+    scene.passes(3600)
+    scene.fires()
+    claim(scene.store, worker)
+    scene.passes(601)
+
+
+def it_ends(scene: Scene) -> None:
+    worker = scene._living[0]
+    (owned,) = scene.store.owned(worker)
+    scene.ends(owned.claimed, worker)
+
+
+def it_fails_twice(scene: Scene) -> None:
+    worker = scene.worker()
+    scene.scheduled()
+    scene.runs(worker, Failed("no disk"))
+    assert not problems_of(scene, "failures")
+    scene.runs(worker, Failed("no disk"))
+
+
+def a_job_dies(scene: Scene) -> None:
+    worker = scene.worker()
+    put(scene.store, max_failures=1)
+    (job,) = claim(scene.store, worker)
+    scene.ends(job, worker, Failed("no disk"))
+
+
+def it_is_deleted(scene: Scene) -> None:
+    dead = scene.store.search(Filter(task="work")).jobs
+    scene.store.delete([job.id for job in dead])
+
+
+def jobs_wait(scene: Scene) -> None:
+    scene.worker()
+    scene.store.pause("default", paused=True)
+    put(scene.store)
+    scene.passes(601)
+
+
+def queue_without_worker(scene: Scene) -> None:
+    put(scene.store, queue="mail")
+    scene.passes(61)
+
+
+def task_nobody_knows(scene: Scene) -> None:
+    scene.worker()
+    put(scene.store, task="gone")
+    scene.passes(61)
+
+
+def nobody_fires(scene: Scene) -> None:
+    scene.scheduled()
+    scene.passes(3600 + 61)
+
+
+def its_zone_is_no_more(scene: Scene) -> None:
+    scene.scheduled()
+    (standing,) = scene.store.schedules(["nightly"])
+    gone = replace(standing.schedule, rule="0 6 * * *", tz="Mars/Olympus")
+    scene.store.change([Change(schedule=gone)])
+    scene.passes(3600)
+    scene.fires()
+
+
+CASES = {
+    "overdue": Case("overdue:backup", "no call came", guard_is_not_called, Scene.call),
+    "late": Case("late:nightly", "no worker has started its job", nobody_starts_its_job, its_job_starts),
+    "too-long": Case("too-long:nightly", "runs for 10m1s already (too_long=10m)", it_runs_too_long, it_ends),
+    "failures": Case(
+        "failures:nightly",
+        "has failed 2 times in a row: no disk",
+        it_fails_twice,
+        lambda scene: scene.runs(scene._living[0], Completed()),
+    ),
+    "dead-letters": Case("dead-letters:work", "work left a dead letter within 1h", a_job_dies, it_is_deleted),
+    "dead-letters, an hour later": Case(
+        "dead-letters:work", ": no disk; tenure dead list", a_job_dies, lambda scene: scene.passes(3600)
+    ),
+    "queue-age": Case(
+        "queue-age:default",
+        "the oldest due for 10m1s; it is paused",
+        jobs_wait,
+        lambda scene: scene.store.cancel([scene.store.search(Filter(queue="default")).jobs[0].id], "enough"),
+    ),
+    "no-worker, queue": Case(
+        "no-worker:queue mail",
+        "no live worker serves queue mail",
+        queue_without_worker,
+        lambda scene: scene.worker("mail"),
+    ),
+    "no-worker, task": Case(
+        "no-worker:task gone",
+        "no live worker knows the task gone",
+        task_nobody_knows,
+        lambda scene: scene.worker(tasks=("gone",)),
+    ),
+    "scheduler-silent": Case("scheduler-silent:all", "1 due for up to 1m1s (nightly)", nobody_fires, Scene.fires),
+    "failures, its rule": Case(
+        "failures:nightly",
+        "is paused, its rule is not understood",
+        its_zone_is_no_more,
+        lambda scene: scene.timetable.remove("nightly"),
+    ),
+}
+
+
+def problems_of(scene: Scene, kind: str) -> list[Problem]:
+    return [each for each in problems(scene.store, scene.settings) if each.kind == kind]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_kind_is_told_once_and_its_end_once(scene: Scene, name: str) -> None:
+    case, kind, watch = CASES[name], name.partition(",")[0], scene.watch()
+
+    assert not problems(scene.store, scene.settings)
+    case.breaks(scene)
+    (problem,) = problems_of(scene, kind)
+    assert case.says in problem.says
+    for _ in range(3):
+        watch.look()
+        scene.passes(1)
+    assert scene.told(kind) == [("opened", case.key)]
+
+    case.mends(scene)
+    assert not problems_of(scene, kind)
+    for _ in range(5):
+        watch.look()
+        scene.passes(31)
+    assert scene.told(kind) == [("opened", case.key), ("closed", case.key)]
+    assert not scene.store.notes(PREFIX + kind)
+
+
+# ── What is no problem ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_that_is_replaced_within_two_leases_is_not_missed(scene: Scene) -> None:
+    first = scene.worker("mail")
+    put(scene.store, queue="mail")
+    scene.passes(100)
+    scene.dies(first)
+    scene.passes(59)
+
+    assert not problems_of(scene, "no-worker")
+    scene.passes(2)
+    assert problems_of(scene, "no-worker")
+
+
+def test_a_guard_serves_no_queue(scene: Scene) -> None:
+    row = identity(runner="guard", queues=(), tasks=(), lease=3000.0)
+    scene.store.register(row)
+    queue_without_worker(scene)
+
+    assert [each.key for each in problems_of(scene, "no-worker")] == ["no-worker:queue mail"]
+
+
+def test_what_waits_for_its_time_or_was_paused_by_someone_is_no_problem(scene: Scene) -> None:
+    scene.scheduled()
+    scene.timetable.pause("nightly")
+    put(scene.store, task="gone", delay=7200.0)
+    scene.worker()
+    scene.passes(3700)
+
+    assert not problems(scene.store, scene.settings)
+
+
+def test_what_is_not_fired_is_said_once_and_not_of_every_schedule(scene: Scene) -> None:
+    for number in range(30):
+        scene.scheduled(f"s{number}")
+    scene.passes(3600 + 400)
+
+    (problem,) = problems(scene.store, scene.settings)
+    assert problem.kind == "scheduler-silent"
+    assert "30 due for up to 6m40s (s0, s1, s10, s11, s12 and 25 more)" in problem.says
+
+
+# ── Incidents ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_of_two_who_look_one_tells(scene: Scene) -> None:
+    here, there = scene.watch(), scene.watch(scene.world.store())
+    queue_without_worker(scene)
+
+    for watch in (here, there, here, there):
+        watch.look()
+    scene.worker("mail")
+    for watch in (here, there, here, there):
+        scene.passes(25)
+        watch.look()
+
+    assert scene.told() == [("opened", "no-worker:queue mail"), ("closed", "no-worker:queue mail")]
+
+
+def test_a_problem_that_comes_and_goes_is_told_once(scene: Scene) -> None:
+    watch = scene.watch()
+    queue_without_worker(scene)
+    watch.look()
+
+    for _ in range(10):
+        worker = scene.worker("mail")
+        for _ in range(4):
+            scene.passes(10)
+            watch.look()
+        scene.dies(worker)
+        scene.passes(61)
+        watch.look()
+
+    assert scene.told("no-worker") == [("opened", "no-worker:queue mail")]
+
+
+def test_a_flood_of_one_kind_is_told_of_in_a_bounded_number_of_messages(scene: Scene) -> None:
+    watch, worker = scene.watch(), ""
+    for number in range(MOST_OPEN + 5):
+        put(scene.store, queue=f"q{number:02}")
+    scene.passes(61)
+    for _ in range(3):
+        watch.look()
+    opened = scene.told()
+
+    assert len(opened) == MOST_OPEN + 1
+    assert opened[-1] == ("opened", "no-worker:*")
+    worker = scene.worker(*(f"q{number:02}" for number in range(MOST_OPEN + 5)))
+    for _ in range(4):
+        scene.passes(31)
+        watch.look()
+    assert sorted(key for _, key in scene.told()) == sorted(key for _, key in opened * 2), worker
+    assert not scene.store.notes(PREFIX)
+
+
+def test_the_log_is_told_by_whoever_opened_it(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "tenure.alerts")
+    scene = Scene(world, tmp_path, alerts="log")
+    queue_without_worker(scene)
+
+    scene.watch().look()
+    scene.watch().look()
+
+    (record,) = [each for each in caplog.records if each.name == "tenure.alerts"]
+    assert record.getMessage().startswith("no-worker: no live worker serves queue mail")
+    assert not scene.told()
+
+
+def test_it_looks_one_interval_after_its_start_and_after_the_store_was_away(tmp_path: Path) -> None:
+    asked, looked = list[str](), Event()
+
+    class Flaky(MemoryStore):
+        def now(self) -> datetime:
+            asked.append("now")
+            if len(asked) < 3:
+                raise StoreAway("away")
+            return super().now()
+
+        def workers(self, *, dead: bool = False) -> list[WorkerView]:
+            asked.append("look")
+            looked.set()
+            return super().workers(dead=dead)
+
+    settings = load({"alert_every": "100ms"}, environ={}, folder=tmp_path)
+    alarm = Alarm(Flaky(), PollNotifier(), settings, lambda _: MemoryStore(), lambda _, __: PollNotifier())
+    alarm.start()
+    assert looked.wait(10)
+    alarm.stop()
+
+    assert asked[:4] == ["now", "now", "now", "look"]
+
+
+# ── Sinks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def message() -> Message:
+    now = MemoryStore().now()
+    data = Incident(id="1", key="late:x", kind="late", subject="x", says="x is late", store="memory://", opened_at=now)
+    return Message(type="incident.opened", timestamp=now, title="tenure: late: x", text="x is late", data=data)
+
+
+def test_a_secret_of_a_sink_is_shown_nowhere(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    away = "http://user:s3cret@127.0.0.1:9/T0?token=s3cret"
+    scene = Scene(world, tmp_path, alerts=f"log,{away}", alert_secret=SECRET)
+    queue_without_worker(scene)
+    scene.watch().look()
+    sinks = open_sinks(scene.settings)
+    (name,) = sinks
+
+    with pytest.raises(Fail) as failed:
+        delivery(scene.settings, sinks).call(sink=name, to="x", message=message())
+
+    assert str(failed.value).startswith("http://127.0.0.1:9/… is out of reach: ")
+    (job,) = scene.store.search(Filter(queue=QUEUE)).jobs
+    seen = [repr(scene.settings), str(scene.settings.shown()), repr(sinks), repr(job), str(failed.value), caplog.text]
+    seen += [*scene.store.notes(""), *scene.store.notes("").values()]
+    assert not [text for text in seen if "s3cret" in text or "MfKQ9" in text]
+    assert json.loads(job.payload)["to"] == "http://127.0.0.1:9/…"
+
+
+def test_a_message_for_a_sink_that_others_have_is_left_to_them(tmp_path: Path) -> None:
+    settings = load(environ={}, folder=tmp_path)
+
+    with pytest.raises(Snooze):
+        delivery(settings, {}).call(sink="0badcafe", to="slack://…", message=message())
+
+
+def test_the_signature_is_that_of_the_standard() -> None:
+    made = signature(SECRET, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", b'{"test": 2432232314}')
+
+    assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize(
+    ("value", "sinks"),
+    [
+        ("log", ("log",)),
+        ("", ("log",)),
+        (
+            "log, https://a/b , mailto://u:p@h?to=a@b,c@d,log",
+            ("log", "https://a/b", "mailto://u:p@h?to=a@b,c@d"),
+        ),
+        ("slack://T/B/c,slack://T/B/c", ("slack://T/B/c",)),
+    ],
+)
+def test_alerts_are_separated_by_commas_which_a_url_may_have_too(
+    tmp_path: Path, value: str, sinks: tuple[str, ...]
+) -> None:
+    assert load(environ={"TENURE_ALERTS": value}, folder=tmp_path).alerts == sinks
+
+
+@pytest.mark.parametrize("value", ["hooks.example/T0?token=s3cret", "log,x:s3cret", "https://", "mailto://a log b"])
+def test_what_is_no_sink_is_refused_without_being_shown(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InvalidOption, match="expected log, https://HOST/PATH") as refused:
+        load(environ={"TENURE_ALERTS": value}, folder=tmp_path)
+
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("secret", ["hunter2", "whsec_c2hvcnQ=", "whsec_not base64 at all, is it?"])
+def test_a_secret_that_signs_nothing_is_refused_without_being_shown(tmp_path: Path, secret: str) -> None:
+    with pytest.raises(InvalidOption, match="openssl rand") as refused:
+        load(environ={"TENURE_ALERT_SECRET": secret}, folder=tmp_path)
+
+    assert secret not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")  # what apprise imports, before Python 3.13
+@pytest.mark.parametrize("url", ["https://h:x/s3cret", "https://[::1/s3cret", "https:///s3cret", "nosuch://s3cret"])
+def test_a_url_that_leads_nowhere_is_refused_at_the_start(tmp_path: Path, url: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        open_sinks(load(environ={"TENURE_ALERTS": url}, folder=tmp_path))
+
+    assert sink_label(url).partition("://")[0] in str(refused.value)
+    assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")
+def test_a_service_that_does_not_take_a_message_is_a_failure_to_be_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (sink,) = open_sinks(
+        load({"alerts": "mailto://me:s3cret@127.0.0.1:9/?to=a@b.c"}, environ={}, folder=tmp_path)
+    ).values()
+
+    with pytest.raises(Undelivered, match=r"^mailto://… did not take it; the log of apprise says why$"):
+        sink.send("1", message())
+    assert [record for record in caplog.records if record.name == "apprise"]
+    assert "s3cret" not in caplog.text
+
+
+def test_a_service_of_apprise_says_which_extra_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+
+    with pytest.raises(InvalidOption, match=r'pip install "tenure\[alerts\]"'):
+        open_sinks(load(environ={"TENURE_ALERTS": "slack://a/b/c"}, folder=tmp_path))
+
+
+def test_an_incident_tells_since_when_it_is_over(scene: Scene) -> None:
+    watch = scene.watch()
+    queue_without_worker(scene)
+    watch.look()
+    scene.passes(3600)
+    scene.worker("mail")
+    for _ in range(4):
+        watch.look()
+        scene.passes(31)
+
+    newest = scene.store.search(Filter(queue=QUEUE)).jobs[0]
+    told = json.loads(newest.payload)["message"]
+    assert told["title"] == "tenure: over after 1h: no-worker: queue mail"
+    assert told["data"]["gone_at"] > told["data"]["opened_at"]

@@ -1,0 +1,724 @@
+"""Schedules in a store, from their declaration to the health of their last run; fired by several, led by nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from conformance.factories import World, begin_guarded, claim_one, draft, finish, look, put, schedule, start
+from tenure.errors import StoreError
+from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, State
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Ring
+from tenure.schedule import REPLACED, Change, Schedule, Standing, Tick
+from tenure.stores.memory import MemoryStore
+from tenure.ticks import Began, Held, Plan, Refused, begin_guard
+from tenure.timetable import Declared, Timetable, UnknownSchedule, record
+
+HOUR = 3_600.0
+
+
+class Bell(PollNotifier):
+    """Remembers what it rang."""
+
+    def __init__(self) -> None:
+        self.rung: list[Ring] = []
+
+    def announce(self, rings: Any) -> None:
+        self.rung += rings
+
+
+class Clockwork:
+    """A timetable under a virtual clock that starts at a full hour, and a worker that does what it is told."""
+
+    def __init__(self) -> None:
+        self.world = World(MemoryStore)
+        self.store = self.world.store()
+        assert isinstance(self.store, MemoryStore)
+        self.bell = Bell()
+        self.table = Timetable(self.store, self.bell)
+        self.zero = self.store.now()
+
+    def at(self, hours: float) -> datetime:
+        return self.zero + timedelta(hours=hours)
+
+    def advance(self, hours: float) -> None:
+        """Time passes, and nobody is there."""
+        self.world.advance(hours * HOUR)
+
+    def fire(self, hours: float = 0.0) -> float | None:
+        self.advance(hours)
+        return self.table.fire_due()
+
+    def work(self, outcome: Outcome | None = None, *, takes: float = 0.0) -> str:
+        """Claim one job and end it so; its id."""
+        lease = claim_one(self.store, start(self.store))
+        self.advance(takes)
+        assert finish(self.store, lease, outcome or Completed()) is not None
+        return lease.job_id
+
+    def told(self, name: str = "s") -> list[tuple[str, float, float, int]]:
+        """The history, oldest first: status, hours from and to, how many."""
+        ticks = self.store.ticks(name, limit=1_000)[::-1]
+        return [(t.status, self.hours(t.tick), self.hours(t.until or t.tick), t.count) for t in ticks]
+
+    def hours(self, moment: datetime) -> float:
+        return (moment - self.zero) / timedelta(hours=1)
+
+    def stands(self, name: str = "s") -> Schedule:
+        return self.table.get(name).schedule
+
+    def waiting(self) -> int:
+        return self.store.counts()[State.QUEUED]
+
+
+@pytest.fixture
+def clock() -> Clockwork:
+    return Clockwork()
+
+
+def hourly(name: str = "s", **options: Any) -> Schedule:
+    return schedule(**{"name": name, "rule": "every 1h", **options})
+
+
+# ── firing ──
+
+
+def test_each_tick_becomes_one_job_and_the_next_is_told(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+
+    assert clock.fire() == pytest.approx(HOUR)
+    for _ in range(3):
+        assert clock.fire(1) == pytest.approx(HOUR)
+        assert clock.waiting() == 1
+        clock.work()
+
+    clock.fire()
+    assert clock.told() == [("success", hour, hour, 1) for hour in range(1, 4)]
+
+
+def test_nothing_to_fire_waits_for_nothing(clock: Clockwork) -> None:
+    assert clock.fire() is None
+
+
+def test_the_doorbell_rings_for_new_jobs_and_for_cancels(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="replace", job=draft(id="", queue="mail")))
+    clock.fire(1)
+    (first,) = clock.store.ticks("s")
+    assert clock.bell.rung == [Ring("queued", "mail", (first.job_id or "",))]
+
+    clock.fire(1)
+
+    assert Ring("cancel", "") in clock.bell.rung
+
+
+def test_a_queued_tick_begins_as_soon_as_the_run_before_it_has_ended(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="queue"))
+    clock.fire(1)
+    clock.fire(1)
+    assert clock.waiting() == 1
+    clock.work()
+
+    clock.fire()
+
+    assert clock.waiting() == 1
+    assert clock.told() == [("success", 1, 1, 1), ("open", 2, 2, 1)]
+
+
+def test_a_look_at_the_history_holds_up_no_tick_that_waits(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="queue"))
+    clock.fire(1)
+    clock.fire(1)
+    clock.work()
+
+    assert [tick.status for tick in clock.table.history("s")] == ["success"]
+    clock.fire()
+
+    assert clock.waiting() == 1
+
+
+def test_replace_stops_the_run_and_the_newest_tick_follows(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="replace"))
+    clock.fire(1)
+    lease = claim_one(clock.store, start(clock.store))
+    for _ in range(3):
+        clock.fire(1)
+    assert look(clock.store, lease.job_id).cancel_reason == REPLACED
+
+    finish(clock.store, lease, Cancelled(REPLACED))
+    clock.fire()
+
+    assert clock.told() == [("cancelled", 1, 1, 1), ("skipped", 2, 2, 1), ("skipped", 3, 3, 1), ("open", 4, 4, 1)]
+
+
+def test_replace_of_a_job_that_no_worker_had_starts_the_newest_at_once(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="replace"))
+    clock.fire(1)
+
+    clock.fire(1)
+
+    assert clock.told() == [("cancelled", 1, 1, 1), ("open", 2, 2, 1)]
+
+
+def test_skip_skips_also_while_the_job_waits_to_retry(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.fire(1)
+    clock.work(Failed("not yet", retry_in=2 * HOUR))
+
+    clock.fire(1)
+
+    assert clock.told() == [("open", 1, 1, 1), ("skipped", 2, 2, 1)]
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "replace"])
+def test_all_makes_up_for_what_was_missed_one_by_one_in_order(overlap: str, clock: Clockwork) -> None:
+    clock.table.put(hourly(catch_up="all", overlap=overlap))
+    clock.fire(5.1)
+    ran = list[str]()
+    for _ in range(5):
+        assert clock.waiting() == 1
+        ran.append(look(clock.store, clock.work()).meta["tick"])
+        clock.fire()
+
+    assert ran == [clock.at(hour).isoformat() for hour in range(1, 6)]
+    assert clock.told() == [("success", hour, hour, 1) for hour in range(1, 6)]
+    assert clock.waiting() == 0
+
+
+def test_all_after_a_run_that_outlived_the_outage_goes_on_when_it_ends(clock: Clockwork) -> None:
+    clock.table.put(hourly(catch_up="all"))
+    clock.fire(1)
+    lease = claim_one(clock.store, start(clock.store))
+    clock.fire(2.5)
+    assert clock.waiting() == 0
+    finish(clock.store, lease, Completed())
+    clock.fire()
+    clock.work()
+    clock.fire()
+
+    assert clock.told() == [("success", 1, 1, 1), ("success", 2, 2, 1), ("open", 3, 3, 1)]
+
+
+def test_a_store_whose_clock_is_set_back_fires_no_tick_twice_and_loses_none(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="allow", catch_up="all"))
+    clock.fire(1)
+    clock.fire(1)
+    clock.world.step_wall_clock(-1.5 * HOUR)
+
+    assert clock.fire() == pytest.approx(2.5 * HOUR)
+    for _ in range(3):
+        clock.fire(1)
+
+    assert clock.told() == [("open", hour, hour, 1) for hour in (1, 2, 3)]
+
+
+def test_a_tick_that_waits_begins_also_when_the_clock_was_set_back(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="queue"))
+    clock.fire(1)
+    clock.fire(1)
+    clock.world.step_wall_clock(-24 * HOUR)
+    clock.work()
+
+    clock.fire()
+
+    assert clock.told() == [("success", 1, 1, 1), ("open", 2, 2, 1)]
+
+
+def test_one_that_cannot_be_understood_is_paused_and_holds_up_no_other(
+    clock: Clockwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = hourly("odd", rule="0 * * * *", due_at=clock.zero)
+    clock.table.put(hourly())
+    clock.store.change([Change(schedule=odd)])
+    begun = Change(schedule=replace(odd, rev=1), ticks=(Tick(schedule="odd", tick=clock.zero, decided_at=clock.zero),))
+    clock.store.change([begun])
+    clock.store.change([Change(schedule=replace(odd, rev=2, tz="Europe/Atlantis"))])
+
+    clock.fire(1)
+
+    assert [status for status, *_ in clock.told()] == ["open"]
+    stands = clock.stands("odd")
+    assert "not understood" in stands.paused_why
+    assert len(caplog.records) == 1
+    clock.fire(1)
+    clock.table.settle(clock.table.all())
+    assert clock.stands("odd") == stands, "nobody writes it again and again"
+    clock.table.remove("odd")
+
+
+class Rivals(MemoryStore):
+    """Before a change lands, somebody else changes the same schedules, so many times."""
+
+    rivals = 0
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        if self.rivals:
+            self.rivals -= 1
+            for each in changes:
+                stands = self.schedules([each.schedule.name])
+                super().change([Change(schedule=one.schedule) for one in stands])
+        return super().change(changes)
+
+
+def test_who_loses_reads_again_and_says_so_when_it_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("tenure.timetable.sleep", waits.append)
+    world = World(Rivals)
+    store = world.store()
+    assert isinstance(store, Rivals)
+    table = Timetable(store, Bell())
+    table.put(hourly())
+
+    store.rivals = 3
+    assert table.pause("s").schedule.paused_at == store.now()
+    table.resume("s")
+    world.advance(HOUR)
+    store.rivals = 1
+    assert table.fire_due() == 0.0
+    assert store.ticks("s") == []
+    table.fire_due()
+    assert len(store.ticks("s")) == 1
+    store.rivals = 1_000
+    with pytest.raises(StoreError, match="changed by others"):
+        table.pause("s")
+    assert max(waits) < 1
+
+
+# ── how runs end ──
+
+
+def test_the_record_of_a_schedule_is_its_health_in_one_row(clock: Clockwork) -> None:
+    clock.table.put(hourly(rule="0 * * * *", tz="Europe/Paris"))
+    clock.fire(1)
+    worker = start(clock.store, lease=60.0)
+    lease = claim_one(clock.store, worker)
+
+    going = record(clock.table.get("s"))
+    assert (going.schedule, going.last_status, going.last_run_at) == ("0 * * * * Europe/Paris", "started", clock.at(1))
+    assert going.locked_until == clock.at(1) + timedelta(seconds=60)
+    assert going.next_expected_at == clock.at(2)
+
+    clock.world.advance(90)
+    finish(clock.store, lease, Failed("boom", final=True))
+    clock.fire()
+    ended = record(clock.table.get("s"))
+    assert (ended.last_status, ended.last_duration_ms, ended.failure_count) == ("failure", 90_000, 1)
+    assert (ended.locked_until, ended.last_run_at) == (None, clock.at(1))
+    assert record(clock.table.pause("s")).next_expected_at is None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "failures"),
+    [
+        (Completed(), "success", 0),
+        (Failed("boom", final=True), "failure", 2),
+        (Cancelled("stopped"), "cancelled", 1),
+    ],
+    ids=["success", "failure", "cancel"],
+)
+def test_the_end_of_a_run_is_counted(outcome: Outcome, status: str, failures: int, clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.fire(1)
+    clock.work(Failed("first", final=True))
+    clock.fire(1)
+    clock.work(outcome, takes=0.5)
+    clock.fire()
+
+    s = clock.stands()
+    assert (s.last_status, s.failure_count) == (status, failures)
+    assert (s.last_run_at, s.last_duration_ms) == (clock.at(2), 1_800_000)
+
+
+def test_a_crash_that_is_one_too_many_is_a_failure(clock: Clockwork) -> None:
+    clock.table.put(hourly(job=draft(id="", max_crashes=0)))
+    clock.fire(1)
+    lease = claim_one(clock.store, start(clock.store))
+    clock.store.settle(lease.worker_id, {}, Crashed("killed by signal 9", process_died=True))
+    clock.fire()
+
+    s = clock.stands()
+    assert (s.last_status, s.last_error, s.failure_count) == ("failure", "killed by signal 9", 1)
+
+
+def test_a_job_that_was_deleted_or_cancelled_before_it_began_counts_for_nothing(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="allow"))
+    clock.fire(1)
+    clock.work(Failed("boom", final=True))
+    clock.fire(1)
+    clock.fire(1)
+    (third, second) = [tick.job_id or "" for tick in clock.store.ticks("s")][:2]
+    clock.store.cancel([third], "no")
+    clock.store.delete([second])
+    clock.fire()
+
+    assert [status for status, *_ in clock.told()] == ["failure", "cancelled", "cancelled"]
+    assert (clock.stands().failure_count, clock.stands().last_status) == (1, "failure")
+
+
+def test_so_many_failures_in_a_row_pause_it(clock: Clockwork) -> None:
+    clock.table.put(hourly(pause_after=2))
+    for _ in range(4):
+        clock.fire(1)
+        if clock.waiting():
+            clock.work(Failed("boom", final=True))
+    clock.fire()
+
+    assert clock.told() == [("failure", 1, 1, 1), ("failure", 2, 2, 1)]
+    assert clock.stands().paused_why == "2 failures in a row"
+    clock.table.resume("s")
+    assert clock.told()[-1] == ("skipped", 3, 4, 2)
+    assert clock.stands().failure_count == 0
+
+
+def test_a_replayed_run_is_a_run_of_its_schedule_again(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.fire(1)
+    job_id = clock.work(Failed("boom", final=True))
+    clock.fire(0.1)
+    assert [status for status, *_ in clock.told()] == ["failure"]
+
+    clock.store.replay([job_id])
+    clock.fire(0.9)
+    assert clock.told() == [("open", 1, 1, 1), ("skipped", 2, 2, 1)]
+    clock.work()
+    clock.fire()
+
+    assert clock.told() == [("success", 1, 1, 1), ("skipped", 2, 2, 1)]
+    assert (clock.stands().last_status, clock.stands().failure_count) == ("success", 0)
+
+
+# ── declaring ──
+
+
+def declare(clock: Clockwork, app: str, release: str, *new: Schedule, force: bool = False) -> Declared:
+    clock.world.advance(1)
+    return clock.table.declare(app, release, new, force=force)
+
+
+def test_what_an_app_declares_is_made_changed_and_retired(clock: Clockwork) -> None:
+    assert declare(clock, "app", "1", hourly("a"), hourly("b")) == Declared(made=("a", "b"))
+    assert declare(clock, "app", "1", hourly("a"), hourly("b")) == Declared()
+
+    answer = declare(clock, "app", "2", hourly("a", rule="every 2h"), hourly("c"))
+
+    assert answer == Declared(made=("c",), changed=("a",), retired=("b",))
+    assert (clock.stands("a").rule, clock.stands("a").source, clock.stands("a").release) == ("every 2h", "app", "2")
+    assert clock.stands("b").retired_at is not None
+    clock.fire(3)
+    assert clock.told("b") == []
+
+
+def test_an_older_release_changes_nothing(clock: Clockwork) -> None:
+    declare(clock, "app", "1", hourly("a"), hourly("old"))
+    declare(clock, "app", "2", hourly("a", rule="every 2h"), hourly("new"))
+    before = clock.table.all()
+
+    assert declare(clock, "app", "1", hourly("a"), hourly("old")) == Declared(older="2")
+
+    assert clock.table.all() == before
+
+
+def test_a_roll_back_is_forced_and_stays(clock: Clockwork) -> None:
+    declare(clock, "app", "1", hourly("a"), hourly("old"))
+    declare(clock, "app", "2", hourly("a", rule="every 2h"), hourly("new"))
+
+    answer = declare(clock, "app", "1", hourly("a"), hourly("old"), force=True)
+
+    assert answer == Declared(changed=("a", "old"), retired=("new",))
+    assert clock.stands("a").rule == "every 1h"
+    assert declare(clock, "app", "1", hourly("a"), hourly("old")) == Declared()
+    assert declare(clock, "app", "2", hourly("a", rule="every 2h")).older == "1"
+
+
+@pytest.mark.parametrize("step", [0.0, -2 * HOUR])
+def test_a_release_first_seen_later_is_newer_whatever_the_stores_clock_says(step: float, clock: Clockwork) -> None:
+    clock.table.declare("app", "1", [hourly("a")])
+    clock.world.step_wall_clock(step)
+
+    answer = clock.table.declare("app", "2", [hourly("a", rule="every 2h")])
+
+    assert answer == Declared(changed=("a",))
+    assert clock.table.declare("app", "1", [hourly("a")]).older == "2"
+
+
+def test_without_a_release_the_content_stands_for_it(clock: Clockwork) -> None:
+    declare(clock, "app", "", hourly("a"))
+
+    assert declare(clock, "app", "", hourly("a")) == Declared()
+    assert declare(clock, "app", "", hourly("a", jitter=5.0)).changed == ("a",)
+    assert declare(clock, "app", "", hourly("a")).older == clock.stands("a").release
+
+
+def test_two_apps_do_not_retire_each_others_schedules(clock: Clockwork) -> None:
+    clock.table.put(hourly("by hand"))
+    declare(clock, "shop", "1", hourly("shop"))
+    declare(clock, "mail", "1", hourly("mail"))
+
+    assert declare(clock, "shop", "2").retired == ("shop",)
+
+    assert [each.schedule.name for each in clock.table.all() if each.schedule.retired_at] == ["shop"]
+
+
+def test_a_schedule_that_another_app_takes_over_is_told(clock: Clockwork, caplog: pytest.LogCaptureFixture) -> None:
+    declare(clock, "shop", "1", hourly("a"))
+
+    declare(clock, "mail", "1", hourly("a"))
+
+    assert "schedule a of app shop is now declared by app mail" in caplog.text
+    assert declare(clock, "shop", "2").retired == ()
+
+
+def test_what_was_retired_and_is_declared_again_goes_on_and_tells_what_it_skipped(clock: Clockwork) -> None:
+    declare(clock, "app", "1", hourly())
+    declare(clock, "app", "2")
+    clock.fire(3)
+
+    assert declare(clock, "app", "3", hourly()).changed == ("s",)
+
+    assert clock.told() == [("skipped", 1, 3, 3)]
+    clock.fire(1)
+    assert clock.told()[-1][0] == "open"
+
+
+def test_a_changed_rule_moves_the_schedule_and_makes_no_second_one(clock: Clockwork) -> None:
+    declare(clock, "app", "1", hourly())
+    clock.advance(1)
+
+    declare(clock, "app", "2", hourly(rule="every 30m"))
+
+    assert len(clock.table.all()) == 1
+    assert clock.told() == [("open", 1, 1, 1)]
+    clock.work()
+    clock.fire(0.5)
+    assert clock.told() == [("success", 1, 1, 1), ("open", 1.5, 1.5, 1)]
+
+
+# ── acting ──
+
+
+def test_pause_and_resume_leave_one_row_of_what_was_skipped(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.table.pause("s", "until Monday")
+    assert clock.fire(3.5) is None
+
+    clock.table.resume("s")
+
+    assert clock.told() == [("skipped", 1, 3, 3)]
+    assert Ring("due", "") in clock.bell.rung
+    assert clock.fire() == pytest.approx(HOUR / 2)
+
+
+def test_a_trigger_runs_now_and_names_its_job(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+
+    job_id = clock.table.trigger("s")
+
+    assert look(clock.store, job_id).state is State.QUEUED
+    with pytest.raises(Refused, match="--force"):
+        clock.table.trigger("s")
+    clock.work()
+    clock.advance(0.1)
+    assert clock.table.trigger("s") != job_id
+
+
+def test_a_trigger_whose_key_is_held_names_the_job_that_holds_it(clock: Clockwork) -> None:
+    holder = put(clock.store, unique="one")
+    clock.table.put(hourly(job=draft(id="", unique="one")))
+
+    assert clock.table.trigger("s") == holder
+    assert clock.waiting() == 1
+
+
+def test_a_backfill_runs_the_ticks_that_did_not_become_runs(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.fire(1)
+    clock.work()
+    clock.table.pause("s")
+    clock.advance(3)
+    clock.table.resume("s")
+
+    jobs = clock.table.backfill("s", clock.at(-1), clock.at(3))
+
+    assert [look(clock.store, job_id).meta["tick"] for job_id in jobs] == [
+        clock.at(hour).isoformat() for hour in (-1, 0, 2, 3)
+    ]
+    assert clock.table.backfill("s", clock.at(-1), clock.at(3)) == []
+    assert clock.waiting() == 4
+
+
+def test_a_backfill_again_runs_all_of_them_again_and_again(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="allow"))
+    clock.fire(1)
+    clock.work()
+
+    for number in range(1, 3):
+        clock.advance(0.01)
+        jobs = clock.table.backfill("s", clock.at(0), clock.at(1), again=True)
+        assert len(jobs) == 2
+        assert clock.waiting() == 2 * number
+
+
+def test_a_backfill_leaves_to_the_schedule_what_it_still_fires_by_itself(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="queue"))
+    clock.fire(1)
+    clock.fire(1)
+    clock.advance(1.5)
+    assert clock.stands().pending_tick == clock.at(2)
+
+    assert clock.table.to_backfill("s", clock.at(0), clock.at(24)) == [clock.at(0)]
+    clock.table.pause("s")
+    assert clock.table.to_backfill("s", clock.at(0), clock.at(24)) == [clock.at(0), clock.at(3)]
+
+
+def test_the_ticks_after_a_backfill_come_as_ever(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="allow"))
+    clock.fire(1)
+
+    clock.table.backfill("s", clock.at(-2), clock.at(0))
+    clock.fire(1)
+
+    assert [(status, hour) for status, hour, *_ in clock.told()] == [("open", hour) for hour in (-2, -1, 0, 1, 2)]
+
+
+def test_too_great_a_backfill_is_refused(clock: Clockwork) -> None:
+    clock.table.put(hourly(rule="every 1s"))
+
+    with pytest.raises(Refused, match="10,000"):
+        clock.table.backfill("s", clock.at(-3), clock.at(0))
+    assert clock.table.to_backfill("s", clock.at(0), clock.at(-3)) == []
+
+
+def test_a_removed_schedule_leaves_its_jobs(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.fire(1)
+
+    clock.table.remove("s")
+
+    assert clock.table.all() == []
+    assert clock.waiting() == 1
+
+
+ACTS: dict[str, Callable[[Timetable], object]] = {
+    "get": lambda table: table.get("nope"),
+    "history": lambda table: table.history("nope"),
+    "pause": lambda table: table.pause("nope"),
+    "resume": lambda table: table.resume("nope"),
+    "trigger": lambda table: table.trigger("nope"),
+    "backfill": lambda table: table.backfill("nope", table.store.now(), table.store.now()),
+    "remove": lambda table: table.remove("nope"),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_an_unknown_name_is_told_with_those_that_are_known(act: str, clock: Clockwork) -> None:
+    clock.table.put(hourly("nightly"))
+
+    with pytest.raises(UnknownSchedule, match=r"no schedule 'nope' in memory://; there are: nightly"):
+        ACTS[act](clock.table)
+
+
+# ── overdue ──
+
+
+def test_overdue_says_what_should_run_and_does_not_longest_first(clock: Clockwork) -> None:
+    clock.table.put(hourly("not fired", grace=60.0))
+    clock.table.put(hourly("paused"))
+    clock.table.pause("paused")
+    clock.table.put(hourly("not started", grace=60.0, rule="every 30m"))
+    clock.fire(0.5)
+    clock.advance(1)
+
+    found = clock.table.overdue()
+
+    assert [(each.name, round(each.overdue_by), each.why) for each in found] == [
+        ("not started", HOUR, "its job was not started by any worker"),
+        ("not fired", HOUR / 2, "nobody fired it"),
+    ]
+    assert found[0].expected_at == clock.at(0.5)
+
+
+def test_nothing_is_overdue_while_it_runs_however_long(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    clock.fire(1)
+    claim_one(clock.store, start(clock.store))
+    clock.advance(9)
+
+    assert clock.table.overdue() == []
+
+
+def test_a_guard_that_was_not_called_is_overdue(clock: Clockwork) -> None:
+    clock.table.put(hourly("g", kind="guard", job=None))
+    called(clock, "here")
+    clock.advance(1.5)
+    clock.table.settle(clock.table.all())
+
+    (found,) = [each for each in clock.table.overdue() if each.name == "g"]
+
+    assert (found.why, round(found.overdue_by)) == ("no call came", HOUR / 2)
+
+
+# ── guards ──
+
+
+def called(clock: Clockwork, host: str, *, ends: bool = True) -> Began | Held:
+    """Somebody's cron calls the guard `g` on that host; its command succeeds at once, if it ends."""
+    worker = start(clock.store, runner="guard", queues=(), host=host)
+    (found,) = clock.store.schedules(["g"])
+    plan = Plan(Standing(found.schedule, found.runs), clock.store.now()).close(clock.store.attempts)
+    answer = begin_guard(plan, draft().id, worker, host, now=clock.store.now())
+    if isinstance(answer, Began):
+        assert clock.store.change([answer.change]) == [True]
+        (owned,) = clock.store.owned(worker)
+        assert owned.claimed.id == answer.job_id
+        if ends:
+            assert finish(clock.store, Lease(answer.job_id, 1, worker), Completed()) is State.COMPLETED
+    return answer
+
+
+def test_a_guard_on_two_hosts_runs_once_a_day_for_a_hundred_days(clock: Clockwork) -> None:
+    clock.table.put(hourly("g", rule="0 6 * * *", kind="guard", job=None))
+    clock.advance(22 - 300 / 3_600_000)  # six o'clock, 300 ms early
+    ran = 0
+    for day in range(100):
+        early = isinstance(called(clock, "a"), Began)
+        clock.advance(0.2 / 3_600)
+        late = isinstance(called(clock, "b"), Began)
+        assert [early, late] == [True, False]
+        ran += early + late
+        clock.advance(24 - (0.2 + (0.4 if day % 2 else -0.4)) / 3_600)
+    clock.table.settle(clock.table.all())
+
+    assert ran == 100
+    assert [status for status, *_ in clock.told("g")] == ["success"] * 100
+
+
+def test_a_guard_that_overlaps_is_told_who_holds_it_and_until_when(clock: Clockwork) -> None:
+    clock.table.put(hourly("g", kind="guard", job=None))
+    assert isinstance(called(clock, "mail-1", ends=False), Began)
+    clock.world.advance(20)
+
+    answer = called(clock, "mail-2")
+
+    assert isinstance(answer, Held)
+    assert answer.locked
+    until = (clock.zero + timedelta(seconds=30)).isoformat(timespec="seconds")
+    assert answer.says == f"still locked until {until} (mail-1, running for 20s)"
+
+
+def test_the_lock_of_a_guard_that_died_opens_by_itself(clock: Clockwork) -> None:
+    clock.table.put(hourly("g", kind="guard", job=None))
+    dead = start(clock.store, runner="guard", queues=())
+    begin_guarded(clock.store, "g", dead)
+    clock.advance(1)
+    assert isinstance(called(clock, "b"), Held)
+
+    clock.store.declare_expired()
+    clock.store.rescue()
+
+    assert isinstance(called(clock, "b"), Began)
+    assert [status for status, *_ in clock.told("g")] == ["failure", "open"]
+    assert clock.stands("g").failure_count == 1
