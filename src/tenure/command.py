@@ -47,7 +47,6 @@ _CHUNK = 1 << 16
 _DRAIN_SECONDS = 1.0
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _NEWS = struct.Struct("dd8s")  #: when to ask, when to kill, and the token of the command
-_DONE = -1.0
 _NEVER = float("inf")
 _boot = system_clock().boot
 
@@ -147,6 +146,7 @@ class Command:
         os.close(word)
         os.close(refusal)
         news, self._news = os.pipe()
+        self._lock = threading.Lock()
         self._deadlines, self._token = (_NEVER, _NEVER), b""
         self._watcher = os.fork()
         if self._watcher == 0:
@@ -169,17 +169,19 @@ class Command:
     # ── its watcher ──
 
     def renewed(self, ask_at: float, kill_at: float) -> None:
-        """Until when it may run, on the boot clock."""
+        """Until when it may run, on the boot clock. From any thread."""
         self._deadlines = ask_at, kill_at
-        with suppress(OSError):  # the watcher is gone, or stopped: `_wait` has an eye on the time too
-            os.write(self._news, _NEWS.pack(ask_at, kill_at, self._token))
+        with self._lock, suppress(OSError):  # it is gone, or stopped and full: `_run` has an eye on the time too
+            if self._watcher:
+                os.write(self._news, _NEWS.pack(ask_at, kill_at, self._token))
 
     def _let_go_of_watcher(self) -> None:
-        if self._watcher:
-            self.renewed(_DONE, _DONE)
+        with self._lock:
+            watcher, self._watcher = self._watcher, 0
+        if watcher:
+            os.kill(watcher, signal.SIGKILL)  # before the pipe tells it that we are gone
+            os.waitpid(watcher, 0)
             os.close(self._news)
-            os.waitpid(self._watcher, 0)
-            self._watcher = 0
 
     # ── running ──
 
@@ -301,14 +303,14 @@ def _watch(group: int, news: int) -> NoReturn:
             signal.signal(number, signal.SIG_IGN)
         os.dup2(news, 0)
         os.closerange(1, 4096)
-        _watch_until_done(group)
+        _watch_over(group)
     finally:
         os._exit(0)
 
 
-def _watch_until_done(group: int) -> None:
+def _watch_over(group: int) -> None:
     ask_at, kill_at, token, asks = _NEVER, _NEVER, b"", True
-    while ask_at != _DONE:
+    while True:
         wake_at = min(ask_at if asks else _NEVER, kill_at, _boot() + 3600.0)
         if select.select([0], [], [], max(0.0, wake_at - _boot()))[0]:
             told = os.read(0, _CHUNK)

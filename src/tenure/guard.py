@@ -237,7 +237,7 @@ class Guard:
         label = getattr(fn, "__name__", repr(fn))
         if not callable(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise InvalidOption(f"guard {self.schedule.name}: expected a function, plain or async, got {fn!r}")
-        if inspect.iscoroutinefunction(fn):
+        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):
 
             @wraps(fn)
             async def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -265,7 +265,11 @@ class Guard:
                 return self._say(skipped)
             error: BaseException | None = None
             try:
-                return fn(*args, **kwargs)
+                answer = fn(*args, **kwargs)
+                if inspect.iscoroutine(answer):
+                    answer.close()
+                    raise InvalidOption(f"guard {self.schedule.name}: {label} returned a coroutine: make it async def")
+                return answer
             except BaseException as raised:
                 error = raised
                 raise

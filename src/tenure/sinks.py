@@ -155,10 +155,15 @@ class Service:
         if log.level == logging.NOTSET:
             log.setLevel(logging.WARNING)  # what it tells below that has URLs with all their secrets
         self._apprise = apprise.Apprise()
-        if not self._apprise.add(url):
+        log.disabled = True  # it would say which part of the URL it does not understand
+        try:
+            understood = self._apprise.add(url)
+        finally:
+            log.disabled = False
+        if not understood:
             raise InvalidOption(
-                f"alerts: apprise does not understand the URL {self.label} (its log says why); "
-                "see https://github.com/caronc/apprise/wiki for how each service's is written"
+                f"alerts: apprise does not understand the URL {self.label}; to hear why: apprise -vv -b test URL, "
+                "and see https://github.com/caronc/apprise/wiki"
             )
 
         for service in self._apprise:

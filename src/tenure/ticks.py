@@ -106,7 +106,7 @@ class Plan:
         earlier = attempts(job.id) if job.attempt > 1 or job.started_at is None else ()
         started = min((each.started_at for each in earlier), default=job.started_at)
         status, why = _STATUS[job.state], "" if job.state is State.COMPLETED else (job.error or job.cancel_reason or "")
-        why = why[-_ERROR_SHOWN:]
+        why = why[:_ERROR_SHOWN]
         self._ticks.append(replace(tick, status=status, why=why, started_at=started, ended_at=job.ended_at))
         if started is None or job.ended_at is None:
             return  # cancelled before it began: no run

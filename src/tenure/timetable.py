@@ -209,18 +209,17 @@ class Timetable:
         except InvalidOption:
             return None  # `fire_due` says that it can't be understood
 
-    def overdue(self) -> list[Overdue]:
-        """Those that should run and do not, by the store's clock; the longest overdue first."""
+    def overdue(self, grace: float | None = None) -> list[Overdue]:
+        """Those that should run and do not, by the store's clock; the longest overdue first.
+
+        `grace`: seconds instead of each schedule's own.
+        """
         now, found = self.store.now(), list[Overdue]()
         for standing in self.store.schedules():
-            late = overdue_by(standing, now)
+            s = standing.schedule if grace is None else replace(standing.schedule, grace=grace)
+            late = overdue_by(replace(standing, schedule=s), now)
             if late is not None:
-                waits = any(run.live for run in standing.runs)
-                why = "its job was not started by any worker" if waits else "nobody fired it"
-                if standing.schedule.kind == "guard":
-                    why = "no call came"
-                expected = now - timedelta(seconds=late)
-                found.append(Overdue(standing.schedule.name, expected, late, standing.schedule.grace, why))
+                found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, why_overdue(standing)))
         return sorted(found, key=lambda each: -each.overdue_by)
 
     # ── acting ──
@@ -263,7 +262,8 @@ class Timetable:
         while before is not None:
             page = self.store.ticks(name, limit=_BATCH, before=before)
             yield from (tick for tick in page if tick.job_id is not None and tick.cause != "trigger")
-            before = page[-1].tick if len(page) == _BATCH and page[-1].tick > since else None
+            more = len(page) == _BATCH and page[-1].tick > since
+            before = page[-1].tick + timedelta(milliseconds=1) if more else None  # another row may be of that instant
 
     def remove(self, name: str) -> None:
         """Delete it and its history; its jobs stay. Raises UnknownSchedule."""
@@ -301,6 +301,12 @@ class Timetable:
         raise StoreError(f"a schedule was changed by others {_TRIES} times in a row; try again")
 
 
+def why_overdue(standing: Standing) -> str:
+    if standing.schedule.kind == "guard":
+        return "no call came"
+    return "no worker started its job" if any(run.live for run in standing.runs) else "nobody fired it"
+
+
 def _declare(plan: Plan, new: Schedule) -> Plan:
     s = plan.schedule
     if s.released_at and new.released_at and s.released_at > new.released_at:
@@ -322,4 +328,4 @@ def _tell(change: Change) -> None:
             span = f" to {tick.until.isoformat()} ({tick.count} ticks)" if tick.until else ""
             _log.warning("%s: tick %s%s %s: %s", tick.schedule, tick.tick.isoformat(), span, tick.status, tick.why)
         elif tick.status == "failure":
-            _log.warning("%s: tick %s failed: %s", tick.schedule, tick.tick.isoformat(), tick.why[-200:])
+            _log.warning("%s: tick %s failed: %s", tick.schedule, tick.tick.isoformat(), tick.why.partition("\n")[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -104,7 +104,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 @contextmanager
-def elsewhere(guard: Guard) -> Iterator[None]:
+def elsewhere(guard: Guard) -> Generator[None]:
     """Another run of it goes on meanwhile, in another thread."""
     begun, go = threading.Event(), threading.Event()
 
@@ -268,7 +268,7 @@ def test_what_cannot_be_is_refused_at_once_and_opens_no_store(options: dict[str,
         raise AssertionError("it was opened")
 
     with pytest.raises(InvalidOption, match=says):
-        Guard(**{"name": "report", **options}, open=never)  # type: ignore[arg-type]
+        Guard(**{"name": "report", **options}, open=never)
 
 
 def test_a_generator_function_cannot_be_guarded(opened: Opened) -> None:

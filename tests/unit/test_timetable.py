@@ -635,7 +635,7 @@ def test_overdue_says_what_should_run_and_does_not_longest_first(clock: Clockwor
     found = clock.table.overdue()
 
     assert [(each.name, round(each.overdue_by), each.why) for each in found] == [
-        ("not started", HOUR, "its job was not started by any worker"),
+        ("not started", HOUR, "no worker started its job"),
         ("not fired", HOUR / 2, "nobody fired it"),
     ]
     assert found[0].expected_at == clock.at(0.5)

@@ -89,7 +89,11 @@ def guard(
         from tenure.app import open_notifier, open_store
 
         store = open_store(settings)
-        store.open()
+        try:
+            store.open()
+        except BaseException:
+            store.close()
+            raise
         return store, open_notifier(settings, store), settings
 
     wishes = Wishes(

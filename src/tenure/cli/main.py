@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -65,6 +66,9 @@ for _name, (_place, _help) in _COMMANDS.items():
 
 def run() -> None:
     """The `tenure` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that knows no arrow shows a question mark
     sys.exit(main(sys.argv[1:]))
 
 

@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,9 +20,9 @@ from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.cron import outlook
 from tenure.durations import seconds, spell
 from tenure.errors import InvalidOption, TenureError
-from tenure.schedule import Schedule, Standing
+from tenure.schedule import Schedule
 from tenure.ticks import overdue_by, rule_of
-from tenure.timetable import Overdue, record
+from tenure.timetable import record
 
 if TYPE_CHECKING:
     from tenure.admin import Admin
@@ -216,23 +215,12 @@ def overdue(*, grace: str | None = None, shared: Shared = SHARED) -> int:
     allowed = None if grace is None else seconds(grace, "--grace")
     with _admin(shared) as admin:
         standings = admin.schedules()
-        found = _overdue(standings, admin.store.now(), allowed)
+        found = admin.timetable.overdue(allowed)
     if shared.json:
         show_json(found)
     else:
         screen.show_overdue(found, {each.schedule.name: each.schedule for each in standings})
     return 1 if found else 0
-
-
-def _overdue(standings: Sequence[Standing], now: datetime, grace: float | None) -> list[Overdue]:
-    """As `Timetable.overdue`, but with another grace than their own."""
-    found: list[Overdue] = []
-    for each in standings:
-        s = each.schedule if grace is None else replace(each.schedule, grace=grace)
-        late = overdue_by(Standing(s, each.runs), now)
-        if late is not None:
-            found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, screen.why_late(each)))
-    return sorted(found, key=lambda each: -each.overdue_by)
 
 
 @schedules.command

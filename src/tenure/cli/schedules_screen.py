@@ -366,12 +366,6 @@ def history_json(tick: Tick, run: Run | None) -> dict[str, Any]:
 # ── overdue ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def why_late(standing: Standing) -> str:
-    if standing.schedule.kind == "guard":
-        return "no call came"
-    return "no worker started its job" if any(run.live for run in standing.runs) else "nobody fired it"
-
-
 def show_overdue(found: Sequence[Overdue], schedules: Mapping[str, Schedule]) -> None:
     if not found:
         say("nothing is overdue")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from tenure.schedule import (
     Change,
     Due,
     Run,
+    Schedule,
     Standing,
     Swapped,
     Tick,
@@ -63,11 +64,22 @@ def read(server: Server, names: Iterable[str]) -> list[Standing]:
     """
     batches = list(jobs.batches(list(names)))
     rows = [row for told in server.call_each("standings", batches, list) for row in told if row]
-    found = [(decode_schedule(body), [decode_tick(tick) for tick in ticks]) for body, ticks in rows]
+    found: list[tuple[Schedule, list[Tick]]] = []
+    for body, first, number in rows:
+        schedule = decode_schedule(body)
+        more = _open(server, schedule.name, len(first)) if number > len(first) else ()
+        found.append((schedule, [decode_tick(tick) for tick in (*first, *more) if tick is not None]))
     views = _views(server, [tick.job_id for _, ticks in found for tick in ticks if tick.job_id is not None])
     owners = {view.worker_id for view in views.values() if view.state is State.PROCESSING and view.worker_id}
     ends = dict(zip(owners, server.call("lease_ends", *owners), strict=True)) if owners else {}
     return [Standing(schedule, tuple(_run(tick, views, ends) for tick in ticks)) for schedule, ticks in found]
+
+
+def _open(server: Server, name: str, first: int) -> Iterator[str | None]:
+    """The bodies of its many open ticks, from the first one on that is not known yet."""
+    ticks: list[str] = server.run("ZRANGE", f"{server.prefix}open:{name}", first, -1)
+    for place in range(0, len(ticks), 1000):
+        yield from server.run("HMGET", f"{server.prefix}tick:{name}", *ticks[place : place + 1000])
 
 
 def _views(server: Server, ids: Sequence[str]) -> dict[str, JobView]:
