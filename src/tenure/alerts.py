@@ -27,7 +27,7 @@ from tenure.durations import spell
 from tenure.errors import StoreError, TenureError
 from tenure.events import headline
 from tenure.ids import new_id
-from tenure.job import Desk, Job
+from tenure.job import Desk, Job, clean
 from tenure.lifecycle import GUARD, LIVE, State
 from tenure.ports import Draft, Filter, JobView, Notifier, QueueView, Ring, Store, WorkerView
 from tenure.retry import Fail, Retry, Snooze
@@ -47,6 +47,7 @@ FRESH_SECONDS = 3600.0  #: so long a dead letter is alerted on
 MOST_OPEN = 20  #: incidents of one kind; those above are one more together
 MOST_READ = 50
 MOST_NAMED = 5
+LONGEST_ERROR = 300
 SLOTS = 8
 LAST_SECONDS = 15.0  #: in which a delivery that goes on, or a store that is away, holds up the end of its process
 #: 13 tries within about an hour: quickly at first, for a receiver that restarts.
@@ -171,7 +172,7 @@ def _failures(s: Schedule) -> Iterator[Problem]:
     elif s.failure_count >= s.alert_after:
         paused = f"; it is paused: {s.paused_why}" if s.paused_at is not None else ""
         times = f"{s.failure_count} times in a row" if s.failure_count > 1 else "once"
-        yield Problem("failures", s.name, f"{s.name} has failed {times}: {headline(s.last_error)}{paused}")
+        yield Problem("failures", s.name, f"{s.name} has failed {times}: {_line(s.last_error)}{paused}")
 
 
 def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
@@ -189,7 +190,7 @@ def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
             "dead-letters",
             task,
             f"{task} left {least}{many} within {spell(FRESH_SECONDS)}, the last is {last.id}: "
-            f"{headline(last.error or '')}; tenure dead list",
+            f"{_line(last.error or '')}; tenure dead list",
         )
 
 
@@ -244,6 +245,10 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
 def _named(names: Iterable[str]) -> str:
     found = sorted(names)
     return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+
+
+def _line(error: str) -> str:
+    return clean(headline(error), LONGEST_ERROR)
 
 
 def _ago(length: float) -> str:
@@ -348,6 +353,11 @@ def _text(incident: Incident) -> str:
     since = f"since {incident.opened_at:%Y-%m-%d %H:%M:%S} UTC"
     until = f", until {incident.gone_at:%Y-%m-%d %H:%M:%S} UTC" if incident.gone_at else ""
     return f"{incident.says}\n\n{since}{until}, in {incident.store}"
+
+
+def open_incidents(store: Store) -> list[Incident]:
+    """Those that are not over."""
+    return [_decode(text) for text in store.notes(PREFIX).values()]
 
 
 # ── Delivery ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 
 from tenure.durations import seconds, spell
 from tenure.errors import InvalidOption
+from tenure.lifecycle import GUARD
 
 PREFIX = "TENURE_"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -48,6 +49,14 @@ def valid_name(value: object, what: str) -> str:
     if isinstance(value, str) and _NAME.fullmatch(value):
         return value
     raise InvalidOption(f"{what}: expected letters, digits and _ . - (at most 100, a letter or _ first), got {value!r}")
+
+
+def valid_queue(value: object, what: str = "queue") -> str:
+    """A queue's name as it is. `guard` is taken: what is in it runs outside, under a guard."""
+    name = valid_name(value, what)
+    if name == GUARD:
+        raise InvalidOption(f"{what}: {GUARD!r} is the queue of guards, from which no worker claims; take another name")
+    return name
 
 
 # ── Parsers: (value, label) → what Settings holds. A value is text, or what a caller in Python would write. ─────
@@ -112,7 +121,7 @@ def _queues(value: object, label: str) -> dict[str, int | None]:
         name, equals, cap = _text(item, label).strip().partition("=")
         if name in caps:
             raise InvalidOption(f"{label}: queue {name!r} is named twice")
-        caps[valid_name(name, label)] = _whole(cap, f"{label}: {name}", least=1, most=10_000) if equals else None
+        caps[valid_queue(name, label)] = _whole(cap, f"{label}: {name}", least=1, most=10_000) if equals else None
     if not caps:
         raise InvalidOption(f"{label}: expected names like analysis=2,default (=2: at most two slots), got {value!r}")
     return caps

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
@@ -19,6 +20,7 @@ from tenure.schedule import CATCH_UPS, OVERLAPS, CatchUp, Overlap, Schedule
 from tenure.task import NewJob, Task
 
 S = TypeVar("S")
+_LOOKED_AT = 200  #: ticks
 
 
 class Options(TypedDict, total=False):
@@ -72,9 +74,10 @@ def schedule(
         value = given.get(key)
         if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
             raise InvalidOption(f"{name}: {key}: expected a datetime with a time zone, got {value!r}")
-    if isinstance(rule, cron.Every) and given.get("jitter", 0.0) >= rule.seconds:
+    if "jitter" in given and given["jitter"] >= (least := _least_pause(rule)):
         raise InvalidOption(
-            f"{name}: jitter: expected less than the interval, {spell(rule.seconds)}, got {spell(given['jitter'])}"
+            f"{name}: jitter: expected less than the pause between two ticks, {spell(least)}, "
+            f"got {spell(given['jitter'])}"
         )
     if "expires" in given and given["expires"] <= given.get("jitter", 0.0):
         raise InvalidOption(
@@ -85,6 +88,15 @@ def schedule(
         raise InvalidOption(f"{name}: end: expected a time after start, {given['start']}, got {given['end']}")
     zone = rule.tz if isinstance(rule, cron.Cron) else "UTC"
     return Schedule(name=valid_name(name, "name"), rule=str(rule), tz=zone, dst=dst, **given)
+
+
+def _least_pause(rule: cron.Rule) -> float:
+    """Seconds between the two of the next ticks that are closest together."""
+    if isinstance(rule, cron.Every):
+        return rule.seconds
+    now = datetime.now(UTC)
+    ticks = list(islice(rule.between(now, now + timedelta(days=3660)), _LOOKED_AT))
+    return min(((b - a).total_seconds() for a, b in pairwise(ticks)), default=float("inf"))
 
 
 class Declarations:

@@ -237,7 +237,7 @@ class Guard:
         label = getattr(fn, "__name__", repr(fn))
         if not callable(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise InvalidOption(f"guard {self.schedule.name}: expected a function, plain or async, got {fn!r}")
-        if inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None)):
+        if inspect.iscoroutinefunction(fn):
 
             @wraps(fn)
             async def guarded(*args: Any, **kwargs: Any) -> Any:

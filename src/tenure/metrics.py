@@ -15,7 +15,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -26,11 +27,13 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, gener
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from tenure.alerts import open_incidents, works_for_all
 from tenure.config import Settings, host_and_port, redact
 from tenure.durations import spell
 from tenure.lifecycle import LIVE, State
 from tenure.lifeline import ASK_AFTER
 from tenure.ports import QueueView, Store
+from tenure.sinks import KINDS
 from tenure.tally import BOUNDS, Reading, Tally, Times, Vitals
 
 FRESH_SECONDS = 1.0
@@ -75,6 +78,7 @@ METRICS = {
         ),
         Metric("tenure_queue_paused", "gauge", ("queue",), "store", "1 while nothing may be claimed from this queue."),
         Metric("tenure_workers", "gauge", (), "store", "Workers that are alive, of all supervisors and apps."),
+        Metric("tenure_incidents", "gauge", ("kind",), "store", "Problems that were noticed and are not over."),
         Metric("tenure_claims_total", "counter", ("queue",), "supervisor", "Jobs claimed."),
         Metric(
             "tenure_outcomes_total", "counter", ("task", "outcome"), "supervisor", "Attempts ended, by their outcome."
@@ -109,10 +113,12 @@ class Holdings:
     counts: dict[State, int]
     queues: list[QueueView]
     workers: int
+    incidents: Mapping[str, int]  #: by kind
 
     @classmethod
     def of(cls, store: Store) -> Holdings:
-        return cls(store.counts(), store.queues(), len(store.workers()))
+        workers = sum(map(works_for_all, store.workers()))
+        return cls(store.counts(), store.queues(), workers, Counter(each.kind for each in open_incidents(store)))
 
     def families(self, served: Iterable[str] = ()) -> Iterator[Family]:
         """Of all queues that hold a job or are paused, and of those served: an empty one has zeros, not gaps."""
@@ -135,6 +141,10 @@ class Holdings:
             paused.add_metric([queue.name], float(queue.paused_at is not None))
         yield from (waiting, oldest, paused)
         yield _single("tenure_workers", self.workers)
+        incidents = METRICS["tenure_incidents"].family()
+        for kind in KINDS:
+            incidents.add_metric([kind], self.incidents.get(kind, 0))
+        yield incidents
 
 
 class Reader:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from importlib import import_module
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
@@ -26,6 +26,9 @@ SEND_SECONDS = 10.0
 SERVICE_SECONDS = 1.0  #: between two messages to a service of apprise, which waits for up to 5.5 by itself
 
 Kind = Literal["overdue", "late", "too-long", "failures", "dead-letters", "queue-age", "no-worker", "scheduler-silent"]
+
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from uuid import UUID
 import msgspec
 
 from tenure.arguments import Arguments, Secret, decoder, dump, plain
-from tenure.config import valid_name
+from tenure.config import valid_name, valid_queue
 from tenure.durations import Duration, seconds
 from tenure.errors import InvalidArguments, InvalidOption, TenureError, UnknownTask
 from tenure.ids import canonical, new_id
@@ -108,7 +108,7 @@ class Task(Generic[P, R_co]):
     ) -> Self:
         """A copy with these options. Example: `analyse.using(delay="5s", unique=f"repo:{url}").enqueue(url)`"""
         changes = {
-            "queue": None if queue is None else valid_name(queue, "queue"),
+            "queue": None if queue is None else valid_queue(queue),
             "priority": None if priority is None else _priority(priority),
             "delay": None if delay is None else seconds(delay, "delay"),
             "run_at": None if run_at is None else _aware(run_at),
@@ -450,7 +450,7 @@ def _declared(
         place=_place(fn),
         arguments=Arguments(label, fn),
         home=home,
-        queue=valid_name(queue, "queue"),
+        queue=valid_queue(queue),
         priority=_priority(priority),
         own_retry=None if retry is None else Retry.of(retry),
         timeout=None if timeout is None else _positive(timeout, "timeout"),

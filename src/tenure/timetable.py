@@ -6,7 +6,7 @@ Nobody leads: of all who fire a tick one lands, the others read again. `ticks.py
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenure.errors import InvalidOption, StoreError, TenureError
+from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.lifecycle import State
 from tenure.ports import Notifier, Ring, Store
 from tenure.schedule import Change, RunStatus, Schedule, Standing, Tick
@@ -104,11 +104,12 @@ class Timetable:
         """Decide every tick whose time has come, close every run that has ended; seconds until the next is due."""
         for _ in range(_ROUNDS):
             due = self.store.due(limit=_BATCH)
+            read = {standing.schedule.name: standing.schedule for standing in due.standings}
             decided = (self._decided(standing, due.now) for standing in due.standings)
             changes = [change for change in decided if change is not None]
             if not changes:
                 return due.next_due
-            if not any(self._write(changes)):
+            if not any(self._land(changes, read, due.now)):
                 break  # somebody else was first: leave it to them, and look again
         return 0.0
 
@@ -116,11 +117,16 @@ class Timetable:
         try:
             return Plan(standing, now).close(self.store.attempts).fire().change()
         except InvalidOption as error:  # a zone that is no more, say: it must not hold up the others
-            s = standing.schedule
-            if s.idle:
-                return None  # its runs are written down once it is understood
-            _log.error("schedule %s is paused, it can't be understood: %s", s.name, error)
-            return Change(schedule=replace(s, paused_at=now, paused_why=f"not understood: {error}", due_at=None))
+            # Its runs are written down once it is understood.
+            return None if standing.schedule.idle else _paused(standing.schedule, now, error)
+
+    def _land(self, changes: Sequence[Change], read: Mapping[str, Schedule], now: datetime) -> list[bool]:
+        try:
+            return self._write(changes)
+        except BadData as error:  # one of them can't be stored, and must not hold up the others
+            if len(changes) > 1:
+                return [self._land([change], read, now)[0] for change in changes]
+            return self._write([_paused(read[changes[0].schedule.name], now, error)])
 
     def _write(self, changes: Sequence[Change]) -> list[bool]:
         landed = self.store.change(changes) if changes else []
@@ -299,6 +305,11 @@ class Timetable:
             yield attempt
             sleep(0.01 * random() * (attempt + 1))
         raise StoreError(f"a schedule was changed by others {_TRIES} times in a row; try again")
+
+
+def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
+    _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error)
+    return Change(schedule=replace(schedule, paused_at=now, paused_why=f"can't be fired: {error}", due_at=None))
 
 
 def why_overdue(standing: Standing) -> str:

@@ -783,3 +783,27 @@ def test_what_one_store_wrote_another_one_reads(world: World) -> None:
     assert there.schedules() == here.schedules()
     assert there.due() == here.due()
     assert [each.job_id for each in there.ticks(stands.name)] == [job_id]
+
+
+def test_a_draft_with_an_impossible_priority_refuses_the_whole_batch(store: Store) -> None:
+    stands, new = made(store), schedule()
+
+    with pytest.raises(BadData):
+        store.change([Change(schedule=stands, drafts=(draft(),)), Change(schedule=new, drafts=(draft(priority=101),))])
+
+    assert [each.schedule for each in store.schedules()] == [stands]
+    assert everything(store) == []
+
+
+def test_a_schedule_whose_job_is_refused_is_paused_and_holds_up_no_other(store: Store, world: World) -> None:
+    table = Timetable(store, PollNotifier())
+    table.put(schedule(name="bad", rule="every 1m", job=draft(priority=101)))
+    table.put(schedule(name="good", rule="every 1m"))
+    world.advance(61)
+
+    table.fire_due()
+
+    bad, good = store.schedules()
+    assert "can't be fired" in bad.schedule.paused_why
+    assert len(good.runs) == 1
+    assert len(everything(store)) == 1

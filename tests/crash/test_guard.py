@@ -108,7 +108,7 @@ def run(site: Site, *words: str, command: Sequence[str], code: int = 0, **more: 
     return Call(site, *words, command=command, **more).ended(code)
 
 
-# ── What a crontab line sees (which store it is makes no difference: the one that is a file is the fastest) ────────────────────────────────────────────────────────────────────────────────────
+# ── What a crontab line sees: the same on every store, so the fastest will do ────────────────────────────────────
 
 
 @pytest.mark.needs("file")

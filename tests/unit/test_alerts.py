@@ -484,7 +484,7 @@ def test_a_secret_that_signs_nothing_is_refused_without_being_shown(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore:'imghdr' is deprecated")  # what apprise imports, before Python 3.13
 @pytest.mark.parametrize(
-    "url", ["https://h:x/s3cret", "https://[::1/s3cret", "https:///s3cret", "nosuch://s3cret", "slack://s3cret/B/c"]
+    "url", ["https://h:x/s3cret", "https://[::1/s3cret", "https:///s3cret", "nosuch://s3cret", "slack://s3cret"]
 )
 def test_a_url_that_leads_nowhere_is_refused_at_the_start_without_being_shown(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture

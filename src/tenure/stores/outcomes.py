@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from tenure.lifecycle import Completed, Crashed, Lease, Outcome, State, outcome_
 from tenure.ports import Answer, Landed, NotLanded
 from tenure.schedule import Schedule, Tick
 
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 encode = msgspec.json.Encoder().encode
 GUARDED = "it ran under a guard: run its command again there, with tenure guard … --force"
 COMPLETED = Landed(State.COMPLETED)
@@ -65,23 +67,14 @@ def check_outcome(outcome: Outcome) -> None:
         check_text(reason_of(outcome))
 
 
-def schedule_body(schedule: Schedule) -> str:
-    """A schedule as every store keeps it. Raises BadData."""
-    return _body(schedule)
-
-
-def tick_body(tick: Tick) -> str:
-    """A tick as every store keeps it. Raises BadData."""
-    return _body(tick)
-
-
-def _body(value: Schedule | Tick) -> str:
+def body_of(value: Schedule | Tick) -> str:
+    """A schedule or a tick as every store keeps it. Raises BadData."""
     try:
         body = encode(value).decode()
     except UnicodeEncodeError as error:
         raise BadData(f"text with a lone surrogate can't be stored: {error.object[:60]!r}") from None
-    if "\\u0000" in body:  # JSON's way to write a NUL, or a text about it: look closer
-        check_text(*(text for name in value.__dataclass_fields__ if isinstance(text := getattr(value, name), str)))
+    if "\\u0000" in body and (found := _NUL.search(body)):  # how JSON writes a NUL, and not a text about it
+        raise BadData(f"text with a NUL can't be stored: {body[max(0, found.start() - 40) : found.end()]!r}")
     return body
 
 

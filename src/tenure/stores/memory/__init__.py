@@ -137,9 +137,7 @@ class MemoryStore:
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        for draft in drafts:
-            refuse_unstorable(draft)
-            refuse_impossible("priority", draft.priority, -100, 100)
+        _refuse_drafts(drafts)
         answers = self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
         inner = tx.tx if isinstance(tx, Awaited) else tx
         if isinstance(inner, _Transaction) and committed is not None:
@@ -340,6 +338,7 @@ class MemoryStore:
     def change(self, changes: Sequence[Change]) -> list[bool]:
         for change in changes:
             refuse_unstorable(change)
+            _refuse_drafts(change.drafts)
         return [self._change(change) for change in changes]
 
     @_atomic
@@ -371,7 +370,8 @@ class MemoryStore:
     def swap(
         self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
     ) -> Swapped:
-        refuse_unstorable(key, old, new, drafts)
+        refuse_unstorable(key, old, new)
+        _refuse_drafts(drafts)
         stands = self.notes(key).get(key)
         if stands not in (old, new):
             return Swapped(False, stands)
@@ -758,3 +758,9 @@ class MemoryStore:
             counts={state: states.count(state) for state in State if state in LIVE},
             oldest_queued=max(waits, default=None),
         )
+
+
+def _refuse_drafts(drafts: Iterable[Draft]) -> None:
+    for draft in drafts:
+        refuse_unstorable(draft)
+        refuse_impossible("priority", draft.priority, -100, 100)

@@ -12,7 +12,7 @@ import apsw
 
 from tenure.ports import Draft
 from tenure.schedule import REPLACED, Change, Due, Run, Standing, Swapped, Tick, decode_schedule, decode_tick
-from tenure.stores.outcomes import encode, schedule_body, tick_body
+from tenure.stores.outcomes import body_of, encode
 from tenure.stores.sqlite import operators, reads
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.statements import LIVE_STATES, enqueue_one, row_of
@@ -101,7 +101,7 @@ def change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boo
     connection.execute(
         "INSERT INTO schedule_rows VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
         "SET rev = excluded.rev, due_at = excluded.due_at, body = excluded.body",
-        (name, row.rev, None if row.due_at is None else _ms(row.due_at), schedule_body(row)),
+        (name, row.rev, None if row.due_at is None else _ms(row.due_at), body_of(row)),
     )
     return True
 
@@ -116,7 +116,7 @@ def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
             tick.job_id,
             tick.status == "open",
             _ms(tick.decided_at),
-            tick_body(tick),
+            body_of(tick),
         ),
     )
 
