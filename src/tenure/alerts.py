@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 QUEUE = "tenure.alerts"
 TASK = "tenure.alert"
 PREFIX = "incident:"
-NOT_UNDERSTOOD = "not understood"  #: why a schedule is paused that nobody paused
+BROKEN = "can't be fired"  #: why a schedule is paused that nobody paused
 FRESH_SECONDS = 3600.0  #: so long a dead letter is alerted on
 MOST_OPEN = 20  #: incidents of one kind; those above are one more together
 MOST_READ = 50
@@ -167,9 +167,10 @@ def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
 def _failures(s: Schedule) -> Iterator[Problem]:
     if s.retired_at is not None:
         return
-    if s.paused_at is not None and s.paused_why.startswith(NOT_UNDERSTOOD):
-        yield Problem("failures", s.name, f"{s.name} is paused, its rule is {s.paused_why}")
-    elif s.failure_count >= s.alert_after:
+    enough = s.alert_after if s.pause_after is None else min(s.alert_after, s.pause_after)
+    if s.paused_at is not None and s.paused_why.startswith(BROKEN):
+        yield Problem("failures", s.name, f"{s.name} is paused: {_line(s.paused_why)}")
+    elif s.failure_count >= enough:
         paused = f"; it is paused: {s.paused_why}" if s.paused_at is not None else ""
         times = f"{s.failure_count} times in a row" if s.failure_count > 1 else "once"
         yield Problem("failures", s.name, f"{s.name} has failed {times}: {_line(s.last_error)}{paused}")

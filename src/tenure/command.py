@@ -5,8 +5,8 @@ start; beside it a *watcher*, in a session of its own. Neither needs this proces
 
 - The watcher hears of every renewal. When they stop coming (the store is away, or this process is stopped) it sends
   SIGTERM at two thirds of the lease and SIGKILL at four fifths; when this process dies it kills at once.
-- The command leads a process group of its own. It dies with this process, or with its watcher's SIGKILL of the group,
-  which also finds what has left the group, by the token in its environment. What it leaves in the background when it
+- The command leads a process group of its own. SIGKILL also finds what has left that group, by the token in its
+  environment. What it leaves in the background when it
   ends by itself goes on, as under a shell; the lock is free by then, and this process stays to pass on what they
   print until they close it, as cron does.
 
@@ -29,12 +29,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, NamedTuple, NoReturn, Self
+from typing import NamedTuple, NoReturn, Self
 
 from tenure.clock import system_clock
 from tenure.durations import spell
 from tenure.errors import GuardSkipped, StoreAway
-from tenure.guarded import GuardedRun, Open
+from tenure.guarded import GuardedRun, Open, Stopping
 from tenure.host import TOKEN_ENV, die_with_parent, end_leftovers, kill_group, new_token, token_of
 from tenure.job import clean
 from tenure.lifecycle import Cancelled, Completed, Failed, Outcome
@@ -136,6 +136,7 @@ class Command:
         self._terminal = _our_terminal()
         word, self._word = os.pipe()
         self._refusal, refusal = os.pipe()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, nobody could be waited for
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -188,7 +189,8 @@ class Command:
     def start(self, token: str) -> OSError | None:
         """Say its word; what it could not be started for."""
         if self._terminal is not None:
-            os.tcsetpgrp(self._terminal, self.pid)
+            with suppress(OSError):
+                os.tcsetpgrp(self._terminal, self.pid)
         self._token = token.encode()
         self.renewed(*self._deadlines)
         os.write(self._word, self._token)
@@ -331,8 +333,6 @@ def _watch_over(group: int) -> None:
 
 # ── Its run ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-Stop = Literal["timeout", "cancel", "lease_lost"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
@@ -348,7 +348,7 @@ class Wishes:
 
 class _End(NamedTuple):
     code: int  #: negative for a signal
-    stop: Stop | None = None
+    stop: Stopping | None = None
     passed_on: int = 0  #: the signal that was sent to its guard
     refused: OSError | None = None
 
@@ -389,6 +389,7 @@ def run_command(
             say(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
         if end.stop is not None:
             say(_stopped(end.stop, run, wishes))
+            return end.exit_code
         for output in command.outputs:
             output.pass_all_on()
     return end.exit_code
@@ -417,7 +418,7 @@ def _begun(
 
 def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishes) -> _End:
     refused = command.start(new_token() if run is None else token_of(run.worker_id))
-    stop: Stop | None = None
+    stop: Stopping | None = None
     passed_on, kill_at = 0, _NEVER
     timeout_at = _NEVER if wishes.timeout is None else _boot() + wishes.timeout
     while (code := command.ended()) is None:
@@ -433,7 +434,8 @@ def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishe
         if _boot() >= kill_at:
             command.kill()
             kill_at = _boot() + 1.0
-        command.rest(min(kill_at, _NEVER if stop else timeout_at, _NEVER if run is None else run.ask_at))
+        fenced_at = _NEVER if run is None or asked == "lease_lost" else run.ask_at
+        command.rest(min(kill_at, fenced_at, _NEVER if stop else timeout_at))
     if stop is None and code < 0 and run is not None and run.stopping == "lease_lost":
         stop = "lease_lost"  # its watcher did it while we were stopped
     if stop is not None:
@@ -458,7 +460,7 @@ def _outcome(end: _End, run: GuardedRun, wishes: Wishes, text: str) -> Outcome:
     return Failed(f"{cause_of(end.code)}{said and ': '}{said}", final=True)
 
 
-def _stopped(stop: Stop, run: GuardedRun | None, wishes: Wishes) -> str:
+def _stopped(stop: Stopping, run: GuardedRun | None, wishes: Wishes) -> str:
     if stop == "timeout":
         return f"timed out after {spell(wishes.timeout or 0.0)}"
     why = "" if run is None else run.why

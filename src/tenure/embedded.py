@@ -262,10 +262,11 @@ class Embedded:
     def _maintain(self) -> None:
         while not self._ended.is_set():
             try:
-                next_job, next_tick = self._maintenance.promote(), self._maintenance.fire()
+                next_job = self._maintenance.promote()
                 self._maintenance.upkeep_if_due()
-                if self._maintenance.scan_if_due():
-                    self._maintenance.prune_if_due()
+                self._maintenance.scan_if_due()
+                next_tick = self._maintenance.fire()
+                self._maintenance.prune_if_due()
                 self._maintain_wake.wait(self._maintenance.next_wake(next_job, next_tick))
             except StoreError:
                 self._maintain_wake.wait(RETRY_SECONDS)

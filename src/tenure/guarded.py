@@ -157,7 +157,7 @@ class GuardedRun:
             self._why = "others wrote first, again and again"
             sleep(0.02 * random())
             return False
-        self.tick = tick
+        self.tick, self._why = tick, ""
         return True
 
     def _live(self) -> None:

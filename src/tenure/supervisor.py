@@ -581,12 +581,13 @@ class Supervisor:
     def _maintain(self, ground: Ground) -> None:
         while not self._done:
             try:
-                next_due, next_tick = ground.maintenance.promote(), ground.maintenance.fire()
+                next_due = ground.maintenance.promote()
                 ground.maintenance.upkeep_if_due()
                 self._ask_for_solo()
                 if ground.maintenance.scan_if_due():
                     self._watch_hung()
-                    ground.maintenance.prune_if_due()
+                next_tick = ground.maintenance.fire()
+                ground.maintenance.prune_if_due()
             except StoreError as error:
                 self._away(error)
                 self._maintain_wake.wait(RETRY_SECONDS)

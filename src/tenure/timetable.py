@@ -25,6 +25,7 @@ from tenure.ticks import Plan, Refused, overdue_by, rule_of
 
 _log = logging.getLogger("tenure.schedules")
 _BATCH = 500
+HELD_SECONDS = 0.5
 _ROUNDS = 100  #: of firing, before the other duties have their turn
 _TRIES = 20
 _RELEASES_KEPT = 50
@@ -110,7 +111,7 @@ class Timetable:
             if not changes:
                 return due.next_due
             if not any(self._land(changes, read, due.now)):
-                break  # somebody else was first: leave it to them, and look again
+                return HELD_SECONDS  # somebody else was first, or holds them
         return 0.0
 
     def _decided(self, standing: Standing, now: datetime) -> Change | None:

@@ -111,6 +111,7 @@ def test_a_replay_starts_over_but_for_the_attempt_number(state: State, world: Wo
     assert (view.state, view.run_at, view.attempt) == (State.QUEUED, store.now(), lease.attempt)
     assert (view.failures, view.crashes, view.crashes_total) == (0, 0, 0)
     assert (view.error, view.result, view.ended_at, view.cancel_reason) == (None, None, None, None)
+    assert (view.started_at, view.last_activity_at) == (None, None)
     assert view.solo
     assert claim_one(store, start(store), solo=True).attempt == lease.attempt + 1
 

@@ -678,6 +678,21 @@ def test_a_replayed_run_is_open_again(store: Store) -> None:
     assert [each.schedule.name for each in store.due().standings] == [stands.name]
 
 
+def test_who_saw_a_run_ended_writes_nothing_once_its_job_is_replayed(store: Store) -> None:
+    stands, at = made(store), store.now()
+    job_id = begin(store, stands.name, at)
+    finish(store, claim_one(store, start(store)), Failed("for good", final=True))
+    (seen,) = store.due().standings
+    store.replay([job_id])
+
+    stale = Change(schedule=seen.schedule, ticks=(replace(seen.runs[0].tick, status="failure"),))
+    assert store.change([stale]) == [False]
+
+    (run,) = standing(store, stands.name).runs
+    assert run.live
+    assert run.tick.status == "open"
+
+
 def test_the_replay_of_a_job_that_was_no_run_opens_nothing(store: Store) -> None:
     stands = made(store)
     job_id = begin(store, stands.name)

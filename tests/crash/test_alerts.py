@@ -314,3 +314,21 @@ def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inb
     assert again.stop() == 0
     assert inbox.told()["opened", key] == inbox.told()["closed", key] == 1
     assert inbox.mailed()["tenure: scheduler-silent: all"] == 1
+
+
+@pytest.mark.needs("file")
+def test_what_was_noticed_is_told_though_its_supervisor_is_killed_before_it_could(site: Site, inbox: Inbox) -> None:
+    env, opened = watched(site, inbox), ("opened", "dead-letters:flaky")
+    (site.folder / "broken").touch()
+    inbox.refuse = 1_000_000
+    first = site.supervisor(app="watched", lease="2s", env=env)
+    site.store.enqueue([Draft(id=new_id(), task="flaky", payload="{}", max_failures=1)])
+    told(site, inbox, lambda: bool(inbox.requests), "the first try")
+    first.kill()
+    inbox.refuse = 0
+    assert not inbox.posts
+
+    site.supervisor(app="watched", lease="2s", env=env)
+    told(site, inbox, lambda: opened in inbox.told() and delivered(site), "the message")
+    assert inbox.told() == {opened: 1}
+    assert len({name for name, _ in inbox.requests}) == 1

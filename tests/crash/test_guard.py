@@ -31,6 +31,10 @@ WAITS = f"echo $$ >> pids; sh -c 'echo $$ >> pids; {_WAIT}' & {_WAIT}; wait; ech
 STUBBORN = "trap : TERM; echo $$ >> pids; while :; do sleep 0.02; done"
 
 
+_AT_A_TERMINAL = (
+    *(sys.executable, "-c"),
+    "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))",
+)
 _calls: list[Call] = []
 
 
@@ -54,10 +58,11 @@ class Call:
         host: str = "",
         lease: str = "30s",
         code: str = TENURE,
+        before: Sequence[str] = (),
         given: int = subprocess.DEVNULL,
         env: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.words = [sys.executable, "-c", code, "guard", name, *words, "--", *command]
+        self.words = [*before, sys.executable, "-c", code, "guard", name, *words, "--", *command]
         here = {**env, **({"TENURE_HOST_ID": host} if host else {})}
         self.process = subprocess.Popen(
             self.words,
@@ -224,24 +229,25 @@ def test_a_cancel_ends_the_command(site: Site) -> None:
     assert [(tick.status, tick.why) for tick in history(site)] == [("cancelled", "not today")]
 
 
-@pytest.mark.parametrize(
-    ("words", "env", "says"),
-    [
-        (["--every", "1d"], {"TENURE_URL": "sqlite:///tenure.db"}, "expected the whole path"),
-        (["--every", "1d"], {"TENURE_URL": "sqlite:////nowhere/tenure.db"}, "/nowhere"),
-        ([], {}, "expected either --every"),
-        (["--cron", "99 * * * *"], {}, "minute"),
-        (["--every", "1d", "--skip-exit", "300"], {}, "--skip-exit: expected 0 to 255"),
-    ],
-    ids=["relative", "no folder", "no rule", "no such minute", "no exit code"],
-)
 @pytest.mark.needs("file")
-def test_bad_input_ends_with_2_and_a_sentence_and_runs_nothing(
-    site: Site, words: list[str], env: dict[str, str], says: str
-) -> None:
-    out, err = run(site, *words, command=["echo", "ran"], code=2, env=env)
+def test_a_store_that_cannot_be_ends_with_2_and_a_sentence(site: Site) -> None:
+    env = {"TENURE_URL": "sqlite:////nowhere/tenure.db"}
 
-    assert (out, says in err, "Traceback" in err) == (b"", True, False)
+    out, err = run(site, "--every", "1d", "--if-unreachable", "run", command=["echo", "ran"], code=2, env=env)
+
+    assert (out, "/nowhere" in err, "Traceback" in err) == (b"", True, False)
+
+
+@pytest.mark.needs("file")
+def test_at_a_terminal_the_command_has_it_and_its_ctrl_c(site: Site) -> None:
+    script = f"test -t 0 && test -t 1 && test -t 2 && echo terminals; echo $$ >> pids; {_WAIT}"
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", script], before=_AT_A_TERMINAL, given=subprocess.PIPE)
+    pids(site, 1)
+
+    out, _ = call.process.communicate(b"\x03", timeout=30)
+
+    assert (b"terminals" in out, call.process.returncode) == (True, 130)
+    assert [tick.why for tick in history(site)] == ["signal 2 (SIGINT)"]
 
 
 # ── One at a time ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -259,7 +265,8 @@ def test_of_two_that_overlap_one_says_skipped_and_comes_next_time(site: Site) ->
     assert f"{history(site)[0].host}, running for " in err
     site.go()
     assert first.ended(0)[0] == b"went\n"
-    assert run(site, "--every", OFTEN, command=["echo", "second"])[0] == b"second\n"
+    ran, late = run(site, "--every", OFTEN, command=["echo", "second"])
+    assert (ran, late[:8]) == (b"second\n", "late by ")
 
 
 def test_of_ten_at_once_one_runs(site: Site) -> None:

@@ -240,7 +240,7 @@ CASES = {
     "scheduler-silent": Case("scheduler-silent:all", "1 due for up to 1m1s (nightly)", nobody_fires, Scene.fires),
     "failures, its rule": Case(
         "failures:nightly",
-        "is paused, its rule is not understood",
+        "nightly is paused: can't be fired",
         its_zone_is_no_more,
         lambda scene: scene.timetable.remove("nightly"),
     ),
@@ -271,6 +271,15 @@ def test_each_kind_is_told_once_and_its_end_once(scene: Scene, name: str) -> Non
         scene.passes(31)
     assert scene.told(kind) == [("opened", case.key), ("closed", case.key)]
     assert not scene.store.notes(PREFIX + kind)
+
+
+def test_a_schedule_that_pauses_after_its_first_failure_is_told_of(scene: Scene) -> None:
+    worker = scene.worker()
+    scene.scheduled(pause_after=1)
+    scene.runs(worker, Failed("no disk"))
+
+    (problem,) = problems_of(scene, "failures")
+    assert problem.says == "nightly has failed once: no disk; it is paused: 1 failures in a row"
 
 
 # ── What is no problem ──────────────────────────────────────────────────────────────────────────────────────────

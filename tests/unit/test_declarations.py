@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -233,7 +234,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         for name, wrong in (("start", datetime(2030, 1, 1)), ("end", "2030-01-01"))
     ),
     ({"cron": "@daily", "start": NEW_YEAR, "end": NEW_YEAR}, "end: expected a time after start, 2030-01-01"),
-    ({"every": "10m", "jitter": "10m"}, "jitter: expected less than the interval, 10m, got 10m"),
+    ({"every": "10m", "jitter": "10m"}, "jitter: expected less than the pause between two ticks, 10m, got 10m"),
+    ({"cron": "0 9,10 * * *", "jitter": "2h"}, "jitter: expected less than the pause between two ticks, 1h, got 2h"),
     ({"cron": "@daily", "expires": "0s"}, "expires: expected more than its jitter, 0ms, got 0ms"),
     ({"cron": "@daily", "jitter": "1h", "expires": "30m"}, "expires: expected more than its jitter, 1h, got 30m"),
     (
@@ -488,11 +490,10 @@ def rules(jobs: Tenure) -> dict[str, str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    for _ in range(int(PATIENT / 0.02)):
-        if condition():
-            return
-        threading.Event().wait(0.02)
-    raise AssertionError("it did not come true")
+    deadline = time.monotonic() + PATIENT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
 
 
 def test_the_worker_of_an_older_release_leaves_the_schedule_and_says_so(

@@ -13,6 +13,7 @@ from time import monotonic, sleep, time
 import pytest
 
 from tenure import guarded
+from tenure.cli.main import main
 from tenure.clock import Clock, system_clock
 from tenure.config import Settings, load
 from tenure.errors import GuardSkipped, InvalidOption, JobStopped, LeaseLost, StoreAway, TenureError, WouldBlock
@@ -448,3 +449,31 @@ def test_who_was_declared_dead_has_lost_its_lock_and_records_nothing(store: Unre
     (tick,) = ticks(store)
     assert job_of(store, tick) is State.DEAD
     assert store.search(Filter(states=frozenset({State.QUEUED}))).jobs == ()
+
+
+# ── The command line ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["report", "--every", "1d", "--", "true"], "expected the whole path"),
+        (["report", "--", "true"], "expected either --every"),
+        (["report", "--every", "1d", "--cron", "0 6 * * *", "--", "true"], "expected either --every"),
+        (["report", "--cron", "99 * * * *", "--", "true"], "minute"),
+        (["report", "--every", "1d", "--skip-exit", "300", "--", "true"], "--skip-exit: expected 0 to 255"),
+        (["report", "--every", "1d", "--timeout", "0s", "--", "true"], "--timeout: expected more than 0s"),
+        (["report", "--every", "1d", "--timeout", "10", "--", "true"], "no unit"),
+        (["report", "--every", "1d"], "expected a command"),
+        (["daily report", "--every", "1d", "--", "true"], "letters"),
+    ],
+)
+def test_bad_input_ends_with_2_and_a_sentence(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENURE_URL", "sqlite:///tenure.db")
+
+    assert main(["guard", *words]) == 2
+
+    out, err = capsys.readouterr()
+    assert (out, says in err) == ("", True)

@@ -29,15 +29,18 @@ from redis.exceptions import RedisError
 
 from conformance.factories import (
     assert_sound,
+    begin,
     claim,
     claim_one,
     draft,
     everything,
     finish,
     look,
+    made,
     put,
     race,
     running,
+    standing,
     start,
 )
 from servers import Sentinel, Valkey, ValkeyCluster, free_port
@@ -48,6 +51,7 @@ from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
 from tenure.notifiers.redis import RedisNotifier
 from tenure.ports import Draft, Filter, Landed, Progress, Ring
+from tenure.schedule import Change
 from tenure.stores.redis import SCHEMA, RedisStore
 from tenure.stores.redis import server as module
 
@@ -238,6 +242,19 @@ def use_every_verb(store: RedisStore) -> None:
     assert store.queues()
     assert len(store.workers(dead=True)) == 2
     assert_sound(store)
+    use_schedules_and_notes(store)
+
+
+def use_schedules_and_notes(store: RedisStore) -> None:
+    made(store, name="hourly")
+    store.cancel([begin(store, "hourly")], "no")
+    assert [each.schedule.name for each in store.due().standings] == ["hourly"]
+    assert len(store.ticks("hourly")) == 1
+    assert store.change([Change(schedule=standing(store, "hourly").schedule, delete=True)]) == [True]
+    assert store.schedules() == []
+    assert store.swap("key", None, "1", ttl=60).landed
+    assert store.notes("k") == {"key": "1"}
+    assert store.forget(keep=60) == 0
 
 
 def ring_the_bell(store: RedisStore, namespace: str) -> None:

@@ -548,8 +548,10 @@ class MemoryStore:
         row = replace(row, completed=None)
         self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
         for key, tick in self._ticks.items():
-            if tick.job_id == view.id and tick.status != "open":  # it is a run of its schedule again
+            if tick.job_id == view.id:  # it is a run of its schedule again; and whoever saw it ended writes nothing
                 self._ticks[key] = tick.reopened
+                stands = self._schedules[tick.schedule]
+                self._schedules[tick.schedule] = replace(stands, rev=stands.rev + 1)
         return Landed(State.QUEUED)
 
     def _delete(self, row: Row) -> Answer:

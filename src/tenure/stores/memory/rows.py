@@ -18,9 +18,18 @@ Cause = Literal["crash", "host", "stale", "queue"]
 
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 SHARED = {f.name for f in fields(Draft)} & {f.name for f in fields(JobView)} - {"meta", "run_at"}
-FORGOTTEN = ("result", "error", "ended_at", "expires_at", "cancel_reason")  #: by a replay
+#: By a replay.
+FORGOTTEN = (
+    "result",
+    "error",
+    "ended_at",
+    "expires_at",
+    "cancel_reason",
+    "started_at",
+    "last_activity_at",
+)  #: by a replay
 SAID = ("stage", "progress", "message", "checkpoint")
-BLANK: dict[str, Any] = dict.fromkeys((*FORGOTTEN, *SAID, "worker_id", "started_at", "last_activity_at"))
+BLANK: dict[str, Any] = dict.fromkeys((*FORGOTTEN, *SAID, "worker_id"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,14 @@ from tenure.stores.postgres.server import Connection
 
 Sql = Callable[[str], LiteralString]
 
-#: A job that was a run of a schedule is one again.
+#: A job that was a run of a schedule is one again; and whoever saw it ended writes nothing.
 _RUN_AGAIN = """
-    UPDATE @.tick_rows SET open = true,
-        body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
-    WHERE job_id = %s AND NOT open"""
+    WITH again AS (
+        UPDATE @.tick_rows SET open = true,
+            body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
+        WHERE job_id = %s RETURNING schedule)
+    UPDATE @.schedule_rows SET rev = rev + 1, body = (body::jsonb || jsonb_build_object('rev', rev + 1))::text
+    WHERE name IN (SELECT schedule FROM again)"""
 
 
 def cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:

@@ -339,7 +339,7 @@ class Server:
         newest = migrations()[-1][0]
         found = connection.execute(self.sql("SELECT max(version) FROM @.migrations")).fetchone()
         version = 0 if found is None or found[0] is None else int(found[0])
-        if version < max(1, newest - 1):
+        if version < newest:
             raise StoreError(
                 f"{self.url}: schema {self.schema} has version {version}, this Tenure needs {newest}: "
                 "run `tenure migrate`"

@@ -161,8 +161,7 @@ def ticks(server: Server, name: str, limit: int, before: datetime | None) -> lis
         if len(page) < asked:
             break
         at = [tick.partition("|")[0] for tick, _ in page]  # several of one instant have different causes
-        over = at.count(at[-1]) + (over if high == at[0] == at[-1] else 0)
-        high = at[-1]
+        high, over = at[-1], at.count(at[-1])
     return found
 
 

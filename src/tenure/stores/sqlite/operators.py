@@ -52,7 +52,8 @@ def replay(connection: apsw.Connection, job_id: str, now: int) -> Answer | None:
         return NotLanded(f"its unique key {unique!r} is held by job {holder[0]}")
     connection.execute(
         "UPDATE jobs SET state = 'queued', run_at = ?, solo = isolated, failures = 0, crashes = 0, "
-        "crashes_total = 0, error = NULL, result = NULL, ended_at = NULL, cancel_reason = NULL, "
+        "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
+        "active_boot = NULL, ended_at = NULL, cancel_reason = NULL, "
         "expires_at = NULL, last_worker_id = NULL, last_outcome = NULL "
         "WHERE id = ? AND state IN ('completed', 'dead', 'cancelled')",
         (now, job_id),

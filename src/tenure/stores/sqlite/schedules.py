@@ -122,10 +122,13 @@ def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
 
 
 def open_again(connection: apsw.Connection, job_id: str) -> None:
-    """A job that is replayed is a run of its schedule again."""
-    rows = fetch(connection, "SELECT body FROM tick_rows WHERE job_id = ? AND NOT open", (job_id,))
-    for (body,) in rows:
+    """A job that is replayed is a run of its schedule again; and whoever saw it ended writes nothing."""
+    for schedule, body in fetch(connection, "SELECT schedule, body FROM tick_rows WHERE job_id = ?", (job_id,)):
         _put_tick(connection, decode_tick(body).reopened)
+        connection.execute(
+            "UPDATE schedule_rows SET rev = rev + 1, body = json_set(body, '$.rev', rev + 1) WHERE name = ?",
+            (schedule,),
+        )
 
 
 def ticks(connection: apsw.Connection, name: str, limit: int, before: datetime | None) -> list[Tick]:

@@ -2,15 +2,20 @@
 -- ended → queued, with nothing charged. ARGV: ids. Answers of each: nothing (no such job), its state if it has not ended,
 -- 0 if it ran under a guard, who holds its unique key and in which state, or 1.
 
--- The ticks that name this job are open again: it is a run of their schedules once more.
+-- The ticks that name this job are open again: it is a run of their schedules once more. And whoever saw it ended writes
+-- nothing: the schedule has another rev, in its body too.
 local function reopen(id)
   for run in (redis.call('HGET', job(id), 'runs') or ''):gmatch('([^%z]+)%z') do
     local tick, name = split(run)
     local told = redis.call('HGET', ns .. 'tick:' .. name, tick)
     local body = told and cjson.decode(told)
-    if body and body.job_id == id and body.status ~= 'open' then
+    if body and body.job_id == id then
       body.status, body.why, body.started_at, body.ended_at = 'open', '', cjson.null, cjson.null
       write_tick(name, tick, cjson.encode(body), true, id)
+      local schedule = ns .. 'schedule:' .. name
+      local rev = redis.call('HINCRBY', schedule, 'rev', 1)
+      local row = redis.call('HGET', schedule, 'body'):gsub('"rev":%d+', '"rev":' .. rev, 1)
+      redis.call('HSET', schedule, 'body', row)
     end
   end
 end
@@ -31,7 +36,7 @@ for _, id in ipairs(ARGV) do
     leave(id, j)
     j.run_at, j.solo = now, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true
     redis.call('HDEL', job(id), 'result', 'error', 'expires_at', 'cancel_reason', 'failures', 'crashes',
-      'crashes_total', 'last_activity_at')
+      'crashes_total', 'started_at', 'last_activity_at')
     redis.call('HSET', job(id), 'run_at', now, 'solo', j.solo and '1' or '0')
     if j.unique then redis.call('HSET', ns .. 'unique', j.unique, id) end
     enter(id, j, 'queued')
