@@ -31,7 +31,7 @@ from tenure.job import Desk, Job, clean
 from tenure.lifecycle import GUARD, LIVE, State
 from tenure.ports import Draft, Filter, JobView, Notifier, QueueView, Ring, Store, WorkerView
 from tenure.retry import Fail, Retry, Snooze
-from tenure.schedule import Schedule, Standing
+from tenure.schedule import BROKEN, Schedule, Standing
 from tenure.sinks import LOG, Incident, Kind, Message, Sink, Undelivered, open_sinks
 from tenure.task import Program, Registry, Task, task_decorator
 from tenure.ticks import overdue_by
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 QUEUE = "tenure.alerts"
 TASK = "tenure.alert"
 PREFIX = "incident:"
-BROKEN = "can't be fired"  #: why a schedule is paused that nobody paused
 FRESH_SECONDS = 3600.0  #: so long a dead letter is alerted on
 MOST_OPEN = 20  #: incidents of one kind; those above are one more together
 MOST_READ = 50

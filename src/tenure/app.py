@@ -32,7 +32,7 @@ import msgspec
 from tenure import config
 from tenure.config import Settings
 from tenure.cron import Dst
-from tenure.declarations import Declarations, Options, calling_module, calling_place, schedule
+from tenure.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
 from tenure.durations import Duration, seconds, spell
 from tenure.errors import InvalidOption
 from tenure.job import Desk, Job, JobHandle, handle_of, refuse_on_loop, valid_key
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from tenure.testing import TestQueue
     from tenure.timetable import Declared
 
-S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -91,7 +90,7 @@ class Tenure:
         self._policy: Retry | None = None
         self._imports = tuple(imports)
         self._registry = Registry()
-        self._declarations = Declarations(calling_module(1))
+        self._declarations = Declarations(calling_app(1))
         self._resources: list[Callable[[], Any]] = []
         self._arounds: list[Callable[[Job[Any]], Any]] = []
         self._client: Client | None = None
@@ -122,7 +121,7 @@ class Tenure:
         name: str | None = None,
         dst: Dst = "debian",
         **options: Unpack[Options],
-    ) -> Callable[[S], S]:
+    ) -> Callable[[Scheduled], Scheduled]:
         """Run a task at these times, without a scheduler of its own: every supervisor fires, each tick runs once.
 
         Example: `@jobs.schedule("0 6 * * *", tz="Europe/Paris", expires="2h")` above `@jobs.task`; with arguments,
@@ -131,7 +130,7 @@ class Tenure:
         """
         place = calling_place(1)
         make = partial(schedule, expression=cron, every=every, tz=tz, dst=dst, **options)
-        make("checked-at-once")  # a typo is told where it stands, also when the decorator is never applied
+        make(name or "jobs.schedule")  # a typo is told where it stands, also when the decorator is never applied
         return lambda target: self._declarations.add(target, name, make, place)
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
@@ -375,6 +374,8 @@ def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callabl
 
 def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tuple[str, float | None, float | None]:
     life = None if ttl is None else seconds(ttl, "ttl")
+    if life == 0:
+        raise InvalidOption(f"ttl: expected how long the result is kept, like 30d, got {ttl!r}; None: for ever")
     return valid_key(key, "once key"), life, None if wait is None else seconds(wait, "wait")
 
 

@@ -25,7 +25,7 @@ from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJo
 from tenure.events import current
 from tenure.job import awaited, settled
 from tenure.lifecycle import ENDED, State
-from tenure.once import Key, encode_result
+from tenure.once import HOLD_SECONDS, Key, encode_result
 from tenure.ports import Draft, Enqueued, JobView, Notifier, Ring, Store
 
 T = TypeVar("T")
@@ -106,25 +106,37 @@ class Client:
         """The first result of this key, as JSON."""
         self._refuse_beside_transaction("jobs.once(…) keeps its record beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
-        while isinstance(found := _patiently(mine.claim), float):
+        while isinstance(found := _patiently(mine.claim), int | float):
             time.sleep(found)
         if found is not None:
             return found
         with mine.held():
-            value = encode_result(key, fn(), self.settings.max_result)
-        return _patiently(lambda: mine.keep(value))
+            try:
+                value = encode_result(key, fn(), self.settings.max_result)
+            except BaseException:
+                mine.let_go()
+                raise
+            return _patiently(partial(mine.keep, value), HOLD_SECONDS)
 
     async def aonce(self, key: str, fn: Callable[[], Awaitable[object]], ttl: float | None, wait: float | None) -> str:
         """The first result of this key, as JSON."""
         self._refuse_beside_transaction("jobs.aonce(…) keeps its record beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
-        while isinstance(found := await settled(partial(_patiently, mine.claim)), float):
-            await asyncio.sleep(found)
+        try:
+            while isinstance(found := await settled(partial(_patiently, mine.claim)), int | float):
+                await asyncio.sleep(found)
+        except asyncio.CancelledError:
+            await settled(mine.let_go)  # a claim that was on its way may have landed
+            raise
         if found is not None:
             return found
         with mine.held():
-            value = encode_result(key, await fn(), self.settings.max_result)
-        return await settled(partial(_patiently, partial(mine.keep, value)))
+            try:
+                value = encode_result(key, await fn(), self.settings.max_result)
+            except BaseException:
+                await settled(mine.let_go)
+                raise
+            return await settled(partial(_patiently, partial(mine.keep, value), HOLD_SECONDS))
 
     # ── transactions ──
 
@@ -345,9 +357,9 @@ def _rings(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]:
     ]
 
 
-def _patiently(call: Callable[[], T], hasty: type[Exception] | tuple[()] = ()) -> T:
+def _patiently(call: Callable[[], T], patience: float = PATIENCE, *, hasty: type[Exception] | tuple[()] = ()) -> T:
     """While the store is away, for a while. `hasty`: what is raised at once all the same."""
-    deadline, pause = time.monotonic() + PATIENCE, 0.05
+    deadline, pause = time.monotonic() + patience, 0.05
     while True:
         try:
             return call()

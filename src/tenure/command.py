@@ -6,9 +6,8 @@ start; beside it a *watcher*, in a session of its own. Neither needs this proces
 - The watcher hears of every renewal. When they stop coming (the store is away, or this process is stopped) it sends
   SIGTERM at two thirds of the lease and SIGKILL at four fifths; when this process dies it kills at once.
 - The command leads a process group of its own. SIGKILL also finds what has left that group, by the token in its
-  environment. What it leaves in the background when it
-  ends by itself goes on, as under a shell; the lock is free by then, and this process stays to pass on what they
-  print until they close it, as cron does.
+  environment. What it leaves in the background when it ends by itself goes on, as under a shell: the lock is free by
+  then, and this process stays to pass on what they print, as cron does, until they close it.
 
 Standard input is inherited. So is an output that is a terminal: the command has the terminal itself, and its tail is
 not kept. It is in the foreground there, so Ctrl-C is the command's, and Ctrl-Z suspends both (for longer than the

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast
 
 from tenure import cron
 from tenure.config import valid_name
@@ -19,8 +19,17 @@ from tenure.errors import InvalidArguments, InvalidOption
 from tenure.schedule import CATCH_UPS, OVERLAPS, CatchUp, Overlap, Schedule
 from tenure.task import NewJob, Task
 
-S = TypeVar("S")
-_LOOKED_AT = 200  #: ticks
+
+class _Ready(Protocol):
+    """A task that needs no arguments."""
+
+    def bind(self) -> NewJob[Any]: ...
+
+
+Scheduled = TypeVar("Scheduled", bound=_Ready | NewJob[Any])
+_LOOKED_FROM = datetime(2026, 1, 1, tzinfo=UTC)
+_LOOKED_AT = 500  #: ticks
+_makers: dict[str, list[str]] = {}  #: of each module, where apps are made in it
 
 
 class Options(TypedDict, total=False):
@@ -91,11 +100,10 @@ def schedule(
 
 
 def _least_pause(rule: cron.Rule) -> float:
-    """Seconds between the two of the next ticks that are closest together."""
+    """Seconds between the two of many ticks that are closest together: the same answer on every day."""
     if isinstance(rule, cron.Every):
         return rule.seconds
-    now = datetime.now(UTC)
-    ticks = list(islice(rule.between(now, now + timedelta(days=3660)), _LOOKED_AT))
+    ticks = list(islice(rule.between(_LOOKED_FROM, _LOOKED_FROM + timedelta(days=3660)), _LOOKED_AT))
     return min(((b - a).total_seconds() for a, b in pairwise(ticks)), default=float("inf"))
 
 
@@ -106,7 +114,7 @@ class Declarations:
         self.source = source
         self._declared: dict[str, tuple[Schedule, Task[..., Any] | NewJob[Any], str]] = {}
 
-    def add(self, target: S, name: str | None, make: Any, place: str) -> S:
+    def add(self, target: Scheduled, name: str | None, make: Any, place: str) -> Scheduled:
         """`make(name)` is the schedule; `target` what it runs: a task without required arguments, or `task.bind(…)`."""
         given: object = target
         if not isinstance(given, Task | NewJob):
@@ -156,11 +164,17 @@ def _said(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[objec
     return declared, runs.name if isinstance(runs, Task) else replace(runs.draft(), id="")
 
 
-def calling_module(depth: int) -> str:
-    """The module that called, as `tenure worker` names it too when it is a file that is run."""
+def calling_app(depth: int) -> str:
+    """What names an app: the module that makes it, as `tenure worker` sees it too; a second one in it is `module#2`."""
     frame = sys._getframe(depth + 1)
-    name: str = frame.f_globals.get("__name__", "")
-    return Path(frame.f_code.co_filename).stem if name in ("", "__main__") else name
+    name, spec = frame.f_globals.get("__name__", ""), frame.f_globals.get("__spec__")
+    if name in ("", "__main__"):
+        name = spec.name if spec else Path(frame.f_code.co_filename).stem
+    made, place = _makers.setdefault(name, []), calling_place(depth + 1)
+    if place not in made:
+        made.append(place)
+    number = made.index(place) + 1
+    return name if number == 1 else f"{name}#{number}"
 
 
 def calling_place(depth: int) -> str:

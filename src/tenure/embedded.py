@@ -62,6 +62,7 @@ class Embedded:
         names = self._program.tasks.names
         if not names:
             raise TenureError('this app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
+        declares = Declaration(self._program.source, self._settings.release or "", tuple(self._program.schedules()))
         self._store, self._renewals = self._open_store(self._settings), self._open_store(self._settings)
         self._notifier = self._open_notifier(self._settings, self._store)
         self._maintenance = Maintenance(
@@ -74,9 +75,7 @@ class Embedded:
             keep_history=self._settings.keep_history,
             mine=lambda: frozenset({self._id}),
         )
-        self._maintenance.declare(
-            Declaration(self._program.source, self._settings.release or "", tuple(self._program.schedules()))
-        )
+        self._maintenance.declare(declares)
         alarm = self._alarm = self._new_alarm() if self._maintains else None
         self._closing.clear()
         self._ended.clear()

@@ -13,6 +13,7 @@ from random import random
 from types import MappingProxyType
 
 from tenure.clock import system_clock
+from tenure.errors import BadData, InvalidOption
 from tenure.events import RESCUE_REASONS, Events, JobRescued
 from tenure.host import end_leftovers, pid_namespace, started, token_of
 from tenure.lifecycle import State
@@ -21,6 +22,7 @@ from tenure.ports import Notifier, Rescued, Ring, Store
 from tenure.schedule import Schedule
 from tenure.timetable import Declared, Timetable
 
+_log = logging.getLogger("tenure.schedules")
 BATCH = 100
 PRUNE_SECONDS = 60.0
 UPKEEP_SECONDS = 1.0
@@ -135,10 +137,16 @@ class Maintenance:
         """Ticks whose time has come become jobs; seconds until the next one's has."""
         declaration = self._undeclared
         if declaration is not None:
-            _say(declaration, self._timetable.declare(declaration.source, declaration.release, declaration.schedules))
+            try:
+                _say(declaration, self._declared(declaration))
+            except (InvalidOption, BadData) as error:  # of no use to try again; the others are fired all the same
+                _log.error("the schedules of %s can't be declared: %s", declaration.source, error)
             if self._undeclared is declaration:
                 self._undeclared = None
         return self._timetable.fire_due()
+
+    def _declared(self, declaration: Declaration) -> Declared:
+        return self._timetable.declare(declaration.source, declaration.release, declaration.schedules)
 
     def upkeep_if_due(self) -> None:
         if time.monotonic() >= self._next_upkeep:
@@ -172,9 +180,8 @@ class Maintenance:
 
 
 def _say(declaration: Declaration, done: Declared) -> None:
-    log = logging.getLogger("tenure.schedules")
     if done.older:
-        log.warning(
+        _log.warning(
             "the schedules of %s stay as release %s declares them, which was seen later than %s; to go back to these: "
             "tenure schedules declare --force",
             declaration.source,
@@ -183,4 +190,4 @@ def _say(declaration: Declaration, done: Declared) -> None:
         )
     for what, names in (("made", done.made), ("changed", done.changed), ("retired", done.retired)):
         if names:
-            log.info("schedules %s: %s", what, ", ".join(names))
+            _log.info("schedules %s: %s", what, ", ".join(names))

@@ -26,6 +26,7 @@ from tenure.ids import new_id
 from tenure.ports import Store
 
 HOLD_SECONDS = 30.0
+RETRY_SECONDS = 1.0
 _FIRST_LOOK, _SLOWEST_LOOK = 0.01, 1.0
 _log = logging.getLogger("tenure.once")
 
@@ -43,12 +44,14 @@ _encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder(Record).d
 
 
 class Key:
-    """One caller's way to a key: `claim()` until it tells, then act while it is `held()`, and `keep(…)` the result."""
+    """One caller's way to a key: `claim()` until it tells, act while it is `held()`, then `keep(…)` or `let_go()`."""
 
     def __init__(self, store: Store, key: str, ttl: float | None, wait: float | None) -> None:
         self._store, self._name, self._key = store, key, f"once:{key}"
         self._ttl, self._wait = ttl, wait
         self._mine = _encode(Record(new_id(), host_name())).decode()
+        self._done = threading.Event()
+        self._turn = threading.Lock()  #: one word to the store at a time: what is let go is not taken again
         self._began = time.monotonic()
         self._pause = _FIRST_LOOK
 
@@ -72,39 +75,49 @@ class Key:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Ours while this block runs; free for others when it raises."""
-        done = threading.Event()
-        renewing = threading.Thread(target=self._renew, args=(done,), name="tenure-once", daemon=True)
-        renewing.start()
+        """Ours for as long as this block runs."""
+        threading.Thread(target=self._renew, name="tenure-once", daemon=True).start()
         try:
             yield
-        except BaseException:
-            done.set()  # first: what is given back is not lost
-            with suppress(StoreError):  # it ends by itself
-                self._store.swap(self._key, self._mine, None)
-            raise
         finally:
-            done.set()
+            self._done.set()
 
-    def _renew(self, done: threading.Event) -> None:
-        while not done.wait(HOLD_SECONDS / 3):
-            with suppress(StoreError):  # tried again at the next turn; `keep` tells if it was lost
-                swapped = self._store.swap(self._key, self._mine, self._mine, ttl=HOLD_SECONDS)
-                if not swapped.landed and not done.is_set():
-                    _log.warning(
-                        "once(%r): its hold has ended, since it could not be renewed: another may act too", self._name
-                    )
+    def _renew(self) -> None:
+        pause = HOLD_SECONDS / 3
+        while not self._done.wait(pause):
+            with self._turn:
+                if self._done.is_set():
                     return
+                try:
+                    held = self._swapped(self._mine, self._mine) or self._swapped(None, self._mine)
+                except StoreError:
+                    pause = min(RETRY_SECONDS, HOLD_SECONDS / 3)
+                    continue
+            pause = HOLD_SECONDS / 3
+            if not held:
+                _log.warning("once(%r): it could not be renewed in time, and another acts too", self._name)
+                return
+
+    def _swapped(self, old: str | None, new: str | None) -> bool:
+        return self._store.swap(self._key, old, new, ttl=HOLD_SECONDS).landed
+
+    def let_go(self) -> None:
+        """Free for others, if it is ours."""
+        with self._turn, suppress(StoreError):  # it ends by itself
+            self._done.set()
+            self._swapped(self._mine, None)
 
     def keep(self, value: str) -> str:
         """Record the result; the one that stands, if another was faster."""
         done = _encode(Record(_decode(self._mine).by, state="done", value=value)).decode()
-        swapped = self._store.swap(self._key, self._mine, done, ttl=self._ttl)
+        with self._turn:
+            swapped = self._store.swap(self._key, self._mine, done, ttl=self._ttl)
+            if not swapped.landed and swapped.value is None:
+                swapped = self._store.swap(self._key, None, done, ttl=self._ttl)
+            self._done.set()
         if swapped.landed:
             return value
         stands = None if swapped.value is None else _decode(swapped.value)
-        if stands is None and self._store.swap(self._key, None, done, ttl=self._ttl).landed:
-            return value
         _log.warning("once(%r): another has acted too, since this key was out of our hands for a while", self._name)
         return stands.value if stands is not None and stands.state == "done" else value
 

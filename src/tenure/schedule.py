@@ -30,6 +30,7 @@ GRACE = 300.0  #: seconds after which a tick that nobody fired, or whose job nob
 CATCH_UP_WINDOW = 7 * 86_400.0
 CATCH_UP_MAX = 100
 ALERT_AFTER = 2
+BROKEN = "can't be fired"  #: how the reason of a pause begins that nobody asked for
 REPLACED = "a newer tick of its schedule replaces it"  #: why such a job is asked to stop
 
 

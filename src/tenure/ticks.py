@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from sys import maxsize
 from typing import Any
@@ -20,7 +21,7 @@ from tenure.durations import spell
 from tenure.errors import InvalidOption, TenureError
 from tenure.lifecycle import GUARD, State
 from tenure.ports import AttemptView, Draft
-from tenure.schedule import Cause, Change, Ended, Run, Schedule, Standing, Status, Tick
+from tenure.schedule import BROKEN, Cause, Change, Ended, Run, Schedule, Standing, Status, Tick
 
 ON_TIME = 60.0  #: a tick fired within so many seconds of its time was not missed
 LOOK_AGAIN = 60.0  #: who waits for a run to end is told; should that be lost, it looks by itself
@@ -44,7 +45,19 @@ class Refused(TenureError):
 
 
 def rule_of(schedule: Schedule) -> Rule:
-    return read(schedule.rule, schedule.tz, schedule.dst)
+    return _read(schedule.rule, schedule.tz, schedule.dst)
+
+
+_read = lru_cache(10_000)(read)
+
+
+def understood(schedule: Schedule) -> bool:
+    """Can its ticks be told? A zone may be no more, or a newer Tenure have written what this one does not know."""
+    try:
+        rule_of(schedule)
+    except InvalidOption:
+        return False
+    return True
 
 
 def run_id(schedule: str, tick: datetime, cause: str) -> str:
@@ -70,7 +83,6 @@ class Plan:
 
     def __init__(self, standing: Standing, now: datetime) -> None:
         self._read = self.schedule = standing.schedule
-        self.rule = rule_of(self.schedule)
         self._now = now
         self._live = [run for run in standing.runs if run.live]
         self._ended = [run for run in standing.runs if not run.live]
@@ -78,6 +90,11 @@ class Plan:
         self._ticks: list[Tick] = []
         self._drafts: list[Draft] = []
         self._cancel: list[str] = []
+
+    @property
+    def rule(self) -> Rule:
+        """Raises InvalidOption for one that can't be understood, any more."""
+        return rule_of(self.schedule)
 
     def change(self) -> Change | None:
         """The write; None: nothing changes."""
@@ -289,24 +306,31 @@ class Plan:
         """Take over what was declared: it moves, and does not fork. What was due by the old rule is fired first."""
         if self._read.rev == 0:
             self.schedule = replace(new, since=self._now)
-            self.rule = rule_of(self.schedule)
             if new.kind == "task":
                 self._set(next_tick=self._after(self._now))
             return self._look_again()
         before = self.schedule
         moved = any(getattr(before, name) != getattr(new, name) for name in _TIMING)
         self._set(**{name: getattr(new, name) for name in _DEFINITION})
-        if before.retired_at is not None:
-            self._set(retired_at=None)
-            self._skip_what_passed("it was not declared by any app")
-        self.fire()
+        if before.paused_why.startswith(BROKEN):
+            self._set(paused_at=None, paused_why="")
+        if understood(before):
+            self._leave_nothing_behind(moved)
+        else:  # its ticks since then are known to nobody
+            self._set(retired_at=None, pending_tick=None)
         if moved:
-            if self.schedule.next_tick is not None and self.schedule.next_tick <= self._now and self.schedule.job:
-                self._miss(self.schedule.next_tick, self._now + _MOMENT, "its schedule was changed before it was fired")
             self._set(**{name: getattr(new, name) for name in _TIMING}, catching_up_to=None)
-            self.rule = rule_of(self.schedule)
             self._set(next_tick=self._after(self._now) if new.kind == "task" else None)
         return self._look_again()
+
+    def _leave_nothing_behind(self, moved: bool) -> None:
+        """By the old rule: what is due is fired, what nobody will fire is written down."""
+        if self.schedule.retired_at is not None:
+            self._set(retired_at=None)
+            self._skip_what_passed("it was not declared by any app")
+        next_tick = self.fire().schedule.next_tick
+        if moved and next_tick is not None and next_tick <= self._now and self.schedule.job:
+            self._miss(next_tick, self._now + _MOMENT, "its schedule was changed before it was fired")
 
     def retire(self) -> Plan:
         """No longer declared: kept, with its history, and not fired."""
@@ -468,8 +492,7 @@ def overdue_by(standing: Standing, now: datetime) -> float | None:
     s = standing.schedule
     if s.idle or any(run.live and run.job and run.job.attempt > 0 for run in standing.runs):
         return None
-    open_ticks = [run.tick for run in standing.runs if run.live]
-    moments = [each.tick if each.cause == "tick" else each.decided_at for each in open_ticks]
+    moments = [run.tick.decided_at for run in standing.runs if run.live]
     if s.next_tick is not None:
         moments.append(s.next_tick + jitter(s, s.next_tick))
     late = (now - min(moments)).total_seconds() if moments else 0.0

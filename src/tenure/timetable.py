@@ -20,7 +20,7 @@ import msgspec
 from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.lifecycle import State
 from tenure.ports import Notifier, Ring, Store
-from tenure.schedule import Change, RunStatus, Schedule, Standing, Tick
+from tenure.schedule import BROKEN, Change, RunStatus, Schedule, Standing, Tick
 from tenure.ticks import Plan, Refused, overdue_by, rule_of
 
 _log = logging.getLogger("tenure.schedules")
@@ -310,7 +310,7 @@ class Timetable:
 
 def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
     _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error)
-    return Change(schedule=replace(schedule, paused_at=now, paused_why=f"can't be fired: {error}", due_at=None))
+    return Change(schedule=replace(schedule, paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
 
 
 def why_overdue(standing: Standing) -> str:

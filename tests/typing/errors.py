@@ -85,6 +85,15 @@ kept: str = jobs.once("k", lambda: 3)  # type: ignore[assignment]
 jobs.once("k", plain)  # type: ignore[arg-type]
 
 
+@jobs.schedule("@daily")  # type: ignore[type-var]
+def no_task() -> None: ...
+
+
+@jobs.schedule("@daily")  # type: ignore[type-var]
+@jobs.task
+def needs_arguments(region: str) -> None: ...
+
+
 # ── resources and arounds ──
 
 

@@ -256,7 +256,6 @@ def test_a_wrong_option_is_told_before_the_decorator_is_applied(
     assert why in str(caught.value)
 
 
-@pytest.mark.xfail(reason="every such sentence begins with checked-at-once", strict=True)
 def test_a_wrong_option_is_told_with_the_name_of_its_schedule_if_it_has_one(jobs: Tenure) -> None:
     with pytest.raises(InvalidOption, match=r"^daily: overlap: "):
         jobs.schedule("@daily", name="daily", overlap="wait")  # type: ignore[arg-type]
@@ -400,7 +399,6 @@ def test_a_schedule_that_two_apps_declare_is_the_last_ones_and_a_warning_says_so
     assert "schedule a of app shop is now declared by app other" in caplog.text
 
 
-@pytest.mark.xfail(reason="the plan of the stored row raises InvalidOption, which ends the supervisor", strict=True)
 @pytest.mark.parametrize("declared", [{"a": "10m"}, {}], ids=["changed", "retired"])
 def test_a_stored_row_that_is_not_understood_is_replaced_by_what_is_declared(
     site: Site, declared: dict[str, str]
@@ -510,7 +508,6 @@ def test_the_worker_of_an_older_release_leaves_the_schedule_and_says_so(
     assert "tenure schedules declare --force" in caplog.text
 
 
-@pytest.mark.xfail(reason="it opens its stores before it looks at the declarations", strict=True)
 def test_an_embedded_worker_with_a_bad_declaration_does_not_start_and_leaves_nothing_open(here: Path) -> None:
     jobs = scheduled(None, Runs())
     jobs.schedule("@daily", name="bad")(jobs.tasks["beat"].using(delay="5s").bind("beat"))

@@ -17,7 +17,7 @@ from tenure.ports import Ring
 from tenure.schedule import REPLACED, Change, Schedule, Standing, Tick
 from tenure.stores.memory import MemoryStore
 from tenure.ticks import Began, Held, Plan, Refused, begin_guard
-from tenure.timetable import Declared, Timetable, UnknownSchedule, record
+from tenure.timetable import HELD_SECONDS, Declared, Timetable, UnknownSchedule, record
 
 HOUR = 3_600.0
 
@@ -278,7 +278,7 @@ def test_who_loses_reads_again_and_says_so_when_it_never_wins(monkeypatch: pytes
     table.resume("s")
     world.advance(HOUR)
     store.rivals = 1
-    assert table.fire_due() == 0.0
+    assert table.fire_due() == HELD_SECONDS
     assert store.ticks("s") == []
     table.fire_due()
     assert len(store.ticks("s")) == 1

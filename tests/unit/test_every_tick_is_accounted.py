@@ -1,0 +1,407 @@
+"""Whatever happens, every tick of a schedule is told of exactly once: an accountant who only reads checks the books.
+
+He knows when the rule in force ticks, the clock, and what the store shows; nothing of how ticks are decided.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from conformance.factories import World, draft, everything, start
+from tenure import cron
+from tenure.lifecycle import ENDED, LIVE, Cancelled, Completed, Crashed, Failed, Lease, Outcome, Snoozed, State
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import JobView
+from tenure.schedule import CATCH_UPS, OVERLAPS, Schedule, Tick
+from tenure.stores.memory import MemoryStore
+from tenure.ticks import Refused, jitter
+from tenure.timetable import Timetable
+
+STORIES = int(os.environ.get("TENURE_TEST_STORIES", "60"))
+MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0
+ON_TIME, LOOKS = 60.0, 60.0  # a tick that late was not missed; so often a waiting schedule is looked at
+MOMENT = timedelta(milliseconds=1)
+STATUS = {State.COMPLETED: "success", State.DEAD: "failure", State.CANCELLED: "cancelled"}
+
+RULES = [
+    ("every 7m", "UTC"),
+    ("every 1h", "UTC"),
+    ("every 25h offset 3h", "UTC"),
+    ("*/20 * * * *", "UTC"),
+    ("30 1,2,3 * * *", "Europe/Paris"),
+    ("*/30 0-4 * * *", "America/New_York"),
+    ("0 9 * * MON", "Asia/Tokyo"),
+]
+OUTCOMES: list[Outcome] = [
+    Completed(),
+    Completed(),
+    Failed("boom", final=True),
+    Failed("later", retry_in=600.0),
+    Snoozed(1_200.0),
+    Crashed("killed"),
+    Cancelled("stopped"),
+]
+SPANS = [1.0, 59.0, 61.0, 5 * MINUTE, 20 * MINUTE, HOUR, 3 * HOUR, 9 * HOUR, DAY, 3 * DAY, 20 * DAY]
+options = st.fixed_dictionaries(
+    {
+        "timing": st.sampled_from(RULES),
+        "overlap": st.sampled_from(OVERLAPS),
+        "catch_up": st.sampled_from(CATCH_UPS),
+        "catch_up_window": st.sampled_from([1.0, 90 * MINUTE, 2 * DAY, 7 * DAY]),
+        "catch_up_max": st.sampled_from([1, 3, 40]),
+        "expires": st.sampled_from([None, None, 10 * MINUTE, 5 * HOUR]),
+        "jitter": st.sampled_from([0.0, 0.0, 0.25, 300.0]),
+        "start": st.sampled_from([None, None, -HOUR, 5 * HOUR]),
+        "end": st.sampled_from([None, None, None, DAY, -MINUTE]),
+        "pause_after": st.sampled_from([None, None, 2]),
+        "max_crashes": st.sampled_from([0, 3]),
+    }
+)
+pick = st.integers(0, 99)
+
+
+class Span(NamedTuple):
+    """From when, and until when, a rule decided."""
+
+    rule: cron.Rule
+    after: datetime
+    until: datetime
+
+    def ticks(self, until: datetime) -> list[datetime]:
+        return list(self.rule.between(self.after, min(self.until, until)))
+
+
+class Books(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(MemoryStore)
+        store = self.world.store()
+        assert isinstance(store, MemoryStore)
+        self.store = store
+        self.table = Timetable(store, PollNotifier())
+        self.worker = start(store, lease=10_000 * DAY)
+        self.leases: list[Lease] = []
+        self.past: list[Span] = []  # of rules that were in force
+        self.span: Span | None = None
+        self.known: dict[str, JobView] = {}  # the jobs as they were after the last step
+        self.stood: Schedule | None = None
+        self.replayed: set[str] = set()
+        self.rules_differ = 0
+
+    def teardown(self) -> None:
+        self.world.close()
+
+    def now(self) -> datetime:
+        return self.store.now()
+
+    def stands(self) -> Schedule:
+        return self.table.get("s").schedule
+
+    def live(self) -> list[str]:
+        return [run.tick.job_id or "" for run in self.table.get("s").runs if run.live]
+
+    # ── the schedule ──
+
+    @initialize(wanted=options)
+    def declared(self, wanted: dict[str, Any]) -> None:
+        self.put(wanted)
+
+    @rule(wanted=options, keep=pick)
+    def changed(self, wanted: dict[str, Any], keep: int) -> None:
+        """Half of the changes leave its times as they are."""
+        s = self.stands()
+        if keep % 2:
+            wanted = {**wanted, "timing": (s.rule, s.tz), "start": s.start, "end": s.end}
+        self.catch_up_with_the_clock()
+        self.put(wanted)
+
+    def catch_up_with_the_clock(self) -> None:
+        """New times begin now: with a clock behind what was decided they would begin in the past."""
+        told = [tick.until or tick.tick for tick in self.rows()]
+        behind = max([self.now(), *told]) - self.now()
+        self.world.advance(behind.total_seconds())
+
+    def put(self, wanted: dict[str, Any]) -> None:
+        now, given = self.now(), dict(wanted)
+        spec, tz = given.pop("timing")
+        for name in ("start", "end"):
+            if isinstance(given[name], float):
+                given[name] = now + timedelta(seconds=given[name])
+        if given["start"] and given["end"] and given["end"] <= given["start"]:
+            given["end"] = None
+        job = draft(id="", max_crashes=given.pop("max_crashes"))
+        new = Schedule(name="s", rule=spec, tz=tz, job=job, **given)
+        before = None if self.span is None else self.stands()
+        self.table.put(new)
+        after = self.stands()
+        timing = [(s.rule, s.tz, s.dst, s.start, s.end) for s in (before, after) if s]
+        if len(timing) == 1 or timing[0] != timing[1]:
+            if self.span is not None:
+                self.past.append(self.span._replace(until=min(self.span.until, now)))
+            begins = max(now, after.start - MOMENT) if after.start else now
+            self.span = Span(cron.read(spec, tz), begins, after.end or datetime.max.replace(tzinfo=now.tzinfo))
+
+    @rule(days=st.sampled_from([0, 0, 1]))
+    def paused(self, days: int) -> None:
+        self.table.pause("s")
+        self.world.advance(days * DAY)
+
+    @rule()
+    def resumed(self) -> None:
+        self.table.resume("s")
+
+    @rule()
+    def retired_and_declared_again(self) -> None:
+        self.table.declare("app", "1", [self.stands()])
+        self.table.declare("app", "2", [], force=True)
+        self.world.advance(HOUR)
+        self.fired()
+        self.table.declare("app", "1", [self.stands()], force=True)
+
+    @rule()
+    def removed_and_made_again(self) -> None:
+        s = self.stands()
+        self.table.remove("s")
+        for job_id in list(self.known):
+            self.store.cancel([job_id], "gone")
+        self.leases.clear()
+        self.past, self.span = [], None
+        self.world.advance(7 * MINUTE)
+        fields = ("overlap", "catch_up", "catch_up_window", "catch_up_max", "expires", "jitter", "pause_after")
+        made = {name: getattr(s, name) for name in fields}
+        self.put({**made, "timing": (s.rule, s.tz), "start": None, "end": None, "max_crashes": 1})
+
+    # ── time, and those who fire ──
+
+    @rule(span=st.sampled_from(SPANS), n=pick)
+    def nobody_was_there(self, span: float, n: int) -> None:
+        self.world.advance(span * (1 + n / 100))
+
+    @rule(seconds=st.sampled_from([0.5, 30.0, 10 * MINUTE, 2 * HOUR]))
+    def the_clock_is_set_back(self, seconds: float) -> None:
+        self.world.step_wall_clock(-seconds)
+
+    @rule(times=st.integers(1, 30))
+    def time_passes_as_it_should(self, times: int) -> None:
+        for _ in range(times):
+            s = self.stands()
+            due_at = self.now() + timedelta(hours=1) if s.due_at is None else s.due_at
+            self.world.advance(max(0.0, (due_at - self.now()).total_seconds()))
+            self.fired()
+            self.the_books_are_right()
+
+    @rule()
+    def fired(self) -> None:
+        before, stood, live = self.known, self.stands(), self.live()
+        while self.table.fire_due() == 0.0:
+            pass
+        self.nothing_due_is_left()
+        self.what_began_was_allowed_to(before, stood, live)
+        for tick in self.rows(cause=None):
+            job = None if tick.job_id is None else self.store.get(tick.job_id)
+            if tick.job_id is not None and job is not None:
+                assert tick.status == STATUS.get(job.state, "open"), (tick, job.state)
+            elif tick.job_id is not None:
+                assert tick.status != "open", tick
+
+    def nothing_due_is_left(self) -> None:
+        s, now = self.stands(), self.now()
+        if s.idle or s.next_tick is None or s.next_tick + jitter(s, s.next_tick) > now:
+            return
+        assert s.catching_up_to is not None, "a tick whose time has come was left"
+        assert s.overlap != "allow"
+        assert self.live(), "what waits to be made up for waits for a run"
+
+    def what_began_was_allowed_to(self, before: dict[str, JobView], stood: Schedule, was_live: list[str]) -> None:
+        s, now = self.stands(), self.now()
+        begun = sorted(
+            (t for t in self.rows() if t.job_id is not None and t.job_id not in before), key=lambda tick: tick.tick
+        )
+        if s.overlap != "allow":
+            still = [job_id for job_id in self.live() if job_id in was_live]
+            live = [tick for tick in begun if tick.job_id in self.live()]
+            assert len(live) + bool(still and live) <= 1, "two runs at once"
+        waited = {stood.pending_tick}
+        fresh = [tick for tick in begun if tick.tick not in waited]
+        if stood.catching_up_to is not None:
+            fresh = [tick for tick in fresh if tick.tick > stood.catching_up_to]
+        window = ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)
+        for tick in fresh:
+            age = (now - tick.tick - jitter(s, tick.tick)).total_seconds()
+            assert age <= max(window, ON_TIME) + s.jitter, f"{tick.tick} is {age} s late: {s.catch_up} {window}"
+        assert len(fresh) <= (s.catch_up_max if s.catch_up == "all" else 1)
+        if s.catching_up_to is not None and s.next_tick is not None:
+            assert s.catching_up_to <= now
+        for tick in begun:
+            view = self.store.get(tick.job_id or "")
+            assert view is not None
+            if s.expires is not None:
+                assert (now - tick.tick).total_seconds() < s.expires
+                assert view.expires_at is not None
+                assert abs((view.expires_at - tick.tick).total_seconds() - s.expires) < 0.01
+
+    # ── the workers ──
+
+    @rule(n=pick)
+    def claims(self, n: int) -> None:
+        self.leases += [
+            Lease(each.id, each.attempt, self.worker)
+            for each in self.store.claim(self.worker, {"default": n % 3 + 1}, 10)
+            + self.store.claim(self.worker, {"default": n % 3 + 1}, 10, solo=True)
+        ]
+
+    @rule(n=pick, outcome=st.sampled_from(OUTCOMES))
+    def ends_one(self, n: int, outcome: Outcome) -> None:
+        if self.leases:
+            self.store.finish([(self.leases.pop(n % len(self.leases)), outcome)])
+
+    @rule(times=st.integers(1, 8))
+    def works_off(self, times: int) -> None:
+        """As a healthy system does: each run ends before the next look."""
+        for _ in range(times):
+            self.claims(0)
+            self.store.finish([(lease, Completed()) for lease in self.leases])
+            self.leases.clear()
+            self.fired()
+            self.the_books_are_right()
+
+    @rule()
+    def due_jobs_are_promoted(self) -> None:
+        self.store.promote()
+
+    # ── people ──
+
+    @rule(n=pick)
+    def cancels(self, n: int) -> None:
+        self.store.cancel(self.some_job(n), "by hand")
+
+    @rule(n=pick)
+    def replays(self, n: int) -> None:
+        self.store.replay(self.some_job(n))
+
+    @rule(n=pick)
+    def deletes(self, n: int) -> None:
+        self.store.delete(self.some_job(n))
+
+    def some_job(self, n: int) -> list[str]:
+        names = sorted({tick.job_id for tick in self.rows(cause=None) if tick.job_id is not None})
+        return names[n % len(names) :][:1] if names else []
+
+    @rule(force=st.booleans())
+    def triggers(self, force: bool) -> None:
+        self.world.advance(0.01)
+        live = self.live()
+        try:
+            job_id = self.table.trigger("s", force=force)
+        except Refused:
+            assert live
+            assert not force
+            return
+        view = self.store.get(job_id)
+        assert view is not None
+        assert view.state in LIVE
+
+    @rule(hours=st.integers(1, 30), again=st.booleans())
+    def backfills(self, hours: int, again: bool) -> None:
+        self.world.advance(0.01)
+        self.table.backfill("s", self.now() - timedelta(hours=hours), self.now(), again=again)
+
+    @rule()
+    def reads(self) -> None:
+        self.table.history("s")
+        self.table.overdue()
+
+    # ── the books ──
+
+    def rows(self, cause: str | None = "tick") -> list[Tick]:
+        return [tick for tick in self.store.ticks("s", limit=1_000_000) if cause in (None, tick.cause)]
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        if self.span is None:
+            return
+        s = self.stands()
+        undecided = s.next_tick
+        told: dict[datetime, Tick] = {}
+        spans = [*self.past, self.span]
+        for row in self.rows():
+            ticks = [tick for span in spans for tick in span.ticks(row.until or row.tick) if tick >= row.tick]
+            assert len(ticks) == row.count, f"{row} is of {len(ticks)} ticks"
+            assert (ticks[0], ticks[-1]) == (row.tick, row.until or row.tick), "it begins and ends with a tick"
+            for tick in ticks:
+                assert tick not in told, f"{tick} is told of twice: {told[tick]} and {row}"
+                told[tick] = row
+        if s.pending_tick is not None:
+            assert s.pending_tick not in told
+            told[s.pending_tick] = Tick(schedule="s", tick=s.pending_tick, decided_at=self.now())
+        if undecided is None:
+            expected = {tick for span in self.past for tick in span.ticks(span.until)}
+            expected |= set(self.span.ticks(self.span.until)) if s.end is not None else set()
+        else:
+            assert next(self.span.rule.between(undecided - MOMENT, undecided), None) == undecided
+            expected = {tick for span in spans for tick in span.ticks(undecided - MOMENT)}
+        assert told.keys() == expected, (sorted(expected - told.keys())[:5], sorted(told.keys() - expected)[:5])
+
+    @invariant()
+    def it_never_stops_by_itself(self) -> None:
+        if self.span is None:
+            return
+        s = self.stands()
+        if s.idle:
+            return
+        if s.next_tick is None:
+            assert s.end is not None
+            assert self.span.rule.after(max(self.span.after, s.last_tick or self.span.after)) is not None
+        waits = [] if s.next_tick is None else [s.next_tick + jitter(s, s.next_tick)]
+        waits += [] if s.pending_tick is None else [self.now()]
+        if waits:
+            assert s.due_at is not None, "nobody would ever look at it"
+            behind = timedelta(seconds=LOOKS + 3 * HOUR)  # the clock may have been set back since
+            assert s.due_at <= max(min(waits), self.now()) + behind
+
+    @invariant()
+    def every_job_has_its_row(self) -> None:
+        if self.span is None:
+            return
+        jobs = {view.id: view for view in everything_of(self.store)}
+        rows: dict[str, list[Tick]] = {}
+        for tick in self.rows(cause=None):
+            if tick.job_id is not None:
+                rows.setdefault(tick.job_id, []).append(tick)
+        assert all(len(each) == 1 for each in rows.values()), "a job is one tick's"
+        since = self.stands().since
+        assert since is not None
+        for job_id, view in jobs.items():
+            mine = view.enqueued_at >= since and view.meta.get("schedule") == "s" and job_id not in self.known
+            if mine or (job_id in self.known and job_id in rows):
+                assert job_id in rows, f"nobody knows of {view}"
+                assert view.meta["tick"] == rows[job_id][0].tick.isoformat()
+                assert view.state in ENDED or rows[job_id][0].status == "open", "it runs, and its tick is closed"
+        self.known = jobs
+
+
+def everything_of(store: MemoryStore) -> list[JobView]:
+    found = everything(store)
+    assert len(found) < 1_000
+    return found
+
+
+@pytest.mark.timeout(400)  # a failure takes its time to be shrunk to a short story
+def test_every_tick_is_accounted_for_exactly_once() -> None:
+    run_state_machine_as_test(
+        Books,
+        settings=settings(
+            max_examples=STORIES,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        ),
+    )
