@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from tenure.app import Tenure
 from tenure.arguments import Secret
-from tenure.errors import JobStopped, TenureError
+from tenure.errors import GuardSkipped, JobStopped, TenureError
 from tenure.job import Job, JobHandle
 from tenure.retry import Fail, Retry, Snooze
 from tenure.task import NewJob, Task
 
 __all__ = [
     "Fail",
+    "GuardSkipped",
     "Job",
     "JobHandle",
     "JobStopped",

@@ -45,6 +45,7 @@ from tenure.task import NewJob, Program, Registry, returned, task_decorator
 if TYPE_CHECKING:
     from tenure.client import Client
     from tenure.embedded import Embedded
+    from tenure.guard import Guard
     from tenure.task import _TaskDecorator
     from tenure.testing import TestQueue
     from tenure.timetable import Declared
@@ -132,6 +133,30 @@ class Tenure:
         make = partial(schedule, expression=cron, every=every, tz=tz, dst=dst, **options)
         make(name or "jobs.schedule")  # a typo is told where it stands, also when the decorator is never applied
         return lambda target: self._declarations.add(target, name, make, place)
+
+    def guard(
+        self,
+        name: str,
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        tz: str = "UTC",
+        timeout: Duration | None = None,
+    ) -> Guard:
+        """Guard a function that another scheduler calls: one run at a time on all hosts, each tick once, all recorded.
+
+        Example: `@jobs.guard("daily-report", every="1d")` above a function, plain or async, which returns None when it
+        is skipped; `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped. Raises InvalidOption.
+        """
+        from tenure.guard import Guard
+
+        return Guard(name, every=every, cron=cron, tz=tz, timeout=timeout, open=self._ground)
+
+    def _ground(self) -> tuple[Store, Notifier, Settings]:
+        if self._testing is not None:
+            return self._testing.client.store, self._testing.client.notifier, self.settings
+        store = _open(self.settings)
+        return store, open_notifier(self.settings, store), self.settings
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
         """Open what this generator yields once a worker process; `job.resource(Kind)` finds it by its type."""

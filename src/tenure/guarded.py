@@ -36,7 +36,7 @@ from tenure.lifecycle import GUARD, Cancelled, Completed, Failed, Lease, Outcome
 from tenure.lifeline import ASK_AFTER, KILL_AFTER
 from tenure.ports import Busy, Landed, Notifier, Progress, Store, WorkerIdentity
 from tenure.schedule import Change, Schedule, Standing, Tick
-from tenure.ticks import ON_TIME, Began, Held, Plan, begin_guard
+from tenure.ticks import ON_TIME, Began, Held, Plan, begin_guard, skip_call
 
 Stopping = Literal["cancel", "timeout", "lease_lost"]
 Open = Callable[[], tuple[Store, Notifier, Settings]]
@@ -207,6 +207,7 @@ class GuardedRun:
         paused = plan.schedule.paused_at is not None and not self._force
         if paused:
             why = plan.schedule.paused_why
+            skip_call(plan, now, f"paused: {why}")
             began: Began | Held = Held(f"paused: {why}; tenure schedules resume {self.name}, or --force", locked=False)
         else:
             began = begin_guard(plan, self._job_id, self.worker_id, user_and_host(), now=now, force=self._force)

@@ -414,7 +414,9 @@ def begin_guard(
     """
     s, rule = plan.schedule, plan.rule
     if plan._live:
-        return Held(f"still locked until {_locked_until(plan._live[0], now)}", locked=True)
+        held = Held(f"still locked until {_locked_until(plan._live[0], now)}", locked=True)
+        skip_call(plan, now, f"overlap: {held.says}")
+        return held
     tick = now if isinstance(rule, Every) else rule.nearest(now)
     if tick is None:
         raise InvalidOption(f"{s.name}: {s.rule!r} never comes")
@@ -449,6 +451,22 @@ def begin_guard(
     change = plan.change()
     assert change is not None
     return Began(replace(change, owner=worker_id), late)
+
+
+def skip_call(plan: Plan, now: datetime, why: str) -> None:
+    """Write down that a call came and did not run, unless it is the same tick as the last run."""
+    s, rule = plan.schedule, plan.rule
+    tick: datetime | None = now
+    if isinstance(rule, Every):
+        after: datetime | None = now + timedelta(seconds=rule.seconds)
+        again = s.last_tick is not None and abs((now - s.last_tick).total_seconds()) < rule.seconds / 2
+    else:
+        tick = rule.nearest(now)
+        again, after = tick == s.last_tick, rule.after(tick or now)
+    if tick is not None and not again:
+        _missed_calls(plan, tick, now)
+        plan._note("skipped", tick, why)
+        plan._set(next_tick=after)
 
 
 def _missed_calls(plan: Plan, tick: datetime, now: datetime) -> None:
