@@ -22,13 +22,10 @@ from calendar import monthrange
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from difflib import get_close_matches
 from functools import lru_cache
-from importlib.resources import files
 from itertools import islice, takewhile
 from math import isfinite
-from typing import Literal, NamedTuple
-from zoneinfo import ZoneInfo
+from typing import Literal
 
 from cronsim import CronSim, CronSimError
 from cronsim.cronsim import DAYS_IN_MONTH
@@ -36,6 +33,7 @@ from cronsim.cronsim import DAYS_IN_MONTH
 from tenure import durations
 from tenure.durations import Duration
 from tenure.errors import InvalidOption
+from tenure.zones import EARLIEST, LATEST, Change, changes_after, changes_back, offset_at, zone_of
 
 Dst = Literal["debian", "run_once"]
 
@@ -45,8 +43,6 @@ _EPOCH_DAY = _EPOCH.toordinal()
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
 _YEARS = 50  # an expression without a tick for so long has none
-_EARLIEST, _LATEST = -62_135_424_000, 253_402_128_000  # where every zone still has a wall time
-_BLOCK = 25  # zone data is looked up in blocks of 2**25 seconds, 388 days
 
 _MACROS = {
     "@HOURLY": "0 * * * *",
@@ -68,106 +64,6 @@ _FIELDS = {
 _CYCLES = ((60, "minute"), (60, "hour"), (24, "day"), (31, "month"), (12, "year"), (7, "week"))
 _DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
-
-class _Change(NamedTuple):
-    """A zone's clocks change at the instant `at`, from one offset to another, all in seconds."""
-
-    at: int
-    before: int
-    after: int
-
-    @property
-    def last(self) -> int:
-        """What the wall clock would have read."""
-        return self.at + self.before
-
-    @property
-    def first(self) -> int:
-        """What it reads instead."""
-        return self.at + self.after
-
-
-# ── zones ──
-
-
-def tzdata_version() -> str:
-    """The version of the time zone data in use: that of the package `tzdata`, whatever the host has installed.
-
-    >>> tzdata_version()
-    '2026f'
-    """
-    with files("tzdata.zoneinfo").joinpath("tzdata.zi").open(encoding="utf-8") as data:
-        return data.readline().rpartition(" ")[2].strip()
-
-
-@lru_cache(maxsize=1)
-def _names() -> dict[str, str]:
-    names = files("tzdata").joinpath("zones").read_text(encoding="utf-8").split()
-    return {name.lower(): name for name in names}
-
-
-@lru_cache(maxsize=1024)
-def _zone(name: str) -> ZoneInfo:
-    # ZoneInfo(name) would take the host's own files first, and two hosts would disagree about a future tick.
-    if name not in _names().values():
-        near = [_names()[low] for low in get_close_matches(name.lower()[:100], _names(), n=3, cutoff=0.6)]
-        hint = f"did you mean {' or '.join(near)}?" if near else "write a name like Europe/Paris"
-        raise InvalidOption(f"tz: expected a name of the IANA time zone database, got {name!r}; {hint}")
-    with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as data:
-        return ZoneInfo.from_file(data, key=name)
-
-
-def _probe(zone: ZoneInfo, at: int) -> int:
-    instant = _EPOCH + timedelta(seconds=min(max(at, _EARLIEST), _LATEST))
-    return (instant.astimezone(zone).utcoffset() or timedelta()) // _SECOND
-
-
-@lru_cache(maxsize=8192)
-def _block(name: str, number: int) -> tuple[int, tuple[_Change, ...]]:
-    """The offset at the start of a block of time, and the changes in it."""
-    zone, start, end = _zone(name), number << _BLOCK, (number + 1) << _BLOCK
-    found: list[_Change] = []
-    low, before = start - 1, _probe(zone, start - 1)
-    first = before
-    while low < end - 1:
-        high = min(low + _DAY, end - 1)
-        after = _probe(zone, high)
-        if after != before:
-            while high - low > 1:
-                middle = (low + high) // 2
-                if _probe(zone, middle) == before:
-                    low = middle
-                else:
-                    high = middle
-            after = _probe(zone, high)
-            found.append(_Change(high, before, after))
-        low, before = high, after
-    return first, tuple(found)
-
-
-def _offset(name: str, at: int) -> int:
-    offset, changes = _block(name, at >> _BLOCK)
-    for change in changes:
-        if change.at <= at:
-            offset = change.after
-    return offset
-
-
-def _changes(name: str, after: int, until: int) -> Iterator[_Change]:
-    """The changes with after < at <= until."""
-    for number in range(after >> _BLOCK, (until >> _BLOCK) + 1):
-        for change in _block(name, number)[1]:
-            if after < change.at <= until:
-                yield change
-
-
-def _changes_back(name: str, until: int, after: int) -> Iterator[_Change]:
-    """The changes with after < at <= until, the latest first."""
-    for number in range(until >> _BLOCK, (after >> _BLOCK) - 1, -1):
-        for change in reversed(_block(name, number)[1]):
-            if after < change.at <= until:
-                yield change
 
 
 # ── expressions ──
@@ -316,7 +212,7 @@ def _listed(walls: list[int]) -> str:
     return ", ".join(_hhmm(wall) for wall in walls[:3]) + (", …" if len(walls) > 3 else "")
 
 
-def _said(change: _Change) -> str:
+def _said(change: Change) -> str:
     way = "forward" if change.after > change.before else "back"
     if change.last // _DAY == change.first // _DAY:
         return f"clocks go {way} {_hhmm(change.last)}→{_hhmm(change.first)}"
@@ -405,7 +301,7 @@ class Cron:
             raise _never(expression)
         if self.dst not in ("debian", "run_once"):
             raise InvalidOption(f'dst: expected "debian" or "run_once", got {self.dst!r}')
-        _zone(str(self.tz))
+        zone_of(str(self.tz))
 
     def __str__(self) -> str:
         return self.expression
@@ -424,7 +320,7 @@ class Cron:
 
     def between(self, after: datetime, until: datetime) -> Iterator[datetime]:
         """The ticks with after < tick <= until, one by one."""
-        end = min(_epoch_seconds(until), _LATEST)
+        end = min(_epoch_seconds(until), LATEST)
         for at in takewhile(lambda at: at <= end, self._from(_epoch_seconds(after))):
             yield _EPOCH + timedelta(seconds=at)
 
@@ -434,7 +330,7 @@ class Cron:
 
     def local(self, tick: datetime) -> datetime:
         """The tick as the clocks of its zone show it."""
-        return tick.astimezone(_zone(self.tz))
+        return tick.astimezone(zone_of(self.tz))
 
     def lint(self, now: datetime | None = None) -> list[str]:
         """Sentences about what surprises in this expression: none is fine. Looks two years ahead of `now`.
@@ -452,14 +348,14 @@ class Cron:
 
     @staticmethod
     def _datetime(at: int | None) -> datetime | None:
-        return None if at is None or not _EARLIEST <= at <= _LATEST else _EPOCH + timedelta(seconds=at)
+        return None if at is None or not EARLIEST <= at <= LATEST else _EPOCH + timedelta(seconds=at)
 
     def _from(self, at: int) -> Iterator[int]:
         """The ticks after an instant, stretch by stretch."""
-        times, offset = self._times, _offset(self.tz, at)
+        times, offset = self._times, offset_at(self.tz, at)
         wall = times.after(max(at + offset, self._floor(at) - 1))
         while wall is not None:
-            change = next(_changes(self.tz, at, wall + 2 * _DAY), None)
+            change = next(changes_after(self.tz, at, wall + 2 * _DAY), None)
             end = change.last if change else wall + _DAY
             while wall is not None and wall < end:
                 at = wall - offset
@@ -476,10 +372,10 @@ class Cron:
 
     def _upto(self, at: int) -> int | None:
         times = self._times
-        offset = _offset(self.tz, at)
+        offset = offset_at(self.tz, at)
         wall = times.upto(at + offset)
         while wall is not None:
-            change = next(_changes_back(self.tz, at, wall - 2 * _DAY), None)
+            change = next(changes_back(self.tz, at, wall - 2 * _DAY), None)
             if change is None or wall >= max(change.first, change.last if times.fixed else change.first):
                 return wall - offset
             if self._swallowed(change):
@@ -490,10 +386,10 @@ class Cron:
 
     def _floor(self, at: int) -> int:
         """Wall times below this have had their run: clocks went back, and fixed times run the first time only."""
-        change = next(_changes_back(self.tz, at, at - 2 * _DAY), None) if self._times.fixed else None
+        change = next(changes_back(self.tz, at, at - 2 * _DAY), None) if self._times.fixed else None
         return change.last if change else at - 2 * _DAY
 
-    def _swallowed(self, change: _Change) -> bool:
+    def _swallowed(self, change: Change) -> bool:
         """Clocks go forward over ticks that have to run, so they run at this change."""
         times = self._times
         if change.after < change.before or not times.between(change.last, change.first):
@@ -531,7 +427,7 @@ class Cron:
     def _dates(self, now: int) -> str:
         """The next three dates with a tick."""
         found: list[int] = []
-        wall = self._times.after(now + _offset(self.tz, now))
+        wall = self._times.after(now + offset_at(self.tz, now))
         while wall is not None and len(found) < 3:
             found.append(wall)
             wall = self._times.after((wall // _DAY + 1) * _DAY - 1)
@@ -539,8 +435,8 @@ class Cron:
 
     def _note(self, at: int) -> str:
         """What the clocks do on the day of this tick, and to this tick."""
-        wall = at + _offset(self.tz, at)
-        for change in _changes(self.tz, at - 2 * _DAY, at + 2 * _DAY):
+        wall = at + offset_at(self.tz, at)
+        for change in changes_after(self.tz, at - 2 * _DAY, at + 2 * _DAY):
             low, high = sorted((change.last, change.first))
             if wall // _DAY not in (low // _DAY, (high - (change.after < change.before)) // _DAY):
                 continue
@@ -551,7 +447,7 @@ class Cron:
             return f"{_said(change)} today"
         return ""
 
-    def _fate(self, change: _Change, walls: list[int]) -> str:
+    def _fate(self, change: Change, walls: list[int]) -> str:
         """What becomes of the ticks in a gap or an overlap."""
         it = "it" if len(walls) == 1 else "they"
         s = "s" if it == "it" else ""
@@ -569,7 +465,7 @@ class Cron:
         if self._times.sim.parts[2] == "*":
             return  # every hour of the day: nobody expects one that does not exist
         seen: set[bool] = set()
-        for change in _changes(self.tz, now, now + 731 * _DAY):
+        for change in changes_after(self.tz, now, now + 731 * _DAY):
             low, high = sorted((change.last, change.first))
             walls = self._times.between(low, high)
             if walls and (change.after > change.before) not in seen:

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure import cron
-from tenure.cron import Cron, Every, Rule, outlook, read, rule, tzdata_version
+from tenure.cron import Cron, Every, Rule, outlook, read, rule
 from tenure.errors import InvalidOption
+from tenure.zones import tzdata_version
 
 NEW_YORK = "America/New_York"
 GAP = datetime(2026, 3, 8, 5, tzinfo=UTC)  # midnight in New York, where clocks go 02:00→03:00
