@@ -176,11 +176,12 @@ def _failures(s: Schedule) -> Iterator[Problem]:
 
 
 def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
-    newest = facts.store.search(Filter(states=frozenset({State.DEAD})), limit=MOST_READ).jobs
+    since = facts.now - timedelta(seconds=FRESH_SECONDS)
+    fresh = Filter(states=frozenset({State.DEAD}), guards=False, ended_since=since)  # a guard's is in its history
+    newest = facts.store.search(fresh, limit=MOST_READ).jobs
     by_task: dict[str, list[tuple[datetime, JobView]]] = defaultdict(list)
     for job in newest:
-        # A guard's is in the history of its schedule.
-        if job.queue != GUARD and job.ended_at is not None and facts.age(job.ended_at) < FRESH_SECONDS:
+        if job.ended_at is not None:
             by_task[job.task].append((job.ended_at, job))
     for task, letters in by_task.items():
         _, last = max(letters, key=lambda each: each[0])

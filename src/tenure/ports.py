@@ -252,6 +252,8 @@ class Filter:
     worker_id: str | None = None
     unique: str | None = None
     text: str | None = None
+    guards: bool = True  #: also the jobs that ran under guards
+    ended_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from conformance.factories import (
 )
 from tenure.errors import BadData
 from tenure.lifecycle import GUARD, Cancelled, Completed, Crashed, Failed, Lease, Outcome, State, legal
-from tenure.ports import Draft, NotLanded, Progress, Rescued, Store
+from tenure.ports import Draft, Filter, NotLanded, Progress, Rescued, Store
 from tenure.schedule import Change, Run, Schedule
 
 
@@ -240,6 +241,16 @@ def test_a_guard_that_was_settled_leaves_its_job_dead(store: Store) -> None:
     (settled,) = store.settle(lease.worker_id, {}, Crashed("killed by signal 9", process_died=True))
 
     assert settled.state is look(store, lease.job_id).state is State.DEAD
+
+
+def test_it_can_be_left_out_of_a_search(store: Store) -> None:
+    lease = begun(store)
+    finish(store, lease, Failed("exit 3", final=True))
+    other = bring(store, State.DEAD).job_id
+
+    letters = Filter(states=frozenset({State.DEAD}))
+    assert {job.id for job in store.search(letters).jobs} == {lease.job_id, other}
+    assert [job.id for job in store.search(replace(letters, guards=False)).jobs] == [other]
 
 
 @pytest.mark.parametrize("outcome", [Completed(), Failed("exit 3"), Cancelled("stopped")], ids=str)

@@ -14,6 +14,20 @@ def found(store: Store, **wanted: Any) -> list[str]:
     return [view.id for view in store.search(Filter(**wanted)).jobs]
 
 
+def test_what_has_ended_since_is_found_however_old_it_is(world: World) -> None:
+    store = world.store()
+    old = bring(store, State.DEAD).job_id
+    late = running(store)
+    world.advance(100)
+    since = store.now()
+    finish(store, late, Failed("at last", final=True))
+
+    found = store.search(Filter(states=frozenset({State.DEAD}), ended_since=since))
+    assert [job.id for job in found.jobs] == [late.job_id]
+    assert {job.id for job in store.search(Filter(ended_since=since)).jobs} == {late.job_id}
+    assert old not in {job.id for job in found.jobs}
+
+
 def test_nothing_is_found_where_nothing_is(store: Store) -> None:
     assert store.get("00000000-0000-0000-0000-000000000000") is None
     assert store.search(Filter()).jobs == ()

@@ -34,8 +34,8 @@ def blocks(page: str, *languages: str) -> list[str]:
 
 
 def shell_lines(page: str) -> list[str]:
-    lines = "".join(blocks(page, "sh", "console", "text")).splitlines()
-    return [line.removeprefix("$ ") for line in lines]
+    lines = "".join(blocks(page, "sh", "console", "text", "cron")).splitlines()
+    return [re.sub(r"^(\$|(\S+ ){5}(?=tenure )|TENURE_RELEASE=\S+) ?", "", line) for line in lines]
 
 
 def tenure_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -147,7 +147,8 @@ def _told_by(folder: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize("line", command_lines())
 def test_every_command_on_a_page_exists_with_its_options(line: str, tmp_path: Path) -> None:
     _, *words = shlex.split(line, comments=True)
-    verb = words[:2] if words[0] in {"jobs", "dead", "queues", "workers"} else words[:1]
+    words = words[: words.index("--")] if "--" in words else words  # what follows is the command of a guard
+    verb = words[:2] if words[0] in {"jobs", "dead", "queues", "workers", "schedules"} else words[:1]
 
     shown = tenure_command(tmp_path, *verb, "--help")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -14,7 +14,7 @@ from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.errors import InvalidOption
 from tenure.events import headline
 from tenure.explain import progress_text, stamp
-from tenure.lifecycle import State
+from tenure.lifecycle import GUARD, State
 from tenure.ports import Filter
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
 
 @dead.command(name="list")
 def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: str | None = None, shared: Shared = SHARED) -> int:
-    """List dead letters, newest first.
+    """List dead letters, newest first; those of guards only with --queue guard: their schedules tell of them.
 
     Parameters
     ----------
@@ -303,7 +303,7 @@ def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: str | None =
     cursor
         Go on where an earlier list ended.
     """
-    return _list(where.filter(_DEAD), limit, cursor, shared)
+    return _list(_dead(where), limit, cursor, shared)
 
 
 dead.command(show)
@@ -337,6 +337,10 @@ def dead_delete(*ids: str, where: Where = NOWHERE, every: bool = False, shared: 
     return _act_on_dead("delete", ids, where, every, shared)
 
 
+def _dead(where: Where) -> Filter:
+    return replace(where.filter(_DEAD), guards=where.queue == GUARD)
+
+
 def _act_on_dead(verb: Verb, ids: Sequence[str], where: Where, every: bool, shared: Shared) -> int:
     if bool(ids) + bool(where) + every != 1:
         raise InvalidOption(f"{verb}: expected ids, or filters (--task, --queue, --text), or --every")
@@ -344,6 +348,6 @@ def _act_on_dead(verb: Verb, ids: Sequence[str], where: Where, every: bool, shar
         if ids:
             refs = [admin.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)]
         else:
-            refs = admin.refs(where.filter(_DEAD))
+            refs = admin.refs(_dead(where))
             _ask(verb, refs, shared)
         return _carry_out(admin, verb, refs, "", shared)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
 
 from tenure.errors import BadData, InvalidOption
-from tenure.lifecycle import Crashed, Lease, Outcome, State, outcome_name, reason_of
+from tenure.lifecycle import GUARD, Crashed, Lease, Outcome, State, outcome_name, reason_of
 from tenure.ports import AttemptView, Draft, Filter, JobView, WorkerIdentity
 from tenure.schedule import Tick
 
@@ -142,6 +142,8 @@ def matches(view: JobView, where: Filter) -> bool:
         (not where.states or view.state in where.states)
         and all(value is None or getattr(view, name) == value for name, value in wanted.items())
         and (where.text is None or where.text in view.id or where.text in (view.error or ""))
+        and (where.guards or view.queue != GUARD)
+        and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from tenure.errors import InvalidOption
-from tenure.lifecycle import ENDED, LIVE, State
+from tenure.lifecycle import ENDED, GUARD, LIVE, State
 from tenure.ports import AttemptView, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
 from tenure.stores.postgres.server import Server
 
@@ -75,6 +75,12 @@ def search(server: Server, where: Filter, limit: int, cursor: str | None) -> Pag
         if value is not None:
             conditions.append(f"{column} = %s")
             bindings.append(value)
+    if where.ended_since is not None:
+        conditions.append("ended_at >= %s")
+        bindings.append(where.ended_since)
+    if not where.guards:
+        conditions.append("queue <> %s")
+        bindings.append(GUARD)
     if where.text is not None:
         conditions.append("(strpos(error, %s) > 0 OR strpos(id::text, %s) > 0)")
         bindings += [where.text, where.text]

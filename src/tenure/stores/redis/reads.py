@@ -10,7 +10,7 @@ from itertools import islice
 import msgspec
 
 from tenure.errors import InvalidOption
-from tenure.lifecycle import ENDED, State
+from tenure.lifecycle import ENDED, GUARD, State
 from tenure.ports import AttemptView, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
 from tenure.stores.redis.facts import decode_facts
 from tenure.stores.redis.server import Server
@@ -122,6 +122,9 @@ def _few(server: Server, where: Filter) -> list[str] | None:
     if State.QUEUED in where.states:
         queues = [where.queue] if where.queue is not None else server.run("SMEMBERS", f"{server.prefix}queues")
         keys += [f"{server.prefix}{lane}:{queue}" for queue in queues for lane in ("ready", "solo")]
+    if where.ended_since is not None and where.states <= ENDED:
+        since = str(where.ended_since.timestamp() * 1000)
+        return [each for key in keys for each in server.run("ZRANGEBYSCORE", key, since, "+inf")]
     if sum(server.run("ZCARD", key) for key in keys) > FEW:
         return None
     ids = [each for key in keys for each in server.run("ZRANGE", key, 0, FEW)]
@@ -137,6 +140,8 @@ def _matches(view: JobView, where: Filter) -> bool:
         (not where.states or view.state in where.states)
         and all(value is None or getattr(view, name) == value for name, value in wanted.items())
         and (where.text is None or where.text in view.id or where.text in (view.error or ""))
+        and (where.guards or view.queue != GUARD)
+        and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from tenure.errors import InvalidOption
-from tenure.lifecycle import State
+from tenure.lifecycle import GUARD, State
 from tenure.ports import AttemptView, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
 from tenure.stores.sqlite.file import fetch, first
 
@@ -81,6 +81,12 @@ def search(connection: apsw.Connection, where: Filter, limit: int, cursor: str |
         if value is not None:
             conditions.append(f"{column} = ?")
             bindings.append(value)
+    if where.ended_since is not None:
+        conditions.append("ended_at >= ?")
+        bindings.append(round(where.ended_since.timestamp() * 1000))
+    if not where.guards:
+        conditions.append("queue <> ?")
+        bindings.append(GUARD)
     if where.text is not None:
         conditions.append("(instr(error, ?) > 0 OR instr(id, ?) > 0)")
         bindings += [where.text, where.text]
