@@ -30,7 +30,7 @@ from conformance.factories import (
     tick,
 )
 from tenure.errors import BadData
-from tenure.lifecycle import Completed, Failed, State
+from tenure.lifecycle import Completed, Failed, Lease, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Landed, Store
 from tenure.schedule import REPLACED, Change, Run, Schedule, Tick
@@ -822,3 +822,34 @@ def test_a_schedule_whose_job_is_refused_is_paused_and_holds_up_no_other(store: 
     assert "can't be fired" in bad.schedule.paused_why
     assert len(good.runs) == 1
     assert len(everything(store)) == 1
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "ran", "missed"), [("skip", [], (1, 3, 3)), ("latest", [3], (1, 2, 2)), ("all", [1, 2, 3], None)]
+)
+def test_down_across_three_ticks(
+    catch_up: str, ran: list[int], missed: tuple[int, int, int] | None, world: World
+) -> None:
+    store = world.store()
+    table = Timetable(store, PollNotifier())
+    hour = timedelta(hours=1)
+    first = table.put(schedule(rule="every 1h", catch_up=catch_up)).schedule.next_tick
+    assert first is not None
+    before = first - hour
+
+    world.advance((first - store.now()).total_seconds() + 2 * 3600 + 120)  # two minutes after the third tick
+    worker = start(store, lease=100_000.0)
+    for _ in range(4):
+        table.fire_due()
+        for claimed in store.claim(worker, {"default": 9}, 9):
+            finish(store, Lease(claimed.id, claimed.attempt, worker), Completed())
+
+    history = store.ticks(store.schedules()[0].schedule.name)
+    assert [round((tick.tick - before) / hour) for tick in reversed(history) if tick.status == "success"] == ran
+    told = [
+        (round((tick.tick - before) / hour), round(((tick.until or tick.tick) - before) / hour), tick.count)
+        for tick in history
+        if tick.status == "missed"
+    ]
+    assert told == ([missed] if missed else [])
+    assert all(tick.why for tick in history if tick.status == "missed")

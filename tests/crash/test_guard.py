@@ -253,6 +253,7 @@ def test_at_a_terminal_the_command_has_it_and_its_ctrl_c(site: Site) -> None:
 # ── One at a time ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.everywhere
 def test_of_two_that_overlap_one_says_skipped_and_comes_next_time(site: Site) -> None:
     first = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS])
     pids(site, 2)

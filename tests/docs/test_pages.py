@@ -25,6 +25,7 @@ README = (ROOT / "README.md").read_text()
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_BEFORE = re.compile(r"^(?:\$ |[A-Z_]+=\S+ |(?:[\d*/,-]+ ){5})+(?=tenure )")  # a prompt, a setting, when cron calls
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _COMMANDS = [sys.executable, "-c", "from tenure.cli.main import run; run()"]
 
@@ -35,7 +36,7 @@ def blocks(page: str, *languages: str) -> list[str]:
 
 def shell_lines(page: str) -> list[str]:
     lines = "".join(blocks(page, "sh", "console", "text", "cron")).splitlines()
-    return [re.sub(r"^(\$|(\S+ ){5}(?=tenure )|TENURE_RELEASE=\S+) ?", "", line) for line in lines]
+    return [_BEFORE.sub("", line) for line in lines]
 
 
 def tenure_command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
