@@ -29,7 +29,7 @@ class _Ready(Protocol):
 Scheduled = TypeVar("Scheduled", bound=_Ready | NewJob[Any])
 _LOOKED_FROM = datetime(2026, 1, 1, tzinfo=UTC)
 _LOOKED_AT = 500  #: ticks
-_makers: dict[str, list[str]] = {}  #: of each module, where apps are made in it
+_makers: dict[str, list[int]] = {}  #: of each module, the lines that make apps in it
 
 
 class Options(TypedDict, total=False):
@@ -170,10 +170,10 @@ def calling_app(depth: int) -> str:
     name, spec = frame.f_globals.get("__name__", ""), frame.f_globals.get("__spec__")
     if name in ("", "__main__"):
         name = spec.name if spec else Path(frame.f_code.co_filename).stem
-    made, place = _makers.setdefault(name, []), calling_place(depth + 1)
-    if place not in made:
-        made.append(place)
-    number = made.index(place) + 1
+    made = _makers.setdefault(name, [])
+    if frame.f_lineno not in made:
+        made.append(frame.f_lineno)
+    number = made.index(frame.f_lineno) + 1
     return name if number == 1 else f"{name}#{number}"
 
 

@@ -110,8 +110,8 @@ class Plan:
         """Write down how runs ended. `attempts` of a job tell when it first began."""
         for run in sorted(self._ended, key=lambda run: (run.job and run.job.ended_at) or self._now):
             self._close(run, attempts, output)
-        if self._ended and self.schedule.due_at is not None:
-            self._set(due_at=self._now)  # a tick may have waited for them: whoever only reads leaves it to be fired
+        if self._ended and self.schedule.due_at is not None:  # a tick may have waited for them:
+            self._set(due_at=min(self._now, self.schedule.due_at))  # whoever only reads leaves it to be fired
         self._ended = []
         return self
 
@@ -310,7 +310,10 @@ class Plan:
                 self._set(next_tick=self._after(self._now))
             return self._look_again()
         before = self.schedule
-        moved = any(getattr(before, name) != getattr(new, name) for name in _TIMING)
+        moved = any(getattr(before, name) != getattr(new, name) for name in ("kind", *_TIMING))
+        if before.kind != new.kind and understood(before):  # a guard's next tick is a call, and none of a task's
+            self._skip_what_passed(f"it is a {new.kind} since")
+            self._set(next_tick=None)
         self._set(**{name: getattr(new, name) for name in _DEFINITION})
         if before.paused_why.startswith(BROKEN):
             self._set(paused_at=None, paused_why="")
@@ -345,9 +348,10 @@ class Plan:
 
     def resume(self) -> Plan:
         """Ticks that passed meanwhile are written down as skipped. The count of failures begins anew."""
-        if self.schedule.paused_at is not None:
-            self._set(paused_at=None, paused_why="", failure_count=0)
-            self._skip_what_passed("paused")
+        if self.schedule.paused_at is None:
+            return self  # what is due is due now, and not at the next look
+        self._set(paused_at=None, paused_why="", failure_count=0)
+        self._skip_what_passed("paused")
         return self._look_again()
 
     def _skip_what_passed(self, why: str) -> None:

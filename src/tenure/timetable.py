@@ -246,7 +246,8 @@ class Timetable:
         return self._started(name, lambda plan: plan.trigger(force=force))[0]
 
     def backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[str]:
-        """Run the ticks from `since` to `until` that did not become runs (`again`: all). The ids of the jobs.
+        """Run the ticks from `since` to `until` that did not become runs (`again`: all, but for those
+        that a backfill still runs). The ids of the jobs.
 
         Raises UnknownSchedule, and Refused when there are more than 10,000 of them.
         """
@@ -255,13 +256,16 @@ class Timetable:
 
     def to_backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[datetime]:
         """The ticks that `backfill` would run."""
-        s = self.get(name).schedule
+        standing = self.get(name)
+        s = standing.schedule
         rule, start, until = rule_of(s), since - _MOMENT, min(until, self.store.now())
         if s.next_tick is not None and not s.idle:
             until = min(until, s.next_tick - _MOMENT)  # it fires those that are to come by itself
         if rule.count(start, until, MOST_BACKFILLED + 1) > MOST_BACKFILLED:
             raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks between these; take a shorter time")
-        ran = set[datetime]() if again else {tick.tick for tick in self._runs_between(name, since, until)}
+        ran = {run.tick.tick for run in standing.runs if run.live and run.tick.cause == "backfill"}
+        if not again:
+            ran |= {tick.tick for tick in self._runs_between(name, since, until)}
         return [tick for tick in rule.between(start, until) if tick not in ran and tick != s.pending_tick]
 
     def _runs_between(self, name: str, since: datetime, until: datetime) -> Iterable[Tick]:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from tenure import Job, Retry, Task, Tenure, config
+from tenure import Job, Retry, Task, Tenure, config, declarations
 from tenure.client import Client
 from tenure.errors import InvalidOption
 from tenure.notifiers.poll import PollNotifier
@@ -28,6 +28,12 @@ from tenure.timetable import Declared, Timetable, encode_schedules
 
 PATIENT = 20.0
 NEW_YEAR = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No app was made before."""
+    monkeypatch.setattr(declarations, "_makers", {})
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_every_state_is_live_or_ended() -> None:
 def test_the_table_knows_the_verbs_of_the_words_page() -> None:
     assert set(VERBS) == {
         *("enqueue", "promote", "claim", "progress", "once", "finish", "rescue", "redelivered"),
-        *("cancel", "replay", "delete", "prune"),
+        *("start", "cancel", "replay", "delete", "prune"),
     }
 
 
@@ -89,10 +89,14 @@ def test_every_state_is_reached_and_can_be_left() -> None:
     assert entered == left == frozenset(State)
 
 
-def test_only_a_claim_starts_processing_and_only_its_end_leaves_it() -> None:
+def test_only_a_live_workers_word_starts_processing_and_only_its_end_leaves_it() -> None:
     others = [move for move in MOVES if move.sources != move.targets]
 
-    assert {move.verb for move in others if State.PROCESSING in move.targets} == {"claim"}
+    begun = [move for move in others if State.PROCESSING in move.targets]
+    assert {(move.verb, move.needs) for move in begun} == {
+        ("claim", Needs.LIVE_WORKER),
+        ("start", Needs.LIVE_WORKER),
+    }
     assert {move.verb for move in others if State.PROCESSING in move.sources} == {"finish", "rescue", "redelivered"}
 
 

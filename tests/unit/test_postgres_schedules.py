@@ -240,7 +240,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, object], set[Scan]]] = {
     "running again": (
         operators._RUN_AGAIN,
         {"id": "00000000-0000-0000-0000-000000000001"},
-        {("Index Scan", "tick_rows_job")},
+        {("Index Scan", "tick_rows_job"), ("Index Scan", "schedule_rows_pkey")},
     ),
     "notes": (schedules._NOTES, {"from": "k", "to": "l"}, {("Index Scan", "notes_pkey")}),
 }

@@ -555,11 +555,23 @@ def test_a_backfill_again_runs_all_of_them_again_and_again(clock: Clockwork) -> 
     clock.fire(1)
     clock.work()
 
-    for number in range(1, 3):
+    for _ in range(2):
         clock.advance(0.01)
         jobs = clock.table.backfill("s", clock.at(0), clock.at(1), again=True)
-        assert len(jobs) == 2
-        assert clock.waiting() == 2 * number
+        assert {clock.work(), clock.work()} == set(jobs)
+
+
+def test_a_backfill_again_leaves_the_ticks_that_one_still_runs(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    jobs = clock.table.backfill("s", clock.at(-1), clock.at(0))
+    clock.work()
+    clock.advance(0.01)
+
+    again = clock.table.backfill("s", clock.at(-1), clock.at(0), again=True)
+
+    assert clock.waiting() == 2
+    assert len(again) == 1
+    assert {run.tick.job_id for run in clock.table.get("s").runs} == {jobs[1], again[0]}
 
 
 def test_a_backfill_leaves_to_the_schedule_what_it_still_fires_by_itself(clock: Clockwork) -> None:
@@ -590,6 +602,53 @@ def test_too_great_a_backfill_is_refused(clock: Clockwork) -> None:
     with pytest.raises(Refused, match="10,000"):
         clock.table.backfill("s", clock.at(-3), clock.at(0))
     assert clock.table.to_backfill("s", clock.at(0), clock.at(-3)) == []
+
+
+@pytest.mark.parametrize("act", [lambda table: table.resume("s"), lambda table: table.put(hourly())])
+def test_what_is_due_is_not_put_off_by_an_act_that_changes_nothing(
+    act: Callable[[Timetable], object], clock: Clockwork
+) -> None:
+    clock.table.put(hourly())
+    clock.advance(1)
+    act(clock.table)
+
+    clock.fire()
+
+    assert clock.told() == [("open", 1, 1, 1)]
+
+
+def test_a_guard_that_becomes_a_task_ticks_from_now_on(clock: Clockwork) -> None:
+    clock.table.put(hourly(kind="guard", job=None))
+    clock.advance(0.3)
+
+    clock.table.put(hourly())
+    clock.fire(1)
+
+    assert clock.told() == [("open", 1, 1, 1)]
+
+
+def test_the_calls_of_a_guard_are_no_ticks_of_the_task_that_it_becomes(clock: Clockwork) -> None:
+    clock.table.put(hourly("g", kind="guard", job=None))
+    clock.advance(0.3)
+    called(clock, "here")
+    clock.advance(3)
+
+    clock.table.put(hourly("g"))
+    clock.fire(1)
+
+    assert clock.told("g") == [("success", 0.3, 0.3, 1), ("open", 4, 4, 1)]
+
+
+def test_a_task_that_becomes_a_guard_leaves_no_tick_that_waits(clock: Clockwork) -> None:
+    clock.table.put(hourly(overlap="queue"))
+    clock.fire(1)
+    clock.fire(1)
+    clock.advance(1)
+
+    clock.table.put(hourly(kind="guard", job=None))
+
+    assert clock.told() == [("open", 1, 1, 1), ("skipped", 2, 2, 1), ("skipped", 3, 3, 1)]
+    assert (clock.stands().pending_tick, clock.stands().due_at) == (None, None)
 
 
 def test_a_removed_schedule_leaves_its_jobs(clock: Clockwork) -> None:
