@@ -26,7 +26,7 @@ from tenure.clock import system_clock
 from tenure.cron import Every
 from tenure.lifecycle import Completed, Failed, Lease, Outcome, State
 from tenure.notifiers.poll import PollNotifier
-from tenure.ports import Draft, Store
+from tenure.ports import Draft, Filter, Store
 from tenure.schedule import Change, Schedule, Status, Tick
 from tenure.stores.sqlite import SqliteStore
 from tenure.timetable import MOST_BACKFILLED, Record, Timetable
@@ -588,6 +588,8 @@ def test_backfill_counts_and_asks_before_it_stores(run: Run, store: Store, timet
     assert run("backfill", "report", *span, "--yes") == (0, "7 jobs stored\n", "")
     assert store.counts()[State.QUEUED] == 7
     assert "no tick in that time" in run("backfill", "report", *span, "--yes")[1]
+    assert "no tick in that time" in run("backfill", "report", *span, "--again", "--yes")[1], "these have not ended"
+    store.cancel([job.id for job in store.search(Filter()).jobs], "not needed")
     assert len(json.loads(run("backfill", "report", *span, "--again", "--yes", "--json")[1])["ticks"]) == 7
 
 
