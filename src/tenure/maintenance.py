@@ -35,6 +35,7 @@ class Declaration:
     source: str
     release: str
     schedules: tuple[Schedule, ...]
+    force: bool = False  #: also where a newer release has declared others
 
 
 class Maintenance:
@@ -146,7 +147,8 @@ class Maintenance:
         return self._timetable.fire_due()
 
     def _declared(self, declaration: Declaration) -> Declared:
-        return self._timetable.declare(declaration.source, declaration.release, declaration.schedules)
+        source, release, schedules = declaration.source, declaration.release, declaration.schedules
+        return self._timetable.declare(source, release, schedules, force=declaration.force)
 
     def upkeep_if_due(self) -> None:
         if time.monotonic() >= self._next_upkeep:

@@ -19,7 +19,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -294,7 +294,9 @@ class Supervisor:
             self._tell_to_drain(child, 0.0)
             return
         queues = hello["queues"]
-        self._ground.maintenance.declare(msgspec.convert(hello["declares"], Declaration))
+        declares = msgspec.convert(hello["declares"], Declaration)
+        # Who develops goes back and forth, and means what the code says now.
+        self._ground.maintenance.declare(replace(declares, force=self._options.reload))
         self._served = frozenset(queues)
         self._maintain_wake.set()  # jobs of these queues that must run alone may wait already
         slots = 1 if child.runner == "solo" else self._ground.settings.concurrency

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.cron import Every, Rule, read
+from tenure.cron import Cron, Every, Rule, read
 from tenure.durations import spell
 from tenure.errors import InvalidOption, TenureError
 from tenure.lifecycle import GUARD, State
@@ -24,6 +24,7 @@ from tenure.ports import AttemptView, Draft
 from tenure.schedule import BROKEN, Cause, Change, Ended, Run, Schedule, Standing, Status, Tick
 
 ON_TIME = 60.0  #: a tick fired within so many seconds of its time was not missed
+EARLY = timedelta(minutes=5)  #: so long before its time a guard's call is for a tick of a cron expression
 LOOK_AGAIN = 60.0  #: who waits for a run to end is told; should that be lost, it looks by itself
 MOST_COUNTED = 10_000  #: missed ticks are counted up to here
 _ERROR_SHOWN = 2_000
@@ -76,6 +77,13 @@ def jitter(schedule: Schedule, tick: datetime) -> timedelta:
         return timedelta()
     drawn = int.from_bytes(sha256(f"{schedule.name}\0{tick.isoformat()}".encode()).digest()[:7], "big") / 2**56
     return timedelta(milliseconds=round(schedule.jitter * 1000 * drawn))
+
+
+def same_definition(one: Schedule, other: Schedule) -> bool:
+    """Were they declared alike, and are both declared? In whatever release, and wherever they stand."""
+    names = {*_DEFINITION, *_TIMING} - {"release", "released_at"}
+    retired = (one.retired_at is None) == (other.retired_at is None)
+    return retired and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 class Plan:
@@ -413,7 +421,8 @@ def begin_guard(
 ) -> Began | Held:
     """Start a guard's run, or say why not.
 
-    With a cron expression the tick is the *nearest* one: a crontab that is 300 ms early must not lose the day. With an
+    With a cron expression the tick is the *nearest* one, but none that is more than five minutes ahead: a crontab that
+    is 300 ms early must not lose the day, nor a call by hand in the evening take the place of tomorrow's. With an
     interval it is the call itself, refused within half a period of the last accepted one.
     """
     s, rule = plan.schedule, plan.rule
@@ -421,7 +430,7 @@ def begin_guard(
         held = Held(f"still locked until {_locked_until(plan._live[0], now)}", locked=True)
         skip_call(plan, now, f"overlap: {held.says}")
         return held
-    tick = now if isinstance(rule, Every) else rule.nearest(now)
+    tick = now if isinstance(rule, Every) else _called_for(rule, now)
     if tick is None:
         raise InvalidOption(f"{s.name}: {s.rule!r} never comes")
     if isinstance(rule, Every):
@@ -457,6 +466,12 @@ def begin_guard(
     return Began(replace(change, owner=worker_id), late)
 
 
+def _called_for(rule: Cron, now: datetime) -> datetime | None:
+    """The tick that a call at this moment is for."""
+    nearest = rule.nearest(now)
+    return nearest if nearest is None or nearest - now <= EARLY else rule.upto(now) or nearest
+
+
 def skip_call(plan: Plan, now: datetime, why: str) -> None:
     """Write down that a call came and did not run, unless it is the same tick as the last run."""
     s, rule = plan.schedule, plan.rule
@@ -465,7 +480,7 @@ def skip_call(plan: Plan, now: datetime, why: str) -> None:
         after: datetime | None = now + timedelta(seconds=rule.seconds)
         again = s.last_tick is not None and abs((now - s.last_tick).total_seconds()) < rule.seconds / 2
     else:
-        tick = rule.nearest(now)
+        tick = _called_for(rule, now)
         again, after = tick == s.last_tick, rule.after(tick or now)
     if tick is not None and not again:
         _missed_calls(plan, tick, now)

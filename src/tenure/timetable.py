@@ -18,10 +18,9 @@ from typing import NamedTuple
 import msgspec
 
 from tenure.errors import BadData, InvalidOption, StoreError, TenureError
-from tenure.lifecycle import State
 from tenure.ports import Notifier, Ring, Store
 from tenure.schedule import BROKEN, Change, RunStatus, Schedule, Standing, Tick
-from tenure.ticks import Plan, Refused, overdue_by, rule_of
+from tenure.ticks import Plan, Refused, overdue_by, rule_of, same_definition
 
 _log = logging.getLogger("tenure.schedules")
 _BATCH = 500
@@ -79,12 +78,14 @@ class Declared:
 def record(standing: Standing) -> Record:
     """Example: `record(timetable.get("daily-report")).failure_count`"""
     s = standing.schedule
-    began = [run for run in standing.runs if run.live and run.job and run.job.state is State.PROCESSING]
+    began = [run for run in standing.runs if run.live and run.job and run.job.attempt > 0]  # also between two tries
     locked = [run.locked_until for run in began if run.locked_until]
     return Record(
         name=s.name,
         schedule=s.rule if s.tz == "UTC" else f"{s.rule} {s.tz}",
-        last_run_at=max((run.job.started_at for run in began if run.job and run.job.started_at), default=s.last_run_at),
+        last_run_at=max(
+            ((run.job and run.job.started_at) or run.tick.decided_at for run in began), default=s.last_run_at
+        ),
         last_duration_ms=s.last_duration_ms,
         last_status="started" if began else s.last_status,
         locked_until=max(locked, default=None),
@@ -152,22 +153,31 @@ class Timetable:
         released_at, newest = self._release(f"declared:{source}", key, force=force)
         if key != newest:
             return Declared(older=newest)
-        made, changed, retired = list[str](), list[str](), list[str]()
-        for new in schedules:
-            new = replace(new, source=source, release=key, released_at=released_at)
-            before = self.store.schedules([new.name])
-            after = self._act(new.name, partial(_declare, new=new), new=new).schedule
-            if not before:
-                made.append(new.name)
-            elif after.rev != before[0].schedule.rev:
-                changed.append(new.name)
-        names = {each.name for each in schedules}
-        for standing in self.store.schedules():
-            s = standing.schedule
-            if s.source == source and s.name not in names and s.retired_at is None:
-                self._act(s.name, partial(_retire, released_at=released_at))
-                retired.append(s.name)
-        return Declared(tuple(made), tuple(changed), tuple(retired))
+        known = {standing.schedule.name: standing for standing in self.store.schedules()}
+        wanted = [replace(new, source=source, release=key, released_at=released_at) for new in schedules]
+        names = {new.name for new in wanted}
+        left = [s for s in (each.schedule for each in known.values()) if s.source == source and s.name not in names]
+        steps = {new.name: partial(_declare, new=new) for new in wanted}
+        steps |= {s.name: partial(_retire, released_at=released_at) for s in left if s.retired_at is None}
+        now = self.store.now()
+        rows = {**{s.name: s for s in left}, **{new.name: new for new in wanted}}
+        plans = [
+            step(Plan(known.get(name) or Standing(rows[name]), now).close(self.store.attempts))
+            for name, step in steps.items()
+        ]
+        changes = [change for plan in plans if (change := plan.change()) is not None]
+        for start in range(0, len(changes), _BATCH):
+            batch = changes[start : start + _BATCH]
+            for change, lands in zip(batch, self._write(batch), strict=True):
+                if not lands:
+                    name = change.schedule.name
+                    self._act(name, steps[name], new=rows[name])
+        put = [change.schedule for change in changes if change.schedule.name in names]
+        return Declared(
+            made=tuple(s.name for s in put if s.name not in known),
+            changed=tuple(s.name for s in put if s.name in known and not same_definition(known[s.name].schedule, s)),
+            retired=tuple(s.name for s in left if s.name in steps),
+        )
 
     def _release(self, note: str, key: str, *, force: bool) -> tuple[datetime, str]:
         """When this release was first seen, and which one is the newest."""

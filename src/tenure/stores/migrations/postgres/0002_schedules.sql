@@ -53,10 +53,10 @@ FROM @.schedule_rows AS s
 CROSS JOIN json_to_record(s.body::json) AS b (rule text, tz text, last_run_at timestamptz, last_duration_ms bigint,
   last_status text, paused_at timestamptz, retired_at timestamptz, next_tick timestamptz, failure_count integer)
 CROSS JOIN LATERAL (
-  SELECT max(j.started_at) AS running_since, max(w.expires_at) AS locked_until,
+  SELECT max(coalesce(j.started_at, t.decided_at)) AS running_since, max(w.expires_at) AS locked_until,
     CASE WHEN count(*) > 0 THEN 'started' END AS status
   FROM @.tick_rows AS t JOIN @.jobs AS j ON j.id = t.job_id LEFT JOIN @.workers AS w ON w.id = j.worker_id
-  WHERE t.schedule = s.name AND t.open AND j.state = 'processing') AS r
+  WHERE t.schedule = s.name AND t.open AND j.attempt > 0 AND j.state IN ('processing', 'scheduled', 'queued')) AS r
 LEFT JOIN LATERAL (
   SELECT a.started_at, j.ended_at,
     CASE j.state WHEN 'completed' THEN 'success' WHEN 'dead' THEN 'failure' ELSE 'cancelled' END AS status

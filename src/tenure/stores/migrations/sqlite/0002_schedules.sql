@@ -66,9 +66,9 @@ SELECT s.name,
   iif(body ->> 'paused_at' IS NULL AND body ->> 'retired_at' IS NULL, body ->> 'next_tick', NULL) AS next_expected_at,
   body ->> 'failure_count' AS failure_count
 FROM schedule_rows AS s LEFT JOIN (
-  SELECT t.schedule, max(j.started_at) AS started_at, max(w.renewed_at + w.lease * 1000) AS locked_until
+  SELECT t.schedule, max(coalesce(j.started_at, t.decided_at)) AS started_at, max(w.renewed_at + w.lease * 1000) AS locked_until
   FROM tick_rows AS t JOIN jobs AS j ON j.id = t.job_id LEFT JOIN workers AS w ON w.id = j.worker_id
-  WHERE t.open AND j.state = 'processing' GROUP BY t.schedule
+  WHERE t.open AND j.attempt > 0 AND j.state IN ('processing', 'scheduled', 'queued') GROUP BY t.schedule
 ) AS run ON run.schedule = s.name;
 
 CREATE VIEW ticks AS
