@@ -946,6 +946,24 @@ def test_a_guard_that_is_called_a_little_early_or_late_runs_every_day(rule: str)
         assert days == [at(18 * HOUR + day * DAY) for day in range(1, 101)]
 
 
+def test_a_call_by_hand_in_the_evening_does_not_take_the_place_of_tomorrows() -> None:
+    stands = accepted(guard(rule="0 6 * * *"), 18 * HOUR).stored
+
+    held(stands, 18 * HOUR + 13 * HOUR)
+    by_hand = accepted(stands, 18 * HOUR + 13 * HOUR, force=True).stored
+    change = accepted(by_hand, 18 * HOUR + DAY - 0.3)
+
+    assert [tick.tick for tick in change.ticks] == [at(18 * HOUR + DAY)]
+
+
+def test_a_call_of_a_tick_that_was_missed_runs_it_late() -> None:
+    answer = called(guard(rule="0 6 * * *"), 18 * HOUR + 13 * HOUR)
+
+    assert isinstance(answer, Began)
+    assert [tick.tick for tick in answer.change.ticks] == [at(18 * HOUR)]
+    assert answer.late == 13 * HOUR
+
+
 @pytest.mark.parametrize("rule", ["every 1d", "0 6 * * *"])
 @pytest.mark.parametrize("other", [-0.2, 0.2])
 def test_of_two_hosts_almost_at_once_one_runs(rule: str, other: float) -> None:
