@@ -23,7 +23,7 @@ class Guard(NamedTuple):
     without: str
 
 
-STATEMENTS, STORE, OPERATORS = "statements.py", "__init__.py", "operators.py"
+STATEMENTS, STORE, OPERATORS, SCHEDULES = "statements.py", "__init__.py", "operators.py", "schedules.py"
 # ruff: noqa: E501 (a guard a line, however long: it is a table)
 GUARDS = (
     Guard("an owner's write checks the attempt", STATEMENTS, " AND attempt = :attempt AND +worker_id", " AND +worker_id"),
@@ -41,6 +41,16 @@ GUARDS = (
     Guard("a running job can't be deleted", OPERATORS, "DELETE FROM jobs WHERE id = ? AND state <> 'processing'", "DELETE FROM jobs WHERE id = ?"),
     Guard("a cancel ends only what waits", OPERATORS, "WHERE id = :id AND state IN ('scheduled', 'queued')", "WHERE id = :id"),
     Guard("a cancel asked turns a retry into cancelled", STORE, "cancel_reason is not None)", "False)"),
+    Guard("a schedule is written over what was read only", SCHEDULES, "if (0 if stands is None else stands[0]) != rev:", "if False:"),
+    Guard("a guard's job begins under a living worker only", SCHEDULES, "if wanted.owner is not None and first", "if False and first"),
+    Guard("a guard's owner is not dead", SCHEDULES, "WHERE id = ? AND died_at IS NULL AND boot_id", "WHERE id = ? AND boot_id"),
+    Guard("a guard's owner has a lease", SCHEDULES, " AND expires_boot > ?", " AND ? IS NOT NULL"),
+    Guard("a guard's job is never replayed", OPERATORS, "if queue == GUARD:", "if False:"),
+    Guard("a replay makes older readings stale", SCHEDULES, "SET rev = rev + 1, body", "SET rev = rev, body"),
+    Guard("a note is swapped for what was read only", SCHEDULES, "if stands not in (old, new):", "if False:"),
+    Guard("what a landed swap enqueued is not enqueued again", SCHEDULES, "if stands == old != new:", "if True:"),
+    Guard("open ticks are kept", SCHEDULES, "WHERE NOT open AND decided_at < ?", "WHERE decided_at < ?"),
+    Guard("a note ends with its time", SCHEDULES, "WHERE key = ? AND (expires_at IS NULL OR expires_at > ?)", "WHERE key = ? AND (TRUE OR ?)"),
 )  # fmt: skip
 
 

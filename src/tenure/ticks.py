@@ -154,7 +154,7 @@ class Plan:
         if self.schedule.idle or self.schedule.job is None:
             return self
         newest, pending = self._newest_due(), self.schedule.pending_tick
-        if pending is not None and not self._running:
+        if pending is not None and (not self._running or self.schedule.overlap == "allow"):
             self._set(pending_tick=None)
             newer = newest is not None and self.schedule.next_tick is not None and self.schedule.next_tick <= newest
             if newer and self.schedule.overlap == "replace":
@@ -291,9 +291,10 @@ class Plan:
         self._set(next_tick=self._after(tick))
 
     def _after(self, instant: datetime) -> datetime | None:
-        if self.schedule.start is not None:
-            instant = max(instant, self.schedule.start - _MOMENT)
-        tick, end = self.rule.after(instant), self.schedule.end
+        start, end = self.schedule.start, self.schedule.end
+        if start is not None and start > instant:
+            instant = start - _MOMENT
+        tick = self.rule.after(instant)
         return None if tick is None or (end is not None and tick > end) else tick
 
     def _look_again(self) -> Plan:
@@ -392,7 +393,8 @@ class Plan:
         if self.schedule.job is None:
             raise Refused(f"{self.schedule.name} is a guard: its runs can't be made up for by a worker")
         for tick in ticks:
-            self._start(tick, "backfill", again=self._now.isoformat() if again else "")
+            # Those of a removed schedule of this name, whose jobs are kept, were none of this one's.
+            self._start(tick, "backfill", again=str(self._now if again else self.schedule.since))
         return self
 
 

@@ -118,7 +118,9 @@ class Timetable:
     def _decided(self, standing: Standing, now: datetime) -> Change | None:
         try:
             return Plan(standing, now).close(self.store.attempts).fire().change()
-        except InvalidOption as error:  # a zone that is no more, say: it must not hold up the others
+        except StoreError:
+            raise
+        except Exception as error:  # a zone that is no more, say: it must not hold up the others, nor end who fires
             # Its runs are written down once it is understood.
             return None if standing.schedule.idle else _paused(standing.schedule, now, error)
 
@@ -323,7 +325,8 @@ class Timetable:
 
 
 def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
-    _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error)
+    unforeseen = None if isinstance(error, TenureError) else error
+    _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error, exc_info=unforeseen)
     return Change(schedule=replace(schedule, paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
 
 

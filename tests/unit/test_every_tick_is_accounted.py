@@ -124,10 +124,10 @@ class Books:
 
     def catch_up_with_the_clock(self) -> None:
         """New times begin now: with a clock behind what was decided they would begin in the past."""
-        told = [tick.until or tick.tick for tick in self.rows()]
+        decided = [self.now(), *(tick.until or tick.tick for tick in self.rows())]
         pending = self.stands().pending_tick
-        behind = max([self.now(), *told, *([pending] if pending else [])]) - self.now()
-        self.world.advance(behind.total_seconds())
+        latest = max(decided if pending is None else [*decided, pending])
+        self.world.advance((latest - self.now()).total_seconds())
 
     def put(self, wanted: dict[str, Any]) -> None:
         now, given = self.now(), dict(wanted)

@@ -134,6 +134,10 @@ def test_ticks_lie_between_start_and_end(start: float, end: float, ticks: list[i
     assert nothing(stands, 10 * DAY)
 
 
+def test_a_start_may_lie_as_far_back_as_times_go() -> None:
+    assert declared(start=datetime.min.replace(tzinfo=UTC)).next_tick == at(HOUR)
+
+
 def test_a_schedule_that_was_over_before_it_was_declared_never_fires() -> None:
     stands = declared(end=at(-1))
 
@@ -700,6 +704,24 @@ def test_what_was_still_to_be_caught_up_is_written_down_when_the_rule_changes() 
     assert change is not None
     assert told(change) == [("missed", 2 * HOUR, 3 * HOUR, 2)]
     assert (change.stored.catching_up_to, change.stored.next_tick) == (None, at(4 * HOUR))
+
+
+def test_a_tick_that_waits_begins_when_runs_may_overlap() -> None:
+    waits = replace(after_one(overlap="queue"), pending_tick=at(2 * HOUR), next_tick=at(3 * HOUR), overlap="allow")
+
+    change = fired(waits, 2.5 * HOUR, run(HOUR))
+
+    assert began(change) == [2 * HOUR]
+    assert change.stored.pending_tick is None
+
+
+def test_a_look_at_what_is_due_puts_it_not_off() -> None:
+    stands = declared()
+
+    change = Plan(Standing(stands, (succeeded(0, until=60),)), at(2 * HOUR)).close(no_attempts).change()
+
+    assert change is not None
+    assert change.stored.due_at == stands.due_at, "a clock that is set back now would put it off"
 
 
 def test_a_tick_that_waits_outlives_a_change_of_the_rule() -> None:

@@ -250,6 +250,20 @@ def test_one_that_cannot_be_understood_is_paused_and_holds_up_no_other(
     clock.table.remove("odd")
 
 
+def test_what_nobody_foresaw_in_one_schedule_holds_up_no_other(
+    clock: Clockwork, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock.table.put(hourly("odd", job=draft(id="", meta="[]")))
+    clock.table.put(hourly())
+
+    clock.fire(1)
+
+    assert [status for status, *_ in clock.told()] == ["open"]
+    assert clock.stands("odd").paused_at == clock.at(1)
+    (record,) = caplog.records
+    assert record.exc_info
+
+
 class Rivals(MemoryStore):
     """Before a change lands, somebody else changes the same schedules, so many times."""
 
@@ -574,6 +588,20 @@ def test_a_backfill_again_leaves_the_ticks_that_one_still_runs(clock: Clockwork)
     assert {run.tick.job_id for run in clock.table.get("s").runs} == {jobs[1], again[0]}
 
 
+def test_a_backfill_takes_no_job_of_a_removed_schedule_of_that_name_for_its_own(clock: Clockwork) -> None:
+    clock.table.put(hourly())
+    (before,) = clock.table.backfill("s", clock.at(0), clock.at(0))
+    clock.work()
+    clock.table.remove("s")
+    clock.advance(0.01)
+    clock.table.put(hourly())
+
+    (after,) = clock.table.backfill("s", clock.at(0), clock.at(0))
+
+    assert after != before
+    assert look(clock.store, after).state is State.QUEUED
+
+
 def test_a_backfill_leaves_to_the_schedule_what_it_still_fires_by_itself(clock: Clockwork) -> None:
     clock.table.put(hourly(overlap="queue"))
     clock.fire(1)
@@ -604,17 +632,23 @@ def test_too_great_a_backfill_is_refused(clock: Clockwork) -> None:
     assert clock.table.to_backfill("s", clock.at(0), clock.at(-3)) == []
 
 
-@pytest.mark.parametrize("act", [lambda table: table.resume("s"), lambda table: table.put(hourly())])
-def test_what_is_due_is_not_put_off_by_an_act_that_changes_nothing(
-    act: Callable[[Timetable], object], clock: Clockwork
-) -> None:
+NOTHING_NEW: dict[str, Callable[[Timetable], object]] = {
+    "resume": lambda table: table.resume("s"),
+    "put": lambda table: table.put(hourly()),
+}
+
+
+@pytest.mark.parametrize("act", NOTHING_NEW)
+def test_what_is_due_is_not_put_off_by_an_act_that_changes_nothing(act: str, clock: Clockwork) -> None:
     clock.table.put(hourly())
+    clock.fire(1)
+    clock.work()
     clock.advance(1)
-    act(clock.table)
+    NOTHING_NEW[act](clock.table)
 
     clock.fire()
 
-    assert clock.told() == [("open", 1, 1, 1)]
+    assert clock.told() == [("success", 1, 1, 1), ("open", 2, 2, 1)]
 
 
 def test_a_guard_that_becomes_a_task_ticks_from_now_on(clock: Clockwork) -> None:
