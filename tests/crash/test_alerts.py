@@ -218,6 +218,7 @@ KINDS = {
 }
 
 
+@pytest.mark.needs("file")
 def test_every_kind_is_told_once_and_its_end_once_by_webhook_and_by_mail(site: Site, inbox: Inbox) -> None:
     env, timetable = watched(site, inbox), Timetable(site.store, PollNotifier())
     inbox.refuse = 2

@@ -52,11 +52,13 @@ def test_a_second_signal_hands_running_jobs_back_uncharged(site: Site, tell: Tel
     for job in jobs:
         view = site.job(job)
         assert (view.state, view.failures, view.crashes_total) == ("queued", 0, 0)
-        assert site.outcomes(job) == ["released"]
+        # Twice, if a claim that was on its way when the worker was told met the job that had just been handed back.
+        assert site.outcomes(job) in (["released"], ["released", "released"])
         assert site.lines(job, "stopped shutdown")
+    handed_back = [len(site.outcomes(job)) for job in jobs]
     site.go()
     site.supervisor()
-    assert [(view.state, view.attempt) for view in site.ended(*jobs)] == [("completed", 2)] * 2
+    assert [(view.state, view.attempt - 1) for view in site.ended(*jobs)] == [("completed", n) for n in handed_back]
     tell(f"two signals: ended after {took * 1000:.0f} ms")
 
 

@@ -58,7 +58,7 @@ OPTIONS: dict[str, list[Any]] = {
     "catch_up_window": [1.0, 90 * MINUTE, 2 * DAY, 7 * DAY],
     "catch_up_max": [1, 3, 40],
     "expires": [None, None, 10 * MINUTE, 5 * HOUR],
-    "jitter": [0.0, 0.0, 0.25, 300.0],
+    "jitter": [0.0, 0.25, 300.0, 400.0],
     "start": [None, None, -HOUR, 5 * HOUR],
     "end": [None, None, None, DAY, -MINUTE],
     "pause_after": [None, None, 2],
@@ -208,6 +208,7 @@ class Books:
 
     def nothing_due_is_left(self) -> None:
         s, now = self.stands(), self.now()
+        assert s.idle or s.pending_tick is None or self.live(), "what waits for a run waits for none"
         if s.idle or s.next_tick is None or s.next_tick + jitter(s, s.next_tick) > now:
             return
         assert s.catching_up_to is not None, "a tick whose time has come was left"
@@ -229,9 +230,13 @@ class Books:
             fresh = [tick for tick in fresh if tick.tick > stood.catching_up_to]
         window = ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)
         for tick in fresh:
+            assert tick.tick + jitter(s, tick.tick) <= now, f"{tick.tick} is not due yet"
             age = (now - tick.tick - jitter(s, tick.tick)).total_seconds()
             assert age <= max(window, ON_TIME) + s.jitter, f"{tick.tick} is {age} s late: {s.catch_up} {window}"
-        assert len(fresh) <= (s.catch_up_max if s.catch_up == "all" else 1)
+        number = len(fresh)
+        if s.catching_up_to is not None and stood.catching_up_to is None and s.next_tick is not None:
+            number += cron.read(s.rule, s.tz).count(s.next_tick - MOMENT, s.catching_up_to, 1_000)
+        assert number <= (s.catch_up_max if s.catch_up == "all" else 1)
         for tick in begun:
             view = self.store.get(tick.job_id or "")
             assert view is not None
@@ -258,6 +263,8 @@ class Books:
             self.claims()
             self.store.finish([(lease, Completed()) for lease in self.leases])
             self.leases.clear()
+            if self.random.random() < 0.3:
+                self.reads()
             self.fired()
             self.the_books_are_right()
 
