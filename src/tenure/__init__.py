@@ -1,4 +1,4 @@
-"""Tenure: background and long jobs that are owned until they are done. The database owns the job.
+"""Tenure: background, long and scheduled jobs that are owned until they are done. The database owns the job.
 
 >>> from tenure import Tenure
 >>> jobs = Tenure()

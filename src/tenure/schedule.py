@@ -163,7 +163,5 @@ class Swapped(NamedTuple):
     value: str | None
 
 
-encode_schedule = msgspec.json.Encoder().encode
 decode_schedule = msgspec.json.Decoder(Schedule).decode
-encode_tick = msgspec.json.Encoder().encode
 decode_tick = msgspec.json.Decoder(Tick).decode

@@ -6,13 +6,12 @@ had written first: that schedule waits, and none of the others of its batch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, LiteralString, TypeVar
 
-from tenure.errors import BadData, StoreAway
+from tenure.errors import StoreAway
 from tenure.ports import Draft, Enqueued
 from tenure.schedule import (
     REPLACED,
@@ -24,10 +23,8 @@ from tenure.schedule import (
     Tick,
     decode_schedule,
     decode_tick,
-    encode_schedule,
-    encode_tick,
 )
-from tenure.stores.outcomes import check_text, encode
+from tenure.stores.outcomes import body_of, check_text, encode
 from tenure.stores.postgres.reads import _JOB, _job, is_id
 from tenure.stores.postgres.server import Connection, Server
 
@@ -38,7 +35,6 @@ Enqueue = Callable[[Sequence[Draft]], list[Enqueued]]  #: in the transaction at 
 _ENDED = "('completed', 'dead', 'cancelled')"
 _LAST = "\U0010ffff"  #: the last of all characters
 _TRIES = 5
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 # ── reading ──
@@ -185,7 +181,7 @@ def _row(change: Change) -> dict[str, Any]:
         "name": schedule.name,
         "rev": schedule.rev,
         "due_at": schedule.due_at,
-        "body": _text(change.stored, encode_schedule),
+        "body": body_of(change.stored),
         "owner": change.owner,
         "gone": change.delete,
     }
@@ -202,19 +198,8 @@ def _told(name: str, tick: Tick, follow: Mapping[str, str]) -> dict[str, Any]:
         "job_id": job_id,
         "open": tick.status == "open",
         "decided_at": tick.decided_at,
-        "body": _text(tick, encode_tick),
+        "body": body_of(tick),
     }
-
-
-def _text(value: T, encoder: Callable[[T], bytes]) -> str:
-    """As JSON. Raises BadData for what PostgreSQL would keep, thus escaped, and other stores would not."""
-    try:
-        text = encoder(value)
-    except UnicodeEncodeError as error:
-        raise BadData(f"text with a lone surrogate can't be stored: {error}") from None
-    if b"\\u0000" in text and _NUL.search(text):
-        raise BadData(f"text with a NUL can't be stored: {text[:200]!r}")
-    return text.decode()
 
 
 def check_drafts(drafts: Iterable[Draft]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tenure.errors import BadData
 from tenure.lifecycle import State
 from tenure.ports import Draft, JobView
 from tenure.schedule import (
@@ -21,10 +19,8 @@ from tenure.schedule import (
     Tick,
     decode_schedule,
     decode_tick,
-    encode_schedule,
-    encode_tick,
 )
-from tenure.stores.outcomes import check_text
+from tenure.stores.outcomes import body_of, check_text
 from tenure.stores.redis import drafts as jobs
 from tenure.stores.redis import reads
 from tenure.stores.redis.drafts import MOST
@@ -33,7 +29,6 @@ from tenure.stores.redis.server import Server
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  #: as JSON has it
 
 
 # ── Schedules ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -112,7 +107,7 @@ def _change(change: Change) -> list[Any]:
     for draft in change.drafts:
         jobs.check(draft)
     check_text(change.owner, *change.cancel)
-    stored = _stored(encode_schedule, change.stored)
+    stored = body_of(change.stored)
     due_at = change.schedule.due_at
     values: list[Any] = [
         change.schedule.name,
@@ -127,7 +122,7 @@ def _change(change: Change) -> list[Any]:
     for tick in change.ticks:
         place, job_id = places.get(tick.job_id or "", 0), tick.job_id or ""
         values += (_member(tick), int(tick.status == "open"), job_id, place, _millis(tick.decided_at))
-        values.append(_stored(encode_tick, tick))
+        values.append(body_of(tick))
     values += filter(reads.is_id, change.cancel)
     return [len(values), *values]
 
@@ -139,16 +134,6 @@ def _member(tick: Tick) -> str:
 def _millis(instant: datetime) -> int:
     """Whole milliseconds, never fewer."""
     return -((_EPOCH - instant) // _MILLISECOND)
-
-
-def _stored(encode: Callable[[object], bytes], value: object) -> bytes:
-    try:
-        body = encode(value)
-    except UnicodeEncodeError as error:
-        raise BadData(f"text with a lone surrogate can't be stored: {error.object[:60]!r}") from error
-    if b"\\u0000" in body and _NUL.search(body):
-        raise BadData(f"text with a NUL can't be stored: {body[:200]!r}")
-    return body
 
 
 def ticks(server: Server, name: str, limit: int, before: datetime | None) -> list[Tick]:
