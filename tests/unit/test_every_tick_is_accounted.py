@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any, NamedTuple
@@ -51,10 +51,10 @@ OUTCOMES: list[Outcome] = [
 ]
 EVES = [0, 0, 57, 71, 288, 295]  # the last four: of the days on which the clocks of these zones change
 SPANS = [1.0, 59.0, 61.0, 5 * MINUTE, 20 * MINUTE, HOUR, 3 * HOUR, 9 * HOUR, DAY, 3 * DAY, 20 * DAY]
-OPTIONS: dict[str, list[Any]] = {
-    "timing": [*RULES],
-    "overlap": [*OVERLAPS],
-    "catch_up": [*CATCH_UPS],
+OPTIONS: dict[str, Sequence[Any]] = {
+    "timing": RULES,
+    "overlap": OVERLAPS,
+    "catch_up": CATCH_UPS,
     "catch_up_window": [1.0, 90 * MINUTE, 2 * DAY, 7 * DAY],
     "catch_up_max": [1, 3, 40],
     "expires": [None, None, 10 * MINUTE, 5 * HOUR],
