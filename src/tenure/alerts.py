@@ -34,7 +34,7 @@ from tenure.retry import Fail, Retry, Snooze
 from tenure.schedule import BROKEN, Schedule, Standing
 from tenure.sinks import LOG, Incident, Kind, Message, Sink, Undelivered, open_sinks
 from tenure.task import Program, Registry, Task, task_decorator
-from tenure.ticks import overdue_by
+from tenure.ticks import overdue_by, set_back
 
 if TYPE_CHECKING:
     from tenure.embedded import Embedded
@@ -140,6 +140,9 @@ def _of_schedules(facts: _Facts) -> Iterator[Problem]:
 
 def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Problem]:
     s, late = standing.schedule, overdue_by(standing, facts.now)
+    if set_back(s, facts.now):
+        why = "the store's clock was set back, and its next tick lies ahead"
+        yield Problem("overdue", s.name, f"{s.name}: {why}: {s.next_tick}; tenure schedules resume {s.name}")
     if late is None:
         return
     if s.kind == "guard":
@@ -167,7 +170,9 @@ def _failures(s: Schedule) -> Iterator[Problem]:
     if s.retired_at is not None:
         return
     enough = s.alert_after if s.pause_after is None else min(s.alert_after, s.pause_after)
-    if s.paused_at is not None and s.paused_why.startswith(BROKEN):
+    if s.unread:
+        yield Problem("failures", s.name, f"{s.name} is not fired by this release, which can't read it: {s.unread}")
+    elif s.paused_at is not None and s.paused_why.startswith(BROKEN):
         yield Problem("failures", s.name, f"{s.name} is paused: {_line(s.paused_why)}")
     elif s.failure_count >= enough:
         paused = f"; it is paused: {s.paused_why}" if s.paused_at is not None else ""

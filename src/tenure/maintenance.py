@@ -190,6 +190,13 @@ def _say(declaration: Declaration, done: Declared) -> None:
             done.older,
             declaration.release or "this one",
         )
-    for what, names in (("made", done.made), ("changed", done.changed), ("retired", done.retired)):
+    for what, names in (("made", done.made), ("changed", done.changed)):
         if names:
             _log.info("schedules %s: %s", what, ", ".join(names))
+    if done.retired:
+        _log.warning(
+            "schedules retired, as %s declares them no more: %s (if it never did, two apps have modules of one name: "
+            "give one of them another)",
+            declaration.source,
+            ", ".join(done.retired),
+        )

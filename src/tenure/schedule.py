@@ -75,6 +75,7 @@ class Schedule:
     last_status: RunStatus | None = None
     last_error: str = ""
     failure_count: int = 0  #: in a row
+    unread: str = ""  #: why this release can't read it: then it leaves it alone, and only a declaration replaces it
 
     @property
     def idle(self) -> bool:
@@ -163,5 +164,27 @@ class Swapped(NamedTuple):
     value: str | None
 
 
-decode_schedule = msgspec.json.Decoder(Schedule).decode
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What any release can read."""
+
+    name: str
+    rev: int
+    rule: str = ""
+    source: str = ""
+
+
+_decode_schedule = msgspec.json.Decoder(Schedule).decode
+_decode_known = msgspec.json.Decoder(_Known).decode
+
+
+def decode_schedule(text: str) -> Schedule:
+    """A stored schedule; `unread` if a newer release has written what this one does not know."""
+    try:
+        return _decode_schedule(text)
+    except msgspec.ValidationError as error:
+        known = _decode_known(text)
+        return Schedule(name=known.name, rev=known.rev, rule=known.rule, source=known.source, unread=str(error))
+
+
 decode_tick = msgspec.json.Decoder(Tick).decode

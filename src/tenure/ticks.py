@@ -20,11 +20,12 @@ from tenure.cron import Cron, Every, Rule, read
 from tenure.durations import spell
 from tenure.errors import InvalidOption, TenureError
 from tenure.lifecycle import GUARD, State
-from tenure.ports import AttemptView, Draft
+from tenure.ports import AttemptView, Draft, JobView
 from tenure.schedule import BROKEN, Cause, Change, Ended, Run, Schedule, Standing, Status, Tick
 
 ON_TIME = 60.0  #: a tick fired within so many seconds of its time was not missed
 EARLY = timedelta(minutes=5)  #: so long before its time a guard's call is for a tick of a cron expression
+SET_BACK = 3600.0  #: a clock that is set back by less is waited for: jobs are kept for so long, and would stand
 LOOK_AGAIN = 60.0  #: who waits for a run to end is told; should that be lost, it looks by itself
 MOST_COUNTED = 10_000  #: missed ticks are counted up to here
 _ERROR_SHOWN = 2_000
@@ -54,6 +55,8 @@ _read = lru_cache(10_000)(read)
 
 def understood(schedule: Schedule) -> bool:
     """Can its ticks be told? A zone may be no more, or a newer Tenure have written what this one does not know."""
+    if schedule.unread:
+        return False
     try:
         rule_of(schedule)
     except InvalidOption:
@@ -106,7 +109,7 @@ class Plan:
 
     def change(self) -> Change | None:
         """The write; None: nothing changes."""
-        if self.schedule == self._read and not self._ticks and not self._cancel:
+        if self.schedule.unread or (self.schedule == self._read and not self._ticks and not self._cancel):
             return None
         return Change(
             schedule=self.schedule, ticks=tuple(self._ticks), drafts=tuple(self._drafts), cancel=tuple(self._cancel)
@@ -222,8 +225,13 @@ class Plan:
             if s.overlap == "replace":
                 if s.pending_tick is not None:
                     self._note("skipped", s.pending_tick, "overlap: a newer tick replaced it while it waited")
-                self._cancel = [run.job.id for run in self._live if run.job and run.job.cancel_reason is None]
+                self._cancel = [run.job.id for run in self._live if run.job and self._replaceable(run.tick, run.job)]
             self._set(pending_tick=tick)
+
+    def _replaceable(self, tick: Tick, job: JobView) -> bool:
+        """A run of a tick, and not what an operator began, nor another's job that holds the unique key."""
+        own = tick.cause == "tick" and job.meta.get("schedule") == tick.schedule
+        return own and job.cancel_reason is None
 
     def _going_on(self) -> str:
         if not self._live or self._live[0].job is None:
@@ -329,8 +337,8 @@ class Plan:
         if understood(before):
             self._leave_nothing_behind(moved)
         else:  # its ticks since then are known to nobody
-            self._set(retired_at=None, pending_tick=None)
-        if moved:
+            self._set(retired_at=None, pending_tick=None, unread="")
+        if moved or before.unread:
             self._set(**{name: getattr(new, name) for name in _TIMING}, catching_up_to=None)
             self._set(next_tick=self._after(self._now) if new.kind == "task" else None)
         return self._look_again()
@@ -351,17 +359,27 @@ class Plan:
         return self._look_again()
 
     def pause(self, why: str) -> Plan:
+        self._readable()
         if self.schedule.paused_at is None:
             self._set(paused_at=self._now, paused_why=why)
         return self._look_again()
 
     def resume(self) -> Plan:
         """Ticks that passed meanwhile are written down as skipped. The count of failures begins anew."""
+        self._readable()
         if self.schedule.paused_at is None:
+            if set_back(self.schedule, self._now):
+                self._set(next_tick=self._after(self._now), pending_tick=None, catching_up_to=None)
+                return self._look_again()
             return self  # what is due is due now, and not at the next look
         self._set(paused_at=None, paused_why="", failure_count=0)
         self._skip_what_passed("paused")
         return self._look_again()
+
+    def _readable(self) -> None:
+        if self.schedule.unread:
+            s = self.schedule
+            raise Refused(f"{s.name} was written by a newer Tenure, and this one can't read it: {s.unread}")
 
     def _skip_what_passed(self, why: str) -> None:
         s = self.schedule
@@ -378,6 +396,7 @@ class Plan:
 
     def trigger(self, *, force: bool = False) -> Plan:
         """Run it now, beside its ticks. Raises Refused while a run goes on that it may not overlap, unless `force`."""
+        self._readable()
         s = self.schedule
         if s.job is None:
             raise Refused(f"{s.name} is a guard: it runs where it is called; run its command there, with --force")
@@ -390,6 +409,7 @@ class Plan:
 
     def backfill(self, ticks: Iterable[datetime], *, again: bool = False) -> Plan:
         """Run these ticks of the past, `again` if they were backfilled before. Raises Refused for a guard."""
+        self._readable()
         if self.schedule.job is None:
             raise Refused(f"{self.schedule.name} is a guard: its runs can't be made up for by a worker")
         for tick in ticks:
@@ -521,6 +541,18 @@ def _locked_until(run: Run, now: datetime) -> str:
 
 
 # ── health ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def set_back(schedule: Schedule, now: datetime) -> bool:
+    """Was the store's clock once so far ahead that ticks which are to come are taken for decided?
+
+    They are not fired before the clock is there again, or `resume` says so.
+    """
+    s = schedule
+    if s.idle or s.job is None or s.next_tick is None or (s.start is not None and s.start > now) or not understood(s):
+        return False
+    coming = rule_of(s).after(now + timedelta(seconds=max(s.grace, SET_BACK)))
+    return coming is not None and coming < s.next_tick
 
 
 def overdue_by(standing: Standing, now: datetime) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
 from random import random
@@ -20,7 +20,7 @@ import msgspec
 from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.ports import Notifier, Ring, Store
 from tenure.schedule import BROKEN, Change, RunStatus, Schedule, Standing, Tick
-from tenure.ticks import Plan, Refused, overdue_by, rule_of, same_definition
+from tenure.ticks import Plan, Refused, overdue_by, rule_of, same_definition, set_back
 
 _log = logging.getLogger("tenure.schedules")
 _BATCH = 500
@@ -29,6 +29,7 @@ _ROUNDS = 100  #: of firing, before the other duties have their turn
 _TRIES = 20
 _RELEASES_KEPT = 50
 _MOMENT = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_BACKFILLED = 10_000
 CANCEL = Ring("cancel", "")
 
@@ -236,9 +237,9 @@ class Timetable:
         now, found = self.store.now(), list[Overdue]()
         for standing in self.store.schedules():
             s = standing.schedule if grace is None else replace(standing.schedule, grace=grace)
-            late = overdue_by(replace(standing, schedule=s), now)
+            late = 0.0 if set_back(s, now) else overdue_by(replace(standing, schedule=s), now)
             if late is not None:
-                found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, why_overdue(standing)))
+                found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, why_overdue(standing, now)))
         return sorted(found, key=lambda each: -each.overdue_by)
 
     # ── acting ──
@@ -270,7 +271,7 @@ class Timetable:
         """The ticks that `backfill` would run."""
         standing = self.get(name)
         s = standing.schedule
-        rule, start, until = rule_of(s), since - _MOMENT, min(until, self.store.now())
+        rule, start, until = rule_of(s), max(since, _EPOCH) - _MOMENT, min(until, self.store.now())
         if s.next_tick is not None and not s.idle:
             until = min(until, s.next_tick - _MOMENT)  # it fires those that are to come by itself
         if rule.count(start, until, MOST_BACKFILLED + 1) > MOST_BACKFILLED:
@@ -330,7 +331,12 @@ def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
     return Change(schedule=replace(schedule, paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
 
 
-def why_overdue(standing: Standing) -> str:
+def why_overdue(standing: Standing, now: datetime) -> str:
+    s = standing.schedule
+    if set_back(s, now):
+        return (
+            f"the store's clock was set back: fired again from {s.next_tick} on, or: tenure schedules resume {s.name}"
+        )
     if standing.schedule.kind == "guard":
         return "no call came"
     return "no worker started its job" if any(run.live for run in standing.runs) else "nobody fired it"
@@ -355,6 +361,7 @@ def _tell(change: Change) -> None:
     for tick in change.ticks:
         if tick.status in ("skipped", "missed"):
             span = f" to {tick.until.isoformat()} ({tick.count} ticks)" if tick.until else ""
-            _log.warning("%s: tick %s%s %s: %s", tick.schedule, tick.tick.isoformat(), span, tick.status, tick.why)
+            level = logging.WARNING if tick.status == "missed" else logging.INFO
+            _log.log(level, "%s: tick %s%s %s: %s", tick.schedule, tick.tick.isoformat(), span, tick.status, tick.why)
         elif tick.status == "failure":
             _log.warning("%s: tick %s failed: %s", tick.schedule, tick.tick.isoformat(), tick.why.partition("\n")[0])

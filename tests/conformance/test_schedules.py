@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -34,6 +34,7 @@ from tenure.lifecycle import Completed, Failed, Lease, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Landed, Store
 from tenure.schedule import REPLACED, Change, Run, Schedule, Tick
+from tenure.ticks import Refused
 from tenure.timetable import Timetable
 
 NUL, SURROGATE = "a\x00b", "a\ud800b"
@@ -853,3 +854,44 @@ def test_down_across_three_ticks(
     ]
     assert told == ([missed] if missed else [])
     assert all(tick.why for tick in history if tick.status == "missed")
+
+
+def test_what_a_newer_release_wrote_is_left_alone_and_holds_up_no_other(world: World) -> None:
+    store = world.store()
+    table = Timetable(store, PollNotifier())
+    table.put(schedule(name="new", rule="every 1m"))
+    table.put(schedule(name="old", rule="every 1m"))
+    written = replace(standing(store, "new").schedule, overlap=cast(Any, "a word of tomorrow"))
+    assert store.change([Change(schedule=written)]) == [True]
+    world.advance(61)
+
+    table.fire_due()
+
+    stands = standing(store, "new").schedule
+    assert "a word of tomorrow" in stands.unread
+    assert stands.rev == written.rev + 1
+    assert len(standing(store, "old").runs) == 1
+    with pytest.raises(Refused, match="newer Tenure"):
+        table.pause("new")
+    table.put(schedule(name="new", rule="every 1m"))
+    world.advance(61)
+    table.fire_due()
+    assert len(standing(store, "new").runs) == 1
+
+
+def test_a_clock_that_was_far_ahead_is_noticed_and_resume_makes_up_for_it(world: World) -> None:
+    store = world.store()
+    table = Timetable(store, PollNotifier())
+    name = table.put(schedule(rule="every 1h", overlap="allow")).schedule.name
+    world.advance(365 * DAY)
+    table.fire_due()
+    world.advance(-365 * DAY)
+
+    (found,) = table.overdue()
+    assert "set back" in found.why
+    table.resume(name)
+    assert table.overdue() == []
+    world.advance(3601)
+    table.fire_due()
+
+    assert len(standing(store, name).runs) == 2

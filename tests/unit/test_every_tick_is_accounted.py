@@ -181,7 +181,10 @@ class Books:
         self.world.advance(round(self.random.choice(SPANS) * self.random.uniform(1, 2), 3))
 
     def the_clock_is_set_back(self) -> None:
-        step = self.random.choice([0.5, 30.0, 10 * MINUTE, 2 * HOUR])
+        # By less than an hour in all: of more the operator is told, and `resume` takes it back.
+        step = self.random.choice([0.5, 30.0, 10 * MINUTE])
+        if self.set_back + step > 50 * MINUTE:
+            return
         self.world.step_wall_clock(-step)
         self.set_back += step
 

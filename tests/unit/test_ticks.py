@@ -55,7 +55,14 @@ def declared(now: datetime = NOON, **options: Any) -> Schedule:
 def job(state: State, job_id: str = "job", **options: Any) -> JobView:
     given: dict[str, Any] = dict.fromkeys(field.name for field in fields(JobView))
     given |= dict.fromkeys(("attempt", "failures", "crashes", "crashes_total", "priority"), 0)
-    given |= {"id": job_id, "task": "work", "queue": "default", "payload": "{}", "meta": {}, "state": state}
+    given |= {
+        "id": job_id,
+        "task": "work",
+        "queue": "default",
+        "payload": "{}",
+        "meta": {"schedule": "s"},
+        "state": state,
+    }
     given |= {"max_failures": 10, "max_crashes": 3, "solo": False, "isolated": False}
     given |= {"enqueued_at": NOON, "run_at": NOON, "ended_at": NOON if state in ENDED else None, **options}
     return JobView(**given)

@@ -15,6 +15,8 @@ from random import Random
 from threading import RLock
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import msgspec
+
 from tenure.clock import Clock, system_clock
 from tenure.durations import spell
 from tenure.errors import LeaseLost, StoreAway, StoreError
@@ -59,7 +61,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
-from tenure.schedule import REPLACED, Change, Due, Run, Schedule, Standing, Swapped, Tick
+from tenure.schedule import REPLACED, Change, Due, Run, Schedule, Standing, Swapped, Tick, decode_schedule
 from tenure.stores.memory.rows import (
     FORGOTTEN,
     SAID,
@@ -589,7 +591,9 @@ class MemoryStore:
         for _, row in self._named(change.cancel):
             if row:
                 self._cancel(row, REPLACED)
-        self._schedules[name] = change.stored
+        self._schedules[name] = decode_schedule(
+            msgspec.json.encode(change.stored).decode()
+        )  # as those read it that keep its text
         return True
 
     def _may_own(self, worker_id: str | None) -> bool:
