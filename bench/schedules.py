@@ -27,8 +27,8 @@ from tenure.ticks import Plan
 TITLE = "Schedules"
 MANY = 10_000
 BATCH = 500
-SETTLE_SECONDS = 10.0
-IDLE_SECONDS = 40.0
+SETTLE_SECONDS = 6.0
+IDLE_SECONDS = 25.0
 PATIENCE = timedelta(seconds=55)
 AT_ONCE = timedelta(seconds=20)  #: from now on, the least until the minute in which all are due
 
