@@ -16,7 +16,7 @@ demo: .venv/.run  ## See real work survive a killed worker
 
 test: .venv/.dev  ## All tests; about ten minutes on two cores
 	$(BIN)/pytest -q -n 2 tests --ignore tests/crash
-	$(BIN)/pytest -q -n 2 tests/crash
+	$(BIN)/pytest -q -n 3 tests/crash  # these wait more than they work
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/ruff check .

@@ -33,7 +33,7 @@ from tenure.errors import GuardSkipped, InvalidOption, LeaseLost, StoreAway, Sto
 from tenure.host import end_leftovers, host_name, new_token, pid_namespace, started, token_of, worker_id
 from tenure.ids import new_id
 from tenure.lifecycle import GUARD, Cancelled, Completed, Failed, Lease, Outcome, State
-from tenure.lifeline import ASK_AFTER, KILL_AFTER
+from tenure.lifeline import ASK_AFTER, KILL_AFTER, in_time
 from tenure.ports import Busy, Landed, Notifier, Progress, Store, WorkerIdentity
 from tenure.schedule import Change, Schedule, Standing, Tick
 from tenure.ticks import ON_TIME, Began, Held, Plan, begin_guard, skip_call
@@ -228,7 +228,9 @@ class GuardedRun:
         for job in (run.job for run in standing.runs if run.live):
             if job is not None and job.worker_id is not None:
                 self._declare_if_gone(job.worker_id)
-                took |= self.store.redelivered(job.id, declare=True, witness=self.worker_id) is not State.PROCESSING
+                until = in_time(self.store, self.settings.lease)
+                found = self.store.redelivered(job.id, declare=True, witness=self.worker_id, until=until)
+                took |= found is not State.PROCESSING
         return took
 
     def _declare_if_gone(self, owner: str) -> None:

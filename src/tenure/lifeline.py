@@ -10,6 +10,9 @@ import mmap
 import os
 import tempfile
 import threading
+from datetime import datetime, timedelta
+
+from tenure.ports import Store
 
 _ASK, _KILL, _TICK, _FENCED, _QUIET = range(5)
 _SIZE = 64
@@ -94,3 +97,8 @@ class Lifeline:
         with self._lock:
             if not self._closed:
                 self._numbers[slot] = value
+
+
+def in_time(store: Store, lease: float) -> datetime:
+    """Until when a declaration may be carried out that is sent now: one that an outage holds up is void."""
+    return store.now() + timedelta(seconds=lease / 3)

@@ -17,7 +17,7 @@ from tenure.errors import BadData, InvalidOption
 from tenure.events import RESCUE_REASONS, Events, JobRescued
 from tenure.host import end_leftovers, pid_namespace, started, token_of
 from tenure.lifecycle import State
-from tenure.lifeline import ASK_AFTER
+from tenure.lifeline import ASK_AFTER, in_time
 from tenure.ports import Notifier, Rescued, Ring, Store
 from tenure.schedule import Schedule
 from tenure.timetable import Declared, Timetable
@@ -99,7 +99,7 @@ class Maintenance:
         """Declare the dead, take back their jobs."""
         self.declare_the_provably_dead()
         if self.may_declare() and self._witness is not None:
-            self._store.declare_expired(witness=self._witness)
+            self._store.declare_expired(witness=self._witness, until=in_time(self._store, self._lease))
         while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
             pass
 

@@ -14,6 +14,7 @@ from random import random
 from typing import NamedTuple
 
 from tenure.lifecycle import Lease, State
+from tenure.lifeline import in_time
 from tenure.ports import Claimed, Permit, Permits, Rescued, Store
 
 PAUSED_SECONDS = 1.0  #: how old our knowledge of what is paused may be
@@ -92,8 +93,9 @@ class Hand:
         """
         declare = self._may_declare()
         looked = Looked([], [], [])
+        until = in_time(self._store, self._lease) if declare else None
         for permit in again:
-            found = self._store.redelivered(permit.job_id, declare=declare, witness=self._worker_id)
+            found = self._store.redelivered(permit.job_id, declare=declare, witness=self._worker_id, until=until)
             if isinstance(found, Rescued):
                 looked.rescued.append(found)
             elif found is State.PROCESSING:
@@ -101,7 +103,7 @@ class Hand:
         if time.monotonic() >= self._look_around_at:
             self._look_around_at = time.monotonic() + self._lease / 6
             if declare:
-                self._store.declare_expired(witness=self._worker_id)
+                self._store.declare_expired(witness=self._worker_id, until=until)
             looked.beside.extend(replace(each, cause="queue") for each in self._store.rescue())
         return looked
 

@@ -399,12 +399,13 @@ class Store(Protocol):
         """Proof of death is the caller's (its process is gone): died_at = now. Which of them died just now."""
         ...
 
-    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
         """died_at = now for every row that is not dead and whose lease has run out. Which.
 
         `witness` is a worker of the caller's: nobody is declared unless that one lives and has more than a third of its
         lease left. A call may be held up on its way for as long as an outage lasts, and must not then judge those whom
-        the same outage kept from renewing.
+        the same outage kept from renewing. Nor after `until`, by the store's clock: a renewal of the witness may have
+        been held up with it, and be carried out first.
         """
         ...
 
@@ -422,11 +423,13 @@ class Store(Protocol):
         """
         ...
 
-    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
         """A queue delivered this job again: the rescue of one job, with the cause `queue`.
 
         Its owner is first declared dead if its lease has run out and the caller may `declare` (who was away may not;
-        `witness` as above). Else where the job is now; None: no such job.
+        `witness` and `until` as above). Else where the job is now; None: no such job.
         """
         ...
 

@@ -78,6 +78,28 @@ def test_a_declaration_held_up_on_its_way_judges_nobody_by_an_outage_of_its_own(
     assert store.renew([lease.worker_id]) == (frozenset() if credible else {lease.worker_id})
 
 
+@pytest.mark.parametrize("declared", ["all", "one"])
+def test_a_declaration_held_up_together_with_its_witness_s_renewal_judges_nobody(declared: str, world: World) -> None:
+    store = world.store()
+    lease, witness = running(store), start(store)
+    world.advance(LEASE - 1)
+    store.renew([witness])
+    until = store.now() + timedelta(seconds=LEASE / 3)
+    world.advance(2 * LEASE)  # the outage; then what was on its way arrives, in this order
+    store.renew([witness])
+
+    if declared == "all":
+        assert store.declare_expired(witness=witness, until=until) == frozenset()
+    else:
+        answer = store.redelivered(lease.job_id, declare=True, witness=witness, until=until)
+        assert answer is State.PROCESSING
+
+    assert store.renew([lease.worker_id]) == {lease.worker_id}
+    world.advance(LEASE + 1)
+    store.renew([witness])
+    assert store.declare_expired(witness=witness, until=store.now()) == {lease.worker_id}
+
+
 def test_a_dead_or_unknown_witness_declares_nobody(world: World) -> None:
     store = world.store()
     lease = running(store)

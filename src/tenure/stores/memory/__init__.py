@@ -259,8 +259,8 @@ class MemoryStore:
         return self._declare(worker_ids, "crash")
 
     @_atomic
-    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
-        if not self._credible(witness):
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
+        if not self._credible(witness, until):
             return frozenset()
         return self._declare([name for name, worker in self._workers.items() if self._lease_over(worker)], "host")
 
@@ -282,12 +282,14 @@ class MemoryStore:
         ]
 
     @_atomic
-    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
         row = self._jobs.get(job_id)
         if row is None or row.lease is None:
             return row.view.state if row else None
         worker = self._workers.get(row.lease.worker_id)
-        if declare and worker and self._lease_over(worker) and self._credible(witness):
+        if declare and worker and self._lease_over(worker) and self._credible(witness, until):
             self._declare([worker.identity.id], "host")
         lost = self._lost(row, row.lease.worker_id)
         if lost is None:
@@ -713,8 +715,10 @@ class MemoryStore:
     def _lease_over(self, worker: Worker) -> bool:
         return self._clock.boot() > worker.lease_ends
 
-    def _credible(self, witness: str | None) -> bool:
-        """Is it itself renewed so well that others' silence is their own?"""
+    def _credible(self, witness: str | None, until: datetime | None) -> bool:
+        """Is it in time, and itself renewed so well that others' silence is their own?"""
+        if until is not None and self.now() > until:
+            return False
         worker = self._workers.get(witness or "")
         if worker is None:
             return witness is None

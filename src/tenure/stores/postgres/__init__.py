@@ -397,8 +397,8 @@ class PostgresStore:
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
         return frozenset(row[0] for row in self._server.fetch(statements.DECLARE, list(worker_ids)))
 
-    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
-        sql, given = self._sql(statements.DECLARE_EXPIRED), {"id": None, "witness": witness}
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
+        sql, given = self._sql(statements.DECLARE_EXPIRED), {"id": None, "witness": witness, "until": until}
         return frozenset(row[0] for row in self._server.run(lambda each: each.execute(sql, given).fetchall()))
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
@@ -418,7 +418,9 @@ class PostgresStore:
         sql = self._sql(statements.TO_RESCUE)
         return self._locking(lambda connection: self._rescue(connection, sql, (limit,)))
 
-    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
         if not reads.is_id(job_id):
             return None
         sql = self._sql(statements.REDELIVERED)
@@ -429,7 +431,7 @@ class PostgresStore:
             if row is None:
                 return None
             if declare and row[1] is not None:
-                given = {"id": row[1], "witness": witness}
+                given = {"id": row[1], "witness": witness, "until": until}
                 connection.execute(self._sql(statements.DECLARE_EXPIRED), given)
             return next(iter(self._rescue(connection, sql, (job_id, 1), "queue")), State(row[0]))
 

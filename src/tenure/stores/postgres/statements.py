@@ -197,6 +197,7 @@ DECLARE = """
 DECLARE_EXPIRED = """
     UPDATE @.workers SET died_at = @now, death = 'host'
     WHERE died_at IS NULL AND expires_at < @now AND (%(id)s::text IS NULL OR id = %(id)s)
+      AND @now <= coalesce(%(until)s::timestamptz, 'infinity')
       AND (%(witness)s::text IS NULL OR EXISTS (SELECT FROM @.workers AS w WHERE w.id = %(witness)s
         AND w.died_at IS NULL AND w.expires_at - @now > w.lease / 3 * interval '1 second'))
     RETURNING id"""

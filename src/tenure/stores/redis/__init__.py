@@ -325,10 +325,10 @@ class RedisStore:
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
         return frozenset(self._server.call("declare", *worker_ids))
 
-    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
         died: frozenset[str] = frozenset()
         while True:
-            more = self._server.call("declare_expired", witness or "")
+            more = self._server.call("declare_expired", witness or "", _until(until))
             died |= frozenset(more)
             if len(more) < MOST:
                 return died
@@ -348,10 +348,12 @@ class RedisStore:
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         return self._rescue(self._server.call("lost", min(limit, MOST)))
 
-    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
         if not reads.is_id(job_id):
             return None
-        told = self._server.call("redelivered", job_id, int(declare), witness or "")
+        told = self._server.call("redelivered", job_id, int(declare), witness or "", _until(until))
         if told is None:
             return None
         state, *lost = told
@@ -462,6 +464,10 @@ def _claimed(
         int(enqueued_at),
         bool(expired),
     )
+
+
+def _until(instant: datetime | None) -> str:
+    return "" if instant is None else str(int(instant.timestamp() * 1000))
 
 
 def _replayed(told: Any) -> Answer | None:

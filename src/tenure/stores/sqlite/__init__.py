@@ -148,6 +148,9 @@ class SqliteStore:
     def _boot(self) -> int:
         return int(self._clock.boot() * 1000)
 
+    def _moment(self) -> dict[str, Any]:
+        return {"now": self._now(), "boot": self._boot(), "boot_id": self._clock.boot_id}
+
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._now() / 1000, UTC)
 
@@ -475,13 +478,13 @@ class SqliteStore:
         wanted, now = list(worker_ids), self._now()
         return self._file.write(lambda connection: frozenset(w for w in wanted if _declare(connection, w, now)))
 
-    def declare_expired(self, *, witness: str | None = None) -> frozenset[str]:
-        look = {"boot": self._boot(), "boot_id": self._clock.boot_id, "witness": witness}
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
+        look = {**self._moment(), "witness": witness, "until": None if until is None else schedules.millis(until)}
         if self._file.read(lambda c: first(c, f"SELECT 1 FROM workers WHERE {EXPIRED} LIMIT 1", look)) is None:
             return frozenset()
 
         def step(connection: apsw.Connection) -> frozenset[str]:
-            facts = {**look, "now": self._now(), "boot": self._boot()}  # it may have waited for its turn
+            facts = {**look, **self._moment()}  # it may have waited for its turn
             rows = fetch(
                 connection, f"UPDATE workers SET died_at = :now, death = 'host' WHERE {EXPIRED} RETURNING id", facts
             )
@@ -513,7 +516,9 @@ class SqliteStore:
             return []
         return self._file.write(lambda connection: self._rescue(connection, facts, now))
 
-    def redelivered(self, job_id: str, *, declare: bool, witness: str | None = None) -> Rescued | State | None:
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
         def step(connection: apsw.Connection) -> Rescued | State | None:
             now, boot = self._now(), self._boot()
             found = first(connection, "SELECT state, worker_id FROM jobs WHERE id = ?", (job_id,))
@@ -522,7 +527,12 @@ class SqliteStore:
             if declare and found[1] is not None:
                 connection.execute(
                     f"UPDATE workers SET died_at = :now, death = 'host' WHERE id = :id AND {EXPIRED}",
-                    {"now": now, "id": found[1], "boot": boot, "boot_id": self._clock.boot_id, "witness": witness},
+                    {
+                        **self._moment(),
+                        "id": found[1],
+                        "witness": witness,
+                        "until": None if until is None else schedules.millis(until),
+                    },
                 )
             facts = {"boot": boot, "id": job_id, "limit": 1}
             return next(iter(self._rescue(connection, facts, now, "queue")), State(found[0]))

@@ -20,7 +20,7 @@ from tenure.stores.sqlite.statements import LIVE_STATES, enqueue_one, row_of
 OWNER_LIVES = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
 
 
-def _ms(instant: datetime) -> int:
+def millis(instant: datetime) -> int:
     return round(instant.timestamp() * 1000)
 
 
@@ -101,7 +101,7 @@ def change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boo
     connection.execute(
         "INSERT INTO schedule_rows VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
         "SET rev = excluded.rev, due_at = excluded.due_at, body = excluded.body",
-        (name, row.rev, None if row.due_at is None else _ms(row.due_at), body_of(row)),
+        (name, row.rev, None if row.due_at is None else millis(row.due_at), body_of(row)),
     )
     return True
 
@@ -111,11 +111,11 @@ def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
         "INSERT OR REPLACE INTO tick_rows VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             tick.schedule,
-            _ms(tick.tick),
+            millis(tick.tick),
             tick.cause,
             tick.job_id,
             tick.status == "open",
-            _ms(tick.decided_at),
+            millis(tick.decided_at),
             body_of(tick),
         ),
     )
@@ -136,7 +136,7 @@ def ticks(connection: apsw.Connection, name: str, limit: int, before: datetime |
         connection,
         "SELECT body FROM tick_rows WHERE schedule = :name AND (:before IS NULL OR tick < :before) "
         "ORDER BY tick DESC, cause DESC LIMIT :limit",
-        {"name": name, "before": None if before is None else _ms(before), "limit": limit},
+        {"name": name, "before": None if before is None else millis(before), "limit": limit},
     )
     return [decode_tick(row[0]) for row in rows]
 

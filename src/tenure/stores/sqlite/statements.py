@@ -69,7 +69,8 @@ END = f"""
         worker_id = NULL, started_at = NULL, last_activity_at = NULL, active_boot = NULL
     WHERE {UNDER_LEASE}"""
 
-EXPIRED = """died_at IS NULL AND (expires_boot < :boot OR boot_id <> :boot_id) AND (:witness IS NULL OR EXISTS (
+EXPIRED = """died_at IS NULL AND (expires_boot < :boot OR boot_id <> :boot_id)
+    AND (:until IS NULL OR :now <= :until) AND (:witness IS NULL OR EXISTS (
     SELECT 1 FROM workers AS w WHERE w.id = :witness AND w.died_at IS NULL AND w.boot_id = :boot_id
         AND w.expires_boot - :boot > w.lease * 1000 / 3))"""
 TO_RESCUE = """

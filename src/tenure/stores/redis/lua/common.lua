@@ -90,8 +90,9 @@ local function expired(before)
   return redis.call('ZRANGEBYSCORE', ns .. 'alive', '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, 200)
 end
 
--- Is this worker itself renewed so well that others' silence is their own?
-local function credible(witness)
+-- Is it in time, and this worker itself renewed so well that others' silence is their own?
+local function credible(witness, by)
+  if by ~= '' and now > tonumber(by) then return false end
   if witness == '' then return true end
   local ends, lease = redis.call('ZSCORE', ns .. 'alive', witness), redis.call('HGET', ns .. 'worker:' .. witness, 'lease')
   return ends and lease and tonumber(ends) - now > tonumber(lease) / 3

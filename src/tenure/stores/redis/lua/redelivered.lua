@@ -1,7 +1,6 @@
 #!lua flags=allow-oom
 -- A queue delivered this job again. ARGV: id, whether its owner may be declared dead, a worker of the caller's, if it
--- has one. Answers its state; and, if it may
--- be rescued, the same as `lost`.
+-- has one, and until when. Answers its state; and, if it may be rescued, the same as `lost`.
 local id = ARGV[1]
 local f = redis.call('HMGET', job(id), 'state', 'attempt', 'worker_id', 'facts', 'failures', 'crashes', 'crashes_total',
   'cancel_reason', 'stale_after')
@@ -9,7 +8,7 @@ if not f[1] then return false end
 if f[1] ~= 'processing' then return {f[1]} end
 local worker = f[3]
 local ends = redis.call('ZSCORE', ns .. 'alive', worker)
-if ends and tonumber(ends) < now and ARGV[2] == '1' and credible(ARGV[3]) then
+if ends and tonumber(ends) < now and ARGV[2] == '1' and credible(ARGV[3], ARGV[4]) then
   declare(worker, 'host')
   ends = false
 end
