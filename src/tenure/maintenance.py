@@ -98,8 +98,9 @@ class Maintenance:
     def scan(self) -> None:
         """Declare the dead, take back their jobs."""
         self.declare_the_provably_dead()
+        until = in_time(self._store, self._lease)  # first: it may be held up too, and then we were away
         if self.may_declare() and self._witness is not None:
-            self._store.declare_expired(witness=self._witness, until=in_time(self._store, self._lease))
+            self._store.declare_expired(witness=self._witness, until=until)
         while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
             pass
 

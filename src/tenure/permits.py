@@ -91,16 +91,17 @@ class Hand:
 
         Who held such a permit and fell silent may have run another job than the one it names: the store's order says.
         """
-        declare = self._may_declare()
+        again, around = list(again), time.monotonic() >= self._look_around_at
+        until = in_time(self._store, self._lease) if again or around else None
+        declare = self._may_declare()  # then: who was held up asking for the time was away
         looked = Looked([], [], [])
-        until = in_time(self._store, self._lease) if declare else None
         for permit in again:
             found = self._store.redelivered(permit.job_id, declare=declare, witness=self._worker_id, until=until)
             if isinstance(found, Rescued):
                 looked.rescued.append(found)
             elif found is State.PROCESSING:
                 looked.owned.append(permit)
-        if time.monotonic() >= self._look_around_at:
+        if around:
             self._look_around_at = time.monotonic() + self._lease / 6
             if declare:
                 self._store.declare_expired(witness=self._worker_id, until=until)

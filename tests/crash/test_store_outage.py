@@ -147,7 +147,9 @@ def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
 
     for job in (*obedient, *deaf):
         (view,) = site.ended(job)
-        assert (view.state, view.attempt, view.failures, view.crashes_total) == ("completed", 2, 0, 0)
+        assert (view.state, view.attempt, view.failures, view.crashes_total) == ("completed", 2, 0, 0), site.attempts(
+            job
+        )
         assert site.outcomes(job) == ["released"]
     assert overlaps(runs_of(site.lines())) == []
     assert not any("its worker's lease ended" in each.log() for each in hosts), "who was away declares nobody"
