@@ -29,7 +29,6 @@ class _Ready(Protocol):
 Scheduled = TypeVar("Scheduled", bound=_Ready | NewJob[Any])
 _LOOKED_FROM = datetime(2026, 1, 1, tzinfo=UTC)
 _LOOKED_AT = 500  #: ticks
-_makers: dict[str, list[int]] = {}  #: of each module, the lines that make apps in it
 
 
 class Options(TypedDict, total=False):
@@ -170,7 +169,7 @@ def calling_app(depth: int) -> str:
     name, spec = frame.f_globals.get("__name__", ""), frame.f_globals.get("__spec__")
     if name in ("", "__main__"):
         name = spec.name if spec else Path(frame.f_code.co_filename).stem
-    made = _makers.setdefault(name, [])
+    made = frame.f_globals.setdefault("__tenure_apps__", [])  # kept there: imported anew, it counts anew
     if frame.f_lineno not in made:
         made.append(frame.f_lineno)
     number = made.index(frame.f_lineno) + 1

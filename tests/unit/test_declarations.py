@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from tenure import Job, Retry, Task, Tenure, config, declarations
+from tenure import Job, Retry, Task, Tenure, config
 from tenure.client import Client
 from tenure.errors import InvalidOption
 from tenure.notifiers.poll import PollNotifier
@@ -28,12 +28,6 @@ from tenure.timetable import Declared, Timetable, encode_schedules
 
 PATIENT = 20.0
 NEW_YEAR = datetime(2030, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No app was made before."""
-    monkeypatch.setattr(declarations, "_makers", {})
 
 
 @pytest.fixture
@@ -335,6 +329,16 @@ def test_declared_twice_it_is_made_once_and_then_left_alone(site: Site) -> None:
     assert site.app(a="10m", b="1h").declare() == Declared()
     assert [each.schedule.rev for each in site.store.schedules()] == revs
     assert {each.schedule.source for each in site.store.schedules()} == {"shop"}
+
+
+def test_an_app_keeps_its_name_when_its_module_is_imported_anew_and_longer() -> None:
+    def sources(text: str) -> list[str]:
+        space: dict[str, Any] = {"__name__": "shop", "Tenure": Tenure}
+        exec(text, space)
+        return [made.program.source for made in space.values() if isinstance(made, Tenure)]
+
+    assert sources('jobs = Tenure("memory:")') == ["shop"]
+    assert sources('\n\njobs = Tenure("memory:")\nmore = Tenure("memory:")') == ["shop", "shop#2"]
 
 
 def test_another_expression_moves_the_schedule(site: Site) -> None:
