@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from tenure.lifecycle import Lease, Outcome, State
@@ -101,6 +102,17 @@ class Progress:
     stage: str | None = None
     message: str | None = None
     checkpoint: str | None = None
+    log: str | None = None  #: the last lines of this attempt's log, as `logs` gives them back; replaces those stored
+
+
+class Edit(NamedTuple):
+    """What a job is to be run again with: JSON texts, as in `Draft`."""
+
+    payload: str
+    meta: str
+
+
+NO_EDITS: Mapping[str, Edit] = MappingProxyType({})
 
 
 class Landed(NamedTuple):
@@ -152,6 +164,7 @@ class WorkerView:
     died_at: datetime | None
     note: str  #: what is wrong with it right now ("its loop is blocked by …"), else empty
     processing: int
+    memory: int | None  #: bytes of its process, when its row was renewed last; None: nobody has said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,14 +267,25 @@ class Filter:
     text: str | None = None
     guards: bool = True  #: also the jobs that ran under guards
     ended_since: datetime | None = None
+    enqueued_since: datetime | None = None
+    enqueued_until: datetime | None = None  #: before it
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Newest first. `cursor` continues after the last one; None: that was all."""
+    """Newest first. `cursor` continues after the last one looked at; None: that was all."""
 
     jobs: tuple[JobView, ...]
     cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What ended in a span of time. `counts` stops at the most that was asked for, of each state."""
+
+    counts: Mapping[State, int]
+    waits: tuple[float, ...] = ()  #: of the last completed ones, newest first: seconds from due to started
+    runs: tuple[float, ...] = ()  #: of the same, seconds from started to ended
 
 
 class Awaited(NamedTuple):
@@ -337,8 +361,11 @@ class Store(Protocol):
         """scheduled → queued by an operator's word, due or not. State after; None: no such job."""
         ...
 
-    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        """ended → queued, failures and crashes 0, attempt goes on. Not landed while live, or if its key is taken."""
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        """ended → queued, failures and crashes 0, attempt goes on. Not landed while live, or if its key is taken.
+
+        `edits`, by id: run it with these instead; its checkpoint, which belongs to the old arguments, is gone then.
+        """
         ...
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
@@ -365,7 +392,17 @@ class Store(Protocol):
         ...
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
-        """processing, unchanged; the report is stored under its lease. Answers per report whether it landed."""
+        """processing, unchanged; the report is stored under its lease. Answers per report whether it landed.
+
+        What is logged is kept for each attempt, as long as its job.
+        """
+        ...
+
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        """For who looks into it later: a write under this lease did not land. Its attempt's row, if there, keeps why.
+
+        It becomes `evidence["refused"]` where the row is of that worker and has none yet. Nothing else changes.
+        """
         ...
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
@@ -391,8 +428,18 @@ class Store(Protocol):
         """A new worker's row, alive for `worker.lease` seconds. Raises StoreError if its id has a row already."""
         ...
 
-    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
-        """Extend each row that is not dead by its lease. Who is missing from the answer is dead, for ever."""
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
+        """Extend each row that is not dead by its lease. Who is missing from the answer is dead, for ever.
+
+        For people, by worker id: `notes` replace those stored (none: all is well with it), `memory` is in bytes (none:
+        what is stored stays).
+        """
         ...
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
@@ -502,7 +549,25 @@ class Store(Protocol):
 
     def get(self, job_id: str) -> JobView | None: ...
 
-    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page: ...
+    def search(
+        self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None
+    ) -> Page:
+        """Jobs that match, newest first.
+
+        `within`: look at about so many rows at most. The page may be short or empty then, and still have a cursor.
+        """
+        ...
+
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        """How many jobs ended in since ≤ t < until, at most `most` of each state, and how fast the last ones were.
+
+        Its cost grows with what it counts, not with the table.
+        """
+        ...
+
+    def logs(self, job_id: str) -> dict[int, str]:
+        """By attempt, what was logged last (`Progress.log`)."""
+        ...
 
     def counts(self) -> dict[State, int]: ...
 

@@ -26,7 +26,7 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 }
 _TIMED = frozenset(
     (
-        *("claim", "owned", "progress", "once", "finish"),
+        *("claim", "owned", "progress", "refused", "once", "finish"),
         *("register", "renew", "settle", "hung", "rescue", "redelivered", "declare_dead", "declare_expired"),
         *("promote", "prune", "solo_waiting"),
     )

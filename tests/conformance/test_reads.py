@@ -1,17 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from conformance.factories import World, bring, finish, put, running, start
+from conformance.factories import World, begin_guarded, bring, claim_one, finish, made, put, running, start
 from tenure.errors import InvalidOption
-from tenure.lifecycle import Completed, Failed, State
-from tenure.ports import Filter, Store
+from tenure.lifecycle import ENDED, Cancelled, Completed, Failed, Lease, State
+from tenure.ports import Ended, Filter, JobView, Page, Store
 
 
 def found(store: Store, **wanted: Any) -> list[str]:
     return [view.id for view in store.search(Filter(**wanted)).jobs]
+
+
+def pages(store: Store, where: Filter, **options: Any) -> Iterator[Page]:
+    """Every page, by the cursor of the one before."""
+    page = store.search(where, **options)
+    yield page
+    while page.cursor is not None:
+        page = store.search(where, cursor=page.cursor, **options)
+        yield page
+
+
+def walk(store: Store, where: Filter, **options: Any) -> list[JobView]:
+    return [view for page in pages(store, where, **options) for view in page.jobs]
 
 
 def test_what_has_ended_since_is_found_however_old_it_is(world: World) -> None:
@@ -73,6 +88,207 @@ def test_pages_show_every_job_once(size: int, world: World) -> None:
         cursor = page.cursor
 
     assert seen == expected
+
+
+def test_what_was_enqueued_in_a_span_is_found(world: World) -> None:
+    store = world.store()
+    put(store)
+    world.advance(10)
+    since, first = store.now(), put(store)
+    world.advance(10)
+    second = put(store)
+    world.advance(10)
+    until, late = store.now(), put(store)
+
+    assert found(store, enqueued_since=since, enqueued_until=until) == [second, first]
+    assert found(store, enqueued_since=until) == [late]
+    assert len(found(store, enqueued_until=until)) == 3
+    assert found(store, enqueued_since=until, enqueued_until=until) == []
+    assert found(store, enqueued_since=since, enqueued_until=until, task="other") == []
+
+
+def town(world: World) -> tuple[Store, dict[str, Filter]]:
+    """Sixty jobs of every kind, and filters that find few or many of them, at the top, the bottom or nowhere."""
+    store = world.store()
+    worker, oldest = start(store), put(store, task="rare", queue="attic")
+    began = store.now()
+    for _ in range(7):
+        world.advance(1)
+        busy = running(store, worker)
+        for state in sorted(set(State) - {State.QUEUED}):
+            bring(store, state)
+        put(store, queue="slow")
+        put(store, queue="slow", delay=3600.0)
+        put(store, task="mail", queue="mail")
+        store.cancel([busy.job_id], "no longer")
+    middle = store.now() - timedelta(seconds=3)
+    states = {f"states {state}": Filter(states=frozenset({state})) for state in State}
+    in_slow = {f"slow {state}": Filter(states=frozenset({state}), queue="slow") for state in State}
+    return store, {
+        **states,
+        **in_slow,
+        "any": Filter(),
+        "live": Filter(states=frozenset(State) - ENDED),
+        "dead or queued": Filter(states=frozenset({State.DEAD, State.QUEUED})),
+        "of a worker": Filter(worker_id=worker),
+        "of a worker, but of another state": Filter(worker_id=worker, states=frozenset({State.DEAD})),
+        "of nobody": Filter(worker_id="host-0-nobody"),
+        "a rare task, the oldest": Filter(task="rare"),
+        "by text": Filter(text=oldest),
+        "by the text of errors": Filter(text="for good"),
+        "ended since": Filter(ended_since=middle),
+        "dead since": Filter(states=frozenset({State.DEAD}), ended_since=middle),
+        "dead since, mail": Filter(states=frozenset({State.DEAD}), ended_since=middle, task="mail"),
+        "live, ended since": Filter(states=frozenset({State.QUEUED}), ended_since=began),
+        "enqueued since": Filter(enqueued_since=middle),
+        "enqueued until": Filter(enqueued_until=middle),
+        "dead, enqueued until": Filter(states=frozenset({State.DEAD}), enqueued_until=middle),
+    }
+
+
+def test_pages_that_look_at_few_rows_show_all_that_any_page_shows(world: World) -> None:
+    store, filters = town(world)
+    everything = walk(store, Filter(), limit=1000)
+    assert len(everything) > 60
+
+    for name, where in filters.items():
+        expected = walk(store, where, limit=1000)
+        assert expected == [view for view in everything if view in expected], name
+        for limit, within in ((1, 1), (3, 1), (2, 5), (5, 2), (4, 4), (10, 25), (100, 1000)):
+            assert walk(store, where, limit=limit) == expected, (name, limit)
+            narrow = list(pages(store, where, limit=limit, within=within))
+            assert [view for page in narrow for view in page.jobs] == expected, (name, limit, within)
+            assert all(len(page.jobs) <= limit for page in narrow), (name, limit, within)
+
+
+def test_a_page_that_may_look_no_further_says_where_to_go_on(store: Store) -> None:
+    oldest = put(store)
+    for _ in range(199):
+        put(store)
+    where = Filter(text=oldest)
+
+    walked = list(pages(store, where, within=10))
+
+    assert (walked[0].jobs, walked[0].cursor is not None) == ((), True)
+    assert [view.id for page in walked for view in page.jobs] == [oldest]
+    assert len(walked) > 5
+    assert [view.id for view in store.search(where).jobs] == [oldest]
+
+
+def test_a_walk_goes_on_where_the_last_job_looked_at_was_deleted(store: Store) -> None:
+    jobs = [put(store, task="mail" if n % 3 else "work") for n in range(9)][::-1]
+    page = store.search(Filter(), limit=2, within=5)
+    store.delete([view.id for view in page.jobs])
+
+    rest = store.search(Filter(), limit=10, cursor=page.cursor)
+
+    assert [view.id for view in (*page.jobs, *rest.jobs)] == jobs
+
+
+# ── how much ended, and how fast ──
+
+
+def test_what_ended_in_a_span_is_counted_by_state(world: World) -> None:
+    store = world.store()
+    began = store.now()
+    bring(store, State.COMPLETED)
+    world.advance(10)
+    since = store.now()
+    for state in (State.COMPLETED, State.COMPLETED, State.DEAD, State.SCHEDULED, State.PROCESSING):
+        bring(store, state)
+    put(store, queue="slow")
+    waiting = put(store, delay=60.0)
+    store.cancel([waiting], "not wanted")
+    world.advance(10)
+    until = store.now()
+    bring(store, State.DEAD)
+
+    assert store.ended(since, until).counts == {State.COMPLETED: 2, State.DEAD: 1, State.CANCELLED: 1}
+    after = until + timedelta(seconds=1)
+    assert store.ended(began, after).counts == {State.COMPLETED: 3, State.DEAD: 2, State.CANCELLED: 1}
+    assert store.ended(until, after).counts == {State.COMPLETED: 0, State.DEAD: 1, State.CANCELLED: 0}
+    assert store.ended(after, after + timedelta(days=1)) == Ended(dict.fromkeys(ENDED, 0))
+    assert store.ended(until, since) == Ended(dict.fromkeys(ENDED, 0))
+
+
+def test_a_count_of_what_ended_stops_at_the_most_of_each_state(world: World) -> None:
+    store = world.store()
+    since = store.now()
+    for state in (State.DEAD, State.COMPLETED, State.COMPLETED, State.COMPLETED):
+        bring(store, state)
+    until = since + timedelta(seconds=1)
+
+    assert store.ended(since, until, most=2).counts == {State.COMPLETED: 2, State.DEAD: 1, State.CANCELLED: 0}
+    assert store.ended(since, until, most=3).counts == {State.COMPLETED: 3, State.DEAD: 1, State.CANCELLED: 0}
+    assert len(store.ended(since, until, most=1).runs) == 3
+
+
+def test_the_last_completed_ones_tell_how_long_they_waited_and_ran(world: World) -> None:
+    store = world.store()
+    since, worker = store.now(), start(store, lease=3600.0)
+    for waits, runs in ((1, 10), (2, 20), (3, 30)):
+        put(store)
+        world.advance(waits)
+        lease = claim_one(store, worker)
+        world.advance(runs)
+        finish(store, lease, Completed())
+    bring(store, State.DEAD)
+    finish(store, running(store), Cancelled("not wanted"))
+    until = store.now() + timedelta(seconds=1)
+
+    ended = store.ended(since, until)
+    assert (ended.waits, ended.runs) == ((3.0, 2.0, 1.0), (30.0, 20.0, 10.0))
+    ended = store.ended(since, until, sample=2)
+    assert (ended.waits, ended.runs) == ((3.0, 2.0), (30.0, 20.0))
+    ended = store.ended(since, since + timedelta(seconds=34))
+    assert (ended.waits, ended.runs) == ((2.0, 1.0), (20.0, 10.0))
+    ended = store.ended(since, until, sample=0)
+    assert (ended.counts[State.COMPLETED], ended.waits, ended.runs) == (3, (), ())
+
+
+def test_a_wait_is_that_of_the_last_try(world: World) -> None:
+    store = world.store()
+    since, worker = store.now(), start(store, lease=3600.0)
+    job_id = put(store, delay=100.0)
+    world.advance(105)
+    store.promote()
+    world.advance(3)
+    finish(store, claim_one(store, worker), Failed("not yet", retry_in=50))
+    world.advance(54)
+    store.promote()
+    lease = claim_one(store, worker)
+    world.advance(6)
+    assert (lease.job_id, finish(store, lease, Completed())) == (job_id, State.COMPLETED)
+
+    ended = store.ended(since, store.now() + timedelta(seconds=1))
+
+    assert (ended.waits, ended.runs) == ((4.0,), (6.0,))
+
+
+def test_a_guards_run_counts_like_any(world: World) -> None:
+    store = world.store()
+    name, guard = made(store).name, start(store, runner="guard", queues=())
+    since, job_id = store.now(), begin_guarded(store, name, guard)
+    world.advance(5)
+    finish(store, Lease(job_id, 1, guard), Completed())
+
+    ended = store.ended(since, store.now() + timedelta(seconds=1))
+
+    assert (ended.counts[State.COMPLETED], ended.waits, ended.runs) == (1, (0.0,), (5.0,))
+
+
+def test_no_time_is_less_than_none_where_somebody_set_the_clock_back(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    put(store)
+    world.step_wall_clock(-10)
+    lease = claim_one(store, worker)
+    world.step_wall_clock(-10)
+    finish(store, lease, Completed())
+
+    ended = store.ended(store.now(), store.now() + timedelta(seconds=1))
+
+    assert (ended.waits, ended.runs) == ((0.0,), (0.0,))
 
 
 @pytest.mark.parametrize("cursor", ["", "7", "no cursor", "£", "a b c", "eyJ9", "1,2,3"])

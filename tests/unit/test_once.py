@@ -41,7 +41,7 @@ class Store(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.away: list[str] = []  #: for the next swaps: "before", "after", or "" for none
-        self.refused = threading.Event()
+        self.lost_again = threading.Event()
         self.renewals = threading.Semaphore(0)
         self.swapping: Callable[[], None] = lambda: None
 
@@ -56,7 +56,7 @@ class Store(MemoryStore):
         if how == "after":
             raise StoreAway("the reply was lost")
         if not swapped.landed:
-            self.refused.set()
+            self.lost_again.set()
         if old == new:
             self.renewals.release()
         return swapped
@@ -215,7 +215,7 @@ def test_of_two_threads_one_acts_and_both_get_what_it_got(
     acting = threads.submit(jobs.once, "k", calls.slowly)
     assert calls.begun.wait(PATIENT)
     waiting = threads.submit(jobs.once, "k", other)
-    assert store.refused.wait(PATIENT)
+    assert store.lost_again.wait(PATIENT)
     assert not waiting.done()
     calls.go.set()
 
@@ -228,7 +228,7 @@ def test_of_many_on_a_loop_one_acts_and_all_get_what_it_got(jobs: Tenure, store:
 
     async def main() -> list[Any]:
         together = [asyncio.create_task(jobs.aonce("k", calls.slowly_awaited)) for _ in range(5)]
-        assert await asyncio.to_thread(store.refused.wait, PATIENT)
+        assert await asyncio.to_thread(store.lost_again.wait, PATIENT)
         calls.go.set()
         return await asyncio.gather(*together)
 
@@ -265,7 +265,7 @@ def test_when_the_one_who_acts_fails_the_one_who_waits_acts(
     acting = threads.submit(jobs.once, "k", fails)
     assert calls.begun.wait(PATIENT)
     waiting = threads.submit(jobs.once, "k", lambda: 2)
-    assert store.refused.wait(PATIENT)
+    assert store.lost_again.wait(PATIENT)
     calls.go.set()
 
     assert waiting.result(PATIENT) == 2

@@ -10,6 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -21,9 +22,9 @@ from psycopg import sql as quoting
 
 from conformance.factories import claim, draft, start
 from servers import Databases, shared_postgres
-from tenure.lifecycle import Lease
-from tenure.ports import Progress
-from tenure.stores.postgres import PostgresStore, statements
+from tenure.lifecycle import ENDED, LIVE, Lease, State
+from tenure.ports import Filter, Page, Progress
+from tenure.stores.postgres import PostgresStore, reads, statements
 from tenure.stores.postgres.marks import START, Place
 from tenure.stores.postgres.server import Server
 
@@ -73,6 +74,7 @@ CASES: Mapping[str, Case] = {
     "COMPLETE one": Case(statements.COMPLETE, ("w", ids(1), [1], ["1"]), {PKEY}),
     "COMPLETE_THERE": Case(statements.COMPLETE_THERE, (leases(result="1"),), {PKEY}),
     "PROGRESS": Case(statements.PROGRESS, (leases(fraction=0.5),), {PKEY}),
+    "PROGRESS_LOGGED": Case(statements.PROGRESS_LOGGED, (leases(log="a line"),), {PKEY}),
     "LOCK": Case(statements.LOCK.format(waiting=""), (leases(),), {PKEY}),
     "END": Case(statements.END, (ends(),), {PKEY}),
     "STANDS": Case(statements.STANDS, (leases(),), {PKEY}),
@@ -131,19 +133,31 @@ def fill(execute: Callable[[str], object], *states: str) -> None:
         FROM generate_series(1, {ROWS}) AS n, LATERAL (SELECT {each} AS s) AS x""")
 
 
+class Recorded(Server):
+    """A server that remembers what was read, and with which values."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, "tenure", None, None)
+        self.said: list[tuple[str, tuple[object, ...]]] = []
+
+    def read(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
+        self.said.append((sql, params))
+        return super().read(sql, *params)
+
+
 @pytest.fixture(
     scope="module",
     params=[analysed_empty_then_filled, analysed_full_then_emptied, analysed_while_nothing_ran, never_analysed],
     ids=lambda fill: fill.__name__,
 )
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Recorded]:
     databases = shared_postgres()
     url = databases.create_database()
     PostgresStore(url).migrate()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("ALTER TABLE tenure.jobs SET (autovacuum_enabled = off)")
         request.param(lambda sql: connection.execute(sql.encode()))
-    server = Server(url, "tenure", None, None)
+    server = Recorded(url)
     server.open()
     yield server
     server.close()
@@ -154,14 +168,21 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def scans(server: Server, case: Case, mode: str) -> set[Scan]:
-    """How this statement comes to its jobs, as it would in a session of the store."""
-    text = server.sql(case.sql)
-    if isinstance(case.values, Mapping):
-        names = list(case.values)
-        values = list(case.values.values())
+    """How this statement comes to its jobs."""
+    return set(_scans(plan(server, case.sql, case.values, mode)))
+
+
+def plan(
+    server: Server, sql: str, given_values: tuple[object, ...] | Mapping[str, object], mode: str
+) -> dict[str, Any]:
+    """As it would be in a session of the store."""
+    text = server.sql(sql)
+    if isinstance(given_values, Mapping):
+        names = list(given_values)
+        values = list(given_values.values())
         text = re.sub(r"%\((\w+)\)s", lambda found: f"${names.index(found[1]) + 1}", text)
     else:
-        values, numbers = list(case.values), count(1)
+        values, numbers = list(given_values), count(1)
         text = re.sub(r"%s|(?<!:):p\b", lambda _: f"${next(numbers)}", text)
     with server.connection() as connection:
         connection.execute(f"SET plan_cache_mode = force_{mode}_plan".encode())
@@ -169,10 +190,11 @@ def scans(server: Server, case: Case, mode: str) -> set[Scan]:
         try:
             given = ", ".join(quoting.Literal(value).as_string(connection) for value in values)
             given = f"({given})" if values else ""
-            ((plan,),) = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE it {given}".encode()).fetchall()
+            ((found,),) = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE it {given}".encode()).fetchall()
         finally:
             connection.execute("DEALLOCATE it; RESET plan_cache_mode")
-    return set(_scans(plan[0]["Plan"]))
+    root: dict[str, Any] = found[0]["Plan"]
+    return root
 
 
 def _scans(node: dict[str, Any]) -> Iterator[Scan]:
@@ -198,6 +220,105 @@ def test_with_a_condition_on_the_state_the_planner_would_be_misled(server: Serve
         case = CASES[name]
         bare = re.sub(r"j\.worker_id = \w\.worker", r"\g<0> AND j.state = 'processing'", case.sql)
         assert scans(server, case._replace(sql=bare), "generic") != case.scans
+
+
+# ── What people look for ──
+
+
+SOON = datetime(2100, 1, 1, tzinfo=UTC)
+DEAD, QUEUED = frozenset({State.DEAD}), frozenset({State.QUEUED})
+#: What nothing or little of the table meets, and the one index that tells so.
+RARE: Mapping[str, tuple[Filter, str]] = {
+    "dead letters": (Filter(states=DEAD), "jobs_ended"),
+    "fresh dead letters": (Filter(states=DEAD, ended_since=SOON, guards=False), "jobs_ended"),
+    "ended just now": (Filter(ended_since=SOON), "jobs_ended"),
+    "ended just now, by state": (Filter(states=ENDED, ended_since=SOON, text="no"), "jobs_ended"),
+    "of a worker": (Filter(worker_id="nobody"), "jobs_processing"),
+    "of a worker, by state": (Filter(worker_id="nobody", states=frozenset({State.PROCESSING})), "jobs_processing"),
+    "of a queue": (Filter(states=QUEUED, queue="nowhere", enqueued_until=SOON), "jobs_queued"),
+    "by a live key": (Filter(states=LIVE, task="t", unique="k"), "jobs_unique"),
+}
+#: What is looked for from the newest job on.
+COMMON: Mapping[str, Filter] = {
+    "everything": Filter(),
+    "of a task": Filter(task="none"),
+    "by an old key": Filter(unique="k"),
+    "by text": Filter(text="nowhere"),
+    "of a time": Filter(enqueued_since=SOON, enqueued_until=SOON),
+    "of a queue": Filter(queue="nowhere"),
+}
+
+
+@pytest.fixture
+def recorded(server: Recorded) -> Recorded:
+    server.said.clear()
+    return server
+
+
+def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", ()):
+        yield from nodes(child)
+
+
+@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("within", [2_000, None])
+@pytest.mark.parametrize("name", RARE)
+def test_what_is_rare_is_found_by_the_index_that_holds_it(
+    name: str, within: int | None, mode: str, recorded: Recorded
+) -> None:
+    where, index = RARE[name]
+
+    assert reads.search(recorded, where, 50, None, within) == Page(())
+
+    for sql, values in recorded.said:
+        assert {found for _, found in _scans(plan(recorded, sql, values, mode))} == {index}
+
+
+@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("within", [2_000, None])
+@pytest.mark.parametrize("cursor", [None, f"before-{UUID(int=ROWS)}"])
+@pytest.mark.parametrize("name", COMMON)
+def test_what_no_index_leads_to_is_read_in_order_and_never_sorted(
+    name: str, cursor: str | None, within: int | None, mode: str, recorded: Recorded
+) -> None:
+    reads.search(recorded, COMMON[name], 50, cursor, within)
+
+    for sql, values in recorded.said:
+        found = plan(recorded, sql, values, mode)
+        assert {index for _, index in _scans(found)} == {"jobs_pkey"}
+        assert not [node for node in nodes(found) if "Sort" in node["Node Type"]]
+
+
+@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize(
+    ("server", "state", "index"),
+    [
+        (analysed_empty_then_filled, State.SCHEDULED, "jobs_scheduled"),
+        (analysed_empty_then_filled, State.COMPLETED, "jobs_ended"),
+        (analysed_while_nothing_ran, State.PROCESSING, "jobs_processing"),
+    ],
+    indirect=["server"],
+)
+def test_of_too_many_in_an_index_only_so_many_are_counted_before_all_are_walked(
+    state: State, index: str, mode: str, recorded: Recorded
+) -> None:
+    page = reads.search(recorded, Filter(states=frozenset({state}), queue="nowhere"), 50, None, 2_000)
+
+    assert (page.jobs, page.cursor is not None) == ((), True)
+    plans = [plan(recorded, *said, mode) for said in recorded.said]
+    assert [{found for _, found in _scans(each)} for each in plans] == [{index}, {"jobs_pkey"}, {"jobs_pkey"}]
+    assert not [node for each in plans for node in nodes(each) if "Sort" in node["Node Type"]]
+    sql, values = recorded.said[0]
+    assert recorded.fetch(sql, *values) == [(2_001,)]
+
+
+@pytest.mark.parametrize("mode", ["custom", "generic"])
+def test_what_ended_is_counted_by_its_index(mode: str, recorded: Recorded) -> None:
+    reads.ended(recorded, SOON, SOON, 10_000, 100)
+
+    for sql, values in recorded.said:
+        assert {index for _, index in _scans(plan(recorded, sql, values, mode))} == {"jobs_ended"}
 
 
 # ── What a progress and a beat leave behind ──

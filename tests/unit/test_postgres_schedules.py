@@ -324,13 +324,13 @@ def test_the_one_index_that_fits_is_taken(name: str, mode: str, lying: server.Se
 # ── Migrating while workers of the version before are at work ──
 
 
-@pytest.fixture
-def before(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresStore]:
-    """A store of the version before."""
+@pytest.fixture(params=range(1, len(MIGRATIONS)))
+def before(url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
+    """A store of a version before."""
     store = PostgresStore(url)
     with monkeypatch.context() as patched:
-        patched.setattr(server, "migrations", lambda: MIGRATIONS[:1])
-        assert store.migrate() == 1
+        patched.setattr(server, "migrations", lambda: MIGRATIONS[: request.param])
+        assert store.migrate() == request.param
         store.open()
     yield store
     store.close()
@@ -353,16 +353,23 @@ def test_workers_of_the_version_before_go_on_while_it_migrates(before: PostgresS
     start(before, runner="guard")
 
 
+@pytest.mark.parametrize(
+    "held",
+    [
+        "SELECT FROM tenure.workers",  # as pg_dump does, for hours
+        "UPDATE tenure.jobs SET payload = payload",  # as whoever has enqueued in a transaction
+    ],
+)
 def test_workers_do_not_wait_behind_a_migration_that_waits_for_somebody(
-    before: PostgresStore, url: str, other: psycopg.Connection
+    held: str, before: PostgresStore, url: str, other: psycopg.Connection
 ) -> None:
     worker = start(before)
-    other.execute("SELECT FROM tenure.workers")  # as pg_dump does, for hours
+    other.execute(held.encode())
 
     with ThreadPoolExecutor(1) as thread:
         migrating = thread.submit(PostgresStore(url).migrate)
         while not migrating.done():
-            assert before.renew([worker]) == {worker}
+            assert finish(before, running(before, worker), Completed()) is State.COMPLETED
         with pytest.raises(StoreBusy):
             migrating.result()
 

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,9 @@ from tenure.config import load, redact
 from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
 from tenure.notifiers.redis import RedisNotifier
-from tenure.ports import Draft, Filter, Landed, Progress, Ring
+from tenure.ports import Draft, Edit, Filter, Landed, Progress, Ring
 from tenure.schedule import Change
-from tenure.stores.redis import SCHEMA, RedisStore
+from tenure.stores.redis import SCHEMA, RedisStore, reads
 from tenure.stores.redis import server as module
 
 WRONG = "Wr0ng-w0rd"
@@ -67,7 +68,7 @@ COMMANDS = {
         "time",
         "role",
     ),  # role: of several hosts; in a cluster cluster|slots
-    *("get", "setnx", "exists", "hkeys", "hgetall", "smembers", "zcard", "zrange", "zrevrangebylex"),
+    *("get", "setnx", "exists", "hget", "hkeys", "hgetall", "zrange", "zrevrangebylex"),
     *("xadd", "xread", "xrevrange"),  # the doorbell
 }  #: all that a store and a doorbell ask for
 
@@ -212,15 +213,20 @@ def use_every_verb(store: RedisStore) -> None:
     store.enqueue([draft() for _ in range(20)])
     worker = start(store)
     leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 10)]
-    assert store.progress([Progress(lease=leases[0], fraction=0.5, checkpoint="1")]) == [True]
+    assert store.progress([Progress(lease=leases[0], fraction=0.5, checkpoint="1", log="a line")]) == [True]
+    assert store.logs(leases[0].job_id) == {1: "a line"}
     assert store.once(leases[0], "key", "1") is not None
     store.finish([(leases[0], Completed("1")), (leases[1], Failed("no", final=True)), (leases[2], Snoozed(0))])
-    assert len(store.attempts(leases[1].job_id)) == 1
+    store.refused([(leases[1], "too late")])
+    assert [each.evidence for each in store.attempts(leases[1].job_id)] == [{"refused": "too late"}]
+    ended = store.ended(store.now() - timedelta(minutes=1), store.now() + timedelta(minutes=1))
+    assert (sum(ended.counts.values()), len(ended.runs)) == (2, 1)
     put(store, unique="k", stale_after=5, expires=60)
     put(store, delay=60)
-    assert store.renew([worker]) == {worker}
+    assert store.renew([worker], memory={worker: 1}) == {worker}
     until(lambda: store.promote().jobs.get("default"), "the snoozed one to be due")
-    assert store.replay([leases[1].job_id]) == {leases[1].job_id: Landed(State.QUEUED)}
+    edits = {leases[1].job_id: Edit("[]", "{}")}
+    assert store.replay([leases[1].job_id], edits=edits) == {leases[1].job_id: Landed(State.QUEUED)}
     assert store.cancel([leases[1].job_id], "no") == {leases[1].job_id: State.CANCELLED}
     assert store.delete([leases[1].job_id]) == {leases[1].job_id: Landed(State.CANCELLED)}
     assert store.hung([worker]) == []
@@ -235,6 +241,7 @@ def use_every_verb(store: RedisStore) -> None:
     until(lambda: store.prune(keep=0, keep_dead=0) == 1, "the completed one to be old")
     assert store.declare_expired() == frozenset()
     assert store.solo_waiting(["default"]) == 0
+    assert store.search(Filter(text="nowhere"), within=5).cursor
     assert len(store.search(Filter()).jobs) == len(store.search(Filter(states=frozenset(State))).jobs) == 20
     assert store.search(Filter(worker_id=worker)).jobs == ()
     assert store.promote_now(["no-id"]) == {"no-id": None}
@@ -606,6 +613,80 @@ def test_a_right_taken_away_in_the_middle_is_told_with_what_is_needed(server: Va
         assert "its rights: " in refused(lambda: store.counts())
         server.execute("ACL", "SETUSER", urlsplit(url).username or "", "+evalsha", "-hget", "-hmget")
         assert "its rights: " in refused(lambda: claim_one(store, start(store)))
+
+
+# ── What people look for ──
+
+
+def commands(server: Valkey) -> dict[str, int]:
+    """How often each was run since the last look, also by scripts."""
+    stats = server.execute("INFO", "commandstats")
+    server.execute("CONFIG", "RESETSTAT")
+    return {name.removeprefix("cmdstat_"): told["calls"] for name, told in stats.items()}
+
+
+def test_what_is_looked_for_takes_few_round_trips_and_reads_only_what_can_match(
+    server: Valkey, store: RedisStore
+) -> None:
+    jobs = [put(store, task="rare"), *(each.id for each in store.enqueue([draft() for _ in range(999)]))]
+    wanted = Filter(task="rare", enqueued_since=store.now() - timedelta(minutes=5))
+    assert [view.id for view in store.search(wanted).jobs] == jobs[:1]
+    commands(server)
+
+    assert [view.id for view in store.search(wanted).jobs] == jobs[:1]
+
+    seen = commands(server)
+    assert seen["hgetall"] == 1
+    assert seen["evalsha"] + seen["zrevrangebylex"] <= 2 * 1000 / 200 + 2
+
+
+def test_no_more_jobs_are_looked_at_than_one_asks_for(server: Valkey, store: RedisStore) -> None:
+    store.enqueue([draft() for _ in range(1000)])
+    store.search(Filter(task="rare"), within=10)
+    commands(server)
+
+    assert store.search(Filter(task="rare"), within=310).jobs == ()
+
+    assert commands(server)["hmget"] == 310
+
+
+@pytest.mark.parametrize("states", [{State.QUEUED}, {State.DEAD, State.QUEUED}])
+def test_an_index_that_holds_too_many_is_not_read(
+    states: set[State], server: Valkey, store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "FEW", 50)
+    newest = [each.id for each in store.enqueue([draft() for _ in range(60)])][::-1]
+    where = Filter(states=frozenset(states))
+    store.search(where)
+    commands(server)
+
+    assert [view.id for view in store.search(where).jobs] == newest[:50]
+
+    assert "zrange" not in commands(server)
+
+
+def test_an_edit_of_a_job_that_has_been_edited_and_run_meanwhile_is_of_what_it_is_now(
+    store: RedisStore, server: Valkey, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = running(store, meta='{"by": "first"}', timeout=1.5)
+    finish(store, lease, Failed("no", final=True))
+    ask, job_id = store.server.run, lease.job_id
+
+    def run_meanwhile(*command: Any) -> Any:
+        """Between reading what the job is, and writing what it shall be."""
+        facts = ask(*command)
+        monkeypatch.undo()
+        with opened(server.url, namespace=namespace) as other:
+            assert other.replay([job_id], edits={job_id: Edit("[2]", '{"by": "second"}')})[job_id]
+            finish(other, claim_one(other, start(other)), Failed("no", final=True))
+        return facts
+
+    monkeypatch.setattr(store.server, "run", run_meanwhile)
+
+    assert store.replay([job_id], edits={job_id: Edit("[3]", '{"by": "third"}')}) == {job_id: Landed(State.QUEUED)}
+
+    view = look(store, job_id)
+    assert (view.payload, view.meta, view.timeout, view.state) == ("[3]", {"by": "third"}, 1.5, State.QUEUED)
 
 
 # ── Away, and back ──

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from tenure.errors import BadData
 from tenure.lifecycle import Completed, Crashed, Lease, Outcome, State, outcome_name, reason_of
-from tenure.ports import Answer, Landed, NotLanded
+from tenure.ports import Answer, Edit, Landed, NotLanded
 from tenure.schedule import Schedule, Tick
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
@@ -76,6 +77,14 @@ def body_of(value: Schedule | Tick) -> str:
     if "\\u0000" in body and (found := _NUL.search(body)):  # how JSON writes a NUL, and not a text about it
         raise BadData(f"text with a NUL can't be stored: {body[max(0, found.start() - 40) : found.end()]!r}")
     return body
+
+
+def check_edits(ids: Collection[str], edits: Mapping[str, Edit]) -> None:
+    strange = sorted(edits.keys() - set(ids))
+    if strange:
+        raise ValueError(f"edits: expected only ids that are replayed with it, got {strange[0]!r}")
+    for edit in edits.values():
+        check_text(*edit)
 
 
 def check_text(*texts: str | None) -> None:

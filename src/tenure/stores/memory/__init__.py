@@ -6,6 +6,7 @@ rehearsed when it is called, run for good when its block ends. States change in 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +39,7 @@ from tenure.lifecycle import (
     reason_of,
 )
 from tenure.ports import (
+    NO_EDITS,
     Answer,
     AttemptView,
     Awaited,
@@ -45,6 +47,8 @@ from tenure.ports import (
     Capabilities,
     Claimed,
     Draft,
+    Edit,
+    Ended,
     Enqueued,
     Filter,
     Hung,
@@ -77,7 +81,9 @@ from tenure.stores.memory.rows import (
     over,
     read_cursor,
     refuse_impossible,
+    refuse_strangers,
     refuse_unstorable,
+    refused,
     tick_order,
     write_cursor,
 )
@@ -175,8 +181,11 @@ class MemoryStore:
         return states
 
     @_atomic
-    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        return {name: self._replay(row) if row else None for name, row in self._named(ids)}
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        wanted = list(ids)
+        refuse_strangers(wanted, edits)
+        refuse_unstorable(edits)
+        return {name: self._replay(row, edits.get(name)) if row else None for name, row in self._named(wanted)}
 
     @_atomic
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
@@ -221,6 +230,15 @@ class MemoryStore:
         return [self._progress(report) for report in reports]
 
     @_atomic
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        refuse_unstorable(refusals)
+        for lease, why in refusals:
+            row = self._jobs.get(lease.job_id)
+            if row:
+                attempts = tuple(refused(each, lease, why) for each in row.attempts)
+                self._jobs[lease.job_id] = replace(row, attempts=attempts)
+
+    @_atomic
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         refuse_unstorable(key, value)
         row = self._held("once", lease)
@@ -246,12 +264,18 @@ class MemoryStore:
         self._workers[worker.id] = Worker(worker, now, now, self._clock.boot() + worker.lease)
 
     @_atomic
-    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
         renewed = [worker for worker in map(self._workers.get, worker_ids) if worker and not worker.died_at]
         for worker in renewed:
             name, ends = worker.identity.id, self._clock.boot() + worker.identity.lease
-            note = (notes or {}).get(name, "")
-            self._workers[name] = replace(worker, renewed_at=self.now(), lease_ends=ends, note=note)
+            note, size = (notes or {}).get(name, ""), (memory or {}).get(name, worker.memory)
+            self._workers[name] = replace(worker, renewed_at=self.now(), lease_ends=ends, note=note, memory=size)
         return frozenset(worker.identity.id for worker in renewed)
 
     @_atomic
@@ -405,13 +429,33 @@ class MemoryStore:
         return row.view if row else None
 
     @_atomic
-    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        found = sorted((r.view for r in self._rows() if matches(r.view, where)), key=enqueue_order, reverse=True)
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        views = sorted((row.view for row in self._rows()), key=enqueue_order, reverse=True)
         if cursor is not None:
             last = read_cursor(cursor)
-            found = [view for view in found if enqueue_order(view) < last]
+            views = [view for view in views if enqueue_order(view) < last]
+        near = views[:within]
+        found = [view for view in near if matches(view, where)]
         jobs = tuple(found[:limit])
-        return Page(jobs, write_cursor(jobs[-1]) if jobs and len(found) > limit else None)
+        if len(found) > limit:
+            return Page(jobs, write_cursor(jobs[-1]) if jobs else None)
+        return Page(jobs, write_cursor(near[-1]) if near and len(near) < len(views) else None)
+
+    @_atomic
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        found = [view for view in self._ended_newest_first() if since <= (view.ended_at or until) < until]
+        states = [view.state for view in found]
+        last = [view for view in found if view.state is State.COMPLETED][:sample]
+        return Ended(
+            counts={state: min(states.count(state), most) for state in State if state in ENDED},
+            waits=tuple(age(view.started_at or view.run_at, view.run_at) for view in last),
+            runs=tuple(age(view.ended_at or until, view.started_at) for view in last),
+        )
+
+    @_atomic
+    def logs(self, job_id: str) -> dict[int, str]:
+        row = self._jobs.get(job_id)
+        return dict(sorted(row.logs.items())) if row else {}
 
     @_atomic
     def counts(self) -> dict[State, int]:
@@ -434,6 +478,7 @@ class MemoryStore:
                 expires_at=worker.renewed_at + timedelta(seconds=worker.identity.lease),
                 died_at=worker.died_at,
                 note=worker.note,
+                memory=worker.memory,
                 processing=len(self._held_by(worker.identity.id)),
             )
             for worker in shown
@@ -492,6 +537,10 @@ class MemoryStore:
 
     # ── one job ──
 
+    def _ended_newest_first(self) -> list[JobView]:
+        ended = [row.view for row in self._rows() if row.view.ended_at]
+        return sorted(ended, key=lambda view: (view.ended_at, view.id), reverse=True)
+
     def _rows(self) -> list[Row]:
         return list(self._jobs.values())
 
@@ -539,7 +588,7 @@ class MemoryStore:
             self._move("cancel", row, State.CANCELLED, cancel_reason=reason, error=reason, ended_at=self.now())
         return self._jobs[view.id].view.state
 
-    def _replay(self, row: Row) -> Answer:
+    def _replay(self, row: Row, edit: Edit | None) -> Answer:
         view = row.view
         if not legal("replay", view.state):
             return NotLanded(f"the job is {view.state}; only a job that has ended is replayed")
@@ -550,6 +599,9 @@ class MemoryStore:
             return NotLanded(f"job {holder.view.id} holds its unique key {view.unique!r} and is {holder.view.state}")
         fresh = dict.fromkeys(FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
         row = replace(row, completed=None)
+        if edit:
+            row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
+            fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
         self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
         for key, tick in self._ticks.items():
             if tick.job_id == view.id:  # it is a run of its schedule again; and whoever saw it ended writes nothing
@@ -644,7 +696,8 @@ class MemoryStore:
         news: dict[str, Any] = {name: value for name, value in said if value is not None}
         if report.checkpoint not in (None, row.view.checkpoint):
             news["crashes"] = 0
-        row = replace(row, active=self._clock.boot())
+        logs = row.logs if report.log is None else {**row.logs, report.lease.attempt: report.log}
+        row = replace(row, active=self._clock.boot(), logs=logs)
         self._move("progress", row, State.PROCESSING, last_activity_at=self.now(), **news)
         return True
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 from tenure.errors import BadData, InvalidOption
 from tenure.lifecycle import GUARD, Crashed, Lease, Outcome, State, outcome_name, reason_of
-from tenure.ports import AttemptView, Draft, Filter, JobView, WorkerIdentity
+from tenure.ports import AttemptView, Draft, Edit, Filter, JobView, WorkerIdentity
 from tenure.schedule import Tick
 
 Cause = Literal["crash", "host", "stale", "queue"]
@@ -43,6 +43,7 @@ class Row:
     completed: Lease | None = None
     attempts: tuple[AttemptView, ...] = ()
     once: Mapping[str, str] = field(default_factory=dict[str, str])
+    logs: Mapping[int, str] = field(default_factory=dict[int, str])  #: by attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Worker:
     note: str = ""
     died_at: datetime | None = None
     died_of: Cause = "host"
+    memory: int | None = None
 
 
 def new_view(draft: Draft, state: State, now: datetime, due: datetime) -> JobView:
@@ -87,6 +89,13 @@ def attempt(view: JobView, lease: Lease, outcome: Outcome, now: datetime) -> Att
     )
 
 
+def refused(view: AttemptView, lease: Lease, why: str) -> AttemptView:
+    """The attempt of this lease with why a later write of it did not land; the first word stands."""
+    if (view.attempt, view.worker_id) != (lease.attempt, lease.worker_id) or "refused" in view.evidence:
+        return view
+    return replace(view, evidence={**view.evidence, "refused": why})
+
+
 def ended_as(row: Row, lease: Lease) -> str | None:
     """How the attempt of this lease ended, if it did."""
     if row.completed == lease:
@@ -113,6 +122,11 @@ def texts(value: object) -> Iterator[str]:
     elif isinstance(value, Iterable):
         for part in cast("Iterable[object]", value):
             yield from texts(part)
+
+
+def refuse_strangers(ids: Iterable[str], edits: Mapping[str, Edit]) -> None:
+    for job_id in edits.keys() - set(ids):
+        raise ValueError(f"edits: expected only ids that are replayed with it, got {job_id!r}")
 
 
 def refuse_impossible(name: str, value: float, low: float, high: float) -> None:
@@ -144,6 +158,8 @@ def matches(view: JobView, where: Filter) -> bool:
         and (where.text is None or where.text in view.id or where.text in (view.error or ""))
         and (where.guards or view.queue != GUARD)
         and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
+        and (where.enqueued_since is None or view.enqueued_at >= where.enqueued_since)
+        and (where.enqueued_until is None or view.enqueued_at < where.enqueued_until)
     )
 
 

@@ -38,6 +38,7 @@ from tenure.lifecycle import (
     reason_of,
 )
 from tenure.ports import (
+    NO_EDITS,
     Answer,
     AttemptView,
     Awaited,
@@ -45,6 +46,8 @@ from tenure.ports import (
     Capabilities,
     Claimed,
     Draft,
+    Edit,
+    Ended,
     Enqueued,
     Filter,
     Hung,
@@ -66,6 +69,7 @@ from tenure.stores.outcomes import (
     COMPLETED,
     RESCUES,
     Cause,
+    check_edits,
     check_outcome,
     check_text,
     cleared,
@@ -230,8 +234,10 @@ class PostgresStore:
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._each(ids, lambda connection, job_id: operators.promote(connection, self._sql, job_id))
 
-    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        return self._each(ids, lambda connection, job_id: operators.replay(connection, self._sql, job_id))
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        wanted = list(ids)
+        check_edits(wanted, edits)
+        return self._each(wanted, lambda c, job_id: operators.replay(c, self._sql, job_id, edits.get(job_id)))
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, lambda connection, job_id: operators.delete(connection, self._sql, job_id))
@@ -301,14 +307,15 @@ class PostgresStore:
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         for report in reports:
-            check_text(report.stage, report.message, report.checkpoint)
+            check_text(report.stage, report.message, report.checkpoint, report.log)
         newest: dict[Lease, dict[str, Any]] = {}
         for report in sorted(reports, key=lambda report: report.lease):
-            said = {name: getattr(report, name) for name in ("fraction", "stage", "message", "checkpoint")}
+            said = {name: getattr(report, name) for name in ("fraction", "stage", "message", "checkpoint", "log")}
             known = newest.setdefault(report.lease, _lease(report.lease))
             known.update({name: value for name, value in said.items() if value is not None})
         rows = list(newest.values())
-        landed = {Lease(*row) for row in self._server.fetch(statements.PROGRESS, encode(rows).decode())}
+        sql = statements.PROGRESS_LOGGED if any("log" in row for row in rows) else statements.PROGRESS
+        landed = {Lease(*row) for row in self._server.fetch(sql, encode(rows).decode())}
         if len(landed) < len(rows):
             landed |= self._held(reports, landed)
         return [report.lease in landed for report in reports]
@@ -321,6 +328,14 @@ class PostgresStore:
         if any(report.checkpoint is not None for report in held):
             raise StoreBusy("somebody's open transaction holds the row of a job: its checkpoint can't be stored now")
         return {report.lease for report in held}
+
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        first: dict[Lease, dict[str, Any]] = {}
+        for lease, why in refusals:
+            check_text(why)
+            first.setdefault(lease, {**_lease(lease), "why": why})
+        sql, given = self._sql(statements.REFUSED), encode(list(first.values())).decode()
+        self._server.run(lambda connection: connection.execute(sql, (given,)))
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         check_text(key, value)
@@ -389,9 +404,17 @@ class PostgresStore:
         if self._server.run(lambda c: c.execute(self._sql(statements.REGISTER), values).rowcount) == 0:
             raise StoreError(f"worker id {worker.id} was used before: every process start takes a new one")
 
-    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
-        ids = sorted(worker_ids)
-        rows = self._server.fetch(statements.RENEW, ids, [(notes or {}).get(name, "") for name in ids])
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
+        ids, told, sizes = sorted(worker_ids), notes or {}, memory or {}
+        rows = self._server.fetch(
+            statements.RENEW, ids, [told.get(name, "") for name in ids], [sizes.get(name) for name in ids]
+        )
         return frozenset(row[0] for row in rows)
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
@@ -532,8 +555,14 @@ class PostgresStore:
     def get(self, job_id: str) -> JobView | None:
         return reads.get(self._server, job_id)
 
-    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return reads.search(self._server, where, limit, cursor)
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        return reads.search(self._server, where, limit, cursor, within)
+
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        return reads.ended(self._server, since, until, most, sample)
+
+    def logs(self, job_id: str) -> dict[int, str]:
+        return reads.logs(self._server, job_id)
 
     def counts(self) -> dict[State, int]:
         return reads.counts(self._server)

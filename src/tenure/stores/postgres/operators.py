@@ -8,11 +8,13 @@ from typing import LiteralString
 import psycopg
 
 from tenure.lifecycle import ENDED, GUARD, State
-from tenure.ports import Answer, Landed, NotLanded
+from tenure.ports import Answer, Edit, Landed, NotLanded
 from tenure.stores.postgres.server import Connection
 
 Sql = Callable[[str], LiteralString]
 
+#: With other arguments, what was said and saved about the old ones is void.
+_WITH_OTHERS = ", payload = %s, meta = %s, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
 #: A job that was a run of a schedule is one again; and whoever saw it ended writes nothing.
 _RUN_AGAIN = """
     WITH again AS (
@@ -54,7 +56,7 @@ def promote(connection: Connection, sql: Sql, job_id: str) -> State | None:
     return _state(connection, sql, job_id)
 
 
-def replay(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
+def replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None) -> Answer | None:
     found = connection.execute(
         sql("SELECT state, task, unique_key, queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,)
     ).fetchone()
@@ -74,15 +76,16 @@ def replay(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
     ).fetchone()
     if holder is not None:
         return NotLanded(f"its unique key {unique!r} is held by job {holder[0]}")
+    other, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
     again = sql(
         "UPDATE @.jobs SET state = 'queued', run_at = @now, solo = isolated, failures = 0, crashes = 0, "
         "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
-        "ended_at = NULL, cancel_reason = NULL, expires_at = NULL, last_worker_id = NULL, last_outcome = NULL "
-        "WHERE id = %s"
+        "ended_at = NULL, cancel_reason = NULL, expires_at = NULL, last_worker_id = NULL, last_outcome = NULL"
+        f"{other} WHERE id = %s"
     )
     try:
         with connection.transaction():
-            connection.execute(again, (job_id,))
+            connection.execute(again, (*values, job_id))
     except psycopg.errors.UniqueViolation:  # somebody took it between the look and the write
         return NotLanded(f"its unique key {unique!r} has just been taken by another job")
     connection.execute(sql(_RUN_AGAIN), (job_id,))

@@ -103,13 +103,13 @@ OWNED = f"""
     SELECT {_CLAIMED.format(attempt="j.attempt")}, j.cancel_reason
     FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s"""
 
-PROGRESS = f"""
+_PROGRESS = f"""
     WITH r AS MATERIALIZED (
         SELECT l.*
         FROM json_to_recordset(%s) AS l (id uuid, attempt integer, worker text, fraction float8, stage text,
-            message text, checkpoint text)
+            message text, checkpoint text, log text)
         JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")}
-        ORDER BY l.id FOR NO KEY UPDATE OF j SKIP LOCKED)
+        ORDER BY l.id FOR NO KEY UPDATE OF j SKIP LOCKED){{logged}}
     UPDATE @.jobs AS j SET progress = coalesce(r.fraction, j.progress), stage = coalesce(r.stage, j.stage),
         message = coalesce(r.message, j.message), last_activity_at = @now,
         crashes = CASE WHEN r.checkpoint IS NOT NULL AND r.checkpoint IS DISTINCT FROM j.checkpoint
@@ -117,6 +117,25 @@ PROGRESS = f"""
         checkpoint = coalesce(r.checkpoint, j.checkpoint)
     FROM r WHERE {UNDER_LEASE.format(lease="r")}
     RETURNING j.id::text, j.attempt, j.worker_id"""
+
+PROGRESS = _PROGRESS.format(logged="")
+#: The same for a batch in which somebody logged: the jobs' rows are locked first, so nobody meets another in the logs.
+PROGRESS_LOGGED = _PROGRESS.format(
+    logged=""", logged AS (
+        INSERT INTO @.job_logs (job_id, attempt, lines)
+        SELECT id, attempt, log FROM r WHERE log IS NOT NULL ORDER BY id
+        ON CONFLICT (job_id, attempt) DO UPDATE SET lines = excluded.lines)"""
+)
+
+#: The first refusal of an attempt stands: a row changed since we looked is looked at again before it is written.
+REFUSED = """
+    WITH r AS MATERIALIZED (
+        SELECT a.job_id, a.attempt, l.why
+        FROM json_to_recordset(%s) AS l (id uuid, attempt integer, worker text, why text)
+        JOIN @.attempts AS a ON a.job_id = l.id AND a.attempt = l.attempt AND a.worker_id = l.worker
+        ORDER BY a.job_id, a.attempt FOR NO KEY UPDATE OF a)
+    UPDATE @.attempts AS a SET evidence = (a.evidence::jsonb || jsonb_build_object('refused', r.why))::text
+    FROM r WHERE a.job_id = r.job_id AND a.attempt = r.attempt AND a.evidence::jsonb -> 'refused' IS NULL"""
 
 ONCE_READ = f"""
     SELECT o.value FROM (SELECT %s::uuid AS id, %s::integer AS attempt, %s::text AS worker, %s::text AS key) AS l
@@ -188,8 +207,10 @@ REGISTER = """
     ON CONFLICT DO NOTHING"""
 
 RENEW = """
-    UPDATE @.workers AS w SET renewed_at = @now, expires_at = @now + w.lease * interval '1 second', note = r.note
-    FROM unnest(%s::text[], %s::text[]) AS r (id, note) WHERE w.id = r.id AND w.died_at IS NULL RETURNING w.id"""
+    UPDATE @.workers AS w SET renewed_at = @now, expires_at = @now + w.lease * interval '1 second', note = r.note,
+        memory = coalesce(r.memory, w.memory)
+    FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS r (id, note, memory)
+    WHERE w.id = r.id AND w.died_at IS NULL RETURNING w.id"""
 
 DECLARE = """
     UPDATE @.workers SET died_at = @now, death = 'crash' WHERE id = ANY(%s::text[]) AND died_at IS NULL RETURNING id"""

@@ -11,7 +11,7 @@ of a namespace begin with one hash tag, so they live on one node of a cluster:
     {tenure}:stale         zset    those of them that must show progress, by the time they will have hung
     {tenure}:completed, cancelled, dead    zset    by the time they ended
     {tenure}:jobs          zset    all of them, by id
-    {tenure}:attempts:ID, once:ID  hash    ended attempts by number, first results by key
+    {tenure}:attempts:ID, once:ID, log:ID  hash  ended attempts by number, first results by key, logs by attempt
     {tenure}:unique        hash    TASK NUL KEY → the live job that holds it
     {tenure}:schedule:NAME hash    rev and body of a schedule; `schedules` is a zset of the names, `due` one by due_at
     {tenure}:ticks:NAME    zset    its ticks by their time, MS|CAUSE; `tick:NAME` is the hash of their bodies
@@ -51,12 +51,15 @@ from tenure.lifecycle import (
     reason_of,
 )
 from tenure.ports import (
+    NO_EDITS,
     Answer,
     AttemptView,
     Busy,
     Capabilities,
     Claimed,
     Draft,
+    Edit,
+    Ended,
     Enqueued,
     Filter,
     Hung,
@@ -74,10 +77,20 @@ from tenure.ports import (
     WorkerView,
 )
 from tenure.schedule import Change, Due, Standing, Swapped, Tick
-from tenure.stores.outcomes import COMPLETED, RESCUES, Cause, check_outcome, check_text, cleared, encode, standing
+from tenure.stores.outcomes import (
+    COMPLETED,
+    RESCUES,
+    Cause,
+    check_edits,
+    check_outcome,
+    check_text,
+    cleared,
+    encode,
+    standing,
+)
 from tenure.stores.redis import reads, schedules
 from tenure.stores.redis.drafts import MOST, batches, check, values
-from tenure.stores.redis.facts import decode_facts, millis
+from tenure.stores.redis.facts import decode_facts, millis, with_meta
 from tenure.stores.redis.server import Server
 
 _End = tuple[int, Lease, Outcome]  #: with its place in the batch
@@ -88,6 +101,7 @@ MOST_CLAIMED = 500
 WORKER_KEPT = 86_400_000  #: milliseconds a worker's row outlives its death
 _TRIES = 20
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED}
+CHANGED = 2  #: `replay`: decided by facts that are no longer so
 _NO_PAST = ("0", "0", None, 0)
 _decode = msgspec.json.decode
 
@@ -171,12 +185,30 @@ class RedisStore:
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._states("promote_now", ids)
 
-    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
         wanted = list(dict.fromkeys(ids))
+        check_edits(wanted, edits)
         answers: dict[str, Answer | None] = {}
-        for batch in batches([each for each in wanted if reads.is_id(each)]):
-            answers |= dict(zip(batch, map(_replayed, self._server.call("replay", *batch)), strict=True))
-        return {each: answers.get(each) for each in wanted}
+        waiting = [each for each in wanted if reads.is_id(each)]
+        for _ in range(_TRIES):
+            again: list[str] = []
+            asked = [(each, *self._edited(each, edits.get(each))) for each in waiting]
+            for batch in batches(asked, lambda each: sum(map(len, each))):
+                told = self._server.call("replay", *chain.from_iterable(batch))
+                for (job_id, *_), answer in zip(batch, told, strict=True):
+                    if answer == CHANGED:
+                        again.append(job_id)
+                    else:
+                        answers[job_id] = _replayed(answer)
+            if not again:
+                return {each: answers.get(each) for each in wanted}
+            waiting = again
+        raise StoreAway(f"{self.url}: what these jobs are changed faster than it could be read")
+
+    def _edited(self, job_id: str, edit: Edit | None) -> tuple[str, str, str]:
+        """As the script `replay` is given it: the facts it has, the facts it shall have, and the payload."""
+        facts = edit and self._server.run("HGET", f"{self._server.prefix}job:{job_id}", "facts")
+        return (facts, with_meta(facts, edit.meta), edit.payload) if edit and facts else ("", "", "")
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         answers: dict[str, Answer | None] = {}
@@ -228,7 +260,7 @@ class RedisStore:
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         said_of: list[tuple[Any, ...]] = []
         for report in reports:
-            check_text(report.stage, report.message, report.checkpoint)
+            check_text(report.stage, report.message, report.checkpoint, report.log)
             if report.fraction is not None and not 0 <= report.fraction <= 1:
                 raise BadData(f"fraction: expected 0 to 1, got {report.fraction!r}")
             said = {
@@ -236,11 +268,18 @@ class RedisStore:
                 "stage": report.stage,
                 "message": report.message,
                 "checkpoint": report.checkpoint,
+                "log": report.log,
             }
             said_of.append((*_lease(report.lease), _json({k: v for k, v in said.items() if v is not None})))
         sent = list(batches(said_of, lambda each: len(each[3])))
         answers = self._server.call_each("progress", sent, lambda batch: list(chain.from_iterable(batch)))
         return [bool(landed) for told in answers for landed in told]
+
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        check_text(*(why for _, why in refusals))
+        told = [(*_lease(lease), why) for lease, why in refusals]
+        for batch in batches(told, lambda each: len(each[3])):
+            self._server.call("refused", *chain.from_iterable(batch))
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         check_text(key, value)
@@ -318,8 +357,15 @@ class RedisStore:
         if not self._server.call("register", worker.id, millis(worker.lease), _json(worker)):
             raise StoreError(f"worker id {worker.id} was used before: every process start takes a new one")
 
-    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
-        told = [text for each in worker_ids for text in (each, (notes or {}).get(each, ""))]
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
+        said, sizes = notes or {}, memory or {}
+        told = [text for each in worker_ids for text in (each, said.get(each, ""), sizes.get(each, ""))]
         return frozenset(self._server.call("renew", *told))
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
@@ -419,8 +465,14 @@ class RedisStore:
     def get(self, job_id: str) -> JobView | None:
         return reads.views(self._server, [job_id])[0]
 
-    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return reads.search(self._server, where, limit, cursor)
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        return reads.search(self._server, where, limit, cursor, within)
+
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        return reads.ended(self._server, since, until, most, sample)
+
+    def logs(self, job_id: str) -> dict[int, str]:
+        return reads.logs(self._server, job_id)
 
     def counts(self) -> dict[State, int]:
         return reads.counts(self._server)

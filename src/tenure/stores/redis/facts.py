@@ -58,6 +58,15 @@ def decode_facts(text: str) -> Facts:
     return _decoder.decode(text)
 
 
+def with_meta(text: str, meta: str) -> str:
+    return _encoder.encode(msgspec.structs.replace(decode_facts(text), meta=meta)).decode()
+
+
+def task_in(task: str) -> str:
+    """How the facts of its jobs begin."""
+    return _encoder.encode(Facts(task)).decode().removesuffix("}")
+
+
 def millis(seconds: float) -> int:
     """Whole milliseconds, never fewer: nothing is due too early."""
     if not abs(seconds) <= LONGEST:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from typing import Any
 
 import msgspec
 
 from tenure.errors import InvalidOption
 from tenure.lifecycle import ENDED, GUARD, State
-from tenure.ports import AttemptView, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
-from tenure.stores.redis.facts import decode_facts
+from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
+from tenure.stores.redis.drafts import MOST
+from tenure.stores.redis.facts import decode_facts, task_in
 from tenure.stores.redis.server import Server
 
 AT_ONCE = 50  #: jobs of one look, which may have long arguments
-FEW = 10_000  #: so many ids are sorted here; of more, all jobs are walked through from the newest
-_INDEXED = {*ENDED, State.SCHEDULED}
+FEW = 5_000  #: so many ids are sorted here; of more, all jobs are walked through from the newest
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
@@ -28,6 +28,11 @@ def instant(milliseconds: float | str) -> datetime:
         return _EPOCH + timedelta(milliseconds=float(milliseconds))
     except OverflowError:  # later than the last year there is a name for
         return datetime.max.replace(tzinfo=UTC)
+
+
+def _millis(when: datetime) -> int:
+    """The first millisecond that is not before."""
+    return -((_EPOCH - when) // timedelta(milliseconds=1))
 
 
 def _instant(milliseconds: str | None) -> datetime | None:
@@ -81,57 +86,73 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
     )
 
 
-def search(server: Server, where: Filter, limit: int, cursor: str | None) -> Page:
+def search(server: Server, where: Filter, limit: int, cursor: str | None, within: int | None) -> Page:
+    """By id, which rises with time (UUIDv7)."""
     before = None
     if cursor is not None:
         before = cursor.removeprefix("before-")
         if before == cursor or not is_id(before):
             raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
-    found = list(islice(_found(server, where, before), limit + 1))
-    return Page(tuple(found[:limit]), f"before-{found[limit - 1].id}" if len(found) > limit else None)
-
-
-def _found(server: Server, where: Filter, before: str | None) -> Iterator[JobView]:
-    """Newest first: by id, which rises with time (UUIDv7)."""
+    found: list[JobView] = []
+    looked, last = 0, ""
     for ids in _newest(server, where, before):
-        for view in views(server, ids):
-            if view is not None and _matches(view, where):
-                yield view
+        some = ids if within is None else ids[: max(within, 1) - looked]
+        for view in _matching(server, where, some):
+            if len(found) == limit:
+                return Page(tuple(found), f"before-{found[-1].id}")
+            found.append(view)
+        if len(some) < len(ids):
+            return Page(tuple(found), f"before-{some[-1] if some else last}")
+        looked, last = looked + len(some), some[-1]
+    return Page(tuple(found))
 
 
 def _newest(server: Server, where: Filter, before: str | None) -> Iterator[list[str]]:
+    """All that can match, from the newest; if no index of ours holds few enough of them, simply all."""
     ids = _few(server, where)
     if ids is not None:
         newest = sorted((each for each in ids if before is None or each < before), reverse=True)
-        for first in range(0, len(newest), AT_ONCE):
-            yield newest[first : first + AT_ONCE]
+        for first in range(0, len(newest), MOST):
+            yield newest[first : first + MOST]
         return
     key, high = f"{server.prefix}jobs", "+" if before is None else f"({before}"
-    while some := server.run("ZREVRANGEBYLEX", key, high, "-", "LIMIT", 0, AT_ONCE):
+    while some := server.run("ZREVRANGEBYLEX", key, high, "-", "LIMIT", 0, MOST):
         yield some
         high = f"({some[-1]}"
 
 
 def _few(server: Server, where: Filter) -> list[str] | None:
-    """The ids of all that can match, where an index holds few enough of them."""
     if where.worker_id is not None:
         return list(server.run("HKEYS", f"{server.prefix}processing:{where.worker_id}"))
-    if not where.states:
+    states = where.states or (ENDED if where.ended_since is not None else frozenset[State]())
+    if not states:
         return None
-    keys = [f"{server.prefix}{state}" for state in where.states if state in _INDEXED]
-    if State.QUEUED in where.states:
-        queues = [where.queue] if where.queue is not None else server.run("SMEMBERS", f"{server.prefix}queues")
-        keys += [f"{server.prefix}{lane}:{queue}" for queue in queues for lane in ("ready", "solo")]
-    if where.ended_since is not None and where.states <= ENDED:
-        since = str(where.ended_since.timestamp() * 1000)
-        return [each for key in keys for each in server.run("ZRANGEBYSCORE", key, since, "+inf")]
-    if sum(server.run("ZCARD", key) for key in keys) > FEW:
-        return None
-    ids = [each for key in keys for each in server.run("ZRANGE", key, 0, FEW)]
-    if State.PROCESSING in where.states:
-        for worker in server.run("SMEMBERS", f"{server.prefix}owners"):
-            ids += server.run("HKEYS", f"{server.prefix}processing:{worker}")
-    return ids
+    since = "-inf" if where.ended_since is None else _millis(where.ended_since)
+    found: list[str] | None = server.call("indexed", FEW, since, where.queue or "", *sorted(states))
+    return found
+
+
+def _matching(server: Server, where: Filter, ids: Sequence[str]) -> Iterator[JobView]:
+    """The script sees of each what little it takes to pass it over; only the others are read."""
+    if where != Filter():
+        wanted: dict[str, Any] = {
+            "states": dict.fromkeys(where.states, True) or None,
+            "task": None if where.task is None else task_in(where.task),
+            "queue": where.queue,
+            "but": None if where.guards else GUARD,
+            "worker": where.worker_id,
+            "unique": where.unique,
+            "text": where.text,
+            "since": None if where.enqueued_since is None else _millis(where.enqueued_since),
+            "til": None if where.enqueued_until is None else _millis(where.enqueued_until),
+            "ended": None if where.ended_since is None else _millis(where.ended_since),
+        }
+        sieve = msgspec.json.encode({name: value for name, value in wanted.items() if value is not None}).decode()
+        ids = server.call("sift", sieve, *ids)
+    for first in range(0, len(ids), AT_ONCE):
+        for view in views(server, ids[first : first + AT_ONCE]):
+            if view is not None and _matches(view, where):
+                yield view
 
 
 def _matches(view: JobView, where: Filter) -> bool:
@@ -142,7 +163,33 @@ def _matches(view: JobView, where: Filter) -> bool:
         and (where.text is None or where.text in view.id or where.text in (view.error or ""))
         and (where.guards or view.queue != GUARD)
         and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
+        and (where.enqueued_since is None or view.enqueued_at >= where.enqueued_since)
+        and (where.enqueued_until is None or view.enqueued_at < where.enqueued_until)
     )
+
+
+def ended(server: Server, since: datetime, until: datetime, most: int, sample: int) -> Ended:
+    span = _millis(since), _millis(until)
+    waits: list[float] = []
+    runs: list[float] = []
+    while True:
+        room = min(sample - len(runs), MOST)
+        *counts, last = server.call("ended", *span, len(runs), room)
+        for run_at, started_at, ended_at in last:
+            began = float(started_at)
+            waits.append(max(began - float(run_at), 0) / 1000)
+            runs.append(max(float(ended_at) - began, 0) / 1000)
+        if len(last) < MOST:
+            break
+    states = (State.CANCELLED, State.COMPLETED, State.DEAD)
+    return Ended({state: min(n, most) for state, n in zip(states, counts, strict=True)}, tuple(waits), tuple(runs))
+
+
+def logs(server: Server, job_id: str) -> dict[int, str]:
+    if not is_id(job_id):
+        return {}
+    flat: list[str] = server.run("HGETALL", f"{server.prefix}log:{job_id}")
+    return dict(sorted(zip(map(int, flat[::2]), flat[1::2], strict=True)))
 
 
 def counts(server: Server) -> dict[State, int]:
@@ -187,6 +234,7 @@ def _worker(flat: Sequence[str], lease_ends: str | None, holds: int) -> WorkerVi
         expires_at=_instant(lease_ends) or renewed + timedelta(seconds=identity.lease),
         died_at=_instant(row.get("died_at")),
         note=row["note"],
+        memory=int(row["memory"]) if "memory" in row else None,
         processing=holds,
     )
 

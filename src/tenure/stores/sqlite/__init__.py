@@ -39,6 +39,7 @@ from tenure.lifecycle import (
     reason_of,
 )
 from tenure.ports import (
+    NO_EDITS,
     Answer,
     AttemptView,
     Awaited,
@@ -46,6 +47,8 @@ from tenure.ports import (
     Capabilities,
     Claimed,
     Draft,
+    Edit,
+    Ended,
     Enqueued,
     Filter,
     Hung,
@@ -67,6 +70,7 @@ from tenure.stores.outcomes import (
     COMPLETED,
     RESCUES,
     Cause,
+    check_edits,
     check_outcome,
     check_text,
     cleared,
@@ -84,8 +88,10 @@ from tenure.stores.sqlite.statements import (
     END,
     EXPIRED,
     INSERT,
+    LOG,
     OWNED,
     PROGRESS,
+    REFUSED,
     TO_RESCUE,
     UNDER_LEASE,
     enqueue_one,
@@ -233,16 +239,17 @@ class SqliteStore:
         now = self._now()
         return self._each(ids, lambda connection, job_id: operators.promote(connection, job_id, now))
 
-    def replay(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        now = self._now()
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        now, wanted = self._now(), list(ids)
+        check_edits(wanted, edits)
 
         def step(connection: apsw.Connection, job_id: str) -> Answer | None:
-            answer = operators.replay(connection, job_id, now)
+            answer = operators.replay(connection, job_id, now, edits.get(job_id))
             if isinstance(answer, Landed):
                 schedules.open_again(connection, job_id)
             return answer
 
-        return self._each(ids, step)
+        return self._each(wanted, step)
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, operators.delete)
@@ -315,7 +322,7 @@ class SqliteStore:
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         now, boot = self._now(), self._boot()
         for report in reports:
-            check_text(report.stage, report.message, report.checkpoint)
+            check_text(report.stage, report.message, report.checkpoint, report.log)
 
         def step(connection: apsw.Connection) -> list[bool]:
             landed: list[bool] = []
@@ -333,9 +340,16 @@ class SqliteStore:
                     },
                 )
                 landed.append(connection.changes() == 1)
+                if landed[-1] and report.log is not None:
+                    connection.execute(LOG, (report.lease.job_id, report.lease.attempt, report.log))
             return landed
 
         return self._file.write(step)
+
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        check_text(*(why for _, why in refusals))
+        rows = [{**lease_facts(lease), "why": why} for lease, why in refusals]
+        self._file.write(lambda connection: connection.executemany(REFUSED, rows))
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         check_text(key, value)
@@ -457,7 +471,13 @@ class SqliteStore:
 
         self._file.write(step)
 
-    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
         now, boot = self._now(), self._boot()
 
         def step(connection: apsw.Connection) -> frozenset[str]:
@@ -465,8 +485,8 @@ class SqliteStore:
             for worker_id in worker_ids:
                 connection.execute(
                     "UPDATE workers SET renewed_at = ?, expires_boot = ? + CAST(round(lease * 1000) AS INTEGER), "
-                    "note = ? WHERE id = ? AND died_at IS NULL",
-                    (now, boot, (notes or {}).get(worker_id, ""), worker_id),
+                    "memory = coalesce(?, memory), note = ? WHERE id = ? AND died_at IS NULL",
+                    (now, boot, (memory or {}).get(worker_id), (notes or {}).get(worker_id, ""), worker_id),
                 )
                 if connection.changes() == 1:
                     alive.add(worker_id)
@@ -479,7 +499,7 @@ class SqliteStore:
         return self._file.write(lambda connection: frozenset(w for w in wanted if _declare(connection, w, now)))
 
     def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
-        look = {**self._moment(), "witness": witness, "until": None if until is None else schedules.millis(until)}
+        look = {**self._moment(), "witness": witness, "until": None if until is None else reads.millis(until)}
         if self._file.read(lambda c: first(c, f"SELECT 1 FROM workers WHERE {EXPIRED} LIMIT 1", look)) is None:
             return frozenset()
 
@@ -531,7 +551,7 @@ class SqliteStore:
                         **self._moment(),
                         "id": found[1],
                         "witness": witness,
-                        "until": None if until is None else schedules.millis(until),
+                        "until": None if until is None else reads.millis(until),
                     },
                 )
             facts = {"boot": boot, "id": job_id, "limit": 1}
@@ -654,8 +674,14 @@ class SqliteStore:
     def get(self, job_id: str) -> JobView | None:
         return self._file.read(lambda connection: reads.get(connection, job_id))
 
-    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None) -> Page:
-        return self._file.read(lambda connection: reads.search(connection, where, limit, cursor))
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        return self._file.read(lambda connection: reads.search(connection, where, limit, cursor, within))
+
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        return self._file.read(lambda connection: reads.ended(connection, since, until, most, sample))
+
+    def logs(self, job_id: str) -> dict[int, str]:
+        return self._file.read(lambda connection: reads.logs(connection, job_id))
 
     def counts(self) -> dict[State, int]:
         return self._file.read(reads.counts)

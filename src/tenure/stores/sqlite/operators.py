@@ -7,10 +7,13 @@ from __future__ import annotations
 import apsw
 
 from tenure.lifecycle import ENDED, GUARD, State
-from tenure.ports import Answer, Landed, NotLanded
+from tenure.ports import Answer, Edit, Landed, NotLanded
 from tenure.stores.outcomes import GUARDED
 from tenure.stores.sqlite.file import first
 from tenure.stores.sqlite.statements import LIVE_STATES
+
+#: With other arguments, what was said and saved about the old ones is void.
+_WITH_OTHERS = ", payload = ?, meta = ?, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
 
 
 def cancel(connection: apsw.Connection, job_id: str, reason: str, now: int) -> State | None:
@@ -34,7 +37,7 @@ def promote(connection: apsw.Connection, job_id: str, now: int) -> State | None:
     return _state(connection, job_id)
 
 
-def replay(connection: apsw.Connection, job_id: str, now: int) -> Answer | None:
+def replay(connection: apsw.Connection, job_id: str, now: int, edit: Edit | None) -> Answer | None:
     found = first(connection, "SELECT state, task, unique_key, queue FROM jobs WHERE id = ?", (job_id,))
     if found is None:
         return None
@@ -50,13 +53,14 @@ def replay(connection: apsw.Connection, job_id: str, now: int) -> Answer | None:
     )
     if holder is not None:
         return NotLanded(f"its unique key {unique!r} is held by job {holder[0]}")
+    others, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
     connection.execute(
         "UPDATE jobs SET state = 'queued', run_at = ?, solo = isolated, failures = 0, crashes = 0, "
         "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
         "active_boot = NULL, ended_at = NULL, cancel_reason = NULL, "
-        "expires_at = NULL, last_worker_id = NULL, last_outcome = NULL "
+        f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{others} "
         "WHERE id = ? AND state IN ('completed', 'dead', 'cancelled')",
-        (now, job_id),
+        (now, *values, job_id),
     )
     return Landed(State.QUEUED)
 

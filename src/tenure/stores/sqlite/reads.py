@@ -12,13 +12,26 @@ from typing import Any
 import apsw
 
 from tenure.errors import InvalidOption
-from tenure.lifecycle import GUARD, State
-from tenure.ports import AttemptView, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
+from tenure.lifecycle import ENDED, GUARD, State
+from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
 from tenure.stores.sqlite.file import fetch, first
 
 _JOB = """id, task, queue, state, priority, payload, result, error, attempt, failures, max_failures, crashes,
     crashes_total, max_crashes, solo, isolated, unique_key, worker_id, stage, progress, message, checkpoint, meta,
     timeout, stale_after, enqueued_at, run_at, expires_at, started_at, last_activity_at, ended_at, cancel_reason"""
+_NEWEST = (1 << 63) - 1
+#: So many jobs may be gathered by an index and put in order: it takes a few milliseconds.
+_GATHERED = 10_000
+_BY_INDEX = {
+    State.QUEUED: "INDEXED BY jobs_queued WHERE state = 'queued'",
+    State.SCHEDULED: "INDEXED BY jobs_scheduled WHERE state = 'scheduled'",
+    State.PROCESSING: "INDEXED BY jobs_processing WHERE state = 'processing'",
+    **{state: f"INDEXED BY jobs_ended WHERE state = '{state}' AND ended_at IS NOT NULL" for state in ENDED},
+}
+
+
+def millis(instant: datetime) -> int:
+    return round(instant.timestamp() * 1000)
 
 
 def _at(milliseconds: int) -> datetime:
@@ -71,38 +84,119 @@ def get(connection: apsw.Connection, job_id: str) -> JobView | None:
     return None if row is None else _job(row)
 
 
-def search(connection: apsw.Connection, where: Filter, limit: int, cursor: str | None) -> Page:
-    conditions, bindings = ["TRUE"], list[Any]()
+def search(connection: apsw.Connection, where: Filter, limit: int, cursor: str | None, within: int | None) -> Page:
+    conditions, bindings = _conditions(where)
+    before = _before(cursor)
+    gathered, floor = _gathered(connection, where, within or _GATHERED), None
+    if gathered is not None:
+        conditions.append("seq IN (SELECT value FROM json_each(?))")
+        bindings.append(gathered)
+    elif within is not None:
+        floor = _floor(connection, before, within)
+        conditions.append("seq >= ?")
+        bindings.append(floor or 0)
+    rows = fetch(
+        connection,
+        # By its number a row is found in order. No other index is in order, or knows how far to go.
+        f"SELECT {_JOB}, seq FROM jobs NOT INDEXED WHERE {' AND '.join(conditions)} AND seq < ? "
+        "ORDER BY seq DESC LIMIT ?",
+        (*bindings, before, limit + 1),
+    )
+    last = rows[limit - 1][-1] if len(rows) > limit else floor
+    return Page(tuple(_job(row) for row in rows[:limit]), None if last is None else f"before-{last}")
+
+
+def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
+    asked: dict[str, Any] = {
+        "task = ?": where.task,
+        "queue = ?": where.queue,
+        "worker_id = ?": where.worker_id,
+        "unique_key = ?": where.unique,
+        "ended_at >= ?": where.ended_since and millis(where.ended_since),
+        "enqueued_at >= ?": where.enqueued_since and millis(where.enqueued_since),
+        "enqueued_at < ?": where.enqueued_until and millis(where.enqueued_until),
+        "queue <> ?": None if where.guards else GUARD,
+    }
+    told = {condition: value for condition, value in asked.items() if value is not None}
+    conditions, bindings = ["TRUE", *told], [*told.values()]
     if where.states:
         conditions.append(f"state IN ({', '.join('?' * len(where.states))})")
         bindings += sorted(where.states)
-    columns = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique_key": where.unique}
-    for column, value in columns.items():
-        if value is not None:
-            conditions.append(f"{column} = ?")
-            bindings.append(value)
-    if where.ended_since is not None:
-        conditions.append("ended_at >= ?")
-        bindings.append(round(where.ended_since.timestamp() * 1000))
-    if not where.guards:
-        conditions.append("queue <> ?")
-        bindings.append(GUARD)
     if where.text is not None:
         conditions.append("(instr(error, ?) > 0 OR instr(id, ?) > 0)")
         bindings += [where.text, where.text]
-    if cursor is not None:
-        before = cursor.removeprefix("before-")
-        if before == cursor or not before.isdecimal():
-            raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
-        conditions.append("seq < ?")
-        bindings.append(int(before))
-    rows = fetch(
+    return conditions, bindings
+
+
+def _before(cursor: str | None) -> int:
+    if cursor is None:
+        return _NEWEST
+    before = cursor.removeprefix("before-")
+    if before == cursor or not before.isdecimal() or len(before) > 18:
+        raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
+    return int(before)
+
+
+def _gathered(connection: apsw.Connection, where: Filter, most: int) -> str | None:
+    """The numbers of all jobs that an index knows to come into question, as JSON; None: more than `most`, or any."""
+    states, narrower = where.states or frozenset(State), dict.fromkeys(State, "")
+    if where.worker_id is not None:
+        states &= {State.PROCESSING}
+        narrower[State.PROCESSING] = " AND worker_id = :worker"
+    if where.ended_since is not None:
+        states &= ENDED
+        narrower |= dict.fromkeys(ENDED, " AND ended_at >= :since")
+    if where.queue is not None:
+        narrower[State.QUEUED] = " AND queue = :queue"
+    if not states:
+        return "[]"
+    if states == frozenset(State):
+        return None
+    ways = [f"SELECT * FROM (SELECT seq FROM jobs {_BY_INDEX[each]}{narrower[each]} LIMIT :most)" for each in states]
+    facts = {
+        "most": most + 1,
+        "worker": where.worker_id,
+        "queue": where.queue,
+        "since": where.ended_since and millis(where.ended_since),
+    }
+    found = first(connection, f"SELECT count(*), json_group_array(seq) FROM ({' UNION ALL '.join(ways)})", facts)
+    return None if found is None or found[0] > most else found[1]
+
+
+def _floor(connection: apsw.Connection, before: int, within: int) -> int | None:
+    """The last of so many rows; None: there are not as many."""
+    found = first(
         connection,
-        f"SELECT {_JOB}, seq FROM jobs WHERE {' AND '.join(conditions)} ORDER BY seq DESC LIMIT ?",
-        (*bindings, limit + 1),
+        "SELECT seq FROM jobs NOT INDEXED WHERE seq < ? ORDER BY seq DESC LIMIT 1 OFFSET ?",
+        (before, within - 1),
     )
-    jobs = tuple(_job(row) for row in rows[:limit])
-    return Page(jobs, f"before-{rows[limit - 1][-1]}" if len(rows) > limit else None)
+    return None if found is None else found[0]
+
+
+def ended(connection: apsw.Connection, since: datetime, until: datetime, most: int, sample: int) -> Ended:
+    span = "ended_at >= :since AND ended_at < :until"
+    facts = {"since": millis(since), "until": millis(until), "most": most, "sample": sample}
+    counts = {
+        state: _number(
+            connection,
+            "SELECT count(*) FROM (SELECT 1 FROM jobs INDEXED BY jobs_ended "
+            f"WHERE state = '{state}' AND {span} LIMIT :most)",
+            facts,
+        )
+        for state in State
+        if state in ENDED
+    }
+    last = fetch(
+        connection,
+        "SELECT max(started_at - run_at, 0) / 1000.0, max(ended_at - started_at, 0) / 1000.0 FROM jobs "
+        f"INDEXED BY jobs_ended WHERE state = 'completed' AND {span} ORDER BY ended_at DESC LIMIT :sample",
+        facts,
+    )
+    return Ended(counts, tuple(row[0] for row in last), tuple(row[1] for row in last))
+
+
+def logs(connection: apsw.Connection, job_id: str) -> dict[int, str]:
+    return dict(fetch(connection, "SELECT attempt, lines FROM job_logs WHERE job_id = ? ORDER BY attempt", (job_id,)))
 
 
 def counts(connection: apsw.Connection) -> dict[State, int]:
@@ -120,7 +214,7 @@ def counts(connection: apsw.Connection) -> dict[State, int]:
     return {state: found[state] for state in State}
 
 
-def _number(connection: apsw.Connection, sql: str, *bindings: object) -> int:
+def _number(connection: apsw.Connection, sql: str, bindings: Any = ()) -> int:
     row = first(connection, sql, bindings)
     return 0 if row is None else int(row[0])
 
@@ -151,7 +245,7 @@ def workers(connection: apsw.Connection, *, dead: bool, now: int, boot: int) -> 
     rows = fetch(
         connection,
         "SELECT id, host, pid, started, boot_id, pid_namespace, runner, queues, tasks, slots, lease, started_at, "
-        "renewed_at, expires_boot, died_at, note, (SELECT count(*) FROM jobs INDEXED BY jobs_processing "
+        "renewed_at, expires_boot, died_at, note, memory, (SELECT count(*) FROM jobs INDEXED BY jobs_processing "
         "WHERE state = 'processing' AND worker_id = workers.id) FROM workers "
         "WHERE ? OR died_at IS NULL ORDER BY started_at DESC, id DESC",
         (int(dead),),
@@ -176,7 +270,8 @@ def workers(connection: apsw.Connection, *, dead: bool, now: int, boot: int) -> 
             expires_at=_at(now + row[13] - boot),
             died_at=_maybe_at(row[14]),
             note=row[15],
-            processing=row[16],
+            memory=row[16],
+            processing=row[17],
         )
         for row in rows
     ]

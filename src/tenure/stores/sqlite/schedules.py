@@ -15,13 +15,10 @@ from tenure.schedule import REPLACED, Change, Due, Run, Standing, Swapped, Tick,
 from tenure.stores.outcomes import body_of, encode
 from tenure.stores.sqlite import operators, reads
 from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.reads import millis
 from tenure.stores.sqlite.statements import LIVE_STATES, enqueue_one, row_of
 
 OWNER_LIVES = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
-
-
-def millis(instant: datetime) -> int:
-    return round(instant.timestamp() * 1000)
 
 
 def due(connection: apsw.Connection, now: int, boot: int, limit: int) -> Due:

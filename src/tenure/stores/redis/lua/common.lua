@@ -71,7 +71,7 @@ local function enter(id, j, state)
 end
 
 local function forget(id)
-  redis.call('UNLINK', job(id), ns .. 'attempts:' .. id, ns .. 'once:' .. id)
+  redis.call('UNLINK', job(id), ns .. 'attempts:' .. id, ns .. 'once:' .. id, ns .. 'log:' .. id)
   redis.call('ZREM', ns .. 'jobs', id)
 end
 

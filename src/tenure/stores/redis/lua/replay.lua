@@ -1,6 +1,7 @@
 #!lua
--- ended → queued, with nothing charged. ARGV: ids. Answers of each: nothing (no such job), its state if it has not ended,
--- 0 if it ran under a guard, who holds its unique key and in which state, or 1.
+-- ended → queued, with nothing charged. ARGV of each: id, and to run it with other arguments the facts it had, those it
+-- shall have, and the payload (else empty). Answers of each: nothing (no such job), its state if it has not ended, 0 if it
+-- ran under a guard, who holds its unique key and in which state, 2 if its facts have changed: read them anew; or 1.
 
 -- The ticks that name this job are open again: it is a run of their schedules once more. And whoever saw it ended writes
 -- nothing: the schedule has another rev, in its body too.
@@ -21,7 +22,8 @@ local function reopen(id)
 end
 
 local answers = {}
-for _, id in ipairs(ARGV) do
+for i = 1, #ARGV, 4 do
+  local id, edited = ARGV[i], ARGV[i + 3] ~= ''
   local j = read(id)
   local holder = j and j.unique and redis.call('HGET', ns .. 'unique', j.unique)
   if not j then
@@ -32,8 +34,14 @@ for _, id in ipairs(ARGV) do
     answers[#answers + 1] = 0
   elseif holder then
     answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state')}
+  elseif edited and redis.call('HGET', job(id), 'facts') ~= ARGV[i + 1] then
+    answers[#answers + 1] = 2
   else
     leave(id, j)
+    if edited then
+      redis.call('HDEL', job(id), 'checkpoint', 'progress', 'stage', 'message')
+      redis.call('HSET', job(id), 'facts', ARGV[i + 2], 'payload', ARGV[i + 3])
+    end
     j.run_at, j.solo = now, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true
     redis.call('HDEL', job(id), 'result', 'error', 'expires_at', 'cancel_reason', 'failures', 'crashes',
       'crashes_total', 'started_at', 'last_activity_at')

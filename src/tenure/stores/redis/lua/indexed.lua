@@ -1,0 +1,30 @@
+#!lua flags=no-writes
+-- The ids of all jobs in these states, if there are few enough. ARGV: the most, since when an ended one must have ended
+-- (-inf: ever), a queue (empty: any) of the queued ones, states. Answers nothing if there are more.
+local most, since, queue, keys, total = tonumber(ARGV[1]), ARGV[2], ARGV[3], {}, 0
+for n = 4, #ARGV do
+  local state = ARGV[n]
+  if state == 'processing' then
+    for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
+      keys[#keys + 1] = {'HKEYS', ns .. 'processing:' .. worker}
+      total = total + redis.call('HLEN', ns .. 'processing:' .. worker)
+    end
+  elseif state == 'queued' then
+    for _, name in ipairs(queue ~= '' and {queue} or redis.call('SMEMBERS', ns .. 'queues')) do
+      for _, key in ipairs({lane(name, false), lane(name, true)}) do
+        keys[#keys + 1] = {'ZRANGE', key, 0, -1}
+        total = total + redis.call('ZCARD', key)
+      end
+    end
+  else
+    local from = state == 'scheduled' and '-inf' or since
+    keys[#keys + 1] = {'ZRANGEBYSCORE', ns .. state, from, '+inf'}
+    total = total + redis.call('ZCOUNT', ns .. state, from, '+inf')
+  end
+end
+if total > most then return false end
+local ids = {}
+for _, key in ipairs(keys) do
+  for _, id in ipairs(redis.call(unpack(key))) do ids[#ids + 1] = id end
+end
+return ids
