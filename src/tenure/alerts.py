@@ -45,6 +45,7 @@ PREFIX = "incident:"
 FRESH_SECONDS = 3600.0  #: so long a dead letter is alerted on
 MOST_OPEN = 20  #: incidents of one kind; those above are one more together
 MOST_READ = 50
+MOST_LOOKED_AT = 10_000  #: jobs, for one that nobody knows: behind more of them it waits, and its queue's age is told
 MOST_NAMED = 5
 LONGEST_ERROR = 300
 SLOTS = 8
@@ -237,7 +238,7 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
     newest = facts.store.search(Filter(states=waiting), limit=MOST_READ).jobs
     gone = {task for row in facts.dead for task in row.identity.tasks} | {job.task for job in newest}
     for task in sorted(gone - known - {TASK})[:MOST_OPEN]:
-        jobs = facts.store.search(Filter(states=waiting, task=task), limit=MOST_READ).jobs
+        jobs = facts.store.search(Filter(states=waiting, task=task), limit=MOST_READ, within=MOST_LOOKED_AT).jobs
         due = [job for job in jobs if facts.age(job.enqueued_at if job.attempt else job.run_at) > facts.patience]
         if due and facts.gone(partial(_knows, task)):
             yield Problem(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cache, cached_property
@@ -34,6 +34,9 @@ _NAIVE = re.compile(rb'\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?"')
 _MISFIT = re.compile(r"(?:Object )?(?P<what>.*?)(?: - at (?P<path>.*))?", re.DOTALL)
 _FIELD = re.compile(r"\$\.(\w+)")
 _SECRET = "$secret"
+STARS = "***"
+#: Parts of names whose values are not shown, whatever their case: `TENURE_REDACT` changes them.
+KEY_NAMES = ("password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie", "private_key")
 _STARRED = "**********"  #: what pydantic writes for its own secrets
 
 
@@ -70,21 +73,47 @@ def redacted(payload: str) -> str:
     >>> redacted('{"user":"ada","token":{"$secret":"t0p"}}')
     '{"user":"ada","token":"***"}'
     """
-    if _SECRET not in payload:
-        return payload
-    return msgspec.json.encode(_star(msgspec.json.decode(payload))).decode()
+    return _no_names.hide(payload)
 
 
-def _star(value: object) -> object:
-    match value:
-        case dict() if _SECRET in value:
-            return "***"
-        case dict():
-            return {name: _star(inner) for name, inner in cast("dict[str, object]", value).items()}
-        case list():
-            return [_star(inner) for inner in cast("list[object]", value)]
-        case _:
-            return value
+class Stars:
+    """Puts `"***"` in the place of every Secret, and of what is under a name that sounds like one.
+
+    >>> Stars(("password",)).hide('{"user":"ada","db_password":"t0p"}')
+    '{"user":"ada","db_password":"***"}'
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._sounds = re.compile("|".join(map(re.escape, names)), re.IGNORECASE).search if names else _never
+
+    def hide(self, text: str) -> str:
+        """JSON text, starred; as it is where there is nothing to hide."""
+        if _SECRET not in text and not self._sounds(text):
+            return text
+        return msgspec.json.encode(self._star(msgspec.json.decode(text))).decode()
+
+    def hide_texts(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Of texts by name, those whose name says it."""
+        return {name: STARS if self._sounds(name) else text for name, text in texts.items()}
+
+    def _star(self, value: object) -> object:
+        match value:
+            case dict() if _SECRET in value:
+                return STARS
+            case dict():
+                named = cast("dict[str, object]", value).items()
+                return {name: STARS if self._sounds(name) else self._star(inner) for name, inner in named}
+            case list():
+                return [self._star(inner) for inner in cast("list[object]", value)]
+            case _:
+                return value
+
+
+def _never(text: str) -> None:
+    return None
+
+
+_no_names = Stars()
 
 
 def _to_json(value: object) -> object:

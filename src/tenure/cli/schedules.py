@@ -279,7 +279,7 @@ def trigger(
         raise InvalidOption("--timeout says how long to --wait: give both, or neither")
     limit = None if timeout is None else seconds(timeout, "--timeout")
     with _admin(shared) as admin:
-        job_id = admin.timetable.trigger(name, force=force)
+        job_id = admin.trigger(name, force=force)
         if not wait:
             return _told(shared, {"schedule": name, "job": job_id}, job_id)
         if sys.stderr.isatty():
@@ -341,7 +341,7 @@ def backfill(
             confirm(
                 shared, f"{name}: run {_ticks(ticks, [screen.clock(rule, each) for each in (ticks[0], ticks[-1])])}?"
             )
-        ids = admin.timetable.backfill(name, first, last, again=again) if ticks else []
+        ids = admin.backfill(name, first, last, again=again) if ticks else []
     words = f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "no tick in that time is without a run"
     return _told(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
 
@@ -365,7 +365,7 @@ def pause(name: str, /, *, why: str = "by an operator", shared: Shared = SHARED)
     """
     with _admin(shared) as admin:
         before = admin.timetable.get(name).schedule
-        admin.timetable.pause(name, why)
+        admin.pause_schedule(name, why)
     was = f"paused already: {before.paused_why}"
     return _turned(shared, name, "paused", was, changed=before.paused_at is None)
 
@@ -381,7 +381,7 @@ def resume(name: str, /, *, shared: Shared = SHARED) -> int:
     """
     with _admin(shared) as admin:
         before = admin.timetable.get(name).schedule
-        after, now = admin.timetable.resume(name).schedule, admin.store.now()
+        after, now = admin.resume_schedule(name).schedule, admin.store.now()
     if after.retired_at is not None and not shared.json:
         complain(f"schedule {name} is retired all the same: it fires again once an app declares it")
     coming = "" if after.next_tick is None or after.idle else f", next {_next(after, after.next_tick, now)}"
@@ -407,17 +407,7 @@ def remove(name: str, /, *, shared: Shared = SHARED) -> int:
         The schedule.
     """
     with _admin(shared) as admin:
-        found = admin.timetable.get(name)
-        _refuse_declared(found.schedule)
-        back = "; a guard comes back at its next call" if found.schedule.kind == "guard" else ""
+        back = "; a guard comes back at its next call" if admin.removable(name).kind == "guard" else ""
         confirm(shared, f"remove schedule {name} and its history{back}?")
-        admin.timetable.remove(name)
+        admin.remove_schedule(name)
     return _told(shared, {"schedule": name, "removed": True}, f"schedule {name} is removed")
-
-
-def _refuse_declared(s: Schedule) -> None:
-    if s.source and s.retired_at is None:
-        raise InvalidOption(
-            f"{s.name} is declared by app {s.source} and would come back at its next start: "
-            f"tenure schedules pause {s.name}, or take it out of the code"
-        )

@@ -12,7 +12,7 @@ from tenure import cron
 from tenure.cli.enqueue import read_arguments
 from tenure.cli.output import complain, plain, say, show_json
 from tenure.cli.schedules_screen import away, clock, declared_words, understood
-from tenure.cli.shared import Shared, app_of, confirm
+from tenure.cli.shared import Shared, app_of, confirm, operator
 from tenure.cron import Dst, Rule
 from tenure.declarations import schedule
 from tenure.errors import InvalidOption
@@ -151,7 +151,7 @@ def add(
         client = cast("Client", jobs.desk())
         from tenure.admin import Admin
 
-        return _put(Admin(client.store, client.notifier), new, job.draft(), shared)
+        return _put(Admin(client.store, client.notifier, jobs.settings, who=operator()), new, job.draft(), shared)
 
 
 def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
@@ -162,7 +162,7 @@ def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
         confirm(
             shared, f"there is a schedule {new.name} ({stands.rule}, task {stands.job and stands.job.task}). Change it?"
         )
-    put, now = admin.timetable.put(new), admin.store.now()
+    put, now = admin.put_schedule(new), admin.store.now()
     rule = understood(new)
     lint = rule.lint(now) if rule else []
     if shared.json:

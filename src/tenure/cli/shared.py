@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 import sys
 import traceback
 from collections.abc import Generator
@@ -86,10 +89,19 @@ def admin_of(shared: Shared) -> Generator[Admin]:
     store.open()
     notifier = open_notifier(settings, store)
     try:
-        yield Admin(store, notifier)
+        yield Admin(store, notifier, settings, who=operator())
     finally:
         notifier.close()
         store.close()
+
+
+def operator() -> str:
+    """Who is at this terminal, for the audit trail: `ada@web-2`."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # a number without a name, in a container
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
 
 
 def confirm(shared: Shared, question: str) -> None:

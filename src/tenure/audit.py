@@ -1,0 +1,80 @@
+"""Who did what: a trail of every operator's action, in the store itself, beside what it was done to.
+
+An entry is written before the action, and again with what came of it: one that stays "asked" was cut short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import msgspec
+
+from tenure.errors import StoreError
+from tenure.ids import new_id
+from tenure.ports import Store
+
+KEEP_SECONDS = 90 * 86_400.0
+_DAYS = 31  #: that one page of the trail looks back, at most
+_PREFIX = "audit:"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One action. `who` is `NAME` of a token, `user@host` of a command line; `outcome` is for people."""
+
+    id: str
+    at: datetime
+    who: str
+    action: str  #: "jobs.replay", "queue.pause", "schedule.trigger"
+    subject: str  #: the job, queue or schedule; of a bulk action the filter
+    detail: Mapping[str, str] = field(default_factory=dict[str, str])
+    outcome: str = "asked"
+
+
+class Trail:
+    """The trail of a store. Example: `with trail.recorded("ada", "queue.pause", "reports"): store.pause(…)`"""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @contextmanager
+    def recorded(self, who: str, action: str, subject: str, **detail: str) -> Generator[list[str]]:
+        """What is appended to the list is the outcome; an exception is one, too."""
+        entry = Entry(new_id(), self._store.now(), who, action, subject, detail)
+        said = list[str]()
+        text = self._write(entry, None)
+        try:
+            yield said
+        except BaseException as error:
+            outcome = f"failed: {error}" if isinstance(error, Exception) else "cut short"
+            with suppress(StoreError):  # it is away now, say: the entry stays "asked"
+                self._write(replace(entry, outcome=outcome), text)
+            raise
+        self._write(replace(entry, outcome="; ".join(said) or "done"), text)
+
+    def entries(self, *, limit: int = 100, before: datetime | None = None) -> list[Entry]:
+        """The newest first; of a month at most, so that looking costs little."""
+        found = list[Entry]()
+        day = before or self._store.now()
+        for back in range(_DAYS):
+            texts = self._store.notes(_of_day(day - timedelta(days=back))).values()
+            read = sorted(map(_decode, texts), key=lambda each: each.id, reverse=True)
+            found += [each for each in read if before is None or each.at < before]
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    def _write(self, entry: Entry, old: str | None) -> str:
+        new = msgspec.json.encode(entry).decode()
+        self._store.swap(_of_day(entry.at) + entry.id, old, new, ttl=KEEP_SECONDS)
+        return new
+
+
+def _of_day(at: datetime) -> str:
+    return f"{_PREFIX}{at:%Y-%m-%d}:"
+
+
+_decode = msgspec.json.Decoder(Entry).decode

@@ -1,0 +1,174 @@
+"""What operators do to many jobs, to arguments, and what is kept of it, on every store."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from conformance.factories import World, bring, draft, put, running
+from tenure import Tenure
+from tenure.admin import EDITS, Admin
+from tenure.arguments import Stars
+from tenure.audit import Trail
+from tenure.config import load
+from tenure.errors import InvalidArguments, InvalidOption
+from tenure.lifecycle import State
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Filter, Store
+
+
+@pytest.fixture
+def admin(store: Store) -> Admin:
+    return Admin(store, PollNotifier(), load(environ={}), who="ada")
+
+
+def trail(admin: Admin) -> list[tuple[str, str, str, str]]:
+    return [(each.who, each.action, each.subject, each.outcome) for each in admin.audit()]
+
+
+# ── many at once ──
+
+
+def test_a_bulk_action_takes_what_matches_and_can_be_acted_on(store: Store, admin: Admin) -> None:
+    store.enqueue([draft(task="mail", queue="slow", delay=60) for _ in range(1100)])
+    others = [put(store, task="mail"), put(store, task="other", delay=60)]
+
+    counted = admin.count(Filter(task="mail"), "promote")
+    done = admin.act_on_all("promote", Filter(task="mail"))
+
+    assert (counted.jobs, counted.more) == (1100, False)
+    assert (done.done, done.refusals, done.cursor) == (1100, 0, None)
+    assert store.counts()[State.QUEUED] == 1101
+    assert {store.get(each).state for each in others} == {State.QUEUED, State.SCHEDULED}  # type: ignore[union-attr]
+
+
+def test_a_bulk_action_says_which_jobs_refused_and_why(store: Store, admin: Admin) -> None:
+    held, free = bring(store, State.DEAD, unique="k").job_id, bring(store, State.DEAD).job_id
+    put(store, unique="k")
+
+    done = admin.act_on_all("replay", Filter(states=frozenset({State.DEAD})))
+
+    assert (done.done, done.refusals) == (1, 1)
+    assert done.refused[0].id == held
+    assert "key" in done.refused[0].says
+    assert store.get(free).state is State.QUEUED  # type: ignore[union-attr]
+
+
+def test_a_verb_that_no_asked_state_allows_is_refused_in_words(admin: Admin) -> None:
+    with pytest.raises(InvalidOption, match=r"promote: no job that is dead can be; only those that are scheduled"):
+        admin.count(Filter(states=frozenset({State.DEAD})), "promote")
+
+
+# ── edited arguments ──
+
+
+def test_an_ended_job_runs_again_with_other_arguments_and_keeps_what_they_were(store: Store, admin: Admin) -> None:
+    payload = '{"order":1,"card":{"$secret":"4111"},"note":"x"}'
+    job_id = bring(store, State.DEAD, payload=payload, meta='{"tenant":"a"}').job_id
+
+    assert admin.replay_edited(job_id, {"order": 2}, drop=["note"]).landed
+
+    stored = store.get(job_id)
+    assert stored is not None
+    assert stored.state is State.QUEUED
+    assert json.loads(stored.payload) == {"order": 2, "card": {"$secret": "4111"}}
+    detail = admin.show(job_id)
+    (edit,) = detail.edits
+    assert (edit.who, json.loads(edit.before)) == ("ada", {"order": 1, "card": "***", "note": "x"})
+    assert detail.job.meta == {"tenant": "a"}
+    assert EDITS in stored.meta
+    assert trail(admin) == [("ada", "jobs.replay", job_id, "queued again")]
+
+
+def test_edited_arguments_must_fit_their_task(store: Store, admin: Admin) -> None:
+    jobs = Tenure("memory:")
+
+    @jobs.task
+    def work(order: int) -> None: ...
+
+    lease = bring(store, State.DEAD, payload='{"order":1}')
+
+    with pytest.raises(InvalidArguments, match="order"):
+        admin.replay_edited(lease.job_id, {"order": "two"}, task=work)
+    with pytest.raises(InvalidArguments, match="no argument 'count'"):
+        admin.replay_edited(lease.job_id, {}, drop=["count"])
+    assert store.get(lease.job_id).state is State.DEAD  # type: ignore[union-attr]
+    assert admin.audit() == []
+
+
+def test_a_live_job_is_not_edited(store: Store, admin: Admin) -> None:
+    job_id = running(store).job_id
+
+    acted = admin.replay_edited(job_id, {"order": 2})
+
+    assert not acted.landed
+    assert store.get(job_id).payload == "{}"  # type: ignore[union-attr]
+
+
+# ── secrets ──
+
+
+def test_what_is_under_a_name_that_sounds_like_a_secret_is_starred() -> None:
+    hide = Stars(("password", "api_key")).hide
+
+    assert hide('{"user":"ada","DB_Password":"t0p","deep":[{"api_key":{"id":1}}]}') == (
+        '{"user":"ada","DB_Password":"***","deep":[{"api_key":"***"}]}'
+    )
+    assert hide('{"user":"ada"}') == '{"user":"ada"}'
+
+
+def test_settings_say_which_names_are_starred(store: Store) -> None:
+    job_id = put(store, payload='{"iban":"DE02","token":"t"}', meta='{"iban":"DE02"}')
+
+    found = Admin(store, PollNotifier(), load({"redact": "iban"}, environ={})).get(job_id)
+
+    assert (found.payload, found.meta) == ('{"iban":"***","token":"t"}', {"iban": "***"})
+
+
+# ── the audit trail ──
+
+
+def test_every_action_is_on_record_with_who_and_what_came_of_it(store: Store, admin: Admin) -> None:
+    dead, queued = bring(store, State.DEAD).job_id, put(store, task="mail")
+
+    list(admin.act("replay", [admin.ref(dead)]))
+    admin.by("grace").pause("default")
+    admin.pause("default")
+    admin.act_on_all("cancel", Filter(task="mail"), "spam")
+
+    assert trail(admin) == [
+        ("ada", "jobs.cancel", "state=processing,queued,scheduled task=mail", "1 done, 0 refused"),
+        ("ada", "queue.pause", "default", "it was paused already"),
+        ("grace", "queue.pause", "default", "paused"),
+        ("ada", "jobs.replay", dead, "queued again"),
+    ]
+    assert admin.audit()[0].detail == {"why": "spam"}
+    assert store.get(queued).state is State.CANCELLED  # type: ignore[union-attr]
+
+
+def test_an_action_that_fails_is_on_record_too(store: Store) -> None:
+    seen = Trail(store)
+
+    with pytest.raises(ZeroDivisionError), seen.recorded("ada", "queue.pause", "default"):
+        _ = 1 // 0
+    with pytest.raises(KeyboardInterrupt), seen.recorded("ada", "queue.pause", "default"):
+        raise KeyboardInterrupt
+
+    assert [each.outcome for each in seen.entries()] == [
+        "cut short",
+        "failed: integer division or modulo by zero",
+    ]
+
+
+def test_the_trail_is_read_page_by_page_and_over_days(world: World, store: Store, admin: Admin) -> None:
+    for _ in range(5):
+        admin.pause("default")
+        world.advance(timedelta(hours=20).total_seconds())
+
+    first = admin.audit(limit=3)
+    rest = admin.audit(limit=3, before=first[-1].at)
+
+    assert [len(first), len(rest)] == [3, 2]
+    assert sorted([*first, *rest], key=lambda each: each.at, reverse=True) == [*first, *rest]
