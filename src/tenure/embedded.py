@@ -21,7 +21,7 @@ from tenure.config import Settings
 from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
 from tenure.executor import open_resources
-from tenure.host import host_name, new_token, pid_namespace, started, worker_id
+from tenure.host import host_name, memories, new_token, pid_namespace, started, worker_id
 from tenure.lifecycle import Released
 from tenure.lifeline import ASK_AFTER
 from tenure.maintenance import Declaration, Maintenance
@@ -235,7 +235,7 @@ class Embedded:
         while not self._ended.is_set():
             sent, mine = boot(), self._id
             try:
-                alive = mine in self._renewals.renew([mine])
+                alive = mine in self._renewals.renew([mine], memory=memories({mine: os.getpid()}))
             except StoreError:
                 alive = True  # unknown: keep trying; the deadline decides
             else:

@@ -21,12 +21,14 @@ import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from tenure.durations import spell
 from tenure.errors import InvalidArguments, JobStopped, LeaseLost, StoreError, TenureError
 from tenure.events import Running, current
 from tenure.job import Job, Stopping, clean
+from tenure.job_log import JobLog
 from tenure.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
 from tenure.ports import Claimed, NotLanded, Progress, Store
 from tenure.retry import Fail, Snooze
@@ -60,6 +62,10 @@ class Host(Protocol):
         """Store its last report, and return when that is done. Blocks; LeaseLost if refused."""
         ...
 
+    def refused(self, lease: Lease, why: str) -> None:
+        """A write under it did not land, `why` says to people. Called from any thread, and never in the way."""
+        ...
+
 
 class Attempt:
     """One execution of a job, under its lease."""
@@ -72,6 +78,7 @@ class Attempt:
     _over = False
     active = 0.0  #: when it last showed progress, by the loop's clock
     _report: Progress | None = None
+    _log: JobLog | None = None  #: what its code has logged, if it has
     _lock: threading.Lock | None = None
     _task_handle: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -242,19 +249,28 @@ class Attempt:
         )
 
     def take_report(self) -> Progress | None:
-        """The newest word not yet stored; the caller stores it now."""
-        lock = self._lock
-        if lock is None:
+        """The newest word not yet stored, and the log if it has grown; the caller stores it now."""
+        with self._lock or nullcontext():
             report, self._report = self._report, None
+        log = self._log
+        if log is None or not log.unstored:
             return report
-        with lock:
-            report, self._report = self._report, None
-            return report
+        log.unstored = False  # first: a line that comes now is in the text, or in the next one
+        return replace(report or Progress(lease=self.lease), log=log.text())
+
+    def logged(self, line: bytes) -> None:
+        """Keep a line of its log for the next report. Called from any thread, by one at a time."""
+        if self._log is None:
+            self._log = JobLog()
+        self._log.add(line)
+        self.host.reported(self)
 
     def put_back(self, report: Progress) -> None:
         """It could not be stored: keep it, under whatever came since."""
+        if report.log is not None and self._log is not None:
+            self._log.unstored = True
         with self._lock or nullcontext():
-            since, self._report = self._report, report
+            since, self._report = self._report, replace(report, log=None)
             if since is not None:
                 self._merge(since.fraction, since.stage, since.message, since.checkpoint)
 
@@ -278,6 +294,7 @@ class Attempt:
     def _once(self, key: str, value: str | None) -> str | None:
         found = self.host.store.once(self.lease, key, value)
         if found is None:
+            self.host.refused(self.lease, "once refused")
             self.loop.call_soon_threadsafe(self.ask, "lease_lost", None)
             raise LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
         return found.value
@@ -287,6 +304,7 @@ class Attempt:
             raise StoreError("job.finish() needs tx=, the transaction the outcome commits with; without one, return")
         answer = self.host.store.finish([(self.lease, Completed(result))], tx=tx)[0]
         if isinstance(answer, NotLanded):
+            self.host.refused(self.lease, f"completed refused: {answer.stands}")
             raise LeaseLost(answer.stands)
         self.finished = True
 
@@ -317,6 +335,9 @@ class _Inline:
 
     def reported(self, attempt: Attempt) -> None:
         """Stored when it ends."""
+
+    def refused(self, lease: Lease, why: str) -> None:
+        """A test sees the LeaseLost."""
 
     def store_now(self, attempt: Attempt) -> None:
         report = attempt.take_report()

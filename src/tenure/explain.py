@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tenure.alerts import works_for_all
 from tenure.durations import spell
 from tenure.events import headline
 from tenure.lifecycle import LIVE, State
@@ -27,7 +28,8 @@ class _Facts:
     job: JobView
     now: datetime
     attempts: Sequence[AttemptView]
-    workers: Sequence[WorkerView]  #: alive ones
+    owner: WorkerView | None
+    workers: Sequence[WorkerView]  #: alive ones that run jobs like this one
     dead: Sequence[WorkerView]  #: those of the last day
     queue: QueueView | None
     store_url: str
@@ -41,11 +43,13 @@ class _Facts:
 
 def explain(store: Store, job: JobView) -> Explanation:
     """Look once at everything that could hold this job back."""
-    now, rows = store.now(), store.workers(dead=True)
+    now, everyone = store.now(), store.workers(dead=True)
+    rows = [row for row in everyone if works_for_all(row) or job.queue in row.identity.queues]
     facts = _Facts(
         job=job,
         now=now,
         attempts=store.attempts(job.id),
+        owner=next((row for row in everyone if row.identity.id == job.worker_id), None),
         workers=[row for row in rows if _alive(row, now)],
         dead=[row for row in rows if not _alive(row, now)],
         queue=next((queue for queue in store.queues() if queue.name == job.queue), None),
@@ -112,8 +116,7 @@ def _queued(facts: _Facts) -> Explanation:
 
 
 def _processing(facts: _Facts) -> Explanation:
-    job = facts.job
-    owner = next((row for row in (*facts.workers, *facts.dead) if row.identity.id == job.worker_id), None)
+    job, owner = facts.job, facts.owner
     since = f", since {_when(facts, job.started_at)}" if job.started_at else ""
     verdict = f"it is running: attempt {job.attempt} on {job.worker_id}{since}"
     advice = ""

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tenure.clock import HOST_ENV
@@ -70,6 +71,20 @@ def is_stopped(pid: int) -> bool:
         return _stat(pid)[0] in "Tt"
     except OSError:
         return False
+
+
+def memory(pid: int) -> int | None:
+    """The bytes of this process that are in memory now; None when it is gone, or its kernel does not tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") or None  # a zombie has none
+
+
+def memories(pids: Mapping[str, int]) -> dict[str, int]:
+    """The memory of each worker, by its id, as far as it is known."""
+    return {worker: found for worker, pid in pids.items() if (found := memory(pid)) is not None}
 
 
 def die_with_parent(parent: int) -> None:

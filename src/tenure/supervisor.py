@@ -42,7 +42,7 @@ from tenure.events import (
     WorkerReplaced,
     WorkerStarted,
 )
-from tenure.host import end_leftovers, host_name, is_stopped, kill_group, pid_namespace, started
+from tenure.host import end_leftovers, host_name, is_stopped, kill_group, memories, pid_namespace, started
 from tenure.lifecycle import Crashed, Lease, Outcome, Released, State, outcome_name
 from tenure.link import read_verdicts
 from tenure.maintenance import Declaration, Maintenance
@@ -557,8 +557,9 @@ class Supervisor:
             sent = self._boot()
             children = [child for child in list(self._children.values()) if child.registered]
             notes = {child.id: child.stall for child in children if child.stall}
+            memory = memories({child.id: child.process.pid for child in children})
             try:
-                alive = ground.renewals.renew([child.id for child in children], notes=notes)
+                alive = ground.renewals.renew([child.id for child in children], notes=notes, memory=memory)
             except StoreError as error:
                 self._away(error)
                 self._renew_wake.wait(RETRY_SECONDS)

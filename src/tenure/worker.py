@@ -21,7 +21,8 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from random import random
@@ -47,6 +48,7 @@ from tenure.events import (
 )
 from tenure.executor import MAX_ERROR, Attempt
 from tenure.job import clean
+from tenure.job_log import Gather
 from tenure.lifecycle import (
     Cancelled,
     Completed,
@@ -85,6 +87,7 @@ MAX_UNFLUSHED = 1000
 MAX_UNFLUSHED_SECONDS = 0.05
 MANY_SLOTS = 128
 PROGRESS_SECONDS = 0.5
+MAX_REFUSAL = 500  # characters that tell of a refused write
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
 ANY_SECONDS = 1.0
@@ -181,6 +184,7 @@ class Worker:
         self._stuck_since: float | None = None
         self._told_stuck = False
         self._reported: set[Attempt] = set()
+        self._telling: set[Attempt] = set()  # of those reported, who is on the way to the store
         self._storing = threading.Lock()
         self._away_since: float | None = None
         self._released = 0
@@ -191,6 +195,8 @@ class Worker:
         self._claims = ThreadPoolExecutor(1, "tenure-claims")
         self._writes = ThreadPoolExecutor(1, "tenure-writes")
         self._pool = ThreadPoolExecutor(plan.slots + 1, "tenure-job")
+        self._asides = ThreadPoolExecutor(1, "tenure-asides")  # what nobody waits for
+        self._gather = Gather(self._logs)
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: Listener | None = None
         self._hand: Hand | None = None  # None: the notifier is a doorbell and deals out no permits
@@ -217,7 +223,8 @@ class Worker:
         self._tasks.append(self._loop.create_task(claiming(), name="_claim_loop"))
         self._tasks.append(self._loop.create_task(self._look_loop(self._listener), name="look"))
         for task in self._tasks:
-            task.add_done_callback(_die_loudly)
+            task.add_done_callback(self._die_loudly)
+        self._gather.install()
 
     async def drain(self, grace: float) -> None:
         """Claim nothing more, wait for what runs, then ask it to stop. Returns when nothing runs, or when stuck."""
@@ -244,6 +251,7 @@ class Worker:
 
     async def close(self) -> None:
         """Let go of everything. What still runs is left to the process's end."""
+        self._gather.remove()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -252,7 +260,7 @@ class Worker:
             if fileno is not None:
                 self._loop.remove_reader(fileno)
             self._listener.close()
-        for pool in (self._claims, self._writes, self._pool):
+        for pool in (self._claims, self._writes, self._pool, self._asides):
             pool.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -530,14 +538,29 @@ class Worker:
             if report is None:
                 return
             try:
-                landed = self.store.progress([report])[0]
+                landed = self._store_one(report)
             except StoreError:
                 attempt.put_back(report)
                 raise
         if not landed and not attempt.finished:
             self._tally.count("refused", attempt.claimed.task)
+            self.refused(attempt.lease, "progress refused")
             self._loop.call_soon_threadsafe(attempt.ask, "lease_lost", None)
             raise LeaseLost(f"job {attempt.claimed.id}, attempt {attempt.claimed.attempt}")
+
+    def refused(self, lease: Lease, why: str) -> None:
+        with suppress(RuntimeError):  # closed meanwhile
+            self._asides.submit(self._tell_refused, lease, clean(why, MAX_REFUSAL))
+
+    def _tell_refused(self, lease: Lease, why: str) -> None:
+        with suppress(StoreError):  # who looks into it later finds our log only
+            self.store.refused([(lease, why)])
+
+    def _logs(self, running: Running) -> Attempt | None:
+        """The attempt whose code logs this, if it runs here. Called from any thread."""
+        attempt = self.running.get(running.job_id)
+        lease = Lease(running.job_id, running.attempt, running.worker_id)
+        return attempt if attempt is not None and attempt.lease == lease else None
 
     # ── progress ──
 
@@ -545,18 +568,22 @@ class Worker:
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             if self._reported:
-                attempts, self._reported = self._reported, set()
+                attempts = self._telling = self._reported.copy()  # in one step each: other threads add to it
+                self._reported -= attempts
                 try:
                     refused = await self._in(self._writes, self._store_progress, attempts)
                 except StoreError as error:
                     self._away(error)
-                    self._reported |= attempts
+                    self._reported.update(attempts)
                 else:
                     self._back()
                     for attempt in refused:
-                        if not attempt.finished:
+                        # Who has ended is told by the answer to its outcome, and asked nothing any more.
+                        if not attempt.finished and self.running.get(attempt.claimed.id) is attempt:
                             self._tally.count("refused", attempt.claimed.task)
+                            self.refused(attempt.lease, "progress refused")
                             attempt.ask("lease_lost", None)
+                self._telling = set()
 
     def _store_progress(self, attempts: Iterable[Attempt]) -> list[Attempt]:
         """Store the newest word of each; who was refused. On an error all are put back for the next time."""
@@ -574,12 +601,21 @@ class Worker:
 
     def _progress_halving(self, reports: list[Progress]) -> list[bool]:
         try:
-            return self.store.progress(reports)
+            return self.store.progress(reports) if len(reports) > 1 else [self._store_one(reports[0])]
         except BadData:
             if len(reports) == 1:  # nothing of it can be kept; the attempt goes on
                 return [True]
             half = len(reports) // 2
             return self._progress_halving(reports[:half]) + self._progress_halving(reports[half:])
+
+    def _store_one(self, report: Progress) -> bool:
+        """A log that can't be kept takes nothing else of the report with it."""
+        try:
+            return self.store.progress([report])[0]
+        except BadData:
+            if report.log is None:
+                raise
+            return self.store.progress([replace(report, log=None)])[0]
 
     # ── flushing ──
 
@@ -600,12 +636,13 @@ class Worker:
 
     async def _flush(self, batch: list[End]) -> None:
         last_words = set[Attempt]()
-        if self._reported:
-            last_words = {end.attempt for end in batch if end.attempt in self._reported}
-            self._reported -= last_words
         ends = [end for end in batch if end.outcome is not None]
         while True:
             try:
+                for unstored in (self._reported, self._telling):  # what is being told right now may fail
+                    if unstored:
+                        last_words |= {end.attempt for end in batch if end.attempt in unstored}
+                self._reported -= last_words
                 if last_words:
                     await self._in(self._writes, self._store_progress, last_words)
                 answers = await self._in(self._writes, self._finish, ends)
@@ -670,6 +707,8 @@ class Worker:
         if isinstance(answer, NotLanded):
             if end.attempt is None or not end.attempt.finished:
                 self._events.emit(LeaseRefused(**about, stands=answer.stands))
+                if outcome is not None:
+                    self.refused(end.lease, f"{outcome_name(outcome)} refused: {answer.stands}")
             else:  # it completed before, in its own transaction
                 self._tally.count("outcomes", job.task, "completed")
             return
@@ -777,6 +816,15 @@ class Worker:
             self._events.emit(StoreBack(seconds=self._loop.time() - self._away_since))
             self._away_since = None
 
+    def _die_loudly(self, task: asyncio.Task[None]) -> None:
+        """One of the worker's own loops must never end by itself: a silent stop is the worst it could do."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._gather.remove()
+            self._loop.call_exception_handler(
+                {"message": f"tenure: {task.get_name()} failed; this worker can't go on", "exception": error}
+            )
+            self._loop.stop()
+
 
 def run_loop(serve: Coroutine[object, object, T]) -> T:
     """Like asyncio.run, but a handler's own task that calls sys.exit() ends itself and not its worker."""
@@ -792,12 +840,3 @@ def run_loop(serve: Coroutine[object, object, T]) -> T:
         else:
             runner.close()  # only now: on a failure it would wait for handlers, and for threads that never end
             return result
-
-
-def _die_loudly(task: asyncio.Task[None]) -> None:
-    """One of the worker's own loops must never end by itself: a silent stop is the worst it could do."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler(
-            {"message": f"tenure: {task.get_name()} failed; this worker can't go on", "exception": error}
-        )
-        task.get_loop().stop()

@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import functools
 import json
+import logging
 import os
 import sqlite3
 import subprocess
@@ -32,6 +33,7 @@ SOON = Retry(10, base="50ms", cap="200ms")
 FOREVER = 1000.0
 
 jobs = Tenure(retry=SOON)
+log = logging.getLogger(__name__)
 
 
 # ── The ledger ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -142,6 +144,18 @@ async def mark(job: Job[int]) -> None:
         if job.attempt == 1:
             job.progress(stage=f"mark {marks}", checkpoint=marks)
     note(job, "end")
+
+
+@jobs.task
+async def talk(job: Job) -> None:
+    """Logs a line every 10 ms until told."""
+    note(job, "begin")
+    said = 0
+    while not gone_ahead():
+        said += 1
+        log.info("line %d", said)
+        await asyncio.sleep(0.01)
+    log.warning("told")
 
 
 @jobs.task

@@ -10,7 +10,7 @@ from conformance.factories import World, bring, draft, finish, put, running, sta
 from tenure.admin import Admin, Verb
 from tenure.errors import UnknownJob
 from tenure.explain import Explanation
-from tenure.lifecycle import Completed, Crashed, Failed, Snoozed, State
+from tenure.lifecycle import GUARD, Completed, Crashed, Failed, Snoozed, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Filter, Progress, Ring, Store
 
@@ -221,6 +221,31 @@ def test_explain_tells_a_job_that_is_about_to_start(store: Store, admin: Admin) 
 
     assert "about to start" in found.verdict
     assert found.what_to_do == ""
+
+
+def test_explain_counts_no_guard_and_no_courier_among_the_workers(world: World, store: Store, admin: Admin) -> None:
+    start(store, runner="guard", queues=(GUARD,), tasks=("backup",))
+    courier = start(store, runner="embedded", queues=("tenure.alerts",), tasks=("tenure.alert",))
+
+    found = why(admin, put(store))
+
+    assert "no worker has ever opened" in found.verdict
+    assert found.what_to_do == "start a worker there: tenure worker"
+    assert "about to start" in why(admin, put(store, task="tenure.alert", queue="tenure.alerts")).verdict
+
+    last = start(store, queues=("mail",))
+    assert "they serve mail" in why(admin, put(store)).verdict
+    world.advance(40)
+    start(store, runner="guard", queues=(GUARD,), tasks=("backup",))
+    assert f"the last one, {last}, was seen 40s ago" in why(admin, put(store)).verdict
+    assert f"the last one, {courier}, " not in all_of(why(admin, put(store)))
+
+
+def test_explain_knows_the_owner_of_a_guards_run(store: Store, admin: Admin) -> None:
+    owner = start(store, runner="guard", queues=(GUARD,), tasks=("work",))
+    lease = running(store, owner)
+
+    assert f"it is running: attempt 1 on {owner}" in why(admin, lease.job_id).verdict
 
 
 def test_explain_tells_a_job_that_must_run_alone(store: Store, admin: Admin) -> None:

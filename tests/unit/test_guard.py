@@ -63,9 +63,15 @@ class Unreliable(MemoryStore):
         self._lose("finish")
         return answers
 
-    def renew(self, worker_ids: Sequence[str], *, notes: Mapping[str, str] | None = None) -> frozenset[str]:
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
         self._reach("renew")
-        return super().renew(worker_ids, notes=notes)
+        return super().renew(worker_ids, notes=notes, memory=memory)
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
         self._reach("finish")

@@ -1,0 +1,62 @@
+"""What is left of a killed attempt and of a former owner, for who looks into it later."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+
+import pytest
+
+from tenure.job import JobHandle
+from tenure.job_log import Log, decode
+
+from . import shop
+from .harness import Site, send
+
+
+def logs(site: Site, job: JobHandle[None]) -> dict[int, Log]:
+    """By attempt."""
+    return {attempt: decode(text) for attempt, text in site.store.logs(str(job.id)).items()}
+
+
+@pytest.mark.everywhere
+def test_the_lines_of_a_killed_attempt_stay_beside_those_of_the_next(site: Site) -> None:
+    site.supervisor(lease="2s")
+    job = shop.talk.enqueue()
+
+    victim = site.seen(job, "begin").pid
+    site.until(lambda: logs(site, job), "lines of a job that still runs")
+    memory = site.until(lambda: site.worker(job).memory, "the memory of its worker")
+    send(victim, signal.SIGKILL)
+    site.seen(job, "begin", attempt=2)
+    site.go()
+
+    (view,) = site.ended(job)
+    assert (view.state, view.attempt) == ("completed", 2)
+    assert memory > 10 << 20
+    first, second = logs(site, job)[1], logs(site, job)[2]
+    assert [line.text for line in first.lines] == [f"line {first.dropped + n + 1}" for n in range(len(first.lines))]
+    assert (second.lines[-1].level, second.lines[-1].text) == ("warning", "told")
+    assert first.lines[0].at < second.lines[-1].at
+
+
+@pytest.mark.everywhere
+def test_the_refused_outcome_of_a_former_owner_is_kept_with_its_attempt(site: Site) -> None:
+    site.supervisor()
+    job = shop.talk.enqueue()
+    worker = site.seen(job, "begin").pid
+    site.until(lambda: len(logs(site, job).get(1, Log()).lines) > 50, "a worker that has long since begun")
+    owner = site.worker(job).identity.id
+
+    # So that it is not stopped in the middle of a write, with a file's one lock in hand.
+    with site.store.transaction() if site.store.capabilities.transactions else nullcontext():
+        send(worker, signal.SIGSTOP)
+    site.store.declare_dead([owner])
+    site.store.rescue()
+    site.go()
+    send(worker, signal.SIGCONT)
+    site.until(lambda: "refused" in site.attempts(job)[0].evidence, "what its outcome was told")
+
+    (crashed,) = site.attempts(job)
+    assert (crashed.attempt, crashed.worker_id, crashed.outcome) == (1, owner, "crashed")
+    assert crashed.evidence["refused"].startswith("completed refused: "), crashed.evidence
