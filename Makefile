@@ -14,7 +14,7 @@ help:  ## Show what there is
 demo: .venv/.run  ## See real work survive a killed worker
 	@$(BIN)/tenure demo
 
-test: .venv/.dev  ## All tests; about ten minutes on two cores
+test: .venv/.dev .venv/.browser  ## All tests; about ten minutes on two cores
 	$(BIN)/pytest -q -n 2 tests --ignore tests/crash
 	$(BIN)/pytest -q -n 3 tests/crash  # these wait more than they work
 
@@ -62,6 +62,13 @@ clean:  ## Remove .venv and every cache
 	@echo "installing Tenure and its development tools into .venv …"
 	@$(PIP) --editable '.[dev]'
 	@touch $@ .venv/.run
+
+.venv/.browser: .venv/.made
+	@command -v chromium chromium-browser google-chrome >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+		&& echo "installing chromium, which the tests of the dashboard drive …" && apt-get update -qq \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } \
+		|| { echo "the tests of the dashboard drive a real browser: install chromium (on Debian: apt install chromium)" >&2; exit 1; }
+	@touch $@
 
 .venv/.bench: .venv/.made $(MADE_FROM)
 	@echo "installing Tenure and its peers into .venv …"

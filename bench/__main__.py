@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import growth, postgres, redis, redis_growth, schedules, sqlite
+from bench import dashboard, growth, postgres, redis, redis_growth, schedules, sqlite
 from bench.report import store_section
 
 PARTS = {"sqlite": sqlite, "postgres": postgres, "redis": redis}
@@ -17,8 +17,9 @@ def main() -> None:
     parser.add_argument("--store", choices=("sqlite", "postgres", "redis"), default="sqlite")
     parser.add_argument("--growth", action="store_true", help="beside many other jobs (postgres, redis)")
     parser.add_argument("--schedules", action="store_true", help="ten thousand schedules, on all stores (or --only)")
+    parser.add_argument("--dashboard", action="store_true", help="pages and the drain, with a million jobs there")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, help="of one drain (20,000; 10,000 with --growth)")
+    parser.add_argument("--jobs", type=int, help="of one drain (20,000; 10,000 with --growth), or there (1,000,000)")
     parser.add_argument("--slots", type=int, default=500, help="slots of a worker and limit of a batch, for all")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these contestants only")
     parser.add_argument("--others", type=int, default=1_000_000, help="growth: other jobs, queued or delayed")
@@ -28,13 +29,14 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.growth and asked.store == "sqlite":
         parser.error("--growth is measured with --store postgres and --store redis")
-    asked.jobs = asked.jobs or (10_000 if asked.growth else 20_000)
+    asked.jobs = asked.jobs or (1_000_000 if asked.dashboard else 10_000 if asked.growth else 20_000)
     parts = {"postgres": growth, "redis": redis_growth} if asked.growth else PARTS
-    part = schedules if asked.schedules else parts[asked.store]
+    part = dashboard if asked.dashboard else schedules if asked.schedules else parts[asked.store]
     text = part.run(asked)
     sys.stdout.write(text + "\n")
     if asked.write:
-        store_section(asked.write, part.TITLE, text)
+        title = f"Dashboard on {PARTS[asked.store].TITLE}" if asked.dashboard else part.TITLE
+        store_section(asked.write, title, text)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,17 @@ COLUMNS = {
     "start_p50_ms": ("start p50 ms", "{:.2f}"),
     "start_p99_ms": ("start p99 ms", "{:.2f}"),
 }
-ORDER = ("SQLite", "PostgreSQL", "PostgreSQL as it grows", "Redis", "Redis as it grows", "Schedules")
+ORDER = (
+    "SQLite",
+    "PostgreSQL",
+    "PostgreSQL as it grows",
+    "Redis",
+    "Redis as it grows",
+    "Schedules",
+    "Dashboard on SQLite",
+    "Dashboard on PostgreSQL",
+    "Dashboard on Redis",
+)
 
 
 def here() -> str:

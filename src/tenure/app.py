@@ -234,6 +234,24 @@ class Tenure:
         check_timers(program, self.settings, queue_caps(program, self.settings, queues))
         return Embedded(program, _open, open_notifier, self.settings, queues, concurrency)
 
+    def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
+        """Its pages and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
+
+        `auth(request)`, plain or async, says who comes: a `tenure.web.access.User`, a role (read, operate, admin), True
+        (an admin) or None (nobody). Without it TENURE_TOKENS count; without those only this machine gets in.
+        """
+        from tenure.admin import Admin
+
+        def connect() -> Admin:
+            client = self._opened()
+            _ = self.tasks
+            return Admin(client.store, client.notifier, self.settings)
+
+        with extra("web"):
+            from tenure.web.site import create
+
+            return create(connect, self.settings, tasks=self._registry, auth=auth)
+
     @contextmanager
     def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:
         """Keep jobs in memory, under a clock that stands still, and run them when the test says so.
@@ -423,12 +441,12 @@ def open_store(settings: Settings) -> Store:
 
             return SqliteStore(_sqlite_path(rest, settings.namespace))
         case "postgresql" | "postgres":
-            with _extra("postgres"):
+            with extra("postgres"):
                 from tenure.stores.postgres import PostgresStore
 
             return PostgresStore(settings.url, schema=settings.namespace, password=settings.password)
         case scheme if scheme in _REDIS:
-            with _extra("redis"):
+            with extra("redis"):
                 from tenure.stores.redis import RedisStore
 
             rings = settings.notifier == "auto"
@@ -440,7 +458,7 @@ def open_store(settings: Settings) -> Store:
 
 
 @contextmanager
-def _extra(name: str) -> Generator[None]:
+def extra(name: str) -> Generator[None]:
     """What is imported here comes with an extra of the package."""
     try:
         yield
@@ -463,12 +481,12 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
             notifier: Notifier = _nats().NatsNotifier(url, settings.namespace)
             return notifier
         case url if url.startswith(_POSTGRES) or (url == "auto" and store.url.startswith(_POSTGRES)):
-            with _extra("postgres"):
+            with extra("postgres"):
                 from tenure.notifiers.postgres import PostgresNotifier
 
             return PostgresNotifier(getattr(store, "conninfo", "") if url == "auto" else url, settings.namespace)
         case url if url.partition(":")[0] in _REDIS or (url == "auto" and store.url.partition(":")[0] in _REDIS):
-            with _extra("redis"):
+            with extra("redis"):
                 from tenure.notifiers.redis import RedisNotifier
                 from tenure.stores.redis.server import Server
 
@@ -502,7 +520,7 @@ _POSTGRES = ("postgresql://", "postgres://")
 
 
 def _nats() -> ModuleType:
-    with _extra("nats"):
+    with extra("nats"):
         return import_module("tenure.notifiers.nats")
 
 

@@ -13,20 +13,27 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
+from tenure.arguments import KEY_NAMES
 from tenure.durations import seconds, spell
 from tenure.errors import InvalidOption
 from tenure.lifecycle import GUARD
 
 PREFIX = "TENURE_"
+Role = Literal["read", "operate", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)  #: each may do what those before it may
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|B)?", re.ASCII)
 _ADDRESS = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9][a-z0-9_.-]*):(?P<port>\d{1,5})", re.ASCII | re.IGNORECASE)
+_ROLE = re.compile(rf"({'|'.join(ROLES)})([+-]payloads)?", re.ASCII)
+_TOKEN = re.compile(r"(?P<name>[^:]+):(?P<role>[^:]+):(?P<secret>[!-+\--~]{16,256})", re.ASCII)  # no comma in a secret
+_HOST = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,251}[a-z0-9])?|\[?[0-9a-f:.]*:[0-9a-f:.]*\]?", re.ASCII)
+_KEY_NAME = re.compile(r"[^\s,]{1,100}")
 _BETWEEN_SINKS = re.compile(r"[,\s]+(?=log(?:[,\s]|$)|[A-Za-z][A-Za-z0-9+.-]*://|$)")  # a URL may have commas itself
 _BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}
 _USER_PART = re.compile(r"(://[^\s:@/?#]*):\S*@")
@@ -181,6 +188,74 @@ def _secret(value: object, label: str) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Who comes to the dashboard with this secret, and what they may do."""
+
+    name: str
+    role: Role
+    payloads: bool  #: may see arguments, results and log lines
+    secret: str = field(repr=False)
+
+
+def role_of(text: str) -> tuple[Role, bool] | None:
+    """A role, and whether it sees payloads; None if it is none.
+
+    >>> role_of("operate"), role_of("read"), role_of("read+payloads")
+    (('operate', True), ('read', False), ('read', True))
+    """
+    match = _ROLE.fullmatch(text)
+    if match is None:
+        return None
+    role = cast(Role, match[1])
+    return role, match[2] == "+payloads" if match[2] else role != "read"
+
+
+def _tokens(value: object, label: str) -> tuple[Token, ...]:
+    found = dict[str, Token]()
+    for number, text in enumerate(_words(value, label), 1):
+        match = _TOKEN.fullmatch(text)
+        rights = role_of(match["role"]) if match else None
+        if match is None or rights is None:
+            raise InvalidOption(
+                f"{label}: expected NAME:ROLE:SECRET, with commas between several. ROLE is read, operate or admin (or "
+                f"read+payloads, operate-payloads), SECRET has 16 characters or more. Number {number} is not like "
+                f"that (it is not shown: it may be secret); make a secret: openssl rand -hex 24"
+            )
+        token = Token(valid_name(match["name"], f"{label}: the name of number {number}"), *rights, match["secret"])
+        if token.name in found or token.secret in {each.secret for each in found.values()}:
+            raise InvalidOption(f"{label}: number {number} has the name or the secret of one before it")
+        found[token.name] = token
+    return tuple(found.values())
+
+
+def _hosts(value: object, label: str) -> tuple[str, ...]:
+    hosts = [text.lower().rstrip(".") for text in _words(value, label)]
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise InvalidOption(
+                f"{label}: expected names like jobs.example.com, with commas between several, without https:// and "
+                f"without a port, got {host!r}"
+            )
+    return tuple(dict.fromkeys(host.strip("[]") for host in hosts))
+
+
+def _key_names(value: object, label: str) -> tuple[str, ...]:
+    names = _words(value, label)
+    if names == ["none"]:
+        return ()
+    for name in names:
+        if not _KEY_NAME.fullmatch(name):
+            raise InvalidOption(f"{label}: expected parts of names like password,api_key (or none), got {name!r}")
+    return tuple(dict.fromkeys(names))
+
+
+def _words(value: object, label: str) -> list[str]:
+    if isinstance(value, list | tuple):
+        return [_text(each, label).strip() for each in cast("list[object]", value)]
+    return [text for each in _text(value, label).split(",") if (text := each.strip())]
+
+
 def _folder(value: object, label: str) -> Path:
     if isinstance(value, str | Path) and str(value):
         return Path(value).expanduser().absolute()
@@ -258,7 +333,28 @@ SETTINGS: tuple[Setting, ...] = (
         "listen",
         None,
         _address,
-        "HOST:PORT where `tenure worker` answers /metrics and /healthz, like 127.0.0.1:9100; unset: nowhere.",
+        "HOST:PORT where `tenure worker` answers /metrics and /healthz (unset: nowhere), and where `tenure dashboard` "
+        "is (unset: 127.0.0.1:3000).",
+    ),
+    Setting(
+        "tokens",
+        None,
+        _tokens,
+        "Who may use the dashboard: NAME:ROLE:SECRET, with commas. ROLE: read, operate or admin; read sees no payloads "
+        "(read+payloads does, operate-payloads does not).",
+        secret=True,
+    ),
+    Setting(
+        "hosts",
+        None,
+        _hosts,
+        "Names the dashboard is called by, with commas, besides this host's own name and any IP address.",
+    ),
+    Setting(
+        "redact",
+        ",".join(KEY_NAMES),
+        _key_names,
+        "Values under names with one of these in them are shown as ***, in jobs and in their meta; none: nothing is.",
     ),
     Setting(
         "alerts",
@@ -310,6 +406,9 @@ class Settings:
     max_result: int
     runtime_dir: Path
     listen: str | None
+    tokens: tuple[Token, ...]
+    hosts: tuple[str, ...]
+    redact: tuple[str, ...]
     alerts: tuple[str, ...]  #: `sink_label` says what may be shown of each
     alert_secret: str | None
     alert_every: float
@@ -362,6 +461,8 @@ def load(
         values[row.name] = None if value is None else row.parse(value, label)
         sources[row.name] = source
     values["queues"] = values["queues"] or {}
+    values["tokens"] = values["tokens"] or ()
+    values["hosts"] = values["hosts"] or ()
     values["runtime_dir"] = values["runtime_dir"] or _runtime_dir(environment)
     return Settings(**values, sources=sources)
 
@@ -410,7 +511,7 @@ def _warn_once(sentence: str) -> None:
 
 
 def _spelled(row: Setting, value: object) -> str:
-    if row.secret and value is not None:
+    if row.secret and value:
         return "***"
     match value:
         case None:
@@ -420,8 +521,10 @@ def _spelled(row: Setting, value: object) -> str:
         case dict():
             caps = cast("dict[str, int | None]", value)
             return ",".join(name if cap is None else f"{name}={cap}" for name, cap in caps.items()) or "all"
-        case tuple():
+        case tuple() if row.parse is _alerts:
             return ",".join(map(sink_label, cast("tuple[str, ...]", value))) or "none"
+        case tuple():
+            return ",".join(cast("tuple[str, ...]", value)) or ("none" if row.default else "unset")
         case int() if row.parse is _size:
             return next(f"{value // size}{unit}" for unit, size in _BYTES.items() if value % size == 0)
         case _:

@@ -92,6 +92,16 @@ def test_dotenv_never_reaches_the_environment_and_only_our_names_are_read(
         ("queues", [], "analysis=2,default"),
         ("queues", 5, "analysis=2,default"),
         ("namespace", "a b", "letters, digits"),
+        ("tokens", "ada:admin", "NAME:ROLE:SECRET"),
+        ("tokens", "ada:root:0123456789abcdef", "read, operate or admin"),
+        ("tokens", "ada:read-only:0123456789abcdef", "read, operate or admin"),
+        ("tokens", "ada:admin:0123456789abcde", "16 characters"),
+        ("tokens", "a b:admin:0123456789abcdef", "a letter or _ first"),
+        ("tokens", "a:read:0123456789abcdef,a:read:0123456789abcdeg", "number 2 has the name or the secret"),
+        ("tokens", "a:read:0123456789abcdef,b:read:0123456789abcdef", "number 2 has the name or the secret"),
+        ("hosts", "https://jobs.example.com", "without https://"),
+        ("hosts", "jobs.example.com:80", "without a port"),
+        ("redact", "pass word", "password,api_key"),
         ("log_format", "xml", "text, json"),
         ("log_level", "loud", "debug, info"),
         ("url", "tenure.db", "sqlite:///tenure.db"),
@@ -151,6 +161,30 @@ def test_no_password_is_ever_shown(folder: Path) -> None:
     assert "hunter2" in settings.url
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in str(settings.shown())
+
+
+def test_tokens_say_who_may_what_and_are_shown_nowhere(folder: Path) -> None:
+    text = "ada:admin:ada-hunter2-012345, bob:read:bob:hunter2:012345,eve:read+payloads:eve-hunter2-012345"
+    settings = settle(folder, {"TENURE_TOKENS": text + ",tim:operate-payloads:tim-hunter2-012345"})
+
+    seen = [(token.name, token.role, token.payloads) for token in settings.tokens]
+    assert seen == [("ada", "admin", True), ("bob", "read", False), ("eve", "read", True), ("tim", "operate", False)]
+    assert settings.tokens[1].secret == "bob:hunter2:012345"
+    assert "hunter2" not in repr(settings) + repr(settings.tokens) + str(settings.shown())
+    for wrong in ("ada:admin:hunter2", "hunter2-0123456789", "ada:hunter2-0123456789:x"):
+        with pytest.raises(InvalidOption) as refused:
+            settle(folder, {"TENURE_TOKENS": wrong})
+        assert "hunter2" not in str(refused.value)
+
+
+def test_hosts_and_redacted_names_are_lists(folder: Path) -> None:
+    settings = settle(folder, {"TENURE_HOSTS": "Jobs.Example.com, [::1],10.0.0.7", "TENURE_REDACT": "pin, iban,pin"})
+
+    assert settings.hosts == ("jobs.example.com", "::1", "10.0.0.7")
+    assert settings.redact == ("pin", "iban")
+    assert settle(folder, {"TENURE_REDACT": "none"}).redact == ()
+    shown = {row.name: value for row, value, _ in settings.shown()}
+    assert (shown["hosts"], shown["redact"], shown["tokens"]) == ("jobs.example.com,::1,10.0.0.7", "pin,iban", "unset")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tenure.cli.output import complain, show_json
 from tenure.cli.shared import Shared, admin_of
 from tenure.config import redact
 from tenure.durations import spell
-from tenure.errors import TenureError
+from tenure.errors import InvalidOption, TenureError
 from tenure.lifecycle import ENDED, State
 from tenure.ports import Filter
 
@@ -48,10 +48,19 @@ _PICTURE = Path(".demo") / "code-evolution.svg"
 _ANALYSIS = "code_evolution"
 
 
-def demo(*, repo: str | None = None, notifier: str | None = None, keep: bool = False, shared: Shared = SHARED) -> int:
+def demo(
+    *,
+    repo: str | None = None,
+    notifier: str | None = None,
+    keep: bool = False,
+    web: bool = False,
+    listen: str | None = None,
+    shared: Shared = SHARED,
+) -> int:
     """See it work: jobs of every kind, and a long one whose worker is killed half-way and that ends all the same.
 
     It takes some 15 seconds, on a fresh SQLite file unless --url names a store. Nothing is left running.
+    With --web: the dashboard over such a store, with buttons to try, until Ctrl-C.
 
     Parameters
     ----------
@@ -61,7 +70,15 @@ def demo(*, repo: str | None = None, notifier: str | None = None, keep: bool = F
         The doorbell: auto (the store's own), poll, or nats://host:port.
     keep
         Keep the demo's folder, with its store and its log, to look around in.
+    web
+        Serve the dashboard, with workers, jobs of every kind, and a page of buttons.
+    listen
+        HOST:PORT of the dashboard. Default: TENURE_LISTEN, else 127.0.0.1:3000.
     """
+    if web:
+        return _serve(shared.url, notifier, listen, keep=keep)
+    if listen is not None:
+        raise InvalidOption("demo: --listen says where the dashboard is; it goes with --web")
     screen = Screen(quiet=shared.json)
     try:
         with _signals_end_it(), _folder(keep=keep) as folder:
@@ -75,6 +92,14 @@ def demo(*, repo: str | None = None, notifier: str | None = None, keep: bool = F
         show_json(report)
     screen.end(report)
     return 0 if report.ok else 1
+
+
+def _serve(url: str | None, notifier: str | None, listen: str | None, *, keep: bool) -> int:
+    from tenure.cli.demo_web import serve
+
+    with _signals_end_it(), _folder(keep=keep) as folder:
+        serve(folder, {"url": url or f"sqlite:///{folder / 'demo.db'}", "notifier": notifier}, listen)
+    return 0
 
 
 @contextmanager
@@ -120,7 +145,7 @@ def _run(
     order = {**place, "app": "tenure.cli.demo_tasks", "queues": [queue], "concurrency": 5, "workers": 1}
     log = folder / "supervisor.log"
     with admin_of(Shared(url=store)) as admin:
-        with _supervisor({**order, "grace": GRACE}, log) as supervisor:
+        with running_supervisor({**order, "grace": GRACE}, log) as supervisor:
             watch = Watch(admin, queue, names, history, screen)
             problem = watch.until_all_have_ended(supervisor)
         pids = {supervisor.pid, *(worker.pid for worker in _workers(admin, queue))}
@@ -189,7 +214,7 @@ def _enqueue(place: Mapping[str, str | None], queue: str, history: History | Non
 
 
 @contextmanager
-def _supervisor(order: Mapping[str, object], log: Path) -> Generator[subprocess.Popen[bytes]]:
+def running_supervisor(order: Mapping[str, object], log: Path) -> Generator[subprocess.Popen[bytes]]:
     """A supervisor for as long as it lasts. It ends when its standard input does: also when this process is killed."""
     environment = {**os.environ, "TENURE_LEASE": LEASE, "TENURE_LOG_LEVEL": "info", "TENURE_LOG_FORMAT": "text"}
     with log.open("wb") as file:

@@ -1,14 +1,22 @@
 """The tasks of `tenure demo`: one that succeeds, one for later, one that fails once, one that fails for good.
 
-The fifth is real work, the analysis of a git repository from `tenure.examples`: its app is the demo's too.
+Another kills its worker. The last is real work, the analysis of a git repository from `tenure.examples`: its app is the
+demo's too.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import time
+
 from tenure import Fail, Job, Retry
 from tenure.examples.code_evolution import code_evolution, jobs
 
-__all__ = ["code_evolution", "doomed", "flaky", "greet", "jobs", "later"]
+__all__ = ["code_evolution", "crash_once", "doomed", "flaky", "greet", "jobs", "later"]
+
+_log = logging.getLogger("demo")
 
 
 @jobs.task
@@ -35,3 +43,17 @@ def flaky(job: Job) -> str:
 def doomed(order: int) -> None:
     """Fails for good, and becomes a dead letter."""
     raise Fail(f"order {order} does not exist; trying again will not help", final=True)
+
+
+@jobs.task
+def crash_once(job: Job, steps: int = 20) -> str:
+    """Kills its own worker half-way, at the first attempt only; the next one ends it."""
+    for step in range(1, steps + 1):
+        time.sleep(0.1)
+        job.progress(step / steps, stage="counting", message=f"step {step} of {steps}")
+        if step == steps // 2:
+            _log.info("half-way, in attempt %d", job.attempt)
+            if job.attempt == 1:
+                job.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+    return f"done at attempt {job.attempt}"

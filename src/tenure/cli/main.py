@@ -52,6 +52,7 @@ _COMMANDS = {
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
     "guard": ("guard:guard", "Run a crontab line's command at most once a tick, and never twice at a time."),
     "top": ("top:top", "Watch queues, workers and running jobs."),
+    "dashboard": ("dashboard:dashboard", "Pages and a REST API: see everything, act on it, in a browser."),
     "check": ("check:check", "Is everything well? Ends with 1 if not."),
     "migrate": ("check:migrate", "Bring the store's schema up to date. Safe at any time, and by many at once."),
     "backup": ("check:backup", "Copy an SQLite store into a new file while work goes on."),

@@ -1,0 +1,120 @@
+"""`tenure dashboard`: pages and a REST API, on this machine only unless TENURE_TOKENS say who else may come."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import webbrowser
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from tenure.cli.logs import follow
+from tenure.cli.output import complain
+from tenure.cli.shared import Shared, app_of, store_of
+from tenure.config import host_and_port, redact
+from tenure.errors import InvalidOption, StoreAway
+
+if TYPE_CHECKING:
+    from tenure.admin import Admin
+    from tenure.config import Settings
+
+SHARED = Shared()
+DEFAULT = "127.0.0.1:3000"
+
+
+def dashboard(
+    app: str | None = None,
+    /,
+    *,
+    listen: str | None = None,
+    browser: Annotated[bool, Parameter(name="--open")] = False,
+    behind_proxy: bool = False,
+    shared: Shared = SHARED,
+) -> int:
+    """See everything in a browser, and act on it: pages that move, and a REST API (/api/openapi.json).
+
+    It is for this machine only, unless TENURE_TOKENS say who else may come. It ends with Ctrl-C or SIGTERM.
+
+    Parameters
+    ----------
+    app
+        Where the tasks are: module[:attribute]. Default: TENURE_APP. With it jobs can be enqueued from the dashboard,
+        and edited arguments are checked.
+    listen
+        HOST:PORT. Default: TENURE_LISTEN, else 127.0.0.1:3000.
+    browser
+        Open it in a browser.
+    behind_proxy
+        Go by X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine (elsewhere: FORWARDED_ALLOW_IPS).
+    """
+    from tenure.app import extra
+
+    spec = app or shared.settings(listen=listen).app
+    loaded = app_of(shared, spec, listen=listen) if spec else None
+    settings = loaded.settings if loaded else shared.settings(listen=listen)
+    place = settings.listen or DEFAULT
+    with extra("web"):
+        from tenure.web.server import Server, listen_at, url_of
+        from tenure.web.site import create
+
+    _refuse_strangers(settings, place, behind_proxy=behind_proxy)
+    with ExitStack() as opened:
+
+        def connect() -> Admin:
+            return _connected(settings, opened, may_create=loaded is not None)
+
+        listening = opened.enter_context(listen_at(place))
+        url = url_of(listening)
+        admin = _first(connect)
+        with extra("web"):
+            security = create(lambda: admin or connect(), settings, tasks=loaded.tasks if loaded else None)
+        follow(settings)
+
+        def ready() -> None:
+            said = json.dumps({"url": url, "store": redact(settings.url)}) if shared.json else f"dashboard at {url}"
+            print(said, flush=True)
+            if browser:
+                webbrowser.open(url)
+
+        Server(security, ready, behind_proxy=behind_proxy).run([listening])
+    return 0
+
+
+def _refuse_strangers(settings: Settings, place: str, *, behind_proxy: bool) -> None:
+    from tenure.web.access import is_loopback
+
+    if settings.tokens or (is_loopback(host_and_port(place)[0]) and not behind_proxy):
+        return
+    reached = "through a proxy" if behind_proxy else f"at {place}"
+    raise InvalidOption(
+        f"dashboard: {reached} others can reach it, so it has to know who may come. Set a token for each, for "
+        f"instance: export TENURE_TOKENS=me:admin:{secrets.token_hex(24)}"
+    )
+
+
+def _connected(settings: Settings, opened: ExitStack, *, may_create: bool) -> Admin:
+    from tenure.admin import Admin
+    from tenure.app import open_notifier
+
+    store = store_of(settings, may_create=may_create)
+    try:
+        store.open()
+    except BaseException:
+        store.close()
+        raise
+    opened.callback(store.close)
+    notifier = open_notifier(settings, store)
+    opened.callback(notifier.close)
+    return Admin(store, notifier, settings)
+
+
+def _first(connect: Callable[[], Admin]) -> Admin | None:
+    """None: it is away, which the pages say too. What won't pass by itself, as an old schema, is raised."""
+    try:
+        return connect()
+    except StoreAway as error:
+        complain(f"{error}; the dashboard starts all the same, and goes on asking")
+        return None

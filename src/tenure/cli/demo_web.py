@@ -1,0 +1,84 @@
+"""`tenure demo --web`: the dashboard over a store with workers of its own, and buttons to try, until it is stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tenure.cli.output import say
+from tenure.config import Settings, redact
+from tenure.errors import TenureError
+
+if TYPE_CHECKING:
+    from tenure.admin import Admin
+
+QUEUE = "demo"
+_EVERY = "demo-every-20s"
+_PLACE = "127.0.0.1:3000"
+
+
+def serve(folder: Path, place: Mapping[str, str | None], listen: str | None) -> None:
+    """Jobs of every kind, a schedule, workers for them, and the pages that show them."""
+    from tenure.app import extra, open_notifier, open_store
+
+    with extra("web"):
+        from tenure.web.server import Server, listen_at, url_of
+        from tenure.web.site import Demo, create
+
+    from tenure.admin import Admin
+    from tenure.cli.demo import running_supervisor
+    from tenure.cli.demo_tasks import jobs
+
+    jobs.configure({**place, "listen": listen})
+    settings = jobs.settings
+    order = {**place, "app": "tenure.cli.demo_tasks", "queues": [QUEUE], "concurrency": 5, "workers": 2}
+    log = folder / "supervisor.log"
+    with listen_at(settings.listen or _PLACE) as listening, jobs, running_supervisor(order, log):
+        store = open_store(settings)
+        store.open()
+        notifier = open_notifier(settings, store)
+        admin = Admin(store, notifier, settings, who="demo")
+        try:
+            _enqueue()
+            with _scheduled(admin):
+                security = create(lambda: admin, settings, tasks=jobs.tasks, demo=Demo(QUEUE))
+                url = url_of(listening)
+                Server(security, lambda: _told(url, settings, log)).run([listening])
+        finally:
+            notifier.close()
+            store.close()
+
+
+def _told(url: str, settings: Settings, log: Path) -> None:
+    say(f"dashboard at {url}, the buttons are at {url}/try; Ctrl-C ends it")
+    say(f"the store is {redact(settings.url)}, its workers' log is {log}")
+
+
+def _enqueue() -> None:
+    from tenure.cli.demo_tasks import crash_once, doomed, flaky, greet, jobs, later
+
+    names = ["Ada", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Tony", "Margaret"]
+    jobs.enqueue_many(greet.using(queue=QUEUE).bind(name) for name in names)
+    later.using(queue=QUEUE, delay="30s").enqueue("Alan")
+    flaky.using(queue=QUEUE).enqueue()
+    doomed.using(queue=QUEUE).enqueue(4711)
+    crash_once.using(queue=QUEUE).enqueue()
+
+
+@contextmanager
+def _scheduled(admin: Admin) -> Generator[None]:
+    """One tick every 20 s; it is gone with the demo."""
+    from tenure.cli.demo_tasks import greet
+    from tenure.declarations import schedule
+
+    draft = greet.using(queue=QUEUE).bind("whoever comes by").draft()
+    new = schedule(_EVERY, None, every="20s")
+    admin.timetable.put(replace(new, job=replace(draft, id="", expires=None)))
+    try:
+        yield
+    finally:
+        with suppress(TenureError):  # the store is away: whoever starts the next demo finds it, and takes it over
+            admin.timetable.remove(_EVERY)

@@ -1,0 +1,195 @@
+"""Jobs: looked for, stored, acted on, one by one or all that match."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Body, Query, Response
+
+from tenure.admin import Acted, Verb
+from tenure.lifecycle import State
+from tenure.task import Task
+from tenure.web.api.common import Administrator, Caller, JobId, Operator, Reader, can, operation_id
+from tenure.web.models import jobs as models
+from tenure.web.security import Problem
+from tenure.web.site import LOOK
+
+router = APIRouter(tags=["jobs"], generate_unique_id_function=operation_id)
+
+
+# ── Looking ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get("/jobs")
+def get_jobs(caller: Reader, query: Annotated[models.JobQuery, Query()]) -> models.Jobs:
+    """Jobs that match, newest first."""
+    return _page(caller, query, query.state)
+
+
+@router.get("/dead")
+def get_dead(caller: Reader, query: Annotated[models.DeadQuery, Query()]) -> models.Jobs:
+    """Dead letters that match, newest first."""
+    return _page(caller, query, [State.DEAD])
+
+
+def _page(caller: Caller, query: models.JobQuery | models.DeadQuery, states: Sequence[State]) -> models.Jobs:
+    page = caller.admin.search(query.filter(states), limit=query.limit, cursor=query.cursor, within=LOOK)
+    return models.Jobs(jobs=[models.JobSummary.of(job) for job in page.jobs], next=page.cursor)
+
+
+@router.get("/jobs/{id}", responses=can(404))
+def get_job(caller: Reader, id: JobId) -> models.Job:  # noqa: A002
+    """A job with its attempts, logs and edits."""
+    return models.Job.detailed(caller.admin.show(str(id)), caller.user.payloads)
+
+
+@router.get("/jobs/{id}/explain", responses=can(404))
+def explain_job(caller: Reader, id: JobId) -> models.Explained:  # noqa: A002
+    """Why it is not running, or how it ended."""
+    return models.Explained.of(caller.admin.explain(str(id)))
+
+
+# ── Storing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post(
+    "/jobs",
+    status_code=HTTPStatus.CREATED,
+    responses={200: {"model": models.Enqueued, "description": "It was there already."}, **can(404, 409)},
+)
+def enqueue_job(caller: Operator, job: models.NewJob, response: Response) -> models.Enqueued:
+    """Store a job; its arguments are checked by its task. Send it again with its `id`, and nothing is stored twice."""
+    options = job.model_dump(include={"queue", "priority", "delay", "run_at", "expires", "unique", "id"})
+    return enqueue(caller, job.task, job.args, response, meta=job.meta or None, **options)
+
+
+def enqueue(caller: Caller, name: str, args: dict[str, Any], response: Response, **options: Any) -> models.Enqueued:
+    if caller.site.tasks is None:
+        raise Problem(
+            HTTPStatus.CONFLICT,
+            "No app",
+            "This dashboard knows no tasks, so it can't check what is enqueued: start it with an app, tenure dashboard "
+            "MODULE, or with TENURE_APP=MODULE.",
+        )
+    admin = caller.admin  # where an app is mounted, it is only now that all its tasks are known
+    task = caller.site.tasks[name]
+    positional, keywords = task.arguments.load(json.dumps(args))
+    answer = admin.enqueue(task.using(**options).bind(*positional, **keywords).draft())
+    caller.site.acted()
+    response.status_code = HTTPStatus.CREATED if answer.created else HTTPStatus.OK
+    response.headers["Location"] = f"{caller.root}/api/v1/jobs/{answer.id}"
+    return models.Enqueued(id=UUID(answer.id), created=answer.created, state=answer.state)
+
+
+# ── Acting on one ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post("/jobs/{id}/cancel", responses=can(404, 409))
+def cancel_job(
+    caller: Operator,
+    id: JobId,  # noqa: A002
+    why: Annotated[models.Reason | None, Body()] = None,
+) -> models.Outcome:
+    """One that waits is cancelled at once; one that runs is asked to stop."""
+    return _act(caller, "cancel", id, why.reason if why else "")
+
+
+@router.post("/jobs/{id}/promote", responses=can(404, 409))
+def promote_job(caller: Operator, id: JobId) -> models.Outcome:  # noqa: A002
+    """Run one that is due later now."""
+    return _act(caller, "promote", id)
+
+
+@router.post("/jobs/{id}/replay", responses=can(404, 409))
+def replay_job(
+    caller: Operator,
+    id: JobId,  # noqa: A002
+    changes: Annotated[models.Changes | None, Body()] = None,
+) -> models.Outcome:
+    """Run an ended one again, with other arguments if you like: who may not see payloads can't change them."""
+    if changes is None or not (changes.put or changes.drop):
+        return _act(caller, "replay", id)
+    if not caller.user.payloads:
+        raise Problem(
+            HTTPStatus.FORBIDDEN,
+            "Not allowed",
+            f"{caller.user.name} may not see payloads; this needs that, to change them",
+        )
+    task = _task_of(caller, caller.admin.get(str(id)).task)
+    return _said(caller, caller.admin.replay_edited(str(id), changes.put, changes.drop, task))
+
+
+@router.delete("/jobs/{id}", responses=can(404, 409))
+def delete_job(caller: Administrator, id: JobId) -> models.Outcome:  # noqa: A002
+    """For ever; one that runs can't be deleted."""
+    return _act(caller, "delete", id)
+
+
+def _task_of(caller: Caller, name: str) -> Task[..., Any] | None:
+    return caller.site.tasks.find(name) if caller.site.tasks else None
+
+
+def _act(caller: Caller, verb: Verb, job_id: UUID, reason: str = "") -> models.Outcome:
+    ref = caller.admin.ref(str(job_id))
+    ((acted,),) = caller.admin.act(verb, [ref], reason)
+    return _said(caller, acted)
+
+
+def _said(caller: Caller, acted: Acted) -> models.Outcome:
+    caller.site.acted()
+    if not acted.landed:
+        raise Problem(
+            HTTPStatus.CONFLICT, "Nothing done", f"job {acted.id}: {acted.says.removeprefix('nothing done: ')}"
+        )
+    return models.Outcome.of(acted)
+
+
+# ── Acting on all that match ────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post("/jobs/bulk/count")
+def count_jobs(caller: Operator, bulk: models.BulkCount) -> models.Counted:
+    """How many jobs a bulk action would be about, of those that its verb can be used on."""
+    found = caller.admin.count(bulk.filter.filter(bulk.filter.state), bulk.verb)
+    confirm = f"delete {found.jobs}" if bulk.verb == "delete" else None
+    return models.Counted(jobs=found.jobs, more=found.more, confirm=confirm)
+
+
+@router.post("/jobs/bulk", responses=can(409))
+def act_on_jobs(caller: Operator, bulk: models.BulkAction) -> models.BulkDone:
+    """Count first, then say what you counted: if many more match by now, nothing is done. To delete takes an admin."""
+    where, expected = bulk.filter.filter(bulk.filter.state), bulk.expected
+    if bulk.verb == "delete":
+        expected = _confirmed(caller, bulk)
+    if expected is not None:
+        found = caller.admin.count(where, bulk.verb, cursor=bulk.cursor)
+        if found.jobs > expected + expected // 10:
+            more = "at least " if found.more else ""
+            raise Problem(
+                HTTPStatus.CONFLICT,
+                "Not what was counted",
+                f"{expected} were counted, {more}{found.jobs} match now: count again",
+            )
+    done = caller.admin.act_on_all(bulk.verb, where, bulk.reason, cursor=bulk.cursor)
+    caller.site.acted()
+    return models.BulkDone.of(done)
+
+
+def _confirmed(caller: Caller, bulk: models.BulkAction) -> int:
+    """The number that whoever deletes has typed."""
+    if not caller.user.may("admin"):
+        raise Problem(
+            HTTPStatus.FORBIDDEN, "Not allowed", f"{caller.user.name} has the role {caller.user.role}, this needs admin"
+        )
+    word, _, number = (bulk.confirm or "").partition(" ")
+    if word != "delete" or not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "Not confirmed",
+            f"confirm: expected delete N with the number that was counted, got {bulk.confirm or 'nothing'}",
+        )
+    return int(number)

@@ -1,0 +1,108 @@
+"""Statistics, queues, workers, the audit trail; metrics and health."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from tenure.admin import metrics_text
+from tenure.errors import StoreError
+from tenure.web import pulse
+from tenure.web.api.common import Administrator, NameOf, Operator, Reader, operation_id, site_of
+from tenure.web.models import overview as models
+from tenure.web.models.values import AskedAt, Changed
+from tenure.web.site import Site
+
+router = APIRouter(tags=["overview"], generate_unique_id_function=operation_id)
+health = APIRouter(tags=["health"], generate_unique_id_function=operation_id)
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@router.get("/stats")
+def get_stats(caller: Reader) -> models.Stats:
+    """Counts, rates, queues, workers, and what is wrong right now."""
+    return stats(caller.site)
+
+
+def stats(site: Site) -> models.Stats:
+    counts = site.counts()
+    return models.Stats(
+        counts=models.Counts.of(counts.by_state),
+        counts_age=counts.age,
+        rates=models.Rates.of(pulse.rates(site.slices())),
+        queues=[models.Queue.of(each) for each in site.queues()],
+        workers=[models.Worker.of(each) for each in site.workers()],
+        problems=[models.Trouble(kind=each.kind, subject=each.subject, says=each.says) for each in site.problems()],
+    )
+
+
+@router.get("/queues")
+def get_queues(caller: Reader) -> models.Queues:
+    """All queues that have live jobs, or are paused."""
+    return models.Queues(queues=[models.Queue.of(each) for each in caller.site.queues()])
+
+
+@router.post("/queues/{name}/pause")
+def pause_queue(caller: Operator, name: NameOf) -> Changed:
+    """No job of this queue is begun until it is resumed; those that run go on."""
+    changed = caller.admin.pause(name)
+    caller.site.acted()
+    return Changed(changed=changed, says="paused" if changed else "it was paused already")
+
+
+@router.post("/queues/{name}/resume")
+def resume_queue(caller: Operator, name: NameOf) -> Changed:
+    """Its jobs are begun again."""
+    changed = caller.admin.resume(name)
+    caller.site.acted()
+    return Changed(changed=changed, says="resumed" if changed else "it was not paused")
+
+
+@router.get("/workers")
+def get_workers(
+    caller: Reader, dead: Annotated[bool, Query(description="Also those that died within a day.")] = False
+) -> models.Workers:
+    """Who works, newest first."""
+    found = caller.site.memo.get(("workers", dead), lambda: caller.site.admin.workers(dead=dead), fresh=0.15)
+    return models.Workers(workers=[models.Worker.of(each) for each in found])
+
+
+@router.get("/audit")
+def get_audit(
+    caller: Administrator,
+    limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 100,
+    before: Annotated[AskedAt | None, Query(description="Only what was done before.")] = None,
+) -> models.Audit:
+    """Who did what, newest first; a month of it at most in one call."""
+    return models.Audit(entries=[models.AuditEntry.of(each) for each in caller.admin.audit(limit=limit, before=before)])
+
+
+@health.get(
+    "/metrics",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+def get_metrics(caller: Reader) -> Response:
+    """All of the store, in Prometheus's text format."""
+    store = caller.site.admin.store
+    return Response(caller.site.memo.get("metrics", lambda: metrics_text(store), fresh=1.0), media_type=_METRICS)
+
+
+@health.get("/healthz", responses={503: {"model": models.Health, "description": "The store is away."}})
+def get_health(request: Request) -> models.Health:
+    """Does the store answer? For probes: it needs no token, and tells no more."""
+    site = site_of(request)
+    if site.memo.get("health", lambda: _answers(site), fresh=1.0):
+        return models.Health(status="ok")
+    return JSONResponse({"status": "away"}, 503, {"Retry-After": "5"})  # type: ignore[return-value]
+
+
+def _answers(site: Site) -> bool:
+    try:
+        site.admin.store.paused()
+    except StoreError:
+        return False
+    return True

@@ -1,0 +1,203 @@
+"""Schedules: how they stand, what became of their ticks, which ones come; and an operator's hand on them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Body, Query, Response
+
+from tenure import cron
+from tenure.cron import Dst, Rule, outlook
+from tenure.errors import InvalidOption
+from tenure.schedule import Schedule
+from tenure.ticks import rule_of
+from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id
+from tenure.web.models import schedules as models
+from tenure.web.models.values import AskedAt, Changed, Length, shown
+from tenure.web.security import Problem
+
+router = APIRouter(tags=["schedules"], generate_unique_id_function=operation_id)
+_MOMENT = timedelta(milliseconds=1)
+Count = Annotated[int, Query(ge=1, le=100, description="So many ticks.")]
+After = Annotated[AskedAt | None, Query(description="Those after this time instead of now.")]
+Expression = Annotated[str, Query(min_length=1, max_length=200, examples=["0 6 * * *"])]
+Zone = Annotated[str, Query(min_length=1, max_length=100, examples=["Europe/Paris"])]
+
+
+# ── Looking ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.get("/schedules")
+def get_schedules(caller: Reader) -> models.Schedules:
+    """All of them, in order of their names."""
+    now = caller.admin.store.now()
+    found = [models.ScheduleSummary.of(each, now) for each in caller.site.schedules()]
+    return models.Schedules(schedules=found)
+
+
+@router.get("/schedules/{name}", responses=can(404))
+def get_schedule(caller: Reader, name: NameOf) -> models.Schedule:
+    """How it was declared, and how it stands."""
+    found, now = caller.admin.schedule(name), caller.admin.store.now()
+    try:
+        lint = rule_of(found.schedule).lint(now)
+    except InvalidOption as error:
+        lint = [f"it can't be understood here: {error}"]
+    return models.Schedule.detailed(found, now, lint, caller.user.payloads)
+
+
+@router.get("/schedules/{name}/history", responses=can(404))
+def get_history(
+    caller: Reader,
+    name: NameOf,
+    limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 50,
+    before: Annotated[AskedAt | None, Query(description="Only ticks before this time.")] = None,
+) -> models.History:
+    """What became of its ticks, newest first."""
+    runs = {run.tick.job_id: run.job for run in caller.admin.schedule(name).runs}
+    ticks = caller.admin.history(name, limit=limit, before=before)
+    found = list[models.TickDone]()
+    for tick in ticks:
+        job = runs.get(tick.job_id)
+        started = tick.started_at or (job.started_at if job else None)
+        found.append(models.TickDone.of(tick, started, caller.user.payloads))
+    return models.History(payloads=shown(caller.user.payloads), ticks=found)
+
+
+@router.get("/schedules/{name}/preview", responses=can(404, 409))
+def preview_schedule(caller: Reader, name: NameOf, count: Count = 10, after: After = None) -> models.Preview:
+    """Its next ticks."""
+    s, now = caller.admin.schedule(name).schedule, caller.admin.store.now()
+    since = after or now
+    if s.start:
+        since = max(since, s.start - _MOMENT)
+    return _preview(_rule(s), since, count, s.end)
+
+
+@router.get("/preview")
+def preview_rule(
+    caller: Reader,
+    cron_: Annotated[
+        Expression | None, Query(alias="cron", description="A cron expression: either this or `every`.")
+    ] = None,
+    every: Annotated[Length | None, Query(description="An interval: either this or `cron`.")] = None,
+    tz: Annotated[Zone | None, Query(description="The time zone of `cron`; UTC if not given.")] = None,
+    dst: Annotated[Dst | None, Query(description="What a clock change does; debian if not given.")] = None,
+    count: Count = 10,
+    after: After = None,
+) -> models.Preview:
+    """The next ticks of an expression, before it becomes a schedule."""
+    if every is not None and (tz or dst):
+        raise InvalidOption("every: an interval has no time zone; leave out tz and dst, or give cron")
+    rule = cron.rule(cron_, every=every, tz=tz or "UTC", dst=dst or "debian")
+    return _preview(rule, after or datetime.now(UTC), count, None)
+
+
+def _rule(s: Schedule) -> Rule:
+    try:
+        return rule_of(s)
+    except InvalidOption as error:
+        raise Problem(
+            HTTPStatus.CONFLICT, "Not understood", f"schedule {s.name} can't be understood here: {error}"
+        ) from error
+
+
+def _preview(rule: Rule, since: datetime, count: int, end: datetime | None) -> models.Preview:
+    coming = [each for each in outlook(rule, since, count) if end is None or each.tick <= end]
+    return models.Preview(
+        rule=str(rule),
+        tz=rule.tz if isinstance(rule, cron.Cron) else "UTC",
+        ticks=[models.Coming.of(each) for each in coming],
+        lint=rule.lint(since),
+    )
+
+
+@router.get("/overdue")
+def get_overdue(caller: Reader) -> models.OverdueSchedules:
+    """The schedules that should run and do not."""
+    found = caller.site.memo.get("overdue", caller.site.admin.overdue, fresh=1.0)
+    return models.OverdueSchedules(schedules=[models.OverdueSchedule.of(each) for each in found])
+
+
+# ── Acting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@router.post("/schedules/{name}/trigger", status_code=HTTPStatus.CREATED, responses=can(404, 409))
+def trigger_schedule(
+    caller: Operator, name: NameOf, response: Response, how: Annotated[models.Trigger | None, Body()] = None
+) -> models.Triggered:
+    """Run it now, beside its ticks."""
+    admin, _ = caller.admin, _known(caller, name)
+    with admin.recorded("schedule.trigger", name) as said:
+        job_id = admin.timetable.trigger(name, force=how is not None and how.force)
+        said.append(f"job {job_id}")
+    caller.site.acted()
+    response.headers["Location"] = f"{caller.root}/api/v1/jobs/{job_id}"
+    return models.Triggered(schedule=name, job=UUID(job_id))
+
+
+@router.post("/schedules/{name}/pause", responses=can(404))
+def pause_schedule(caller: Operator, name: NameOf, why: Annotated[models.Why | None, Body()] = None) -> Changed:
+    """No tick is fired until it is resumed; a run that goes on is left alone."""
+    admin, before = caller.admin, _known(caller, name)
+    with admin.recorded("schedule.pause", name):
+        admin.timetable.pause(name, why.why if why else "by an operator")
+    caller.site.acted()
+    was = before.paused_at is not None
+    return Changed(changed=not was, says=f"it was paused already: {before.paused_why}" if was else "paused")
+
+
+@router.post("/schedules/{name}/resume", responses=can(404))
+def resume_schedule(caller: Operator, name: NameOf) -> Changed:
+    """Ticks are fired again; those that passed meanwhile are in the history as skipped."""
+    admin, before = caller.admin, _known(caller, name)
+    with admin.recorded("schedule.resume", name):
+        admin.timetable.resume(name)
+    caller.site.acted()
+    was = before.paused_at is not None
+    return Changed(changed=was, says="resumed" if was else "it was not paused")
+
+
+@router.post("/schedules/{name}/backfill", responses=can(404, 409))
+def backfill_schedule(caller: Operator, name: NameOf, span: models.Span) -> models.Backfilled:
+    """Run ticks of the past that did not become runs. With `dry_run` they are counted only: do that first."""
+    admin, s = caller.admin, _known(caller, name)
+    _rule(s)
+    now = admin.store.now()
+    until = span.until or now
+    if until > now or span.since > until:
+        raise InvalidOption(f"backfill: expected times of the past, since before until, got {span.since} to {until}")
+    ticks = admin.timetable.to_backfill(name, span.since, until, again=span.again)
+    ids = list[str]()
+    if ticks and not span.dry_run:
+        with admin.recorded("schedule.backfill", name, since=str(span.since), until=str(until)) as said:
+            ids = admin.timetable.backfill(name, span.since, until, again=span.again)
+            said.append(f"{len(ids)} jobs")
+        caller.site.acted()
+    ends = (ticks[0], ticks[-1]) if ticks else (None, None)
+    return models.Backfilled(ticks=len(ticks), first=ends[0], last=ends[1], jobs=[UUID(each) for each in ids])
+
+
+@router.delete("/schedules/{name}", responses=can(404, 409))
+def delete_schedule(caller: Administrator, name: NameOf) -> Changed:
+    """With its history; its jobs stay. One that an app declares would come back, so it can't be deleted."""
+    admin, s = caller.admin, _known(caller, name)
+    if s.source and s.retired_at is None:
+        raise Problem(
+            HTTPStatus.CONFLICT,
+            "Declared by an app",
+            f"{name} is declared by app {s.source} and would come back at its next start: pause it, or take it out of "
+            "the code",
+        )
+    with admin.recorded("schedule.remove", name):
+        admin.timetable.remove(name)
+    caller.site.acted()
+    return Changed(changed=True, says="removed with its history")
+
+
+def _known(caller: Caller, name: str) -> Schedule:
+    """Before anything is recorded. Raises UnknownSchedule."""
+    return caller.admin.timetable.get(name).schedule

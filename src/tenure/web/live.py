@@ -1,0 +1,143 @@
+"""Pages that move: whoever watches a page gets its blocks again as they change, over one stream of events.
+
+One task looks at each page that somebody watches, renders it once for all who may see the same, and compares. A slow
+reader gets the newest of each block and skips what lay between, so nothing piles up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from time import monotonic
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from tenure.errors import StoreAway, TenureError
+from tenure.web.access import User
+from tenure.web.pages import CSRF, Page, Renderer, View, match
+from tenure.web.security import Problem
+from tenure.web.site import Site
+
+_log = logging.getLogger("tenure.web")
+MOST_WATCHERS = 500
+_SHARE = 10  #: a page that takes 50 ms to render is rendered again after half a second
+_STILL_THERE = 15.0  #: seconds without news after which a comment tells proxies and browser that the stream lives
+_LIFE = 900.0  #: seconds after which a stream ends; the browser comes back, and its rights are looked at again
+
+
+@dataclass(eq=False, slots=True)
+class _Watcher:
+    news: dict[str, str] = field(default_factory=dict[str, str])  #: by block, as JSON: the newest of each
+    rung: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, blocks: dict[str, str]) -> None:
+        if blocks:
+            self.news.update(blocks)
+            self.rung.set()
+
+
+@dataclass(eq=False, slots=True)
+class _Feed:
+    look: Callable[[], Mapping[str, str]]
+    every: float
+    watchers: set[_Watcher] = field(default_factory=set[_Watcher])
+    blocks: dict[str, str] = field(default_factory=dict[str, str])  #: what was told last, as JSON
+    task: asyncio.Task[None] | None = None
+    flaw: str = ""  #: the last error that is ours, which is logged once and not at every look
+
+
+class Feeds:
+    def __init__(self, site: Site) -> None:
+        self.renderer = Renderer(site)
+        self._feeds: dict[Hashable, _Feed] = {}
+        self._watchers = 0
+
+    async def page(self, page: Page, view: View, root: str, csrf: str) -> AsyncIterator[str]:
+        """Its blocks as they change, until the browser leaves."""
+        key = (view.path, tuple(view.all.multi_items()), root, view.user.role, view.user.payloads)
+
+        def look() -> dict[str, str]:
+            return {name: json.dumps(html) for name, html in self.renderer.blocks(page, view, root).items()}
+
+        return await self.watch(key, look, page.every, csrf)
+
+    async def watch(
+        self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str = ""
+    ) -> AsyncIterator[str]:
+        """Events with what changed of all that `look` says: JSON by name. Who has the same key shares the looks."""
+        if self._watchers >= MOST_WATCHERS:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Too many watch", f"{MOST_WATCHERS} streams are open already")
+        return self._events(key, look, every, csrf)
+
+    async def _events(
+        self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str
+    ) -> AsyncIterator[str]:
+        watcher, ends = _Watcher(), monotonic() + _LIFE
+        feed = self._feeds.get(key)
+        if feed is None:
+            feed = self._feeds[key] = _Feed(look, every)
+            feed.task = asyncio.create_task(self._run(key, feed))
+        feed.watchers.add(watcher)
+        self._watchers += 1
+        watcher.tell(feed.blocks)
+        try:
+            yield "retry: 1000\n\n"
+            while monotonic() < ends:
+                try:
+                    await asyncio.wait_for(watcher.rung.wait(), _STILL_THERE)
+                except TimeoutError:
+                    yield ": still there\n\n"
+                    continue
+                watcher.rung.clear()
+                news, watcher.news = watcher.news, {}
+                told = ",".join(f"{json.dumps(name)}:{text}" for name, text in news.items())
+                yield f"data: {{{told}}}\n\n".replace(CSRF, csrf)
+        finally:
+            self._watchers -= 1
+            feed.watchers.discard(watcher)
+            if not feed.watchers and feed.task is not None:
+                feed.task.cancel()
+                self._feeds.pop(key, None)
+
+    async def _run(self, key: Hashable, feed: _Feed) -> None:
+        while True:
+            began = monotonic()
+            try:
+                blocks = {**await run_in_threadpool(feed.look), "away": '""'}
+            except StoreAway as error:
+                blocks = {"away": json.dumps(str(error))}
+            except (Problem, TenureError) as error:  # the job is gone, say
+                blocks = {"gone": json.dumps(str(error))}
+            except Exception as error:  # the next look may go well; whoever watches must know that this one did not
+                if repr(error) != feed.flaw:
+                    _log.exception("what %s watches can't be shown", key)
+                feed.flaw = repr(error)
+                blocks = {"away": json.dumps("this page can't be shown: the log of the dashboard says why")}
+            changed = {name: text for name, text in blocks.items() if feed.blocks.get(name) != text}
+            feed.blocks |= changed
+            for watcher in feed.watchers:
+                watcher.tell(changed)
+            await asyncio.sleep(max(feed.every, _SHARE * (monotonic() - began)))
+
+
+def add(web: FastAPI, site: Site) -> Feeds:
+    feeds = Feeds(site)
+
+    async def live(request: Request) -> Response:
+        user: User = request.state.user
+        found = match(site, user, request.query_params.get("at", ""))
+        if found is None:
+            raise Problem(HTTPStatus.NOT_FOUND, "No such page", "at: expected the path and query of a page")
+        events = await feeds.page(*found, request.scope["root_path"], request.state.csrf)
+        return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    web.state.feeds = feeds
+    web.add_route("/live", live, methods=["GET"], include_in_schema=False)
+    return feeds

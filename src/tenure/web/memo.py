@@ -1,0 +1,68 @@
+"""Reads that many look at together: each is made once, and not again for a while that grows with what it costs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from threading import Lock
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+SHARE = 50  #: a read that takes 10 ms is made again after 500 ms at the earliest: 2% of the store's time at most
+_HASTE = 5  #: as `SHARE`, after somebody acted
+_KEPT = 512
+
+
+@dataclass(slots=True)
+class _Cell:
+    lock: Lock = field(default_factory=Lock)
+    value: Any = None
+    taken_at: float | None = None
+    stale_at: float = 0.0
+    cost: float = 0.0  #: seconds that the read took
+
+
+class Memo:
+    """Example: `memo.get("queues", admin.queues, fresh=0.2)`, from any thread."""
+
+    def __init__(self) -> None:
+        self._cells: OrderedDict[Hashable, _Cell] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, read: Callable[[], T], *, fresh: float) -> T:
+        """The value read at most `fresh` seconds ago, or as long ago as it is dear; what `read` raises is not kept."""
+        return self.aged(key, read, fresh=fresh)[0]
+
+    def aged(self, key: Hashable, read: Callable[[], T], *, fresh: float) -> tuple[T, float]:
+        """The same, and how many seconds ago it was read."""
+        cell = self._cell(key)
+        # One reads; whoever comes meanwhile takes what there is, and waits only for the very first value.
+        if monotonic() >= cell.stale_at and cell.lock.acquire(blocking=cell.taken_at is None):
+            try:
+                if monotonic() >= cell.stale_at:
+                    began = monotonic()
+                    cell.value = read()
+                    cell.taken_at = monotonic()
+                    cell.cost = cell.taken_at - began
+                    cell.stale_at = cell.taken_at + max(fresh, SHARE * cell.cost)
+            finally:
+                cell.lock.release()
+        assert cell.taken_at is not None
+        return cast(T, cell.value), monotonic() - cell.taken_at
+
+    def forget(self) -> None:
+        """Somebody acted, and wants to see it: all is read anew, though not without end for who acts without end."""
+        with self._lock:
+            for cell in self._cells.values():
+                if cell.taken_at is not None:
+                    cell.stale_at = min(cell.stale_at, cell.taken_at + _HASTE * cell.cost)
+
+    def _cell(self, key: Hashable) -> _Cell:
+        with self._lock:
+            cell = self._cells.setdefault(key, _Cell())
+            self._cells.move_to_end(key)
+            while len(self._cells) > _KEPT:
+                self._cells.popitem(last=False)
+            return cell

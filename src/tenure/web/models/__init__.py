@@ -1,0 +1,1 @@
+"""What the API takes and gives, one file a noun: OpenAPI is made of it."""

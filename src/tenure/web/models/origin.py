@@ -1,0 +1,60 @@
+"""What the origin's endpoints take and give."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+from uuid import UUID
+
+from pydantic import Field
+
+from tenure.ports import JobView
+from tenure.web.models.values import At, Json, Length, Model, Payloads, Text, read, shown
+
+
+class PlainStats(Model):
+    active: int = Field(description="Due, and waiting.")
+    delayed: int
+    processing: int
+    completed: int
+    dead: int
+    cancelled: int
+
+
+class DeadLetter(Model):
+    id: UUID
+    name: str = Field(description="The task.")
+    queue: str
+    payloads: Payloads
+    payload: Json = Field(description="The arguments by name, secrets starred; null if payloads are hidden.")
+    attempts: int
+    failed_at: At | None
+    error: str | None
+
+    @classmethod
+    def of(cls, job: JobView, payloads: bool) -> Self:
+        return cls(
+            id=UUID(job.id),
+            name=job.task,
+            queue=job.queue,
+            payloads=shown(payloads),
+            payload=read(job.payload, payloads),
+            attempts=job.attempt,
+            failed_at=job.ended_at,
+            error=job.error,
+        )
+
+
+class PlainJob(Model):
+    """`name` and `type` are the same: the task. One of them is needed."""
+
+    name: Text | None = Field(None, examples=["greet"])
+    type: Text | None = None
+    payload: dict[str, Json] = Field({}, description="Arguments by name.")
+    delay: Length | Annotated[float, Field(ge=0, le=3_000_000_000)] | None = Field(
+        None, description="Run it so much later: 5s, or a number of seconds."
+    )
+
+
+class Flushed(Model):
+    deleted: int
+    left: int = Field(description="Those that run right now: no job is deleted under its worker.")

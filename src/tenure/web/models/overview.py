@@ -1,0 +1,141 @@
+"""Queues, workers, counts and the audit trail, as the API gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Self
+from uuid import UUID
+
+from pydantic import Field
+
+from tenure.audit import Entry
+from tenure.lifecycle import State
+from tenure.ports import QueueView, WorkerView
+from tenure.web.models.values import At, Model
+
+
+class Queue(Model):
+    name: str
+    paused_at: At | None
+    scheduled: int
+    queued: int
+    processing: int
+    oldest_queued: float | None = Field(description="Seconds that the longest-waiting job has been due.")
+
+    @classmethod
+    def of(cls, queue: QueueView) -> Self:
+        live = {state.value: queue.counts.get(state, 0) for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING)}
+        return cls(name=queue.name, paused_at=queue.paused_at, oldest_queued=queue.oldest_queued, **live)
+
+
+class Queues(Model):
+    queues: list[Queue]
+
+
+class Worker(Model):
+    id: str
+    host: str
+    pid: int
+    runner: str = Field(description="worker, embedded, solo (one slot, for jobs that must run alone) or guard.")
+    queues: list[str] = Field(description="None: all.")
+    tasks: list[str]
+    slots: int
+    processing: int = Field(description="Slots that are taken.")
+    lease: float = Field(description="Seconds without a word of it after which its jobs are taken back.")
+    memory: int | None = Field(description="Bytes of its process.")
+    note: str = Field(description="What is wrong with it; empty: nothing.")
+    started_at: At
+    renewed_at: At
+    expires_at: At
+    died_at: At | None
+
+    @classmethod
+    def of(cls, worker: WorkerView) -> Self:
+        it = worker.identity
+        same = ("processing", "memory", "note", "started_at", "renewed_at", "expires_at", "died_at")
+        return cls(
+            id=it.id,
+            host=it.host,
+            pid=it.pid,
+            runner=it.runner,
+            queues=list(it.queues),
+            tasks=list(it.tasks),
+            slots=it.slots,
+            lease=it.lease,
+            **{name: getattr(worker, name) for name in same},
+        )
+
+
+class Workers(Model):
+    workers: list[Worker]
+
+
+class Counts(Model):
+    """Jobs by state."""
+
+    scheduled: int
+    queued: int
+    processing: int
+    completed: int
+    dead: int
+    cancelled: int
+
+    @classmethod
+    def of(cls, counts: Mapping[State, int]) -> Self:
+        return cls(**{state.value: counts.get(state, 0) for state in State})
+
+
+class Rates(Model):
+    """Jobs a second that ended so, in the last few seconds."""
+
+    completed: float
+    dead: float
+    cancelled: float
+
+    @classmethod
+    def of(cls, rates: Mapping[State, float]) -> Self:
+        return cls(**{name: rates.get(State(name), 0.0) for name in cls.model_fields})
+
+
+class Trouble(Model):
+    """Something that is wrong right now."""
+
+    kind: str
+    subject: str = Field(description="The schedule, task or queue that it is about.")
+    says: str
+
+
+class Stats(Model):
+    """The whole store at a glance."""
+
+    counts: Counts
+    counts_age: float = Field(description="Seconds ago they were counted.")
+    rates: Rates
+    queues: list[Queue]
+    workers: list[Worker]
+    problems: list[Trouble]
+
+
+class AuditEntry(Model):
+    id: UUID
+    at: At
+    who: str
+    action: str = Field(examples=["jobs.replay"])
+    subject: str
+    detail: dict[str, str]
+    outcome: str = Field(description="For people; `asked`: it was cut short.")
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        taken = {name: getattr(entry, name) for name in ("at", "who", "action", "subject", "outcome")}
+        return cls(id=UUID(entry.id), detail=dict(entry.detail), **taken)
+
+
+class Audit(Model):
+    """Newest first."""
+
+    entries: list[AuditEntry]
+
+
+class Health(Model):
+    status: Literal["ok", "away"]

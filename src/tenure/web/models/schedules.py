@@ -1,0 +1,216 @@
+"""Schedules, as the API gives them, and what can be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Literal, Self
+from uuid import UUID
+
+from pydantic import Field
+
+from tenure.cron import Outlook
+from tenure.lifecycle import State
+from tenure.schedule import Cause, RunStatus, Standing, Status, Tick
+from tenure.ticks import overdue_by
+from tenure.timetable import Overdue, record
+from tenure.web.models.values import AskedAt, At, Json, Model, Payloads, Words, read, shown
+
+
+class ScheduleSummary(Model):
+    """A schedule's health in one row."""
+
+    name: str
+    schedule: str = Field(description="Its rule and time zone, for people.", examples=["0 6 * * * Europe/Paris"])
+    kind: Literal["task", "guard"]
+    rule: str = Field(examples=["0 6 * * *", "every 1h30m"])
+    tz: str = Field(examples=["Europe/Paris"])
+    last_run_at: At | None
+    last_duration_ms: int | None = Field(description="Milliseconds.")
+    last_status: RunStatus | None
+    last_error: str
+    next_expected_at: At | None = Field(description="null: paused, retired, or no tick comes.")
+    locked_until: At | None = Field(description="A run goes on, and its lease holds until then.")
+    failure_count: int = Field(description="Failures in a row.")
+    overdue_by: float | None = Field(description="Seconds; null: it is not overdue.")
+    paused_at: At | None
+    paused_why: str
+    retired_at: At | None = Field(description="No longer declared by its app: kept, not fired.")
+
+    @classmethod
+    def of(cls, standing: Standing, now: datetime) -> Self:
+        return cls(**_schedule(standing, now))
+
+
+def _schedule(standing: Standing, now: datetime) -> dict[str, Any]:
+    s = standing.schedule
+    same = ("kind", "rule", "tz", "last_error", "paused_at", "paused_why", "retired_at")
+    return {
+        **record(standing)._asdict(),
+        **{name: getattr(s, name) for name in same},
+        "overdue_by": overdue_by(standing, now),
+    }
+
+
+class Schedules(Model):
+    schedules: list[ScheduleSummary]
+
+
+class Run(Model):
+    """A run that goes on."""
+
+    tick: At
+    cause: Cause
+    job: UUID | None
+    state: State | None = Field(description="null: its job was deleted.")
+
+
+class Schedule(ScheduleSummary):
+    """A schedule and all that is known of it."""
+
+    source: str = Field(description="The module that declares it; empty: an operator or a guard made it.")
+    release: str
+    dst: str
+    overlap: str
+    catch_up: str
+    catch_up_window: float = Field(description="Seconds.")
+    catch_up_max: int
+    expires: float | None = Field(description="Seconds.")
+    jitter: float = Field(description="Seconds.")
+    start: At | None
+    end: At | None
+    pause_after: int | None
+    alert_after: int
+    grace: float = Field(description="Seconds after which it is overdue.")
+    too_long: float | None = Field(description="Seconds.")
+    task: str | None
+    queue: str | None
+    payloads: Payloads
+    args: Json = Field(description="Of its task, secrets starred; null if payloads are hidden.")
+    runs: list[Run]
+    lint: list[str] = Field(description="What its rule does that people do not expect.")
+
+    @classmethod
+    def detailed(cls, standing: Standing, now: datetime, lint: Sequence[str], payloads: bool) -> Self:
+        s, job = standing.schedule, standing.schedule.job
+        same = ("source", "release", "dst", "overlap", "catch_up", "catch_up_window", "catch_up_max", "expires")
+        more = ("jitter", "start", "end", "pause_after", "alert_after", "grace", "too_long")
+        return cls(
+            **_schedule(standing, now),
+            **{name: getattr(s, name) for name in (*same, *more)},
+            task=job.task if job else None,
+            queue=job.queue if job else None,
+            payloads=shown(payloads),
+            args=read(job.payload, payloads) if job else None,
+            runs=[
+                Run(
+                    tick=run.tick.tick,
+                    cause=run.tick.cause,
+                    job=UUID(run.job.id) if run.job else None,
+                    state=run.job.state if run.job else None,
+                )
+                for run in standing.runs
+            ],
+            lint=list(lint),
+        )
+
+
+class TickDone(Model):
+    """What became of one tick, or of a run of missed ones."""
+
+    tick: At
+    until: At | None = Field(description="The last one of a run of missed ticks.")
+    count: int
+    cause: Cause
+    status: Status
+    why: str = Field(description="Of a skipped or missed one the reason, of a failed one its error.")
+    job: UUID | None
+    decided_at: At
+    started_at: At | None
+    ended_at: At | None
+    duration_ms: int | None = Field(description="Milliseconds.")
+    host: str
+    output: str | None = Field(description="The end of what a guarded command printed; null if payloads are hidden.")
+
+    @classmethod
+    def of(cls, tick: Tick, started: datetime | None, payloads: bool) -> Self:
+        same = ("tick", "until", "count", "cause", "status", "why", "decided_at", "ended_at", "host")
+        took = (tick.ended_at - started).total_seconds() if tick.ended_at and started else None
+        return cls(
+            **{name: getattr(tick, name) for name in same},
+            job=UUID(tick.job_id) if tick.job_id else None,
+            started_at=started,
+            duration_ms=None if took is None else round(took * 1000),
+            output=tick.output if payloads else None,
+        )
+
+
+class History(Model):
+    """Newest first."""
+
+    payloads: Payloads
+    ticks: list[TickDone]
+
+
+class Coming(Model):
+    """A tick to come."""
+
+    tick: At
+    local: str = Field(description="As the clocks of its zone show it.", examples=["2030-01-31T07:00:00+01:00"])
+    note: str = Field(description="What a clock change does to it; empty on most days.")
+
+    @classmethod
+    def of(cls, coming: Outlook) -> Self:
+        return cls(tick=coming.tick, local=coming.local.isoformat(), note=coming.note)
+
+
+class Preview(Model):
+    rule: str
+    tz: str
+    ticks: list[Coming]
+    lint: list[str] = Field(description="What the rule does that people do not expect.")
+
+
+class OverdueSchedule(Model):
+    name: str
+    expected_at: At
+    overdue_by: float = Field(description="Seconds.")
+    grace: float = Field(description="Seconds after which it is overdue.")
+    why: str
+
+    @classmethod
+    def of(cls, found: Overdue) -> Self:
+        return cls(**{name: getattr(found, name) for name in cls.model_fields})
+
+
+class OverdueSchedules(Model):
+    """The longest overdue first."""
+
+    schedules: list[OverdueSchedule]
+
+
+class Trigger(Model):
+    force: bool = Field(False, description="Also while a run of it goes on.")
+
+
+class Triggered(Model):
+    schedule: str
+    job: UUID
+
+
+class Why(Model):
+    why: Words = Field("by an operator", description="Kept with it, for those who wonder.")
+
+
+class Span(Model):
+    since: AskedAt = Field(description="No tick before.")
+    until: AskedAt | None = Field(None, description="No tick after; now if not given.")
+    again: bool = Field(False, description="Also those that did become runs.")
+    dry_run: bool = Field(False, description="Only count them.")
+
+
+class Backfilled(Model):
+    ticks: int = Field(description="So many are run, or would be.")
+    first: At | None
+    last: At | None
+    jobs: list[UUID] = Field(description="None of a dry run.")

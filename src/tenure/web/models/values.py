@@ -1,0 +1,130 @@
+"""Values that the API takes and gives, as OpenAPI tells of them. Times are UTC, ISO 8601; durations seconds, unless
+it says otherwise.
+
+Arguments, results, checkpoints, logs, edits and output are null for who may not see payloads: `payloads` says so.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from math import isfinite
+from typing import Annotated, Any, Literal, cast
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+MOST_DEEP = 100  #: levels of JSON inside JSON
+_FIRST_YEAR, _LAST_YEAR = 1970, 9000
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_UNPRINTABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+def _instant(value: object) -> datetime:
+    if isinstance(value, str) and _INSTANT.fullmatch(value):
+        try:
+            found = datetime.fromisoformat(value.upper())
+            if _FIRST_YEAR < found.year < _LAST_YEAR:
+                return found.astimezone(UTC)
+        except ValueError:
+            pass
+    raise ValueError(
+        f"expected a time with its zone like 2030-01-31T06:00:00Z, in a year from {_FIRST_YEAR + 1} to {_LAST_YEAR - 1}"
+    )
+
+
+def _given(value: object) -> object:
+    """JSON as every store can keep it, and as it can be given back."""
+    if flaw := _flaw(value, 0):
+        raise ValueError(flaw)
+    return value
+
+
+def _flaw(value: object, depth: int) -> str:
+    if depth > MOST_DEEP:
+        return f"expected JSON of at most {MOST_DEEP} levels"
+    match value:
+        case str():
+            return "expected text without NUL and lone surrogates" if _UNPRINTABLE.search(value) else ""
+        case float():
+            return "" if isfinite(value) else f"expected a number that JSON has, got {value}"
+        case dict():
+            both = [each for pair in cast("dict[str, object]", value).items() for each in pair]
+            return next(filter(None, (_flaw(each, depth + 1) for each in both)), "")
+        case list():
+            return next(filter(None, (_flaw(each, depth + 1) for each in cast("list[object]", value))), "")
+        case _:
+            return ""
+
+
+def ours(meta: dict[str, str]) -> dict[str, str]:
+    if taken := [name for name in meta if name.startswith("tenure.")]:
+        raise ValueError(f"expected names of your own, got {taken[0]!r}: those with tenure. are taken")
+    return meta
+
+
+Json = Annotated[Any, AfterValidator(_given)]
+At = Annotated[datetime, Field(examples=["2030-01-31T06:00:00Z"])]
+AskedAt = Annotated[At, BeforeValidator(_instant)]
+NAME = r"^[A-Za-z_][A-Za-z0-9_.\-]{0,99}$"
+Name = Annotated[str, StringConstraints(pattern=NAME), Field(examples=["default"])]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Words = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+Length = Annotated[
+    str,
+    StringConstraints(max_length=50, pattern=r"^([0-9]+(\.[0-9]+)?(w|d|h|ms|m|s))+$"),
+    Field(description="A duration: 500ms 90s 5m 1h30m 7d 2w.", examples=["1h30m"]),
+]
+Cursor = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=200),
+    Field(description="`next` of the page before; its content means nothing to you."),
+]
+Payloads = Annotated[
+    Literal["shown", "hidden"],
+    Field(
+        description="hidden: you may not see arguments, results, checkpoints, logs, edits and output; they are null."
+    ),
+]
+
+
+def read(text: str | None, shown: bool) -> Any:
+    """A stored JSON text as a value; as text where it is none, or deeper than can be given back."""
+    if text is None or not shown:
+        return None
+    try:
+        value: object = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    deep = text.count("[") + text.count("{") > MOST_DEEP
+    return text if deep and _flaw(value, 0) else value
+
+
+def shown(payloads: bool) -> Literal["shown", "hidden"]:
+    return "shown" if payloads else "hidden"
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Changed(Model):
+    changed: bool = Field(description="false: it was so already.")
+    says: str
+
+
+class Mistake(BaseModel):
+    field: str = Field(examples=["limit", "body.args"])
+    expected: str
+
+
+class ProblemDetails(BaseModel):
+    """What went wrong (RFC 9457)."""
+
+    type: str = Field(
+        description="The same for each kind of problem, or about:blank.", examples=["/problems/no-such-job"]
+    )
+    title: str
+    status: int
+    detail: str = Field(description="What was expected, what came, what to do.")
+    errors: list[Mistake] | None = Field(None, description="Of an invalid request: which field, what was expected.")

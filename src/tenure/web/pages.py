@@ -1,0 +1,228 @@
+"""Pages: a table of them, and how each is rendered, whole for a browser and block by block for who watches it live.
+
+A page is a path, a template and a function that looks. What it shows depends on path, query and rights alone, so one
+rendering serves all who watch the same page. Blocks of its template whose names begin with `live_` are sent again
+whenever they change; each stands in an element with `data-live` and the same name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from hashlib import sha256
+from http import HTTPStatus
+from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from fastapi import FastAPI
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import compile_path
+
+from tenure.admin import Admin
+from tenure.web import words
+from tenure.web.access import Role, User
+from tenure.web.security import Problem
+from tenure.web.site import Site
+
+CSRF = f"csrf-{secrets.token_hex(16)}"  #: stands for the token of whoever looks, until it is sent
+_FLASH = "tenure_flash"
+_root: ContextVar[str] = ContextVar("root", default="")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who looks at what. `query` has the last value of each name; `all` has every one."""
+
+    site: Site
+    user: User
+    path: str
+    query: Mapping[str, str]
+    all: QueryParams
+    given: Mapping[str, str]  #: by the path: `given["id"]`
+
+    @property
+    def admin(self) -> Admin:
+        """In the hands of who looks: what they do is recorded under their name."""
+        return self.site.admin.by(self.user.name)
+
+
+class Page(NamedTuple):
+    """Example: `Page("/jobs/{id}", "job.html", look_at_job)`. `every`: seconds between two looks for who watches."""
+
+    path: str
+    template: str
+    look: Callable[[View], Mapping[str, Any]]
+    every: float = 0.2
+    title: str = ""  #: in the navigation; empty: not there
+
+
+class Action(NamedTuple):
+    """A form's target. `act` gets the form's fields, and says what it did and where to go on (a path of ours)."""
+
+    path: str
+    needs: Role
+    act: Callable[[View, Mapping[str, str], Sequence[tuple[str, str]]], tuple[str, str]]
+
+
+class Again(Problem):
+    """A form that can't be taken as it is: its page once more, with what was typed and what is wrong with it."""
+
+    def __init__(self, page: Page, shown: Mapping[str, Any], detail: str) -> None:
+        super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, "It can't be taken as it is", detail)
+        self.page, self.shown = page, shown
+
+
+class Renderer:
+    """Templates, rendered. Safe to use from several threads."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        env = Environment(
+            loader=PackageLoader("tenure.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        env.globals.update(url=_url, asset=_asset, CSRF=CSRF, site=site)
+        env.filters.update(words.FILTERS)
+        # As a global, since a block that is rendered alone knows nothing of its template's imports.
+        env.globals["ui"] = env.get_template("ui.html").module
+        self._env = env
+
+    def whole(
+        self,
+        page: Page,
+        view: View,
+        root: str,
+        *,
+        flash: str = "",
+        session: bool = False,
+        shown: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The page. `session`: whoever looks can sign out; `shown`: this, and not what the page looks at."""
+        _root.set(root)
+        context = {**(page.look(view) if shown is None else shown), "view": view, "page": page}
+        around = {"flash": flash, "session": session, "navigation": navigation(view)}
+        return self._env.get_template(page.template).render({**context, **around})
+
+    def blocks(self, page: Page, view: View, root: str) -> dict[str, str]:
+        """Those that change, by name."""
+        _root.set(root)
+        template = self._env.get_template(page.template)
+        context = template.new_context({**page.look(view), "view": view, "page": page})
+        return {name: "".join(block(context)) for name, block in template.blocks.items() if name.startswith("live_")}
+
+    def problem(self, view: View, status: int, title: str, detail: str, root: str) -> str:
+        _root.set(root)
+        shown = {"view": view, "status": status, "title": title, "detail": detail, "navigation": navigation(view)}
+        return self._env.get_template("problem.html").render(shown, flash="", page=None)
+
+
+def navigation(view: View) -> list[Page]:
+    return [page for page in _pages() if page.title and (page.path != "/try" or view.site.demo)]
+
+
+def match(site: Site, user: User, at: str) -> tuple[Page, View] | None:
+    """The page at this path and query, as they stand in a browser's address behind our root."""
+    path, _, text = at.partition("?")
+    path = unquote(path)
+    for page in _pages():
+        found = compile_path(page.path)[0].match(path)
+        if found:
+            return page, _view(
+                site, user, path, QueryParams(parse_qsl(text, keep_blank_values=True)), found.groupdict()
+            )
+    return None
+
+
+def add(web: FastAPI, site: Site, renderer: Renderer) -> None:
+    for page in _pages():
+        web.add_route(page.path, _endpoint(page, site, renderer), methods=["GET"], include_in_schema=False)
+    for action in _actions():
+        web.add_route(action.path, _form(action, site, renderer), methods=["POST"], include_in_schema=False)
+
+
+def _endpoint(page: Page, site: Site, renderer: Renderer) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        user: User = request.state.user
+        view = _view(site, user, _inner(request), request.query_params, request.path_params)
+        flash = words.unseal(request.cookies.get(_FLASH, ""))
+        root, session = request.scope["root_path"], request.state.session
+        html = await run_in_threadpool(renderer.whole, page, view, root, flash=flash, session=session)
+        response = HTMLResponse(html.replace(CSRF, request.state.csrf))
+        if flash:
+            response.delete_cookie(_FLASH, path=root or "/")
+        return response
+
+    return endpoint
+
+
+def _form(action: Action, site: Site, renderer: Renderer) -> Callable[[Request], Any]:
+    async def endpoint(request: Request) -> Response:
+        user: User = request.state.user
+        if not user.may(action.needs):
+            raise Problem(HTTPStatus.FORBIDDEN, "Not allowed", f"{user.name} is {user.role}; this needs {action.needs}")
+        form = [(name, str(value)) for name, value in (await request.form()).multi_items()]
+        view = _view(site, user, _inner(request), request.query_params, request.path_params)
+        root = request.scope["root_path"]
+        try:
+            said, to = await run_in_threadpool(action.act, view, dict(form), form)
+        except Again as again:
+            session = request.state.session
+            html = await run_in_threadpool(renderer.whole, again.page, view, root, session=session, shown=again.shown)
+            return HTMLResponse(html.replace(CSRF, request.state.csrf), again.status)
+        site.acted()
+        response = RedirectResponse(f"{root}{to}", status_code=HTTPStatus.SEE_OTHER)
+        if said:
+            response.set_cookie(
+                _FLASH, words.seal(said), path=root or "/", httponly=True, samesite="strict", max_age=60
+            )
+        return response
+
+    return endpoint
+
+
+def back(form: Mapping[str, str], otherwise: str) -> str:
+    """Where the form was: a path of ours, never another host."""
+    to = form.get("back", "")
+    return to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else otherwise
+
+
+def _inner(request: Request) -> str:
+    return request.url.path.removeprefix(request.scope["root_path"])
+
+
+def _view(site: Site, user: User, path: str, query: QueryParams, given: Mapping[str, str]) -> View:
+    return View(site, user, path, dict(query), query, given)
+
+
+def _url(path: str, **query: object) -> str:
+    """A link of ours, wherever we are mounted. `None` leaves a name out."""
+    pairs = [(name, value) for name, value in query.items() if value not in (None, "")]
+    text = urlencode(pairs, doseq=True)
+    return f"{_root.get()}{quote(path)}{'?' if text else ''}{text}"
+
+
+def _asset(name: str) -> str:
+    content = (files("tenure.web") / "static" / name).read_bytes()
+    return f"{_root.get()}/static/{name}?v={sha256(content).hexdigest()[:12]}"
+
+
+def _pages() -> list[Page]:
+    from tenure.web.views import PAGES
+
+    return PAGES
+
+
+def _actions() -> list[Action]:
+    from tenure.web.views import ACTIONS
+
+    return ACTIONS

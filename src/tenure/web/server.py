@@ -1,0 +1,84 @@
+"""The HTTP server of `tenure dashboard`: uvicorn, on a socket of ours."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from tenure.config import host_and_port
+from tenure.errors import InvalidOption
+from tenure.web.security import Security
+
+_MOST_CONNECTIONS = 1_000
+_GRACE_SECONDS = 2
+
+
+def listen_at(place: str) -> socket.socket:
+    """A socket at HOST:PORT. Raises InvalidOption if somebody else has it."""
+    host, port = host_and_port(place)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise InvalidOption(
+            f"listen: {place} can't be had: {_reason(error)}; name another with --listen HOST:PORT (port 0: any free "
+            "one)"
+        ) from error
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+def url_of(listening: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listening.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Serves until SIGTERM or Ctrl-C, which are the right way to end it; `ready` is called once it answers."""
+
+    def __init__(self, app: Security, ready: Callable[[], None], *, behind_proxy: bool = False) -> None:
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=behind_proxy,
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        super().__init__(config)
+        self._app, self._ready = app, ready
+        log = logging.getLogger("uvicorn.error")
+        log.setLevel(logging.WARNING)
+        log.addFilter(lambda _: not self.should_exit)  # that a stop cuts streams off is no news
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn's own handlers raise them once more when all is over
+            signal.signal(number, self._asked_to_stop)
+        super().run(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.end_streams()
+        await super().shutdown(sockets)
+
+    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self.should_exit = True

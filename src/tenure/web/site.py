@@ -1,0 +1,142 @@
+"""The dashboard put together: what pages, API and live streams share, and the one ASGI app of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from importlib.resources import files
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.staticfiles import StaticFiles
+
+from tenure.admin import Admin
+from tenure.config import Settings
+from tenure.lifecycle import State
+from tenure.ports import QueueView, WorkerView
+from tenure.schedule import Standing
+from tenure.web.access import Access
+from tenure.web.memo import Memo
+from tenure.web.pulse import Pulse, Slice
+from tenure.web.security import Security
+
+if TYPE_CHECKING:
+    from tenure.alerts import Problem
+    from tenure.task import Registry
+
+LOOK = 2_000  #: jobs that one look for a page goes through, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """There is a page of buttons, which enqueue the demo's tasks. `queue` may be emptied by one of them, no other."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Jobs by state, and how many seconds ago they were counted: counting takes its time where there are millions."""
+
+    by_state: Mapping[State, int]
+    age: float
+
+
+class Site:
+    """What pages, API and live streams share. `connect` is called on first use: a mounted app gets no lifespan.
+
+    The reads below are made for all who look together, and rarely enough to cost the store little.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Admin],
+        settings: Settings,
+        *,
+        tasks: Registry | None = None,
+        demo: Demo | None = None,
+    ) -> None:
+        self.settings = settings
+        self.tasks = tasks  #: with them jobs can be enqueued, and edited arguments are checked
+        self.demo = demo
+        self.memo = Memo()
+        self._connect = connect
+        self._opened: Admin | None = None
+        self._lock = Lock()
+        self._pulse = Pulse()
+
+    @property
+    def admin(self) -> Admin:
+        """Raises StoreAway; the next call tries again."""
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    self._opened = self._connect()
+        return self._opened
+
+    def counts(self) -> Counts:
+        return Counts(*self.memo.aged("counts", self.admin.store.counts, fresh=0.15))
+
+    def queues(self) -> Sequence[QueueView]:
+        return self.memo.get("queues", self.admin.queues, fresh=0.15)
+
+    def workers(self) -> Sequence[WorkerView]:
+        """The living, and those that died within the last hour."""
+        return self.memo.get("workers", self._workers, fresh=0.15)
+
+    def schedules(self) -> Sequence[Standing]:
+        return self.memo.get("schedules", self.admin.schedules, fresh=0.5)
+
+    def problems(self) -> Sequence[Problem]:
+        """What is wrong right now."""
+        return self.memo.get("problems", self.admin.problems, fresh=1.0)
+
+    def slices(self) -> Sequence[Slice]:
+        """What ended in the last quarter of an hour, in slices of five seconds."""
+        return self.memo.get("pulse", lambda: self._pulse.look(self.admin), fresh=0.9)
+
+    def acted(self) -> None:
+        """Somebody changed something: what is shown next is read anew."""
+        self.memo.forget()
+
+    def _workers(self) -> list[WorkerView]:
+        found = self.admin.workers(dead=True)
+        since = self.admin.store.now() - timedelta(hours=1)
+        return [each for each in found if each.died_at is None or each.died_at > since]
+
+    @cached_property
+    def version(self) -> str:
+        from importlib.metadata import version
+
+        return version("tenure")
+
+
+def create(
+    connect: Callable[[], Admin],
+    settings: Settings,
+    *,
+    tasks: Registry | None = None,
+    auth: Callable[..., Any] | None = None,
+    demo: Demo | None = None,
+) -> Security:
+    """The dashboard as an ASGI app: run it, or mount it in another one. It needs no lifespan."""
+    from tenure.web import api, errors, live, pages
+
+    site = Site(connect, settings, tasks=tasks, demo=demo)
+    web = FastAPI(
+        title="Tenure",
+        version=site.version,
+        description="Jobs that are owned until they are done: look, and act.",
+        docs_url=None,  # their pages load scripts from other hosts
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+    )
+    feeds = live.add(web, site)
+    pages.add(web, site, feeds.renderer)
+    api.add(web, site)
+    errors.add(web, site, feeds.renderer)
+    web.mount("/static", StaticFiles(directory=str(files("tenure.web") / "static")), name="static")
+    return Security(web, Access(settings, auth))

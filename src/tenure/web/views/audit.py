@@ -1,0 +1,58 @@
+"""Who did what: the trail of every operator's action. For admins."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from tenure.audit import Entry
+from tenure.web.pages import Action, Page, View
+from tenure.web.security import Problem
+
+_SHOWN = 50
+_JOB = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class Row(NamedTuple):
+    """An entry, the job it tells of, and the page of what it was done to, if they have any."""
+
+    entry: Entry
+    job: str | None
+    path: str | None
+
+
+def look(view: View) -> dict[str, Any]:
+    if not view.user.may("admin"):
+        raise Problem(HTTPStatus.FORBIDDEN, "Not allowed", f"the audit trail is for admins; you are {view.user.role}")
+    before = _instant(view.query.get("before", ""))
+    entries = view.site.memo.get(
+        ("audit", before), lambda: view.admin.audit(limit=_SHOWN + 1, before=before), fresh=0.5
+    )
+    more = entries[_SHOWN - 1].at.isoformat() if len(entries) > _SHOWN else None
+    return {"rows": [_row(each) for each in entries[:_SHOWN]], "before": before, "more": more}
+
+
+def _row(entry: Entry) -> Row:
+    kind, _, verb = entry.action.partition(".")
+    job = _JOB.fullmatch(entry.outcome.removeprefix("job ")) or _JOB.fullmatch(entry.subject)
+    path = {"queue": "/queues", "schedule": f"/schedules/{entry.subject}"}.get(kind)
+    return Row(entry, job[0] if job and verb != "delete" else None, None if verb == "remove" else path)
+
+
+def _instant(text: str) -> datetime | None:
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        detail = f"before: expected an instant like 2026-03-01T12:00:00+00:00, got {text[:40]!r}"
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid value", detail)
+    return at
+
+
+PAGES: list[Page] = [Page("/audit", "audit.html", look, every=1.0, title="Audit")]
+ACTIONS: list[Action] = []

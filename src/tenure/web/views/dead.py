@@ -1,0 +1,69 @@
+"""Dead letters: what they have in common, and what to do with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tenure.events import headline
+from tenure.lifecycle import GUARD, State
+from tenure.ports import Filter
+from tenure.web.pages import Action, Page, View
+from tenure.web.site import LOOK
+from tenure.web.views.jobs import Asked, asked, ends, here, rows, search, verbs
+
+_BATCH = 250
+_GROUPS = 8
+_LONGEST = 160  #: of an error's first line, as a group is named and found by
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The newest dead letters, counted. `more`: there are older ones, which are not."""
+
+    count: int
+    more: bool
+    tasks: list[tuple[str, int]]
+    errors: list[tuple[str, int]]
+
+
+def _look(view: View) -> Mapping[str, Any]:
+    ask = _asked(view)
+    found = search(view, ask, view.query.get("cursor") or None)
+    return {
+        "ask": ask,
+        "summary": view.site.memo.get(("dead", ask.rest["guards"]), lambda: _summary(view, ask), fresh=2.0),
+        "rows": rows(found.jobs),
+        **ends(view, found),
+        "here": here(view),
+        "verbs": [verb for verb in verbs(view) if verb in ("replay", "delete")],
+        "acts": ("edit" if view.user.payloads else "replay") if view.user.may("operate") else "",
+        "query": {name: text for name, text in ask.rest.items() if name != "guards"},
+    }
+
+
+def _asked(view: View) -> Asked:
+    """Dead letters of guards are told by their schedules; they are here only when asked for."""
+    ask = asked(view.all)
+    rest = {name: text for name, text in ask.rest.items() if name in ("task", "queue", "text")}
+    rest["guards"] = "yes" if rest.get("queue") == GUARD else "no"
+    return replace(ask, state=(State.DEAD.value,), rest=rest)
+
+
+def _summary(view: View, ask: Asked) -> Summary:
+    where = Filter(states=frozenset({State.DEAD}), guards=ask.rest["guards"] == "yes")
+    tasks, errors, cursor, looked = Counter[str](), Counter[str](), None, 0
+    while True:
+        page = view.admin.search(where, limit=_BATCH, cursor=cursor, within=_BATCH)
+        looked += _BATCH
+        tasks.update(job.task for job in page.jobs)
+        errors.update(headline(job.error)[:_LONGEST] for job in page.jobs if job.error)
+        cursor = page.cursor
+        if cursor is None or looked >= LOOK:
+            return Summary(tasks.total(), cursor is not None, tasks.most_common(_GROUPS), errors.most_common(_GROUPS))
+
+
+PAGES: list[Page] = [Page("/dead", "dead.html", _look, title="Dead letters")]
+ACTIONS: list[Action] = []

@@ -1,0 +1,344 @@
+"""Jobs: find them, and act on those that were marked or on all that match, after they were counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.datastructures import QueryParams
+
+from tenure.admin import CAN, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
+from tenure.config import Role
+from tenure.durations import seconds
+from tenure.errors import InvalidOption, UnknownJob
+from tenure.events import headline
+from tenure.ids import canonical
+from tenure.lifecycle import GUARD, State
+from tenure.ports import Filter, JobView
+from tenure.ports import Page as Found
+from tenure.web.pages import Action, Page, View, back
+from tenure.web.security import Problem
+from tenure.web.site import LOOK
+
+SIZE = 50
+LASTS = ("15m", "1h", "1d", "7d")  #: offered as links
+DONE: Mapping[Verb, str] = {
+    "cancel": "cancelled or asked to stop",
+    "promote": "queued",
+    "replay": "queued again",
+    "delete": "deleted",
+}
+NEEDS: Mapping[Verb, Role] = {"cancel": "operate", "promote": "operate", "replay": "operate", "delete": "admin"}
+_TEXTS = ("task", "queue", "worker", "unique", "text")
+_WORDS = {
+    "task": "of task {}",
+    "queue": "in queue {}",
+    "worker": "on worker {}",
+    "unique": "with the unique key {}",
+    "text": "with “{}” in their error or id",
+    "last": "enqueued within the last {}",
+    "since": "enqueued at or after {}",
+    "until": "enqueued before {}",
+}
+_NAMES = ("state", *_TEXTS, "last", "since", "until", "guards")
+
+
+# ── The filter, as it stands in a query ──
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A filter as it was written: `state` has several, all others at most one. Empty ones are left out."""
+
+    state: tuple[str, ...]
+    rest: Mapping[str, str]
+
+    @property
+    def query(self) -> dict[str, Any]:
+        """For links; the filter comes back from it as it is."""
+        return {**({"state": list(self.state)} if self.state else {}), **self.rest}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """For the hidden fields of forms."""
+        return [*(("state", each) for each in self.state), *self.rest.items()]
+
+    def without(self, *names: str) -> dict[str, Any]:
+        """`query` but for these."""
+        return {name: text for name, text in self.query.items() if name not in names}
+
+    def filter(self, now: datetime) -> Filter:
+        """Raises InvalidOption."""
+        if unknown := [each for each in self.state if each not in set(State)]:
+            raise InvalidOption(f"state: expected some of {', '.join(State)}, got {unknown[0]!r}")
+        given = self.rest
+        since = moment(given["since"], "since") if "since" in given else None
+        if "last" in given:
+            since = max(filter(None, (since, now - timedelta(seconds=seconds(given["last"], "last")))))
+        return Filter(
+            states=frozenset(map(State, self.state)),
+            task=given.get("task"),
+            queue=given.get("queue"),
+            worker_id=given.get("worker"),
+            unique=given.get("unique"),
+            text=given.get("text"),
+            guards=given.get("guards") != "no",
+            enqueued_since=since,
+            enqueued_until=moment(given["until"], "until") if "until" in given else None,
+        )
+
+    def __str__(self) -> str:
+        kinds = " or ".join(self.state)
+        said = [form.format(_spoken(name, self.rest[name])) for name, form in _WORDS.items() if name in self.rest]
+        return ", ".join([f"{kinds} jobs" if kinds else "jobs" if said else "all jobs", *said])
+
+
+def _spoken(name: str, text: str) -> str:
+    return f"{moment(text, name):%Y-%m-%d %H:%M:%S} UTC" if name in ("since", "until") else text
+
+
+def asked(given: QueryParams | Sequence[tuple[str, str]]) -> Asked:
+    """The filter in a query or a form."""
+    pairs = given.multi_items() if isinstance(given, QueryParams) else given
+    said = {name: text.strip() for name, text in pairs if name in _NAMES and name != "state" and text.strip()}
+    return Asked(tuple(dict.fromkeys(text for name, text in pairs if name == "state" and text)), said)
+
+
+def moment(text: str, label: str) -> datetime:
+    """A time as a form sends it; without a zone it is in UTC. Raises InvalidOption."""
+    try:
+        at = datetime.fromisoformat(text)
+        return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise InvalidOption(f"{label}: expected a time like 2030-01-31T06:00, in UTC, got {text!r}") from None
+
+
+# ── What a row shows ──
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    job: JobView
+    says: str  #: how far it is, or the first line of its error
+
+
+def rows(jobs: Iterable[JobView]) -> list[Row]:
+    return [Row(job, says(job)) for job in jobs]
+
+
+def says(job: JobView) -> str:
+    if job.state is State.PROCESSING:
+        if job.cancel_reason is not None:
+            return "asked to stop"
+        return " · ".join(part for part in (job.stage, job.message) if part)
+    if job.state is State.COMPLETED:
+        return ""
+    text = job.error or job.cancel_reason
+    return headline(text) if text else ""
+
+
+def search(view: View, ask: Asked, cursor: str | None) -> Found:
+    """A page of jobs. Those who look together share it. Raises InvalidOption."""
+
+    def read() -> Found:
+        return view.admin.search(ask.filter(view.admin.store.now()), limit=SIZE, cursor=cursor, within=LOOK)
+
+    return view.site.memo.get(("jobs", str(ask.query), cursor), read, fresh=0.2)
+
+
+def _look(view: View) -> Mapping[str, Any]:
+    ask, problem, found = asked(view.all), "", Found(())
+    try:
+        found = search(view, ask, view.query.get("cursor") or None)
+    except InvalidOption as error:
+        problem = str(error)
+    return {
+        "ask": ask,
+        "problem": problem,
+        "rows": rows(found.jobs),
+        **ends(view, found),
+        "here": here(view),
+        "states": list(State),
+        "lasts": LASTS,
+        "verbs": verbs(view),
+    }
+
+
+def ends(view: View, found: Found) -> Mapping[str, Any]:
+    """How far a list goes; `within`: it is short, since only so many were looked at."""
+    return {
+        "cursor": found.cursor,
+        "within": LOOK if found.cursor is not None and len(found.jobs) < SIZE else None,
+        "later": bool(view.query.get("cursor")),
+    }
+
+
+def here(view: View) -> str:
+    """This page, to come back to."""
+    pairs = [pair for pair in view.all.multi_items() if pair[1]]
+    return quote(view.path) + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def verbs(view: View) -> list[Verb]:
+    """What whoever looks may do."""
+    return [verb for verb in VERBS if view.user.may(NEEDS[verb])]
+
+
+def _find(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Straight to the job, by its id or by the end of it."""
+    text = form.get("id", "").strip().lower()
+    if not text:
+        return "", "/jobs"
+    try:
+        return "", f"/jobs/{view.admin.get(canonical(text)).id}"
+    except (InvalidOption, UnknownJob):
+        found = view.admin.search(Filter(text=text), limit=SIZE, within=LOOK)
+        ending = [job.id for job in found.jobs if job.id.endswith(text)]
+        return "", f"/jobs/{ending[0]}" if len(ending) == 1 else f"/jobs?{urlencode({'text': text})}"
+
+
+# ── Bulk: count, ask, act ──
+
+
+def verb_of(text: str) -> Verb:
+    """Raises InvalidOption."""
+    for verb in VERBS:
+        if verb == text:
+            return verb
+    raise InvalidOption(f"verb: expected one of {', '.join(VERBS)}, got {text!r}")
+
+
+def _allowed(view: View, verb: Verb) -> None:
+    if not view.user.may(NEEDS[verb]):
+        raise Problem(
+            HTTPStatus.FORBIDDEN, "Not allowed", f"{view.user.name} is {view.user.role}; {verb} needs {NEEDS[verb]}"
+        )
+
+
+def _ask(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """On to the page that counts them and asks."""
+    verb, to, ids = verb_of(form.get("verb", "")), back(form, "/jobs"), [text for name, text in fields if name == "id"]
+    if form.get("all") == "yes":
+        query = {"verb": verb, "all": "yes", "back": to, **asked(fields).query}
+    elif ids:
+        query = {"verb": verb, "back": to, "id": ids}
+    else:
+        return "No job is chosen: tick some, or take all that match.", to
+    return "", f"/jobs/bulk?{urlencode(query, doseq=True)}"
+
+
+def _look_at_bulk(view: View) -> Mapping[str, Any]:
+    verb = verb_of(view.query.get("verb", ""))
+    _allowed(view, verb)
+    every = view.query.get("all") == "yes"
+    ids = [] if every else list(dict.fromkeys(text for text in view.all.getlist("id") if text))
+    cursor = view.query.get("cursor") or None
+    shown: dict[str, Any] = {"verb": verb, "back": back(view.query, "/jobs"), "cursor": cursor}
+    if not every:
+        return {**shown, "ask": None, "ids": ids, "count": len(ids), "more": False, "done": 0, "only": "", "words": ""}
+    ask = _fixed(view, asked(view.all))
+    now = view.admin.store.now()
+    key = ("bulk", verb, str(asked(view.all).query), cursor)
+    counted = view.site.memo.get(key, lambda: view.admin.count(ask.filter(now), verb, cursor=cursor), fresh=1.0)
+    done = view.query.get("done", "")
+    return {
+        **shown,
+        "ask": ask,
+        "words": str(asked(view.all)),
+        "only": _only(verb, ask),
+        "ids": [],
+        "count": min(counted.jobs, MOST_AT_ONCE),
+        "more": counted.more,
+        "done": int(done) if done.isdecimal() else 0,
+    }
+
+
+def _only(verb: Verb, ask: Asked) -> str:
+    """The states that are left, where the verb can't be used on all that were asked for."""
+    wanted = frozenset(map(State, ask.state)) or frozenset(State)
+    return "" if wanted <= CAN[verb] else " or ".join(each for each in State if each in wanted & CAN[verb])
+
+
+def _fixed(view: View, ask: Asked) -> Asked:
+    """The same jobs later on: what is enqueued after they were counted is not among them."""
+    now, rest = view.admin.store.now(), dict(ask.rest)
+    where = ask.filter(now)
+    rest.pop("last", None)
+    if where.enqueued_since is not None:
+        rest["since"] = where.enqueued_since.isoformat()
+    rest["until"] = (where.enqueued_until or now + timedelta(milliseconds=1)).isoformat()
+    return replace(ask, rest=rest)
+
+
+def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    verb = verb_of(form.get("verb", ""))
+    _allowed(view, verb)
+    if verb == "delete":
+        confirm(form.get("confirm", ""), form.get("count", ""))
+    to, reason = back(form, "/jobs"), form.get("reason", "").strip()
+    if form.get("all") != "yes":
+        return _act(view, verb, [text for name, text in fields if name == "id"], reason), to
+    ask = asked(fields)
+    bulk = view.admin.act_on_all(verb, ask.filter(view.admin.store.now()), reason, cursor=form.get("cursor") or None)
+    told = _told(verb, bulk.done, bulk.refusals, bulk.refused)
+    if bulk.cursor is None:
+        return told, to
+    done = bulk.done + (int(form["done"]) if form.get("done", "").isdecimal() else 0)
+    query = {"verb": verb, "all": "yes", "cursor": bulk.cursor, "done": done, "back": to, **ask.query}
+    return f"{told}; there are more", f"/jobs/bulk?{urlencode(query, doseq=True)}"
+
+
+def confirm(typed: str, count: str) -> None:
+    """What can't be taken back is typed: `delete 12`, or the number alone. Raises Problem."""
+    words = typed.lower().replace(",", "").split()
+    if not count or words not in (["delete", count], [count]):
+        raise Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "Nothing is deleted",
+            f"to delete them type delete {count}; {typed.strip()!r} was typed: go back and try again",
+        )
+
+
+def _act(view: View, verb: Verb, ids: Sequence[str], reason: str) -> str:
+    refs: list[JobRef] = []
+    gone: list[Acted] = []
+    for job_id in dict.fromkeys(ids):
+        try:
+            refs.append(view.admin.ref(canonical(job_id)))
+        except UnknownJob:
+            gone.append(Acted(job_id, landed=False, says="no such job"))
+    acted = [each for batch in view.admin.act(verb, refs, reason) for each in batch]
+    refused = [*gone, *(each for each in acted if not each.landed)]
+    return _told(verb, len(acted) + len(gone) - len(refused), len(refused), refused)
+
+
+def _told(verb: Verb, done: int, refusals: int, refused: Sequence[Acted]) -> str:
+    told = f"{counted(done)} {DONE[verb]}"
+    if not refusals:
+        return told
+    first = f", {refused[0].id}: {refused[0].says}" if refused else ""
+    return f"{told}; {counted(refusals)} left as they were{first}"
+
+
+def counted(jobs: int) -> str:
+    return f"{jobs:,} job{'' if jobs == 1 else 's'}"
+
+
+def is_guards(job: JobView) -> bool:
+    """It runs outside, under a guard: nobody but its next call runs it again."""
+    return job.queue == GUARD
+
+
+PAGES: list[Page] = [
+    Page("/jobs", "jobs.html", _look, title="Jobs"),
+    Page("/jobs/bulk", "bulk.html", _look_at_bulk, every=5.0),
+]
+ACTIONS: list[Action] = [
+    Action("/jobs/find", "read", _find),
+    Action("/jobs/bulk/ask", "operate", _ask),
+    Action("/jobs/bulk", "operate", _bulk),
+]

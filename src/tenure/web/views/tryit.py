@@ -1,0 +1,113 @@
+"""The demo's buttons: see a job succeed, wait, fail, die with its process, and come back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from tenure.errors import UnknownTask
+from tenure.lifecycle import State
+from tenure.ports import Draft, Filter, Ring
+from tenure.web.pages import Action, Page, View
+from tenure.web.security import Problem
+from tenure.web.site import LOOK, Demo
+
+_SHOWN = 20
+_BURST = 100
+_NAMES = ("Ada", "Grace", "Alan", "Barbara", "Edsger", "Radia", "Donald", "Frances")
+
+
+class Trial(NamedTuple):
+    """A button, and what it enqueues: so many jobs of a task, with these arguments, after `delay`."""
+
+    label: str
+    says: str
+    task: str
+    arguments: Callable[[], Mapping[str, object]] = dict
+    delay: str | None = None
+    jobs: int = 1
+    kind: str = ""
+
+
+def _name() -> Mapping[str, object]:
+    return {"name": random.choice(_NAMES)}
+
+
+def _order() -> Mapping[str, object]:
+    return {"order": random.randrange(1000, 10_000)}
+
+
+TRIALS: Mapping[str, Trial] = {
+    "success": Trial("Success", "A job that completes at once.", "greet", _name, kind="primary"),
+    "delayed": Trial("Delayed", "Scheduled for 5 seconds from now, then run.", "later", _name, delay="5s"),
+    "fails-once": Trial("Fails once", "Its first attempt fails. It is retried, and completes.", "flaky"),
+    "fails-for-good": Trial("Fails for good", "It becomes a dead letter, to be read and replayed.", "doomed", _order),
+    "crash": Trial(
+        "Crash a worker",
+        "It kills the process that runs it. The job is taken back, and completes in a new one.",
+        "crash_once",
+        kind="danger",
+    ),
+    "burst": Trial(f"Burst of {_BURST}", "So many jobs in one go: watch the queue drain.", "greet", _name, jobs=_BURST),
+}
+
+
+def look(view: View) -> dict[str, Any]:
+    demo = _demo(view)
+    jobs = view.site.memo.get(
+        "demo", lambda: view.admin.search(Filter(queue=demo.queue), limit=_SHOWN, within=LOOK).jobs, fresh=0.1
+    )
+    live = any(each.died_at is None and each.identity.runner != "guard" for each in view.site.workers())
+    return {"demo": demo, "trials": TRIALS, "jobs": jobs, "live": live}
+
+
+def _demo(view: View) -> Demo:
+    if view.site.demo is None:
+        raise Problem(HTTPStatus.NOT_FOUND, "No demo here", "this page is there with: tenure demo --web")
+    return view.site.demo
+
+
+def _try(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    demo = _demo(view)
+    trial = TRIALS.get(view.given["trial"])
+    if trial is None:
+        raise Problem(HTTPStatus.NOT_FOUND, "No such button", f"expected one of {', '.join(TRIALS)}")
+    drafts = [_draft(view, demo, trial) for _ in range(trial.jobs)]
+    if len(drafts) == 1:
+        answer = view.admin.enqueue(drafts[0])
+        return f"{trial.label}: job {answer.id[-8:]} is {answer.state}.", "/try"
+    admin, ids = view.admin, tuple(draft.id for draft in drafts)
+    with admin.recorded("jobs.enqueue", f"{len(drafts)} jobs of {trial.task}", queue=demo.queue):
+        admin.store.enqueue(drafts)
+    admin.notifier.announce([Ring("queued", demo.queue, ids)])
+    return f"{trial.label}: {len(drafts)} jobs enqueued.", "/try"
+
+
+def _draft(view: View, demo: Demo, trial: Trial) -> Draft:
+    if view.site.tasks is None:
+        raise UnknownTask(f"the task {trial.task} of the demo is not known here: start the page with tenure demo --web")
+    task = view.site.tasks[trial.task].using(queue=demo.queue, delay=trial.delay)
+    return task.bind(**trial.arguments()).draft()
+
+
+def _reset(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    demo = _demo(view)
+    if form.get("confirm", "").strip() != demo.queue:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "Not confirmed", f"confirm: expected the name {demo.queue}")
+    asked = view.admin.act_on_all(
+        "cancel", Filter(queue=demo.queue, states=frozenset({State.PROCESSING})), "the demo is reset"
+    ).done
+    deleted, cursor = 0, None
+    while True:
+        bulk = view.admin.act_on_all("delete", Filter(queue=demo.queue), cursor=cursor)
+        deleted, cursor = deleted + bulk.done, bulk.cursor
+        if cursor is None:
+            break
+    stopping = f"; {asked:,} that ran are asked to stop" if asked else ""
+    return f"The demo is reset: {deleted:,} jobs deleted{stopping}.", "/try"
+
+
+PAGES: list[Page] = [Page("/try", "try.html", look, title="Try it")]
+ACTIONS: list[Action] = [Action("/try/reset", "operate", _reset), Action("/try/{trial}", "operate", _try)]

@@ -1,0 +1,86 @@
+"""Workers: who is alive, on which host, and what each is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from tenure.lifecycle import State
+from tenure.ports import Filter, JobView, WorkerView
+from tenure.web.pages import Action, Page, View
+from tenure.web.views.overview import crew
+
+_ASKED = 50  #: workers whose jobs are shown
+_JOBS = 20  #: of each
+_STEPS = 20  #: of a bar: it is sent again when it has visibly moved
+
+RUNNERS: Mapping[str, str] = {
+    "worker": "a process of tenure worker, watched by its supervisor",
+    "embedded": "inside an app's own process: it asks code to stop, and never kills it",
+    "solo": "one slot, for jobs that run alone: their last attempt saw its process die, or they are isolated",
+    "guard": "someone's own function or command, for as long as it runs",
+}
+
+
+class Row(NamedTuple):
+    worker: WorkerView
+    left: float  #: of its lease, 0…1
+    jobs: Sequence[JobView]
+    asked: bool  #: whether `jobs` are known
+
+
+class Gone(NamedTuple):
+    worker: WorkerView
+    why: str
+
+
+def look(view: View) -> dict[str, Any]:
+    workers = view.site.workers()
+    now = view.admin.store.now()
+    live = [each for each in workers if each.died_at is None]
+    live.sort(key=_place)
+    doing = view.site.memo.get("doing", lambda: _doing(view, live), fresh=0.15)
+    rows = [_row(each, now, doing) for each in live]
+    gone = [Gone(each, _why(each)) for each in workers if each.died_at is not None]
+    gone.sort(key=lambda each: each.worker.died_at or now, reverse=True)
+    return {
+        "crew": crew(workers),
+        "hosts": [(host, list(some)) for host, some in groupby(rows, key=lambda each: each.worker.identity.host)],
+        "gone": gone,
+        "runners": RUNNERS,
+    }
+
+
+def _place(worker: WorkerView) -> tuple[str, bool, datetime, str]:
+    me = worker.identity
+    return me.host, me.runner != "worker", worker.started_at, me.id
+
+
+def _row(worker: WorkerView, now: datetime, doing: Mapping[str, Sequence[JobView]]) -> Row:
+    left = (worker.expires_at - now).total_seconds() / worker.identity.lease
+    steps = round(min(max(left, 0.0), 1.0) * _STEPS)
+    return Row(worker, steps / _STEPS, doing.get(worker.identity.id, ()), worker.identity.id in doing)
+
+
+def _doing(view: View, live: Sequence[WorkerView]) -> dict[str, Sequence[JobView]]:
+    """What is processed, by worker; of the first fifty that are busy."""
+    busy = [each.identity.id for each in live if each.processing]
+    processing = frozenset({State.PROCESSING})
+    return {
+        worker: view.admin.search(Filter(states=processing, worker_id=worker), limit=_JOBS).jobs
+        for worker in busy[:_ASKED]
+    }
+
+
+def _why(worker: WorkerView) -> str:
+    if worker.note:
+        return worker.note
+    if worker.died_at is not None and worker.died_at >= worker.expires_at:
+        return "its lease ended: nobody heard of it any more, so its jobs were taken back"
+    return "its process ended: stopped in order, or killed; its jobs were settled at once"
+
+
+PAGES: list[Page] = [Page("/workers", "workers.html", look, title="Workers")]
+ACTIONS: list[Action] = []

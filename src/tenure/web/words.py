@@ -1,0 +1,89 @@
+"""How values are said on pages: filters of the templates, and small texts that travel in a cookie."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from tenure.durations import spell
+
+
+def when(at: datetime | None) -> Markup:
+    """A moment: UTC as it is sent; the script shows the reader's own time, with UTC on hover."""
+    if at is None:
+        return Markup("–")
+    utc = at.astimezone(UTC)
+    text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    stamp = utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(stamp, text, text)
+
+
+def duration(seconds: float | None) -> str:
+    """`2m 5s`; milliseconds below a second."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 else f"{seconds * 1e6:.0f} µs" if seconds else "0 ms"
+    return spell(seconds)
+
+
+def number(value: float | None) -> str:
+    """`12,345`; one decimal below a hundred if it has any."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:,.1f}"
+
+
+def size(count: int | None) -> str:
+    """Bytes, `31 MiB`."""
+    if count is None:
+        return "–"
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:,.0f} {unit}"
+    return f"{count} B"
+
+
+def pretty(text: str | None) -> str:
+    """JSON, with a line for each value; what is none stays as it is."""
+    if text is None:
+        return ""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def short(text: str) -> str:
+    """The last eight characters of an id: enough to tell it from others on a page."""
+    return text[-8:]
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "when": when,
+    "duration": duration,
+    "number": number,
+    "size": size,
+    "pretty": pretty,
+    "short": short,
+}
+
+
+def seal(text: str) -> str:
+    """Text as a cookie can carry it."""
+    return urlsafe_b64encode(text[:500].encode()).decode()
+
+
+def unseal(text: str) -> str:
+    try:
+        return urlsafe_b64decode(text.encode()).decode()[:500]
+    except (ValueError, UnicodeError):
+        return ""
+
+
+__all__ = ["FILTERS", "duration", "escape", "number", "pretty", "seal", "short", "size", "unseal", "when"]

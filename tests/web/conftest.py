@@ -1,0 +1,32 @@
+"""The stores that a dashboard is watched on, and one browser a module: starting it is dear."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser
+
+from crash.backends import Place, postgres, redis, sqlite
+
+from .browser import Visits, chromium, visits_of
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module", params=[sqlite, postgres, redis], ids=lambda place: place.__name__)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A store with nothing in it."""
+    with request.param(tmp_path_factory.mktemp("store")) as place:
+        yield place
+
+
+@pytest.fixture
+def visits(browser: Browser) -> Iterator[Visits]:
+    """Whoever visits. What goes wrong in their browsers fails the test."""
+    with visits_of(browser) as visits:
+        yield visits

@@ -1,0 +1,265 @@
+"""Every page at every width and in both colour schemes, for keyboards and screen readers, and over a long time.
+
+What is asked here does not depend on the store: one is enough, with something of everything in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from crash.backends import Place, by_way_of, postgres, redis
+from playwright.sync_api import CDPSession, Page, expect
+
+from proxy import Proxy
+from tenure.config import load
+from tenure.lifecycle import Lease
+from tenure.ports import Progress
+
+from .browser import NARROW, WIDE, System, Visits, sign_in, system
+from .stock import Stock, stock
+
+pytestmark = pytest.mark.timeout(300)
+
+ADA = "0123456789-secret-of-ada"
+LONG = "-of-a-name-that-has-no-place-to-break" * 2
+SIDEWAYS = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
+    [...document.querySelectorAll('body *')].filter(each => each.getBoundingClientRect().right > innerWidth + 1)
+        .slice(-5).map(each => each.outerHTML.slice(0, 200))"""
+
+
+def say(field: str) -> str:
+    return f"{field.replace(' ', '-')}{LONG}"
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    folder = tmp_path_factory.mktemp("demo")
+    with system(f"sqlite:///{folder / 'tenure.db'}", folder, "demo", "--web", TENURE_TOKENS=f"ada:admin:{ADA}") as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def stocked(live: System) -> Stock:
+    return stock(live.store, load({"url": live.store.url}), say)
+
+
+def pages(stocked: Stock) -> list[str]:
+    """One of each kind, and those that tell of an error."""
+    jobs = stocked.jobs
+    return [
+        "/",
+        "/jobs",
+        "/jobs?state=cancelled&text=nowhere",
+        "/jobs?last=soon",
+        *(f"/jobs/{jobs[kind]}" for kind in ("processing", "completed", "crashed", "edited", "cancelled", "scheduled")),
+        f"/jobs/{jobs['dead']}",
+        f"/jobs/{jobs['dead']}/edit",
+        f"/jobs/bulk?verb=delete&all=yes&queue={say('queue')}",
+        f"/jobs/bulk?verb=cancel&id={jobs['queued']}",
+        "/queues",
+        "/workers",
+        "/schedules",
+        f"/schedules/{stocked.schedules[0]}?since=2020-01-01T00:00&until=2020-01-03T00:00",
+        "/dead",
+        "/audit",
+        "/try",
+        "/nowhere",
+    ]
+
+
+def violations(page: Page, where: str, **options: Any) -> list[str]:
+    found = Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
+    return [
+        f"{where}: {each['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for each in found
+        for node in each["nodes"]
+    ]
+
+
+def test_no_page_scrolls_sideways_and_axe_finds_nothing_wide_and_narrow_light_and_dark(
+    live: System, stocked: Stock, visits: Visits
+) -> None:
+    page = visits(live.url, bypass_csp=True)  # axe is put into the page as a script
+    visits.excuse(page, "404", "422")
+    page.goto("/login")
+    wrong = violations(page, "/login")
+    sign_in(page, ADA)
+    colours = {"runOnly": ["color-contrast"]}  # of the other scheme only these are different
+    for path in pages(stocked):
+        page.goto(path)
+        for width, scheme, other in ((WIDE, "light", "dark"), (NARROW, "dark", "light")):
+            page.set_viewport_size(width)
+            where = f"{path} at {width['width']} px"
+            wrong += [f"{where} scrolls sideways: {html}" for html in page.evaluate(SIDEWAYS)]
+            page.emulate_media(color_scheme=scheme)
+            wrong += violations(page, f"{where}, {scheme}")
+            page.emulate_media(color_scheme=other)
+            wrong += violations(page, f"{where}, {other}", **colours)
+    page.goto("/queues")
+    page.get_by_role("button", name="Pause queue demo").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    wrong += violations(page, "the dialog")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_without_a_script_a_page_is_complete_and_its_forms_work(live: System, stocked: Stock, visits: Visits) -> None:
+    page = visits(live.url, java_script_enabled=False)
+    visits.excuse(page, "404", "422")
+    sign_in(page, ADA)
+    for path in pages(stocked):
+        page.goto(path)
+        assert page.locator("main").inner_text().strip()
+        assert page.locator(".js-only:visible").count() == 0, path
+    page.goto("/try")
+    page.get_by_role("button", name="Success").click()
+    expect(page.locator("#flash")).to_contain_text("Success: job ")
+    page.goto(f"/jobs/{stocked.jobs['scheduled']}")
+    expect(page.locator(".stands .state").first).to_have_text("scheduled")
+    page.goto("/queues")
+    page.get_by_role("button", name="Pause queue demo").click()
+    expect(page.locator("#flash")).to_contain_text("Queue demo is paused")
+    page.get_by_role("button", name="Resume queue demo").click()
+    expect(page.locator("#flash")).to_contain_text("Queue demo goes on")
+
+
+def test_a_keyboard_goes_everywhere_and_what_a_person_has_in_hand_stays_while_the_page_moves(
+    live: System, stocked: Stock, visits: Visits
+) -> None:
+    page = visits(live.url)
+    sign_in(page, ADA)
+    page.goto("/jobs")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.locator("[data-search]")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("[data-search]")).not_to_be_focused()
+
+    page.goto("/queues")
+    button = page.get_by_role("button", name="Pause queue demo")
+    button.focus()
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(button).to_be_focused()
+    assert "demo" not in live.store.paused()
+
+    job = stocked.jobs["processing"]
+    page.goto(f"/jobs?queue={say('queue')}")
+    row = page.locator(f'[data-key="{job}"]')
+    page.locator("details summary").first.click()
+    page.get_by_label("Text in error or id").fill("typed")
+    row.get_by_role("checkbox").check()
+    row.get_by_role("checkbox").focus()
+    _move(live, stocked, page, times=8)
+    expect(row.get_by_role("checkbox")).to_be_checked()
+    expect(row.get_by_role("checkbox")).to_be_focused()
+    expect(page.get_by_label("Text in error or id")).to_have_value("typed")
+    expect(page.locator("details").first).to_have_attribute("open", "")
+
+    page.goto(f"/jobs/{job}")
+    log = page.locator('.timeline > [data-key="attempt-1"] details', has_text="Log")
+    log.locator("summary").click()
+    page.get_by_label("Why? May be empty.").fill("because")
+    _move(live, stocked, page, times=8)
+    expect(log).to_have_attribute("open", "")
+    expect(page.get_by_label("Why? May be empty.")).to_be_focused()
+    expect(page.get_by_label("Why? May be empty.")).to_have_value("because")
+
+
+def _move(live: System, stocked: Stock, page: Page, *, times: int) -> None:
+    """The job reports so often, and each time the page has shown it."""
+    lease = Lease(stocked.jobs["processing"], 1, stocked.worker)
+    for number in range(times):
+        message = f"round {number}"
+        assert live.store.progress([Progress(lease=lease, fraction=number / times, message=message)]) == [True]
+        expect(page.locator("main")).to_contain_text(message)
+
+
+def test_a_tab_left_open_grows_no_nodes_and_no_listeners(live: System, stocked: Stock, visits: Visits) -> None:
+    """Hours of news, faster: what the stream told is told to the page's own handler two hundred times."""
+    page = visits(live.url)
+    sign_in(page, ADA)
+    page.add_init_script(
+        """window.told = [];
+        window.EventSource = class extends EventSource {
+            constructor(...all) { super(...all); window.stream = this; this.addEventListener('message', (e) => told.push(e.data)); }
+        }"""
+    )
+    for path in ("/", f"/jobs?queue={say('queue')}", f"/jobs/{stocked.jobs['processing']}"):
+        page.goto(path)
+        page.wait_for_function("() => told.length > 0")
+        lease = Lease(stocked.jobs["processing"], 1, stocked.worker)
+        live.store.progress([Progress(lease=lease, fraction=0.9, message=f"at {path}")])
+        page.wait_for_function("() => told.length > 1")
+        page.evaluate(
+            """() => { window.first = told[0]; window.last = told.at(-1); stream.close();
+            window.tell = async (times) => {
+                for (let n = 0; n < times; n++) {
+                    stream.onmessage({ data: n % 2 ? last : first });
+                    await new Promise(requestAnimationFrame);
+                }
+            } }"""
+        )
+        memory = page.context.new_cdp_session(page)
+        page.evaluate("tell(20)")
+        before = _counted(memory)
+        page.evaluate("tell(200)")
+        after = _counted(memory)
+        for what, most in {"nodes": 50, "jsEventListeners": 2, "documents": 0}.items():
+            assert after[what] - before[what] <= most, f"{path}: {what} {before[what]} → {after[what]}"
+
+
+def _counted(memory: CDPSession) -> dict[str, int]:
+    memory.send("HeapProfiler.collectGarbage")
+    return memory.send("Memory.getDOMCounters")
+
+
+@pytest.fixture(params=[postgres, redis], ids=lambda place: place.__name__)
+def far(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A store that is a server, and so can be away."""
+    with request.param(tmp_path) as place:
+        yield place
+
+
+def test_while_the_store_is_away_pages_say_so_keep_what_they_know_and_recover_by_themselves(
+    far: Place, tmp_path: Path, visits: Visits
+) -> None:
+    server = urlsplit(far.url)
+    with Proxy(server.hostname or "", server.port or 0) as proxy:
+        away = by_way_of(far.url, proxy.port)
+        with system(far.url, tmp_path, "demo", "--web", namespace=far.namespace, by_way_of=away) as live:
+            page = visits(live.url)
+            visits.excuse(page, "503")
+            page.goto("/")
+            page.evaluate("window.marker = 1")
+            completed = page.locator(".figures a", has_text="completed").locator(".big")
+            expect(completed).not_to_have_text("0")
+            known = completed.inner_text()
+
+            proxy.refuse()
+            expect(page.locator("#trouble")).to_contain_text("The store can't be read")
+            expect(page.locator("#live")).to_have_text("store away")
+            expect(completed).to_have_text(known)
+            other = page.context.new_page()
+            other.goto("/queues")
+            expect(other.get_by_role("heading", name="The store is away")).to_be_visible()
+
+            proxy.heal()
+            expect(page.locator("#trouble")).to_be_empty()
+            expect(page.locator("#live")).to_have_text("live")
+            assert page.evaluate("window.marker") == 1
+            other.get_by_role("link", name="Try again").click()
+            expect(other.get_by_role("heading", name="Queues")).to_be_visible()

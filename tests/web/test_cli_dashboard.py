@@ -1,0 +1,216 @@
+"""`tenure dashboard`, run as its users run it: where it listens, whom it lets in, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+
+from servers import free_port, shared_postgres
+from tenure import Tenure
+from tenure.errors import InvalidOption
+from tenure.stores.sqlite import SqliteStore
+
+APP = """
+from tenure import Tenure
+
+jobs = Tenure()
+
+@jobs.task
+def add(a: int, b: int = 1) -> int:
+    return a + b
+"""
+ANYWHERE = ("--listen", "127.0.0.1:0")
+SECRET = "0123456789-secret-of-ada"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in [name for name in os.environ if name.startswith("TENURE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TENURE_NOTIFIER", "poll")
+    (tmp_path / "shop.py").write_text(APP)
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.open()
+    store.close()
+    return tmp_path
+
+
+def command(*argv: str) -> list[str]:
+    return [sys.executable, "-c", "from tenure.cli.main import run; run()", "dashboard", *argv]
+
+
+def refused(*argv: str, **environ: str) -> tuple[int, str]:
+    """How it ends, and what it says, when it does not start."""
+    found = subprocess.run(command(*argv), env={**os.environ, **environ}, capture_output=True, text=True, timeout=60)
+    assert found.stdout == ""
+    return found.returncode, found.stderr
+
+
+class Dashboard:
+    def __init__(self, process: subprocess.Popen[str], said: str, log: Path) -> None:
+        self.process, self.said, self._log = process, said, log
+        found = re.search(r"http://[^\s\"]+", said)
+        assert found, self.log
+        self.url = found[0]
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def client(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=10)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@contextmanager
+def running(folder: Path, *argv: str, **environ: str) -> Iterator[Dashboard]:
+    log = folder / "dashboard.log"
+    with log.open("w") as err:
+        process = subprocess.Popen(
+            command(*argv), env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=err, text=True
+        )
+    assert process.stdout is not None
+    try:
+        yield Dashboard(process, process.stdout.readline(), log)
+    finally:
+        process.kill()
+        process.wait(20)
+        process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_and_ends_well_also_while_somebody_watches(folder: Path, number: signal.Signals) -> None:
+    with running(folder, *ANYWHERE) as dashboard, dashboard.client() as client, ExitStack() as streams:
+        for _ in range(3):
+            stream = streams.enter_context(client.stream("GET", "/live", params={"at": "/"}))
+            assert stream.status_code == 200
+
+        assert dashboard.said == f"dashboard at {dashboard.url}\n"
+        assert dashboard.end(number) == 0
+        assert "Traceback" not in dashboard.log.partition("Cancel")[2]
+        assert dashboard.process.stdout is not None
+        assert dashboard.process.stdout.read() == ""
+
+
+def test_with_json_it_says_one_line_of_json(folder: Path) -> None:
+    with running(folder, "shop", *ANYWHERE, "--json") as dashboard, dashboard.client() as client:
+        assert json.loads(dashboard.said) == {"url": dashboard.url, "store": "sqlite:///tenure.db"}
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/healthz", headers={"Host": "rebound.example"}).status_code == 421
+
+
+def test_another_address_without_tokens_is_refused_with_a_line_that_helps(folder: Path) -> None:
+    for argv in (("--listen", "0.0.0.0:0"), ("--listen", "[::]:0"), ("--listen", "example.com:3000")):
+        code, said = refused(*argv)
+        assert code == 2
+        found = re.search(r"export TENURE_TOKENS=(me:admin:\w{48})$", said.strip())
+        assert found, said
+
+    with running(folder, "--listen", "0.0.0.0:0", TENURE_TOKENS=found[1]) as dashboard:
+        inside = dashboard.url.replace(dashboard.url.split("//")[1].rpartition(":")[0], "127.0.0.1")
+        secret = found[1].rpartition(":")[2]
+        answers = [
+            httpx.get(f"{inside}/api/stats", headers=headers, trust_env=False).status_code
+            for headers in ({}, {"Authorization": f"Bearer {secret}"})
+        ]
+        assert answers == [401, 200]
+        assert secret not in dashboard.log + dashboard.said
+
+
+def test_behind_a_proxy_it_wants_tokens_and_goes_by_what_the_proxy_says(folder: Path) -> None:
+    code, said = refused(*ANYWHERE, "--behind-proxy")
+    assert (code, "through a proxy" in said) == (2, True)
+
+    via = {"X-Forwarded-Proto": "https", "X-Forwarded-For": "192.0.2.1"}
+    tokens = f"ada:admin:{SECRET}"
+    with running(folder, *ANYWHERE, "--behind-proxy", TENURE_TOKENS=tokens) as dashboard:
+        with dashboard.client(**via, Origin=dashboard.url.replace("http:", "https:")) as client:
+            page = client.get("/login")
+            assert "Secure" in page.headers["set-cookie"]
+            headers = {"Cookie": page.headers["set-cookie"].partition(";")[0]}
+            csrf = re.search(r'name="csrf" value="(\w+)"', page.text)
+            assert csrf
+            sent = {"csrf": csrf[1], "token": SECRET}
+            assert client.post("/login", data=sent, headers=headers).status_code == 303
+        assert SECRET not in dashboard.log
+    with running(folder, *ANYWHERE, TENURE_TOKENS=tokens) as dashboard, dashboard.client(**via) as client:
+        assert "Secure" not in client.get("/login").headers["set-cookie"]
+
+
+def test_an_address_somebody_else_has_is_told(folder: Path) -> None:
+    with running(folder, *ANYWHERE) as dashboard:
+        code, said = refused("--listen", dashboard.url.removeprefix("http://"))
+
+    assert code == 2
+    assert "can't be had: Address already in use; name another" in said
+
+
+def test_without_the_extra_it_says_what_to_install(folder: Path) -> None:
+    for missing in ("fastapi", "uvicorn", "jinja2"):
+        blocked = f"import sys; sys.modules[{missing!r}] = None; from tenure.cli.main import run; run()"
+        found = subprocess.run(
+            [sys.executable, "-c", blocked, "dashboard", *ANYWHERE], capture_output=True, text=True, timeout=60
+        )
+        assert found.returncode == 2
+        assert found.stderr == f'{missing} is not installed: pip install "tenure[web]"\n'
+
+
+def test_a_store_that_is_away_is_said_and_it_starts_all_the_same(folder: Path) -> None:
+    url = f"redis://:hunter2@127.0.0.1:{free_port()}/0"
+
+    with running(folder, *ANYWHERE, TENURE_URL=url) as dashboard, dashboard.client() as client:
+        assert "starts all the same" in dashboard.log
+        assert client.get("/healthz").status_code == 503
+        assert "hunter2" not in dashboard.log + client.get("/").text + dashboard.said
+        assert dashboard.end() == 0
+
+
+def test_what_will_not_pass_by_itself_is_told_at_once(folder: Path) -> None:
+    unmigrated = f"{shared_postgres().url()}"
+
+    assert refused("--url", "mysql://db/shop")[0] == 2
+    assert "nothing was ever enqueued there" in refused("--url", "sqlite:///other.db")[1]
+    code, said = refused("--url", unmigrated, TENURE_NAMESPACE="never_migrated")
+    assert (code, "tenure migrate" in said) == (1, True)
+    code, said = refused("nosuch")
+    assert (code, "nosuch" in said) == (2, True)
+
+
+def test_an_app_mounts_it_in_one_line(folder: Path) -> None:
+    from test_security import running as serving
+
+    def staff(request: Request) -> str | None:
+        return request.headers.get("x-role")
+
+    jobs = Tenure()
+    mounted: Any = jobs.dashboard(auth=staff)
+    with serving(Starlette(routes=[Mount("/jobs", app=mounted)]), mounted) as place, jobs:
+        assert place.client().get("/jobs/api/stats").status_code == 401
+        assert place.client(**{"X-Role": "read"}).get("/jobs/api/stats").status_code == 200
+        assert place.client().get("/jobs/healthz").status_code == 200
+
+
+def test_an_app_without_the_extra_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tenure.web.site", None)
+    monkeypatch.delitem(sys.modules, "tenure.web", raising=False)
+
+    with pytest.raises(InvalidOption, match=r'pip install "tenure\[web\]"'):
+        Tenure().dashboard()

@@ -1,0 +1,108 @@
+"""Reads are made once for all who look, and more rarely the dearer they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
+
+import pytest
+
+from tenure.web import memo as memos
+from tenure.web.memo import SHARE, Memo
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(memos, "monotonic", lambda: self.now)
+
+    def read_in(self, cost: float, reads: list[int]) -> Callable[[], int]:
+        def read() -> int:
+            self.now += cost
+            reads.append(len(reads))
+            return reads[-1]
+
+        return read
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_a_value_is_read_again_when_it_is_no_longer_fresh(clock: Clock) -> None:
+    memo, reads = Memo(), list[int]()
+    read = clock.read_in(0.001, reads)
+
+    assert [memo.get("k", read, fresh=1.0) for _ in range(3)] == [0, 0, 0]
+    clock.now += 1.1
+    assert memo.get("k", read, fresh=1.0) == 1
+
+
+def test_a_dear_value_is_kept_for_as_long_as_it_cost_times_fifty(clock: Clock) -> None:
+    memo, reads = Memo(), list[int]()
+    read = clock.read_in(0.4, reads)
+    memo.get("k", read, fresh=0.1)
+
+    clock.now += 0.4 * SHARE - 0.01
+    assert memo.aged("k", read, fresh=0.1) == (0, pytest.approx(0.4 * SHARE - 0.01))
+    clock.now += 0.02
+    assert memo.get("k", read, fresh=0.1) == 1
+
+
+def test_who_acted_sees_it_soon_and_who_acts_without_end_does_not_read_without_end(clock: Clock) -> None:
+    memo, reads = Memo(), list[int]()
+    read = clock.read_in(0.4, reads)
+    memo.get("k", read, fresh=60.0)
+
+    memo.forget()
+    assert memo.get("k", read, fresh=60.0) == 0
+    clock.now += 2.1
+    memo.forget()
+    assert memo.get("k", read, fresh=60.0) == 1
+
+
+def test_what_a_read_raises_is_not_kept(clock: Clock) -> None:
+    memo = Memo()
+
+    def fail() -> int:
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        memo.get("k", fail, fresh=60.0)
+    assert memo.get("k", lambda: 7, fresh=60.0) == 7
+
+
+def test_many_who_come_at_once_make_one_read_and_later_ones_do_not_wait_for_it() -> None:
+    memo, reads, together = Memo(), list[int](), Barrier(8)
+    go_on, inside = Event(), Event()
+
+    def read() -> int:
+        reads.append(1)
+        return len(reads)
+
+    def first() -> int:
+        together.wait()
+        return memo.get("k", read, fresh=60.0)
+
+    def slowly() -> int:
+        inside.set()
+        assert go_on.wait(10)
+        return 99
+
+    with ThreadPoolExecutor(8) as pool:
+        assert {each.result() for each in [pool.submit(first) for _ in range(8)]} == {1}
+        memo.get("old", lambda: 1, fresh=0.0)
+        again = pool.submit(memo.get, "old", slowly, fresh=0.0)
+        assert inside.wait(10)
+        assert memo.get("old", read, fresh=0.0) == 1, "what there is, while another reads"
+        go_on.set()
+        assert again.result() == 99
+
+
+def test_it_keeps_a_bounded_number_of_values() -> None:
+    memo = Memo()
+    for number in range(2000):
+        memo.get(number, lambda: "x", fresh=60.0)
+    assert len(memo._cells) <= 512

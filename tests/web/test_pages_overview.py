@@ -1,0 +1,537 @@
+"""Overview, queues, workers, Try it and audit: what they say, what their forms do, and what the script keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+from playwright.sync_api import Page as Tab
+from playwright.sync_api import Route, expect
+from starlette.datastructures import QueryParams
+
+from conformance.factories import World, identity, put, running
+from tenure import Tenure
+from tenure.admin import Admin
+from tenure.alerts import Problem
+from tenure.config import Settings, load
+from tenure.lifecycle import Completed, Crashed, Failed, State
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Filter, Progress, Store
+from tenure.sinks import Kind
+from tenure.stores.sqlite import SqliteStore
+from tenure.web.access import LOCAL
+from tenure.web.pages import Renderer, View, match
+from tenure.web.pulse import SLICE, Slice
+from tenure.web.server import Server, listen_at, url_of
+from tenure.web.site import Demo, Site, create
+from tenure.web.views import PAGES
+from tenure.web.views.overview import advice, latency, throughput
+
+from .browser import Visits
+
+SECRETS = {"root": "admin", "ada": "operate", "bob": "read"}
+DEMO = Demo("demo")
+MINE = ("/", "/queues", "/workers", "/try", "/audit")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(lambda clock: SqliteStore(str(tmp_path / "tenure.db"), clock=clock))
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def store(world: World) -> Store:
+    return world.store()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Tenure:
+    app = Tenure(f"sqlite:///{tmp_path}/elsewhere.db")
+
+    @app.task
+    def greet(name: str) -> str:
+        return name
+
+    @app.task
+    def later(name: str) -> str:
+        return name
+
+    @app.task
+    def flaky() -> None: ...
+
+    @app.task
+    def doomed(order: int) -> None: ...
+
+    @app.task
+    def crash_once(steps: int = 20) -> None: ...
+
+    return app
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    tokens = ",".join(f"{name}:{role}:{name}-secret-0123456789" for name, role in SECRETS.items())
+    return load(code={"tokens": tokens}, environ={}, folder=tmp_path)
+
+
+class Dashboard:
+    """Pages, as somebody sees them."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    def get(self, path: str, who: str = "root", *, status: int = 200) -> str:
+        return self._call("GET", path, who, status).text
+
+    def post(self, path: str, who: str = "root", *, status: int = 303, **form: str) -> str:
+        return str(self._call("POST", path, who, status, data=form).headers.get("location", ""))
+
+    def _call(self, method: str, path: str, who: str, status: int, **more: Any) -> httpx.Response:
+        async def call() -> httpx.Response:
+            headers = {"Authorization": f"Bearer {who}-secret-0123456789"}
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+                return await client.request(method, path, **more)
+
+        with ThreadPoolExecutor(1) as thread:  # an open browser has this one's event loop running
+            response = thread.submit(lambda: asyncio.run(call())).result()
+        assert response.status_code == status, response.text
+        return response
+
+
+Make = Callable[..., Dashboard]
+
+
+@pytest.fixture
+def make(store: Store, settings: Settings, jobs: Tenure) -> Make:
+    def made(demo: Demo | None = DEMO) -> Dashboard:
+        return Dashboard(create(lambda: Admin(store, PollNotifier(), settings), settings, tasks=jobs.tasks, demo=demo))
+
+    return made
+
+
+@pytest.fixture
+def pages(make: Make) -> Dashboard:
+    return make()
+
+
+def words(html: str) -> str:
+    """What a person reads."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+# ── Every page ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_page_needs_what_the_policy_forbids(pages: Dashboard, store: Store) -> None:
+    running(store)
+    for path in MINE:
+        html = pages.get(path)
+        assert not re.search(r"\sstyle=|\son[a-z]+=|javascript:|<style|<script(?! src=)", html), path
+        assert not re.search(r'(?:src|href|action)="(?:https?:)?//', html), path
+
+
+def test_a_page_on_which_only_time_passes_sends_nothing(world: World, store: Store, settings: Settings) -> None:
+    world.advance(SLICE + 1 - store.now().timestamp() % SLICE)
+    running(store, task="long")
+    put(store)
+    site = Site(lambda: Admin(store, PollNotifier(), settings), settings, demo=DEMO)
+    renderer = Renderer(site)
+    while not all(each.known for each in site.slices()[:-1]):  # the charts' past is read bit by bit
+        site.acted()
+
+    def blocks() -> dict[str, dict[str, str]]:
+        site.acted()
+        views = {path: View(site, LOCAL, path, {}, QueryParams(), {}) for path in MINE}
+        return {page.path: renderer.blocks(page, views[page.path], "") for page in PAGES if page.path in MINE}
+
+    before = blocks()
+    world.advance(0.3)
+
+    assert blocks() == before
+
+
+# ── Overview ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_empty_store_is_met_with_first_steps(pages: Dashboard) -> None:
+    html = pages.get("/")
+
+    assert "First steps" in html
+    assert "tenure worker" in html
+    assert "<figure" not in html
+
+
+def test_when_all_is_well_it_says_so_and_what_it_looked_at(pages: Dashboard, store: Store) -> None:
+    running(store)
+
+    said = words(pages.get("/"))
+
+    assert "All is well." in said
+    assert "1 queue, 1 worker, 0 schedules and the dead letters of the last hour" in said
+
+
+def test_what_is_wrong_comes_with_what_to_do_and_where(pages: Dashboard, store: Store) -> None:
+    lease = running(store, task="charge")
+    store.finish([(lease, Failed("the card is <b>gone</b>", final=True))])
+    store.renew([lease.worker_id], notes={lease.worker_id: "its loop is blocked by spin() at a.py:3"})
+
+    html = pages.get("/")
+
+    assert "New dead letters" in html
+    assert "the card is &lt;b&gt;gone&lt;/b&gt;" in html
+    assert 'href="/dead?task=charge"' in html
+    assert "its loop is blocked by spin() at a.py:3" in html
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("subject", ["a", "task a", "queue a", "*"])
+def test_advice_on_every_kind_of_problem_leads_to_a_page(settings: Settings, kind: Any, subject: str) -> None:
+    said = advice(Problem(kind, subject, "it says so"))
+
+    assert said.title
+    assert said.do.endswith(".")
+    site = Site(lambda: pytest.fail("nobody looks"), settings)
+    assert match(site, LOCAL, said.path) is not None, said.path
+
+
+def test_figures_and_lists_show_what_runs_and_what_has_ended(pages: Dashboard, store: Store) -> None:
+    lease = running(store, task="render")
+    store.progress([Progress(lease=lease, fraction=0.4, stage="pages", message="4 of 10")])
+    ended = running(store, task="send")
+    store.finish([(ended, Completed())])
+
+    html = pages.get("/")
+
+    assert "pages : 4 of 10" in words(html) or "pages: 4 of 10" in words(html)
+    assert 'value="40.0"' in html
+    assert f'href="/jobs/{ended.job_id}"' in html
+    assert re.search(r"processing\s+1\s+of 10 slots", words(html))
+
+
+def sliced(*known: bool, completed: int = 10) -> list[Slice]:
+    start = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    slices = [Slice(start + timedelta(seconds=SLICE * at)) for at in range(len(known))]
+    for each, is_known in zip(slices, known, strict=True):
+        each.known = is_known
+        if is_known:
+            each.counts[State.COMPLETED] = completed
+            each.waits = (0.02, 0.02, 4.0) if completed else ()
+    return slices
+
+
+def test_a_chart_shows_what_nobody_has_read_as_a_gap() -> None:
+    slices = sliced(True, True, False, False, True, True, True)
+    for chart in (throughput(slices), latency(slices)):
+        line = chart.lines[0]
+        assert line.path.count("M") == 2, line.path
+        assert len(chart.unknown) == 1
+        left, right = chart.unknown[0]
+        assert 0 < left < right < chart.width
+
+
+def test_a_chart_stays_inside_its_frame_and_says_in_words_what_it_shows() -> None:
+    for slices in (sliced(*[True] * 180), sliced(*[True] * 180, completed=0), sliced(*[False] * 180)):
+        for chart in (throughput(slices), latency(slices)):
+            places = [float(y) for line in chart.lines for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.path)]
+            assert all(0 <= y <= chart.height for y in places)
+            assert chart.says
+    busy = sliced(*[True] * 180)
+    assert "1,800 completed, 0 dead, 0 cancelled; at most 2 completed a second" in throughput(busy).says
+    assert throughput(busy).rows[0][1] == ["2", "0", "0"]
+    assert latency(busy).lines[1].now == "4s"
+    assert latency(busy).ticks == ["10s", "1s", "100 ms", "10 ms"]
+    assert not any(line.path for line in throughput(busy).lines[1:]), "a line of nothing hides the one above it"
+
+
+# ── Queues ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_queue_is_paused_and_resumed_by_whoever_may(pages: Dashboard, store: Store) -> None:
+    put(store, queue="reports")
+    assert "Pause" in pages.get("/queues", "ada")
+    assert 'action="/queues' not in pages.get("/queues", "bob")
+
+    pages.post("/queues/reports/pause", "bob", status=403)
+    assert not store.paused()
+    assert pages.post("/queues/reports/pause", "ada", back="/queues?x=1") == "/queues?x=1"
+    assert store.paused() == {"reports"}
+    assert "Resume" in pages.get("/queues", "ada")
+    assert pages.post("/queues/reports/resume", "ada", back="//elsewhere.example") == "/queues"
+    assert not store.paused()
+    pages.post("/queues/no good/pause", "ada", status=422)
+
+
+def test_a_queue_says_who_serves_it_or_that_nobody_does(make: Make, store: Store) -> None:
+    put(store, queue="reports")
+    assert "no live worker" in words(make().get("/queues"))
+
+    store.register(identity(id="vm-1-aa", queues=("reports", "mail"), slots=3))
+
+    said = words(make().get("/queues"))
+    assert "no live worker" not in said
+    assert said.count("1 worker with 3 slots") == 2, "an empty queue that is served is shown, too"
+
+
+# ── Workers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_worker_shows_its_lease_its_jobs_and_what_is_wrong_with_it(pages: Dashboard, store: Store) -> None:
+    lease = running(store, task="render")
+    store.renew([lease.worker_id], notes={lease.worker_id: "its loop is blocked"}, memory={lease.worker_id: 61 << 20})
+
+    html = pages.get("/workers")
+
+    assert f'href="/jobs/{lease.job_id}"' in html
+    assert "61 MiB" in html
+    assert re.search(r"stalled\s+its loop is blocked", words(html))
+    assert re.search(r"1\s+of\s+5\s+busy", words(html))
+
+
+def test_the_dead_of_the_last_hour_are_shown_with_why(pages: Dashboard, world: World, store: Store) -> None:
+    settled, silent = running(store).worker_id, running(store).worker_id
+    store.settle(settled, {}, Crashed("killed by SIGKILL", process_died=True))
+    world.advance(100)
+    store.declare_expired()
+
+    said = words(pages.get("/workers"))
+
+    assert "No worker is alive" in said
+    assert re.search(rf"{settled}.*its process ended", said)
+    assert re.search(rf"{silent}.*its lease ended", said)
+
+
+# ── Try it ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("button", "task", "state", "count"),
+    [
+        ("success", "greet", State.QUEUED, 1),
+        ("delayed", "later", State.SCHEDULED, 1),
+        ("fails-once", "flaky", State.QUEUED, 1),
+        ("fails-for-good", "doomed", State.QUEUED, 1),
+        ("crash", "crash_once", State.QUEUED, 1),
+        ("burst", "greet", State.QUEUED, 100),
+    ],
+)
+def test_a_button_of_the_demo_enqueues_its_task(
+    pages: Dashboard, store: Store, button: str, task: str, state: State, count: int
+) -> None:
+    assert pages.post(f"/try/{button}", "ada") == "/try"
+
+    found = store.search(Filter(queue="demo"), limit=200).jobs
+    assert [(job.task, job.state) for job in found] == [(task, state)] * count
+    assert "ada" in pages.get("/audit")
+
+
+def test_a_reset_takes_the_demos_jobs_and_no_other(pages: Dashboard, store: Store) -> None:
+    put(store, queue="demo")
+    kept = put(store, queue="mail")
+
+    pages.post("/try/reset", "ada", status=422, confirm="mail")
+    assert len(store.search(Filter(queue="demo")).jobs) == 1
+    pages.post("/try/reset", "bob", status=403, confirm="demo")
+    pages.post("/try/reset", "ada", confirm="demo")
+
+    assert [job.id for job in store.search(Filter()).jobs] == [kept]
+
+
+def test_without_a_demo_there_are_no_buttons(make: Make, store: Store) -> None:
+    pages = make(demo=None)
+
+    assert "/try" not in pages.get("/")
+    pages.get("/try", status=404)
+    pages.post("/try/success", status=404)
+    assert not store.search(Filter()).jobs
+
+
+# ── Audit ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_trail_is_for_admins_and_goes_on_page_by_page(pages: Dashboard, world: World, store: Store) -> None:
+    admin = Admin(store, PollNotifier(), who="ada@example.com")
+    for number in range(60):
+        with admin.recorded("queue.pause", f"q{number}"):
+            world.advance(0.01)
+
+    pages.get("/audit", "ada", status=403)
+    assert 'href="/audit"' not in pages.get("/", "ada")
+    first = pages.get("/audit")
+    assert "ada@example.com" in first
+    older = re.search(r'href="(/audit\?before=[^"]+)"', first)
+    assert older
+    second = pages.get(older[1])
+    shown = [set(re.findall(r">(q\d+)<", html)) for html in (first, second)]
+    assert len(shown[0]) == 50
+    assert shown[0] | shown[1] == {f"q{number}" for number in range(60)}
+    pages.get("/audit?before=yesterday", status=422)
+    pages.get("/audit?before=2026-03-01", status=422)
+
+
+# ── In a browser ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def served(app: Any, at: str = "127.0.0.1:0") -> Generator[str]:
+    ready = threading.Event()
+    listening = listen_at(at)
+    server = Server(app, ready.set)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        yield url_of(listening)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
+
+
+@pytest.fixture
+def url(store: Store, jobs: Tenure, tmp_path: Path) -> Iterator[str]:
+    """Where whoever comes is `local`."""
+    settings = load(environ={}, folder=tmp_path)
+    with served(create(lambda: Admin(store, PollNotifier(), settings), settings, tasks=jobs.tasks, demo=DEMO)) as url:
+        yield url
+
+
+def live(tab: Tab) -> Tab:
+    expect(tab.locator("#live")).to_have_text("live")
+    return tab
+
+
+def test_what_a_person_has_in_hand_survives_what_moves(url: str, store: Store, visits: Visits) -> None:
+    put(store, queue="alpha")
+    put(store, queue="omega")
+    tab = visits(url)
+    tab.goto("/")
+    live(tab)
+    tab.locator(".chart summary").first.click()
+    row = tab.locator('[data-live="live_queues"] [data-key="omega"]')
+    row.locator("a").focus()
+    row.evaluate("row => { window.row = row }")
+
+    put(store, queue="middle")
+
+    expect(tab.locator('[data-key="middle"]')).to_be_visible()
+    assert row.evaluate("row => row === window.row"), "the row was made anew"
+    expect(row.locator("a")).to_be_focused()
+    assert tab.locator(".chart details").first.evaluate("each => each.open")
+    tab.goto("/try")
+    live(tab).get_by_label("to confirm").fill("dem")
+    put(store, queue="demo")
+    expect(tab.locator('[data-live="live_demo"] tbody tr')).to_have_count(1)
+    expect(tab.get_by_label("to confirm")).to_have_value("dem")
+
+
+def test_a_paused_page_stands_still_and_catches_up(url: str, store: Store, visits: Visits) -> None:
+    tab = visits(url)
+    tab.goto("/try")
+    live(tab).get_by_role("button", name="Pause").click()
+    expect(tab.locator("#live")).to_have_text("paused")
+    before = tab.locator("main").inner_html()
+    put(store, queue="demo")
+    with tab.expect_request("**/live?*"):
+        tab.wait_for_function("() => new Promise(done => setTimeout(() => done(true), 700))")
+        assert tab.locator("main").inner_html() == before
+        tab.locator("#pause").click()
+    expect(tab.locator('[data-live="live_demo"] tbody tr')).to_have_count(1)
+
+
+def test_a_question_is_asked_first_and_no_means_no(url: str, store: Store, visits: Visits) -> None:
+    put(store, queue="reports")
+    tab = visits(url)
+    tab.goto("/queues")
+    pause = tab.locator("#queue-reports").get_by_role("button", name="Pause")
+    pause.click()
+    expect(tab.get_by_role("dialog")).to_contain_text("Pause queue reports?")
+    tab.get_by_role("button", name="Leave it").click()
+    assert not store.paused()
+    pause.click()
+    tab.get_by_role("button", name="Do it").click()
+    expect(tab.locator("#flash")).to_contain_text("Queue reports is paused")
+    assert store.paused() == {"reports"}
+
+
+def test_every_form_works_without_the_script(url: str, store: Store, visits: Visits) -> None:
+    put(store, queue="reports")
+    tab = visits(url, java_script_enabled=False)
+    tab.goto("/queues")
+    tab.locator("#queue-reports").get_by_role("button", name="Pause").click()
+    expect(tab.locator("#flash")).to_contain_text("Queue reports is paused")
+    tab.goto("/try")
+    expect(tab.locator("main time").first).to_have_count(0)
+    tab.get_by_role("button", name="Burst of 100").click()
+    expect(tab.locator("#flash")).to_contain_text("100 jobs enqueued")
+    expect(tab.locator("main time").first).to_contain_text("UTC")
+    expect(tab.locator("#live")).to_be_hidden()
+
+
+def test_times_are_the_readers_own_with_utc_on_hover(url: str, store: Store, visits: Visits) -> None:
+    with Admin(store, PollNotifier()).recorded("queue.pause", "a"):
+        pass
+    at = store.now()
+    tab = visits(url, timezone_id="Asia/Tokyo")
+    tab.goto("/audit")
+    time = tab.locator("main time").first
+    expect(time).to_contain_text(f"{at + timedelta(hours=9):%H:%M}")
+    assert f"{at:%H:%M}" in (time.get_attribute("title") or "")
+    assert (time.get_attribute("title") or "").endswith("UTC")
+
+
+@pytest.mark.parametrize(
+    ("status", "event", "sign", "says"),
+    [
+        (200, '{"away": "connection refused"}', "store away", "The store can't be read: connection refused"),
+        (200, '{"gone": "no job 1"}', "not live", "no job 1"),
+        (401, "", "signed out", "You are signed out"),
+    ],
+)
+def test_old_values_stay_and_are_marked(
+    url: str, store: Store, visits: Visits, status: int, event: str, sign: str, says: str
+) -> None:
+    put(store, queue="reports")
+    tab = visits(url)
+    visits.excuse(tab, "401")
+
+    def answer(route: Route) -> None:
+        body = f"retry: 60000\n\ndata: {event}\n\n"
+        route.fulfill(status=status, content_type="text/event-stream", body=body)
+
+    tab.route("**/live?*", answer)
+    tab.goto("/queues")
+    expect(tab.locator("#live")).to_have_text(sign)
+    expect(tab.locator("#trouble")).to_contain_text(says)
+    expect(tab.locator("#queue-reports")).to_be_visible()
+    assert tab.locator("html").evaluate("html => html.classList.contains('stale')")
+
+
+def test_a_dashboard_that_goes_away_is_told_and_found_again(
+    store: Store, jobs: Tenure, tmp_path: Path, visits: Visits
+) -> None:
+    settings = load(environ={}, folder=tmp_path)
+    app = create(lambda: Admin(store, PollNotifier(), settings), settings, tasks=jobs.tasks, demo=DEMO)
+    with served(app) as url:
+        tab = visits(url)
+        visits.excuse(tab, "net::ERR_")
+        tab.goto("/try")
+        live(tab)
+    expect(tab.locator("#live")).to_have_text("reconnecting…")
+    expect(tab.locator("#trouble")).to_contain_text("does not answer")
+    put(store, queue="demo")
+    with served(app, url.removeprefix("http://")):
+        live(tab)
+        expect(tab.locator("#trouble")).to_be_empty()
+        expect(tab.locator('[data-live="live_demo"] tbody tr')).to_have_count(1)
