@@ -20,6 +20,7 @@ from itertools import cycle
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import NoReturn
 from urllib.parse import urlsplit
 
@@ -99,7 +100,7 @@ class Watched:
 
 
 def run(asked: Namespace) -> str:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all we started ends, too
+    signal.signal(signal.SIGTERM, stop)
     random = Random(42)
     with place(asked.store) as (url, _):
         store = opened(url)
@@ -160,6 +161,11 @@ def run(asked: Namespace) -> str:
             judged("lag of what they see ≤ 1 s", [max(many.jobs)], 1, at_most=True),
         ]
     )
+
+
+def stop(number: int, frame: FrameType | None) -> NoReturn:
+    """All that we started ends with us."""
+    sys.exit("stopped")
 
 
 def say(words: str) -> None:
@@ -297,7 +303,7 @@ def dashboard(url: str) -> Generator[tuple[int, int]]:
     with tenure(url, "dashboard", *arguments) as (process, give_up):
         assert process.stdout
         line = process.stdout.readline() or give_up("it ended instead of starting")
-        yield urlsplit(json.loads(line)["url"]).port or 0, process.pid
+        yield urlsplit(str(json.loads(line)["url"])).port or 0, process.pid
 
 
 Seen = Sequence[Sequence[tuple[int, int]]]  #: of each pattern: which number, and when

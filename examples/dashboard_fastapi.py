@@ -9,7 +9,7 @@ Then http://127.0.0.1:8000/jobs/, as ada (does everything) or grace (looks): the
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
@@ -42,7 +42,7 @@ async def signed_in(request: Request) -> User:
 
 
 @asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
     async with jobs.worker():  # in this process; or beside it: tenure worker examples/dashboard_fastapi.py
         yield
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 import msgspec
 
 from tenure.arguments import KEY_NAMES, Stars
-from tenure.audit import Entry, Trail
+from tenure.audit import Entries, Trail
+from tenure.client import rings_of
 from tenure.config import valid_name
 from tenure.errors import InvalidArguments, InvalidOption, UnknownJob
 from tenure.explain import Explanation, explain
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from tenure.task import Task
 
 _BATCH = 500
+MOST_ENDED = 100_000  #: of each state, that are counted at a time
 _WITHIN = 10_000  #: rows that one step of a long walk looks at, so that no single read is long
 MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; it says if there are more
 EDITS = "tenure.edits"  #: in a job's meta: what its arguments were before, when and by whom they were changed
@@ -171,7 +173,7 @@ class Admin:
 
     def ended(self, since: datetime, until: datetime) -> Ended:
         """How many jobs ended in this span of time, and how fast the last ones were."""
-        return self.store.ended(since, until)
+        return self.store.ended(since, until, most=MOST_ENDED)
 
     def get(self, job_id: str) -> JobView:
         """Raises UnknownJob."""
@@ -222,16 +224,16 @@ class Admin:
         """The schedules that should run and do not, the longest overdue first."""
         return self.timetable.overdue()
 
-    def problems(self) -> list[Problem]:
-        """What is wrong right now, in words. Needs settings."""
+    def problems(self, queues: Sequence[QueueView] | None = None) -> list[Problem]:
+        """What is wrong right now, in words. Needs settings. `queues`: if they have just been read."""
         from tenure import alerts
 
         assert self.settings is not None, "problems are told by their settings: Admin(store, notifier, settings)"
-        return alerts.problems(self.store, self.settings)
+        return alerts.problems(self.store, self.settings, queues)
 
-    def audit(self, *, limit: int = 100, before: datetime | None = None) -> list[Entry]:
+    def audit(self, *, limit: int = 100, cursor: str | None = None) -> Entries:
         """Who did what, newest first."""
-        return self._trail.entries(limit=limit, before=before)
+        return self._trail.entries(limit=limit, cursor=cursor)
 
     # ── acting ──
 
@@ -242,15 +244,19 @@ class Admin:
         """
         return self._trail.recorded(self.who, action, subject, **detail)
 
-    def enqueue(self, draft: Draft) -> Enqueued:
-        """Store a job."""
-        with self.recorded("jobs.enqueue", draft.task, queue=draft.queue) as said:
-            (answer,) = self.store.enqueue([draft])
-            said.append(f"job {answer.id}" if answer.created else f"job {answer.id} was there already")
-        if answer.created:
-            due: Literal["queued", "due"] = "queued" if answer.state is State.QUEUED else "due"
-            self.notifier.announce([Ring(due, draft.queue, (answer.id,))])
-        return answer
+    def enqueue(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        """Store jobs, all or none of them."""
+        if not drafts:
+            return []
+        first, many = drafts[0], len(drafts)
+        subject = first.task if many == 1 else f"{many} jobs, the first of {first.task}"
+        with self.recorded("jobs.enqueue", subject, queue=first.queue) as said:
+            answers = self.store.enqueue(drafts)
+            created = sum(answer.created for answer in answers)
+            old = "" if created == many else ", which was there already" if many == 1 else f", {created} of them new"
+            said.append(f"job {answers[0].id}{old}")
+        self.notifier.announce(rings_of(drafts, answers))
+        return answers
 
     def refs(self, where: Filter) -> list[JobRef]:
         """All jobs that match now, oldest first: count them, ask, then act on exactly these."""
@@ -276,11 +282,11 @@ class Admin:
             return
         subject = refs[0].id if len(refs) == 1 else f"{len(refs)} jobs, {refs[0].id} to {refs[-1].id}"
         with self.recorded(f"jobs.{verb}", subject, **({"why": reason} if reason else {})) as said:
-            landed = 0
+            landed, says = 0, ""
             for acted in self._act(verb, refs, reason):
-                landed += sum(each.landed for each in acted)
+                landed, says = landed + sum(each.landed for each in acted), acted[-1].says
                 yield acted
-            said.append(acted[0].says if len(refs) == 1 else f"{landed} of {len(refs)}")
+            said.append(says if len(refs) == 1 else f"{landed} of {len(refs)}")
 
     def act_on_all(self, verb: Verb, where: Filter, reason: str = "", *, cursor: str | None = None) -> Bulk:
         """Act on all jobs that match, on the server's side, newest first; on ten thousand in one call.

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -76,12 +76,14 @@ class Problem:
 # ── What is wrong ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def problems(store: Store, settings: Settings) -> list[Problem]:
+def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | None = None) -> list[Problem]:
     """What is wrong right now, by the store's clock. Reads only, and no more of them for more schedules.
+
+    `queues`: as they were read a moment ago, where counting them again would cost too much.
 
     Example: `[each.says for each in problems(store, settings)]`
     """
-    facts = _Facts(store, settings)
+    facts = _Facts(store, settings, store.queues() if queues is None else queues)
     found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
     return sorted(found, key=lambda each: (each.kind, each.subject))
 
@@ -89,10 +91,10 @@ def problems(store: Store, settings: Settings) -> list[Problem]:
 class _Facts:
     """One reading of the store."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, queues: Sequence[QueueView]) -> None:
         self.store, self.settings = store, settings
         self.standings = store.schedules()
-        self.queues = [queue for queue in store.queues() if queue.name not in (GUARD, QUEUE)]
+        self.queues = [queue for queue in queues if queue.name not in (GUARD, QUEUE)]
         everyone = [row for row in store.workers(dead=True) if works_for_all(row)]
         self.now = store.now()
         self.living = [row for row in everyone if self._ended_at(row) is None]

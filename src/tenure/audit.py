@@ -9,11 +9,12 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
-from tenure.errors import StoreError
-from tenure.ids import new_id
+from tenure.errors import InvalidOption, StoreError
+from tenure.ids import canonical, new_id
 from tenure.ports import Store
 
 KEEP_SECONDS = 90 * 86_400.0
@@ -32,6 +33,13 @@ class Entry:
     subject: str  #: the job, queue or schedule; of a bulk action the filter
     detail: Mapping[str, str] = field(default_factory=dict[str, str])
     outcome: str = "asked"
+
+
+class Entries(NamedTuple):
+    """A page of the trail. `cursor` goes on with what was done before; None: that was all, or all of a month."""
+
+    entries: tuple[Entry, ...]
+    cursor: str | None
 
 
 class Trail:
@@ -55,22 +63,30 @@ class Trail:
             raise
         self._write(replace(entry, outcome="; ".join(said) or "done"), text)
 
-    def entries(self, *, limit: int = 100, before: datetime | None = None) -> list[Entry]:
-        """The newest first; of a month at most, so that looking costs little."""
+    def entries(self, *, limit: int = 100, cursor: str | None = None) -> Entries:
+        """The newest first, of a month at most, so that looking costs little. Raises InvalidOption."""
+        day, last = _read_cursor(cursor) if cursor else (self._store.now(), "")
         found = list[Entry]()
-        day = before or self._store.now()
         for back in range(_DAYS):
             texts = self._store.notes(_of_day(day - timedelta(days=back))).values()
             read = sorted(map(_decode, texts), key=lambda each: each.id, reverse=True)
-            found += [each for each in read if before is None or each.at < before]
-            if len(found) >= limit:
-                break
-        return found[:limit]
+            found += [each for each in read if back or not last or each.id < last]
+            if len(found) > limit:
+                return Entries(tuple(found[:limit]), f"{found[limit - 1].at:%Y-%m-%d}:{found[limit - 1].id}")
+        return Entries(tuple(found), None)
 
     def _write(self, entry: Entry, old: str | None) -> str:
         new = msgspec.json.encode(entry).decode()
         self._store.swap(_of_day(entry.at) + entry.id, old, new, ttl=KEEP_SECONDS)
         return new
+
+
+def _read_cursor(cursor: str) -> tuple[datetime, str]:
+    day, _, last = cursor.partition(":")
+    try:
+        return datetime.strptime(day, "%Y-%m-%d"), canonical(last)
+    except (ValueError, InvalidOption):
+        raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one") from None
 
 
 def _of_day(at: datetime) -> str:

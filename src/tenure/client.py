@@ -76,11 +76,11 @@ class Client:
         if tx is not None:
             rings: list[Ring] = []
             answers = self.store.enqueue(drafts, tx=tx, committed=lambda: self.notifier.announce(rings))
-            rings += _rings(drafts, answers)
+            rings += rings_of(drafts, answers)
             return answers
         self._refuse_beside_transaction()
         answers = _patiently(lambda: self.store.enqueue(drafts), hasty=StoreBusy if shared else ())
-        self.notifier.announce(_rings(drafts, answers))
+        self.notifier.announce(rings_of(drafts, answers))
         return answers
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
@@ -346,7 +346,7 @@ def _unknown(job_id: str, settings: Settings) -> UnknownJob:
     )
 
 
-def _rings(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]:
+def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]:
     """One for each queue and kind, with all the jobs."""
     jobs: defaultdict[tuple[State, str], list[str]] = defaultdict(list)
     for draft, answer in zip(drafts, answers, strict=True):

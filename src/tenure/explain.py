@@ -52,7 +52,7 @@ def explain(store: Store, job: JobView) -> Explanation:
         owner=next((row for row in everyone if row.identity.id == job.worker_id), None),
         workers=[row for row in rows if _alive(row, now)],
         dead=[row for row in rows if not _alive(row, now)],
-        queue=next((queue for queue in store.queues() if queue.name == job.queue), None),
+        queue=next((each for each in store.queues() if each.name == job.queue), None) if job.state in LIVE else None,
         store_url=store.url,
     )
     match job.state:

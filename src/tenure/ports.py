@@ -286,6 +286,7 @@ class Ended:
     counts: Mapping[State, int]
     waits: tuple[float, ...] = ()  #: of the last completed ones, newest first: seconds from due to started
     runs: tuple[float, ...] = ()  #: of the same, seconds from started to ended
+    ids: tuple[str, ...] = ()  #: of the same
 
 
 class Awaited(NamedTuple):
@@ -549,9 +550,7 @@ class Store(Protocol):
 
     def get(self, job_id: str) -> JobView | None: ...
 
-    def search(
-        self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None
-    ) -> Page:
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
         """Jobs that match, newest first.
 
         `within`: look at about so many rows at most. The page may be short or empty then, and still have a cursor.

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def running(*command: str) -> Iterator[None]:
+def running(*command: str) -> Generator[None]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         yield
@@ -72,7 +72,7 @@ def running(*command: str) -> Iterator[None]:
 
 
 @contextmanager
-def served(program: str) -> Iterator[httpx.Client]:
+def served(program: str) -> Generator[httpx.Client]:
     """An ASGI app, by uvicorn, and somebody who can reach it."""
     port = free_port()
     command = ["-m", "uvicorn", "--log-level", "warning", "--timeout-graceful-shutdown", "1", "--port", str(port)]

@@ -25,7 +25,7 @@ def admin(store: Store) -> Admin:
 
 
 def trail(admin: Admin) -> list[tuple[str, str, str, str]]:
-    return [(each.who, each.action, each.subject, each.outcome) for each in admin.audit()]
+    return [(each.who, each.action, each.subject, each.outcome) for each in admin.audit().entries]
 
 
 # ── many at once ──
@@ -95,7 +95,7 @@ def test_edited_arguments_must_fit_their_task(store: Store, admin: Admin) -> Non
     with pytest.raises(InvalidArguments, match="no argument 'count'"):
         admin.replay_edited(lease.job_id, {}, drop=["count"])
     assert store.get(lease.job_id).state is State.DEAD  # type: ignore[union-attr]
-    assert admin.audit() == []
+    assert admin.audit().entries == ()
 
 
 def test_a_live_job_is_not_edited(store: Store, admin: Admin) -> None:
@@ -144,7 +144,7 @@ def test_every_action_is_on_record_with_who_and_what_came_of_it(store: Store, ad
         ("grace", "queue.pause", "default", "paused"),
         ("ada", "jobs.replay", dead, "queued again"),
     ]
-    assert admin.audit()[0].detail == {"why": "spam"}
+    assert admin.audit().entries[0].detail == {"why": "spam"}
     assert store.get(queued).state is State.CANCELLED  # type: ignore[union-attr]
 
 
@@ -156,19 +156,23 @@ def test_an_action_that_fails_is_on_record_too(store: Store) -> None:
     with pytest.raises(KeyboardInterrupt), seen.recorded("ada", "queue.pause", "default"):
         raise KeyboardInterrupt
 
-    assert [each.outcome for each in seen.entries()] == [
+    assert [each.outcome for each in seen.entries().entries] == [
         "cut short",
         "failed: integer division or modulo by zero",
     ]
 
 
 def test_the_trail_is_read_page_by_page_and_over_days(world: World, store: Store, admin: Admin) -> None:
-    for _ in range(5):
+    for _ in range(3):
         admin.pause("default")
-        world.advance(timedelta(hours=20).total_seconds())
+        admin.resume("default")
+        world.advance(timedelta(hours=40).total_seconds())
 
     first = admin.audit(limit=3)
-    rest = admin.audit(limit=3, before=first[-1].at)
+    rest = admin.audit(limit=3, cursor=first.cursor)
 
-    assert [len(first), len(rest)] == [3, 2]
-    assert sorted([*first, *rest], key=lambda each: each.at, reverse=True) == [*first, *rest]
+    assert [len(first.entries), len(rest.entries), rest.cursor] == [3, 3, None]
+    both = [*first.entries, *rest.entries]
+    assert sorted(both, key=lambda each: each.id, reverse=True) == both
+    with pytest.raises(InvalidOption, match="cursor: expected one that a page gave, got 'x:y'"):
+        admin.audit(cursor="x:y")

@@ -16,21 +16,30 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
-from playwright.sync_api import Browser, BrowserContext, Dialog, Page, expect, sync_playwright
+import psutil  # type: ignore[import-untyped]
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Dialog,
+    Page,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from tenure.app import open_store
 from tenure.config import load
 from tenure.ports import Store
 
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
+WIDE, NARROW = ViewportSize(width=1280, height=900), ViewportSize(width=360, height=740)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS = 20_000
 _FLAGS = [
@@ -142,14 +151,14 @@ def find_chromium() -> str:
     found = shutil.which(named) if named else next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         raise NoBrowser(
-            f"the tests of the dashboard drive a real browser: expected one of {', '.join(NAMES)} on PATH, or its path "
-            f"in TENURE_TEST_CHROMIUM, got {named or 'none of them'}; install chromium (on Debian: apt install chromium)"
+            f"the tests of the dashboard drive a browser: expected one of {', '.join(NAMES)} on PATH, or a path in "
+            f"TENURE_TEST_CHROMIUM, got {named or 'none of them'}; install chromium (on Debian: apt install chromium)"
         )
     return found
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium() -> Generator[Browser]:
     """Chromium, with a fresh profile. While it is open this thread counts as one with a running event loop."""
     program = find_chromium()
     with sync_playwright() as playwright:
@@ -165,7 +174,7 @@ class Complaints:
         self.found: list[str] = []
         self._home = urlsplit(home).netloc
         self.excused: list[str] = []
-        context.on("console", lambda message: message.type == "error" and self._add(f"console: {message.text}"))
+        context.on("console", self._said)
         context.on("weberror", lambda error: self._add(f"error: {error.error}"))
         context.on("request", lambda request: self._asked(request.url))
         context.on("dialog", self._opened)
@@ -173,6 +182,10 @@ class Complaints:
             "addEventListener('securitypolicyviolation', (e) => "
             "console.error(`policy: ${e.effectiveDirective} forbids ${e.blockedURI}`))"
         )
+
+    def _said(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self._add(f"console: {message.text}")
 
     def _opened(self, dialog: Dialog) -> None:
         self._add(f"dialog: {dialog.message}")
@@ -197,7 +210,8 @@ class Visits:
 
     def __call__(self, url: str, **options: Any) -> Page:
         """A fresh page in a fresh context; `url` is the dashboard's."""
-        context = self._browser.new_context(base_url=url, **{"viewport": WIDE, "locale": "en-GB", **options})
+        given: dict[str, Any] = {"viewport": WIDE, "locale": "en-GB", **options}
+        context = self._browser.new_context(base_url=url, **given)
         context.set_default_timeout(PATIENCE_MS)
         self._contexts[context] = Complaints(context, url)
         return context.new_page()
@@ -220,7 +234,7 @@ class Visits:
 
 
 @contextmanager
-def visits_of(browser: Browser) -> Iterator[Visits]:
+def visits_of(browser: Browser) -> Generator[Visits]:
     visits = Visits(browser)
     try:
         yield visits

@@ -16,7 +16,7 @@ from tenure.job_log import LogLine, encode
 from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft, Progress, Store, WorkerIdentity
-from tenure.schedule import Change, Tick
+from tenure.schedule import Change, Status, Tick
 
 Say = Callable[[str], str]  #: the text for a field, by its name
 
@@ -55,7 +55,9 @@ def stock(store: Store, settings: Settings, say: Say) -> Stock:
     store.pause(say("queue"), paused=True)
     with admin.recorded(say("action"), say("subject"), **{say("detail name"): say("detail")}) as said:
         said.append(say("outcome"))
-    return Stock(jobs, [_schedule(store, admin, say, kind) for kind in ("schedule", "paused schedule")], alive.id)
+    schedules = [_schedule(admin, say, say(kind)) for kind in ("schedule", "paused schedule")]
+    admin.timetable.pause(schedules[1], say("pause reason"))
+    return Stock(jobs, schedules, alive.id)
 
 
 def _worker(say: Say, name: str) -> WorkerIdentity:
@@ -161,19 +163,17 @@ def _crashed(say: Say) -> Play:
     return play
 
 
-def _schedule(store: Store, admin: Admin, say: Say, kind: str) -> str:
-    """One with a history of every status; it is fired by nobody."""
-    name = say(kind)
+def _schedule(admin: Admin, say: Say, name: str) -> str:
+    """One with a history of every status."""
     rule = schedule("any", "30 2 * * *", tz="Europe/Paris", jitter="5m")
     job = replace(_draft(say, name), id="", unique=None)
-    now = store.now()
-    new = replace(
-        rule, name=name, job=job, rev=0, since=now, last_error=say("error"), last_status="failure", failure_count=2, last_run_at=now
-    )
-    ticks = [
+    stands = admin.timetable.put(replace(rule, name=name, job=job)).schedule
+    now = admin.store.now()
+    failed = replace(stands, last_error=say("error"), last_status="failure", failure_count=2, last_run_at=now)
+    statuses: tuple[Status, ...] = ("failure", "success", "cancelled", "skipped", "missed")
+    ticks = tuple(
         Tick(schedule=name, tick=now - timedelta(days=ago), status=status, why=say("why"), decided_at=now)
-        for ago, status in enumerate(("failure", "success", "cancelled", "skipped", "missed"), start=1)
-    ]
-    assert store.change([Change(schedule=new, ticks=tuple(ticks))]) == [True]
-    admin.timetable.pause(name, say("pause reason"))
+        for ago, status in enumerate(statuses, start=1)
+    )
+    assert admin.store.change([Change(schedule=failed, ticks=ticks)]) == [True]
     return name

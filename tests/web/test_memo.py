@@ -47,7 +47,49 @@ def test_a_dear_value_is_kept_for_as_long_as_it_cost_times_fifty(clock: Clock) -
 
     clock.now += 0.4 * SHARE - 0.01
     assert memo.aged("k", read, fresh=0.1) == (0, pytest.approx(0.4 * SHARE - 0.01))
-    clock.now += 0.02
+    assert reads == [0]
+
+
+def test_nobody_waits_for_a_dear_read_while_there_is_a_value_that_is_not_old(clock: Clock) -> None:
+    memo, reads, go_on = Memo(), list[int](), Event()
+    memo.get("k", clock.read_in(0.4, reads), fresh=0.1)
+    clock.now += 0.4 * SHARE + 1.0
+
+    def read() -> str:
+        assert go_on.wait(10)
+        return "new"
+
+    assert memo.get("k", read, fresh=0.1) == 0
+    go_on.set()
+    with memo._cell("k").lock:
+        pass
+    assert memo.get("k", read, fresh=0.1) == "new"
+
+
+def test_what_goes_wrong_aside_is_heard_by_who_comes_next(clock: Clock) -> None:
+    memo, failed = Memo(), Event()
+    memo.get("k", clock.read_in(0.4, []), fresh=0.1)
+    clock.now += 0.4 * SHARE + 1.0
+
+    def fail() -> int:
+        failed.set()
+        raise ConnectionError
+
+    memo.get("k", fail, fresh=0.1)
+    assert failed.wait(10)
+    with memo._cell("k").lock:
+        pass
+    memo._readers.shutdown()
+    with pytest.raises(ConnectionError):
+        memo.get("k", fail, fresh=0.1)
+
+
+def test_a_value_that_is_old_is_not_shown_before_it_is_read_again(clock: Clock) -> None:
+    memo, reads = Memo(), list[int]()
+    read = clock.read_in(0.4, reads)
+    memo.get("k", read, fresh=0.1)
+    clock.now += 59.0 + 3 * 0.4 * SHARE
+
     assert memo.get("k", read, fresh=0.1) == 1
 
 
@@ -105,4 +147,12 @@ def test_it_keeps_a_bounded_number_of_values() -> None:
     memo = Memo()
     for number in range(2000):
         memo.get(number, lambda: "x", fresh=60.0)
-    assert len(memo._cells) <= 512
+    assert len(memo._cells) <= 256
+
+
+def test_what_nobody_asks_for_is_let_go(clock: Clock) -> None:
+    memo = Memo()
+    memo.get("long", lambda: "x" * 1000, fresh=0.1)
+    clock.now += 61.0
+    memo.get("other", lambda: "y", fresh=0.1)
+    assert list(memo._cells) == ["other"]

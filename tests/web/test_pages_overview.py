@@ -370,14 +370,14 @@ def test_the_trail_is_for_admins_and_goes_on_page_by_page(pages: Dashboard, worl
     assert 'href="/audit"' not in pages.get("/", "ada")
     first = pages.get("/audit")
     assert "ada@example.com" in first
-    older = re.search(r'href="(/audit\?before=[^"]+)"', first)
+    older = re.search(r'href="(/audit\?cursor=[^"]+)"', first)
     assert older
     second = pages.get(older[1])
     shown = [set(re.findall(r">(q\d+)<", html)) for html in (first, second)]
     assert len(shown[0]) == 50
     assert shown[0] | shown[1] == {f"q{number}" for number in range(60)}
-    pages.get("/audit?before=yesterday", status=422)
-    pages.get("/audit?before=2026-03-01", status=422)
+    pages.get("/audit?cursor=yesterday", status=422)
+    pages.get("/audit?cursor=2026-03-01", status=422)
 
 
 # ── In a browser ────────────────────────────────────────────────────────────────────────────────────────────────

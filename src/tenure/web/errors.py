@@ -136,7 +136,9 @@ class _Answers:
         if user is not None:
             view = View(self._site, user, path, dict(request.query_params), request.query_params, {})
             try:
-                html = self._renderer.problem(view, said.status, said.title, said.detail, root)
+                html = self._renderer.problem(
+                    view, said.status, said.title, said.detail, root, session=request.state.session
+                )
                 csrf: str = getattr(request.state, "csrf", "")
                 return HTMLResponse(html.replace(CSRF, csrf), said.status, dict(said.headers))
             except Exception:  # what is shown around it may need what has just failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 from time import monotonic
@@ -12,7 +13,10 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 SHARE = 50  #: a read that takes 10 ms is made again after 500 ms at the earliest: 2% of the store's time at most
 _HASTE = 5  #: as `SHARE`, after somebody acted
-_KEPT = 512
+_DEAR = 0.02  #: seconds: nobody waits for a read that takes longer, while there is a value that is not old
+_OLD = 3.0
+_KEPT = 256
+_IDLE = 60.0  #: seconds after which a value that nobody asks for is let go: some are long
 
 
 @dataclass(slots=True)
@@ -22,6 +26,7 @@ class _Cell:
     taken_at: float | None = None
     stale_at: float = 0.0
     cost: float = 0.0  #: seconds that the read took
+    asked_at: float = 0.0
 
 
 class Memo:
@@ -30,6 +35,7 @@ class Memo:
     def __init__(self) -> None:
         self._cells: OrderedDict[Hashable, _Cell] = OrderedDict()
         self._lock = Lock()
+        self._readers = ThreadPoolExecutor(2, "tenure-look")  # starts no thread before one is needed
 
     def get(self, key: Hashable, read: Callable[[], T], *, fresh: float) -> T:
         """The value read at most `fresh` seconds ago, or as long ago as it is dear; what `read` raises is not kept."""
@@ -38,19 +44,34 @@ class Memo:
     def aged(self, key: Hashable, read: Callable[[], T], *, fresh: float) -> tuple[T, float]:
         """The same, and how many seconds ago it was read."""
         cell = self._cell(key)
-        # One reads; whoever comes meanwhile takes what there is, and waits only for the very first value.
-        if monotonic() >= cell.stale_at and cell.lock.acquire(blocking=cell.taken_at is None):
-            try:
-                if monotonic() >= cell.stale_at:
-                    began = monotonic()
-                    cell.value = read()
-                    cell.taken_at = monotonic()
-                    cell.cost = cell.taken_at - began
-                    cell.stale_at = cell.taken_at + max(fresh, SHARE * cell.cost)
-            finally:
-                cell.lock.release()
+        if monotonic() >= cell.stale_at:
+            # One reads. Whoever comes meanwhile takes what there is; for a dear one so does who would have to read.
+            wait = cell.taken_at is None or monotonic() - cell.taken_at > max(_OLD, 3 * SHARE * cell.cost)
+            if cell.lock.acquire(blocking=wait):
+                if wait or cell.cost < _DEAR:
+                    self._read(cell, read, fresh)
+                else:
+                    self._readers.submit(self._read_aside, cell, read, fresh)
         assert cell.taken_at is not None
         return cast(T, cell.value), monotonic() - cell.taken_at
+
+    def _read(self, cell: _Cell, read: Callable[[], Any], fresh: float) -> None:
+        """In the hands of who holds the lock, and lets go of it."""
+        try:
+            if monotonic() >= cell.stale_at:
+                began = monotonic()
+                cell.value = read()
+                cell.taken_at = monotonic()
+                cell.cost = cell.taken_at - began
+                cell.stale_at = cell.taken_at + max(fresh, SHARE * cell.cost)
+        finally:
+            cell.lock.release()
+
+    def _read_aside(self, cell: _Cell, read: Callable[[], Any], fresh: float) -> None:
+        try:
+            self._read(cell, read, fresh)
+        except Exception:
+            cell.cost = 0.0  # whoever comes next reads it there and then, and hears why
 
     def forget(self) -> None:
         """Somebody acted, and wants to see it: all is read anew, though not without end for who acts without end."""
@@ -63,6 +84,7 @@ class Memo:
         with self._lock:
             cell = self._cells.setdefault(key, _Cell())
             self._cells.move_to_end(key)
-            while len(self._cells) > _KEPT:
-                self._cells.popitem(last=False)
+            cell.asked_at = monotonic()
+            while len(self._cells) > _KEPT or next(iter(self._cells.values())).asked_at < cell.asked_at - _IDLE:
+                self._cells.popitem(last=False)  # the one that nobody has asked for the longest
             return cell

@@ -11,10 +11,11 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from fastapi import FastAPI
@@ -91,10 +92,11 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        env.globals.update(url=_url, asset=_asset, CSRF=CSRF, site=site)
         env.filters.update(words.FILTERS)
+        known = cast("dict[str, Any]", env.globals)
+        known.update(url=_url, asset=_asset, CSRF=CSRF, site=site)
         # As a global, since a block that is rendered alone knows nothing of its template's imports.
-        env.globals["ui"] = env.get_template("ui.html").module
+        known["ui"] = env.get_template("ui.html").module
         self._env = env
 
     def whole(
@@ -120,10 +122,10 @@ class Renderer:
         context = template.new_context({**page.look(view), "view": view, "page": page})
         return {name: "".join(block(context)) for name, block in template.blocks.items() if name.startswith("live_")}
 
-    def problem(self, view: View, status: int, title: str, detail: str, root: str) -> str:
+    def problem(self, view: View, status: int, title: str, detail: str, root: str, *, session: bool = False) -> str:
         _root.set(root)
         shown = {"view": view, "status": status, "title": title, "detail": detail, "navigation": navigation(view)}
-        return self._env.get_template("problem.html").render(shown, flash="", page=None)
+        return self._env.get_template("problem.html").render(shown, flash="", page=None, session=session)
 
 
 def navigation(view: View) -> list[Page]:
@@ -182,8 +184,9 @@ def _form(action: Action, site: Site, renderer: Renderer) -> Callable[[Request],
         site.acted()
         response = RedirectResponse(f"{root}{to}", status_code=HTTPStatus.SEE_OTHER)
         if said:
+            told, secure = words.seal(said), request.url.scheme == "https"
             response.set_cookie(
-                _FLASH, words.seal(said), path=root or "/", httponly=True, samesite="strict", max_age=60
+                _FLASH, told, path=root or "/", httponly=True, secure=secure, samesite="strict", max_age=60
             )
         return response
 
@@ -197,7 +200,9 @@ def back(form: Mapping[str, str], otherwise: str) -> str:
 
 
 def _inner(request: Request) -> str:
-    return request.url.path.removeprefix(request.scope["root_path"])
+    """The path below our root; not from `request.url`, which takes a `?` in a name for the query."""
+    path, root = str(request.scope["path"]), str(request.scope["root_path"])
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _view(site: Site, user: User, path: str, query: QueryParams, given: Mapping[str, str]) -> View:
@@ -212,8 +217,13 @@ def _url(path: str, **query: object) -> str:
 
 
 def _asset(name: str) -> str:
-    content = (files("tenure.web") / "static" / name).read_bytes()
-    return f"{_root.get()}/static/{name}?v={sha256(content).hexdigest()[:12]}"
+    return f"{_root.get()}/static/{name}?v={_fingerprint(name)}"
+
+
+@cache
+def _fingerprint(name: str) -> str:
+    """Of a file that may be kept for ever under this address."""
+    return sha256((files("tenure.web") / "static" / name).read_bytes()).hexdigest()[:12]
 
 
 def _pages() -> list[Page]:

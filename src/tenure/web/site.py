@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cached_property
 from importlib.resources import files
 from threading import Lock
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from starlette.staticfiles import StaticFiles
 
-from tenure.admin import Admin
+from tenure.admin import MOST_ENDED, Admin
 from tenure.config import Settings
 from tenure.lifecycle import State
-from tenure.ports import QueueView, WorkerView
+from tenure.ports import Ended, QueueView, WorkerView
 from tenure.schedule import Standing
 from tenure.web.access import Access
 from tenure.web.memo import Memo
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tenure.alerts import Problem
     from tenure.task import Registry
 
+_JUST_NOW = 1.0  #: seconds: a count so fresh needs nothing added
 LOOK = 2_000  #: jobs that one look for a page goes through, at most
 
 
@@ -78,7 +79,16 @@ class Site:
         return self._opened
 
     def counts(self) -> Counts:
-        return Counts(*self.memo.aged("counts", self.admin.store.counts, fresh=0.15))
+        """Live jobs as their queues were counted last; ended ones as of now: those since the last count are added."""
+        (base, at), age = self.memo.aged("counts", self._counted, fresh=0.15)
+        if age < _JUST_NOW:
+            return Counts(base, age)
+
+        def ended() -> Ended:
+            return self.admin.store.ended(at, self._now(), most=MOST_ENDED, sample=1)
+
+        since = self.memo.get(("ended since", at), ended, fresh=0.3)
+        return Counts({state: count + since.counts.get(state, 0) for state, count in base.items()}, age)
 
     def queues(self) -> Sequence[QueueView]:
         return self.memo.get("queues", self.admin.queues, fresh=0.15)
@@ -92,7 +102,7 @@ class Site:
 
     def problems(self) -> Sequence[Problem]:
         """What is wrong right now."""
-        return self.memo.get("problems", self.admin.problems, fresh=1.0)
+        return self.memo.get("problems", lambda: self.admin.problems(self.queues()), fresh=1.0)
 
     def slices(self) -> Sequence[Slice]:
         """What ended in the last quarter of an hour, in slices of five seconds."""
@@ -101,6 +111,13 @@ class Site:
     def acted(self) -> None:
         """Somebody changed something: what is shown next is read anew."""
         self.memo.forget()
+
+    def _counted(self) -> tuple[Mapping[State, int], datetime]:
+        counts = self.admin.store.counts()
+        return counts, self._now()  # rather a few too few for a moment than a few too many
+
+    def _now(self) -> datetime:
+        return self.admin.store.now()
 
     def _workers(self) -> list[WorkerView]:
         found = self.admin.workers(dead=True)

@@ -450,6 +450,7 @@ class MemoryStore:
             counts={state: min(states.count(state), most) for state in State if state in ENDED},
             waits=tuple(age(view.started_at or view.run_at, view.run_at) for view in last),
             runs=tuple(age(view.ended_at or until, view.started_at) for view in last),
+            ids=tuple(view.id for view in last),
         )
 
     @_atomic

@@ -184,11 +184,12 @@ def ended(server: Server, since: datetime, until: datetime, most: int, sample: i
     (counts,) = server.read(f"SELECT {numbers}", *[since, until, most] * len(states))
     times = server.read(
         "SELECT date_part('epoch', greatest(started_at - run_at, '0')), "
-        "date_part('epoch', greatest(ended_at - started_at, '0')) "
-        f"FROM @.jobs WHERE state = 'completed' AND {span} ORDER BY ended_at DESC, id DESC LIMIT %s",
+        "date_part('epoch', greatest(ended_at - started_at, '0')), id::text "
+        f"FROM @.jobs WHERE state = 'completed' AND {span} ORDER BY ended_at DESC LIMIT %s",
         *(since, until, sample),
     )
-    return Ended(dict(zip(states, counts, strict=True)), tuple(row[0] for row in times), tuple(row[1] for row in times))
+    waits, runs, ids = zip(*times, strict=True) if times else ((), (), ())
+    return Ended(dict(zip(states, counts, strict=True)), waits, runs, ids)
 
 
 def logs(server: Server, job_id: str) -> dict[int, str]:

@@ -172,17 +172,20 @@ def ended(server: Server, since: datetime, until: datetime, most: int, sample: i
     span = _millis(since), _millis(until)
     waits: list[float] = []
     runs: list[float] = []
+    ids: list[str] = []
     while True:
         room = min(sample - len(runs), MOST)
         *counts, last = server.call("ended", *span, len(runs), room)
-        for run_at, started_at, ended_at in last:
+        for run_at, started_at, ended_at, job_id in last:
             began = float(started_at)
             waits.append(max(began - float(run_at), 0) / 1000)
             runs.append(max(float(ended_at) - began, 0) / 1000)
+            ids.append(job_id)
         if len(last) < MOST:
             break
     states = (State.CANCELLED, State.COMPLETED, State.DEAD)
-    return Ended({state: min(n, most) for state, n in zip(states, counts, strict=True)}, tuple(waits), tuple(runs))
+    found = {state: min(n, most) for state, n in zip(states, counts, strict=True)}
+    return Ended(found, tuple(waits), tuple(runs), tuple(ids))
 
 
 def logs(server: Server, job_id: str) -> dict[int, str]:

@@ -188,11 +188,12 @@ def ended(connection: apsw.Connection, since: datetime, until: datetime, most: i
     }
     last = fetch(
         connection,
-        "SELECT max(started_at - run_at, 0) / 1000.0, max(ended_at - started_at, 0) / 1000.0 FROM jobs "
+        "SELECT max(started_at - run_at, 0) / 1000.0, max(ended_at - started_at, 0) / 1000.0, id FROM jobs "
         f"INDEXED BY jobs_ended WHERE state = 'completed' AND {span} ORDER BY ended_at DESC LIMIT :sample",
         facts,
     )
-    return Ended(counts, tuple(row[0] for row in last), tuple(row[1] for row in last))
+    waits, runs, ids = zip(*last, strict=True) if last else ((), (), ())
+    return Ended(counts, waits, runs, ids)
 
 
 def logs(connection: apsw.Connection, job_id: str) -> dict[int, str]:

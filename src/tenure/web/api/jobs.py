@@ -78,7 +78,7 @@ def enqueue(caller: Caller, name: str, args: dict[str, Any], response: Response,
     admin = caller.admin  # where an app is mounted, it is only now that all its tasks are known
     task = caller.site.tasks[name]
     positional, keywords = task.arguments.load(json.dumps(args))
-    answer = admin.enqueue(task.using(**options).bind(*positional, **keywords).draft())
+    (answer,) = admin.enqueue([task.using(**options).bind(*positional, **keywords).draft()])
     caller.site.acted()
     response.status_code = HTTPStatus.CREATED if answer.created else HTTPStatus.OK
     response.headers["Location"] = f"{caller.root}/api/v1/jobs/{answer.id}"

@@ -13,7 +13,7 @@ from tenure.errors import StoreError
 from tenure.web import pulse
 from tenure.web.api.common import Administrator, NameOf, Operator, Reader, operation_id, site_of
 from tenure.web.models import overview as models
-from tenure.web.models.values import AskedAt, Changed
+from tenure.web.models.values import Changed, Cursor
 from tenure.web.site import Site
 
 router = APIRouter(tags=["overview"], generate_unique_id_function=operation_id)
@@ -74,10 +74,11 @@ def get_workers(
 def get_audit(
     caller: Administrator,
     limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 100,
-    before: Annotated[AskedAt | None, Query(description="Only what was done before.")] = None,
+    cursor: Cursor | None = None,
 ) -> models.Audit:
     """Who did what, newest first; a month of it at most in one call."""
-    return models.Audit(entries=[models.AuditEntry.of(each) for each in caller.admin.audit(limit=limit, before=before)])
+    found = caller.admin.audit(limit=limit, cursor=cursor)
+    return models.Audit(entries=[models.AuditEntry.of(each) for each in found.entries], next=found.cursor)
 
 
 @health.get(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -26,12 +25,9 @@ class Row(NamedTuple):
 def look(view: View) -> dict[str, Any]:
     if not view.user.may("admin"):
         raise Problem(HTTPStatus.FORBIDDEN, "Not allowed", f"the audit trail is for admins; you are {view.user.role}")
-    before = _instant(view.query.get("before", ""))
-    entries = view.site.memo.get(
-        ("audit", before), lambda: view.admin.audit(limit=_SHOWN + 1, before=before), fresh=0.5
-    )
-    more = entries[_SHOWN - 1].at.isoformat() if len(entries) > _SHOWN else None
-    return {"rows": [_row(each) for each in entries[:_SHOWN]], "before": before, "more": more}
+    cursor = view.query.get("cursor") or None
+    found = view.site.memo.get(("audit", cursor), lambda: view.admin.audit(limit=_SHOWN, cursor=cursor), fresh=0.5)
+    return {"rows": [_row(each) for each in found.entries], "later": cursor is not None, "cursor": found.cursor}
 
 
 def _row(entry: Entry) -> Row:
@@ -39,19 +35,6 @@ def _row(entry: Entry) -> Row:
     job = _JOB.fullmatch(entry.outcome.removeprefix("job ")) or _JOB.fullmatch(entry.subject)
     path = {"queue": "/queues", "schedule": f"/schedules/{entry.subject}"}.get(kind)
     return Row(entry, job[0] if job and verb != "delete" else None, None if verb == "remove" else path)
-
-
-def _instant(text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        detail = f"before: expected an instant like 2026-03-01T12:00:00+00:00, got {text[:40]!r}"
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid value", detail)
-    return at
 
 
 PAGES: list[Page] = [Page("/audit", "audit.html", look, every=1.0, title="Audit")]

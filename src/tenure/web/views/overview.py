@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from tenure.alerts import Problem
-from tenure.lifecycle import ENDED, State
+from tenure.errors import UnknownJob
+from tenure.lifecycle import State
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
 from tenure.web.pulse import SLICE, Slice, quantile, rates
@@ -21,7 +23,7 @@ from tenure.web.words import duration, number
 
 _SHOWN = 10
 _READ = 100
-_LATELY = timedelta(minutes=15)
+_LATELY, _SOON = timedelta(minutes=15), timedelta(seconds=1)
 _WIDTH, _HEIGHT = 720, 150
 
 
@@ -51,7 +53,7 @@ def look(view: View) -> dict[str, Any]:
         "queues": listed(site),
         "crew": crew(site.workers()),
         "running": site.memo.get("running", lambda: _running(view), fresh=0.15),
-        "ended": site.memo.get("ended", lambda: _ended(view), fresh=0.15),
+        "completed": site.memo.get("completed", lambda: _completed(view), fresh=0.3),
     }
 
 
@@ -165,10 +167,16 @@ def _running(view: View) -> list[JobView]:
     return sorted(found, key=lambda job: (job.started_at or job.enqueued_at, job.id))[:_SHOWN]
 
 
-def _ended(view: View) -> list[JobView]:
-    where = Filter(states=ENDED, ended_since=view.admin.store.now() - _LATELY)
-    found = view.admin.search(where, limit=_READ, within=LOOK).jobs
-    return sorted(found, key=lambda job: job.ended_at or job.enqueued_at, reverse=True)[:_SHOWN]
+def _completed(view: View) -> list[JobView]:
+    """The last ones."""
+    admin = view.admin
+    now = admin.store.now()
+    last = admin.store.ended(now - _LATELY, now + _SOON, most=1, sample=_SHOWN).ids
+    found: list[JobView] = []
+    for job_id in last:
+        with suppress(UnknownJob):  # deleted since
+            found.append(admin.get(job_id))
+    return found
 
 
 def _moment(age: float) -> datetime:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tenure.errors import UnknownTask
 from tenure.lifecycle import State
-from tenure.ports import Draft, Filter, Ring
+from tenure.ports import Draft, Filter
 from tenure.web.pages import Action, Page, View
 from tenure.web.security import Problem
 from tenure.web.site import LOOK, Demo
@@ -75,14 +75,10 @@ def _try(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> t
     if trial is None:
         raise Problem(HTTPStatus.NOT_FOUND, "No such button", f"expected one of {', '.join(TRIALS)}")
     drafts = [_draft(view, demo, trial) for _ in range(trial.jobs)]
-    if len(drafts) == 1:
-        answer = view.admin.enqueue(drafts[0])
-        return f"{trial.label}: job {answer.id[-8:]} is {answer.state}.", "/try"
-    admin, ids = view.admin, tuple(draft.id for draft in drafts)
-    with admin.recorded("jobs.enqueue", f"{len(drafts)} jobs of {trial.task}", queue=demo.queue):
-        admin.store.enqueue(drafts)
-    admin.notifier.announce([Ring("queued", demo.queue, ids)])
-    return f"{trial.label}: {len(drafts)} jobs enqueued.", "/try"
+    answers = view.admin.enqueue(drafts)
+    if len(answers) > 1:
+        return f"{trial.label}: {len(answers)} jobs enqueued.", "/try"
+    return f"{trial.label}: job {answers[0].id[-8:]} is {answers[0].state}.", "/try"
 
 
 def _draft(view: View, demo: Demo, trial: Trial) -> Draft:

@@ -1,0 +1,144 @@
+"""Every page in pictures, wide and narrow, light and dark: `python -m tests.web.screenshots FOLDER [WORD…]`.
+
+They are of a demo with jobs of a shop. With words, only the pages whose names have one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from tenure.admin import Admin
+from tenure.config import load
+from tenure.declarations import schedule
+from tenure.ids import new_id
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Draft
+
+from .browser import NARROW, WIDE, System, chromium, system, visits_of
+from .stock import Stock, stock
+
+TEXTS = {
+    "task": "send_invoice",
+    "queue": "billing",
+    "worker": "shop-2-4711-8f3a",
+    "lost worker": "shop-1-4702-c09d",
+    "host": "shop-2",
+    "note": "",
+    "argument": "ada@example.com",
+    "argument name": "lines",
+    "inner argument": "2 × lamp",
+    "new argument": "ada.lovelace@example.com",
+    "unique key": "invoice",
+    "meta name": "request",
+    "meta": "5c1f0a77",
+    "stage": "render",
+    "message": "page 4 of 10",
+    "checkpoint": "page 3",
+    "level": "info",
+    "log line": "rendered page 4 in 180 ms",
+    "result": "sent to ada@example.com",
+    "cancel reason": "the order was withdrawn",
+    "error": "no address for customer 4711",
+    "file": '"billing/invoices.py"',
+    "refusal": "the job is no longer owned by this worker",
+    "reason": "its process was killed by SIGKILL",
+    "signal": "SIGKILL",
+    "who": "grace",
+    "action": "jobs.promote",
+    "subject": "01a1fe5f-2086-7000-bfd6-70a8e7a82d4a",
+    "detail name": "why",
+    "detail": "the customer waits",
+    "outcome": "queued",
+    "schedule": "monthly-invoices",
+    "paused schedule": "weekly-digest",
+    "pause reason": "holidays",
+    "why": "the run before went on",
+}
+
+
+def pages(stocked: Stock) -> dict[str, str]:
+    """Paths, by the names of their pictures."""
+    jobs = stocked.jobs
+    return {
+        "overview": "/",
+        "jobs": "/jobs",
+        "job-processing": f"/jobs/{jobs['processing']}",
+        "job-crashed": f"/jobs/{jobs['crashed']}",
+        "job-dead": f"/jobs/{jobs['dead']}",
+        "job-edited": f"/jobs/{jobs['edited']}",
+        "job-edit": f"/jobs/{jobs['dead']}/edit",
+        "bulk": f"/jobs/bulk?verb=delete&all=yes&queue={TEXTS['queue']}",
+        "queues": "/queues",
+        "workers": "/workers",
+        "schedules": "/schedules",
+        "schedule": f"/schedules/{stocked.schedules[0]}",
+        "dead": "/dead",
+        "audit": "/audit",
+        "try": "/try",
+        "problem": "/nowhere",
+    }
+
+
+@contextmanager
+def shop(folder: Path) -> Generator[tuple[System, Stock]]:
+    """A demo with workers, and more than it brings itself."""
+    with system(f"sqlite:///{folder / 'shop.db'}", folder, "demo", "--web") as live:
+        stocked = stock(live.store, load({"url": live.store.url}), TEXTS.__getitem__)
+        live.store.pause(TEXTS["queue"], paused=False)
+        admin = Admin(live.store, PollNotifier(), who="ada")
+        for name, rule, tz in (("daily-report", "0 6 * * *", "Europe/Paris"), ("backup", "30 1 * * *", "UTC")):
+            job = Draft(id="", task=name.replace("-", "_"), payload="{}", queue="reports")
+            admin.timetable.put(replace(schedule(name, rule, tz=tz), job=job))
+        admin.trigger("daily-report")
+        for number, delay in enumerate((0.0, 0.0, 0.0, 600.0, 3600.0), start=501):
+            payload = json.dumps({"picture": number})
+            admin.enqueue([Draft(id=new_id(), task="thumbnail", payload=payload, queue="media", delay=delay)])
+        admin.pause("media")
+        yield live, stocked
+
+
+def work(page: Page) -> None:
+    """Bursts and failures of the demo, so that there is something to draw."""
+    page.goto("/try")
+    for button in ("Burst of 100", "Fails for good", "Fails once", "Burst of 100", "Delayed", "Crash a worker"):
+        page.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator("#flash")).to_contain_text(button)
+    page.goto("/")
+    expect(page.locator("#live")).to_have_text("live")
+    page.wait_for_timeout(11_000)  # two slices of the charts
+
+
+def main(folder: Path, words: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="tenure-shop-") as here,
+        shop(Path(here)) as (live, stocked),
+        chromium() as browser,
+        visits_of(browser) as visits,
+    ):
+        work(visits(live.url))
+        wanted = {
+            name: path for name, path in pages(stocked).items() if not words or any(word in name for word in words)
+        }
+        for scheme in ("light", "dark"):
+            for width, size in (("wide", WIDE), ("360", NARROW)):
+                page = visits(
+                    live.url, color_scheme=scheme, viewport=size, device_scale_factor=2, reduced_motion="reduce"
+                )
+                visits.excuse(page, "404")
+                for name, path in wanted.items():
+                    page.goto(path)
+                    expect(page.locator('#live[data-state="connecting"]')).to_have_count(0)
+                    page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "screenshots"), sys.argv[2:])
