@@ -325,7 +325,10 @@ class Admin:
         job = self.store.get(job_id) or self.get(job_id)
         if job.queue == GUARD:
             return Acted(job_id, landed=False, says="nothing done: a guard runs it by itself, at its next call")
-        before: dict[str, object] = msgspec.json.decode(job.payload)
+        try:
+            before = msgspec.json.decode(job.payload, type=dict[str, object])
+        except msgspec.DecodeError:
+            raise InvalidArguments(f"job {job_id}: its arguments have no names, so none can be changed") from None
         if unknown := set(drop) - set(before):
             raise InvalidArguments(f"drop: job {job_id} has no argument {', '.join(map(repr, sorted(unknown)))}")
         after = {name: value for name, value in {**before, **put}.items() if name not in drop}
@@ -508,7 +511,10 @@ def _spelled(where: Filter) -> str:
 
 
 def _edits(meta: Mapping[str, str]) -> list[Edited]:
-    return _decode_edits(meta[EDITS]) if EDITS in meta else []
+    try:
+        return _decode_edits(meta[EDITS]) if EDITS in meta else []
+    except msgspec.DecodeError:
+        return []  # somebody's own, under our name
 
 
 _decode_edits = msgspec.json.Decoder(list[Edited]).decode

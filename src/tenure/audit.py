@@ -18,7 +18,7 @@ from tenure.ids import canonical, new_id
 from tenure.ports import Store
 
 KEEP_SECONDS = 90 * 86_400.0
-_DAYS = 31  #: that one page of the trail looks back, at most
+_DAYS = 92  #: that are looked through, each by its own notes
 _PREFIX = "audit:"
 
 
@@ -36,7 +36,7 @@ class Entry:
 
 
 class Entries(NamedTuple):
-    """A page of the trail. `cursor` goes on with what was done before; None: that was all, or all of a month."""
+    """A page of the trail. `cursor` goes on with what was done before; None: that was all."""
 
     entries: tuple[Entry, ...]
     cursor: str | None
@@ -64,7 +64,7 @@ class Trail:
         self._write(replace(entry, outcome="; ".join(said) or "done"), text)
 
     def entries(self, *, limit: int = 100, cursor: str | None = None) -> Entries:
-        """The newest first, of a month at most, so that looking costs little. Raises InvalidOption."""
+        """The newest first. Raises InvalidOption."""
         day, last = _read_cursor(cursor) if cursor else (self._store.now(), "")
         found = list[Entry]()
         for back in range(_DAYS):

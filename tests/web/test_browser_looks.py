@@ -19,6 +19,7 @@ from playwright.sync_api import CDPSession, Page, ViewportSize, expect
 from crash.backends import Place, by_way_of, postgres, redis
 from proxy import Proxy
 from tenure.config import load
+from tenure.job_log import LogLine, encode
 from tenure.lifecycle import Lease
 from tenure.ports import Progress
 
@@ -190,7 +191,9 @@ def _move(live: System, stocked: Stock, page: Page, *, times: int) -> None:
     lease = Lease(stocked.jobs["processing"], 1, stocked.worker)
     for number in range(times):
         message = f"round {number}"
-        assert live.store.progress([Progress(lease=lease, fraction=number / times, message=message)]) == [True]
+        log = encode([LogLine(live.store.now(), "info", message)])
+        report = Progress(lease=lease, fraction=number / times, message=message, log=log)
+        assert live.store.progress([report]) == [True]
         expect(page.locator("main")).to_contain_text(message)
 
 

@@ -195,7 +195,7 @@ def test_what_will_not_pass_by_itself_is_told_at_once(folder: Path) -> None:
 
 
 def test_an_app_mounts_it_in_one_line(folder: Path) -> None:
-    from test_security import running as serving
+    from web.test_security import running as serving
 
     def staff(request: Request) -> str | None:
         return request.headers.get("x-role")

@@ -73,7 +73,8 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
     if store.url.startswith("sqlite:///") and not may_create and not path.exists():
         raise TenureError(
             f"there is no {path} yet: nothing was ever enqueued there. "
-            "Another folder, or another store? Name it with --url or TENURE_URL."
+            "Another folder, or another store? Name it with --url or TENURE_URL. "
+            "To begin: tenure worker MODULE, or tenure demo."
         )
     return store
 

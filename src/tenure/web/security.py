@@ -336,7 +336,10 @@ def _check_forgery(visit: Visit, csrf: str, body: bytes) -> None:
     if hmac.compare_digest(given.encode(), csrf.encode()):
         return
     if given or any(name in visit.headers for name in ("cookie", "origin", "sec-fetch-site")):
-        detail = "This form is too old, or not of this session. Go back, load the page again, and send it once more."
+        detail = (
+            "This form is too old, or not of this session. Go back, load the page again, and send it once more. "
+            "(Programs: Authorization: Bearer SECRET, or X-CSRF-Token with the cookie.)"
+        )
         raise Problem(HTTPStatus.FORBIDDEN, "Not sent from a page of ours", detail)
     if _media_type(visit) != "application/json":
         detail = "expected Content-Type: application/json, or Authorization: Bearer SECRET, or X-CSRF-Token"

@@ -76,7 +76,7 @@ def get_audit(
     limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 100,
     cursor: Cursor | None = None,
 ) -> models.Audit:
-    """Who did what, newest first; a month of it at most in one call."""
+    """Who did what, newest first."""
     found = caller.admin.audit(limit=limit, cursor=cursor)
     return models.Audit(entries=[models.AuditEntry.of(each) for each in found.entries], next=found.cursor)
 

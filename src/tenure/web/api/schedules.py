@@ -131,9 +131,7 @@ def trigger_schedule(
 ) -> models.Triggered:
     """Run it now, beside its ticks."""
     admin, _ = caller.admin, _known(caller, name)
-    with admin.recorded("schedule.trigger", name) as said:
-        job_id = admin.timetable.trigger(name, force=how is not None and how.force)
-        said.append(f"job {job_id}")
+    job_id = admin.trigger(name, force=how is not None and how.force)
     caller.site.acted()
     response.headers["Location"] = f"{caller.root}/api/v1/jobs/{job_id}"
     return models.Triggered(schedule=name, job=UUID(job_id))
@@ -143,8 +141,7 @@ def trigger_schedule(
 def pause_schedule(caller: Operator, name: NameOf, why: Annotated[models.Why | None, Body()] = None) -> Changed:
     """No tick is fired until it is resumed; a run that goes on is left alone."""
     admin, before = caller.admin, _known(caller, name)
-    with admin.recorded("schedule.pause", name):
-        admin.timetable.pause(name, why.why if why else "by an operator")
+    admin.pause_schedule(name, why.why if why else "by an operator")
     caller.site.acted()
     was = before.paused_at is not None
     return Changed(changed=not was, says=f"it was paused already: {before.paused_why}" if was else "paused")
@@ -154,8 +151,7 @@ def pause_schedule(caller: Operator, name: NameOf, why: Annotated[models.Why | N
 def resume_schedule(caller: Operator, name: NameOf) -> Changed:
     """Ticks are fired again; those that passed meanwhile are in the history as skipped."""
     admin, before = caller.admin, _known(caller, name)
-    with admin.recorded("schedule.resume", name):
-        admin.timetable.resume(name)
+    admin.resume_schedule(name)
     caller.site.acted()
     was = before.paused_at is not None
     return Changed(changed=was, says="resumed" if was else "it was not paused")
@@ -173,9 +169,7 @@ def backfill_schedule(caller: Operator, name: NameOf, span: models.Span) -> mode
     ticks = admin.timetable.to_backfill(name, span.since, until, again=span.again)
     ids = list[str]()
     if ticks and not span.dry_run:
-        with admin.recorded("schedule.backfill", name, since=str(span.since), until=str(until)) as said:
-            ids = admin.timetable.backfill(name, span.since, until, again=span.again)
-            said.append(f"{len(ids)} jobs")
+        ids = admin.backfill(name, span.since, until, again=span.again)
         caller.site.acted()
     ends = (ticks[0], ticks[-1]) if ticks else (None, None)
     return models.Backfilled(ticks=len(ticks), first=ends[0], last=ends[1], jobs=[UUID(each) for each in ids])
@@ -192,8 +186,7 @@ def delete_schedule(caller: Administrator, name: NameOf) -> Changed:
             f"{name} is declared by app {s.source} and would come back at its next start: pause it, or take it out of "
             "the code",
         )
-    with admin.recorded("schedule.remove", name):
-        admin.timetable.remove(name)
+    admin.remove_schedule(name)
     caller.site.acted()
     return Changed(changed=True, says="removed with its history")
 

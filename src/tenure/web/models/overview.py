@@ -135,7 +135,7 @@ class Audit(Model):
     """Newest first."""
 
     entries: list[AuditEntry]
-    next: str | None = Field(description="`cursor` of the next page; null: that was all, or all of a month.")
+    next: str | None = Field(description="`cursor` of the next page; null: that was all.")
 
 
 class Health(Model):
