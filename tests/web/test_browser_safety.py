@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -133,9 +134,8 @@ def test_a_token_signs_in_and_out_and_who_only_reads_has_no_buttons_and_sees_no_
 
     expect(page.locator(".user")).to_contain_text("bob")
     assert page.url.endswith(evil.jobs["dead"]), "on to where they wanted to go"
-    secrets = [
-        say(field) for field in ("argument", "inner argument", "result", "checkpoint", "log line", "new argument")
-    ]
+    payloads = ("argument", "inner argument", "result", "checkpoint", "log line", "new argument")
+    secrets = [form for field in payloads for form in forms(field)]
     paths = [
         *(f"/jobs/{job}" for job in evil.jobs.values()),
         "/",
@@ -143,7 +143,7 @@ def test_a_token_signs_in_and_out_and_who_only_reads_has_no_buttons_and_sees_no_
         "/queues",
         "/workers",
         "/dead",
-        "/schedules",
+        f"/schedules/{quote(evil.schedules[0], safe='')}",
     ]
     for path in paths:
         page.goto(path)

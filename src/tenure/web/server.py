@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -49,7 +50,7 @@ def url_of(listening: socket.socket) -> str:
 class Server(uvicorn.Server):
     """Serves until SIGTERM or Ctrl-C, which are the right way to end it; `ready` is called once it answers."""
 
-    def __init__(self, app: Security, ready: Callable[[], None], *, behind_proxy: bool = False) -> None:
+    def __init__(self, app: Callable[..., Any], ready: Callable[[], None], *, behind_proxy: bool = False) -> None:
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -77,7 +78,8 @@ class Server(uvicorn.Server):
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._app.end_streams()
+        if isinstance(self._app, Security):  # and not a host app that it is mounted in
+            self._app.end_streams()
         await super().shutdown(sockets)
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
