@@ -1,17 +1,22 @@
-"""Every page in pictures, wide and narrow, light and dark: `python -m tests.web.screenshots FOLDER [WORD…]`.
+"""Every page in pictures, wide and at 360 px, light and dark, of a demo with jobs of a shop.
 
-They are of a demo with jobs of a shop. With words, only the pages whose names have one of them.
+    python -m tests.web.screenshots FOLDER [NAME…] [--minutes 10]
+
+With names, only the pages whose names have one of them in it. It works for so long first, for charts with a past.
 """
 
 from __future__ import annotations
 
 import json
-import sys
+import random
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
+from time import monotonic
 
 from playwright.sync_api import Page, expect
 
@@ -57,8 +62,8 @@ TEXTS = {
     "detail name": "why",
     "detail": "the customer waits",
     "outcome": "queued",
-    "schedule": "monthly-invoices",
-    "paused schedule": "weekly-digest",
+    "schedule": "nightly-invoices",
+    "paused schedule": "nightly-digest",
     "pause reason": "holidays",
     "why": "the run before went on",
 }
@@ -105,18 +110,19 @@ def shop(folder: Path) -> Generator[tuple[System, Stock]]:
         yield live, stocked
 
 
-def work(page: Page) -> None:
+def work(page: Page, minutes: float) -> None:
     """Bursts and failures of the demo, so that there is something to draw."""
-    page.goto("/try")
-    for button in ("Burst of 100", "Fails for good", "Fails once", "Burst of 100", "Delayed", "Crash a worker"):
+    ends = monotonic() + max(15.0, minutes * 60)  # two slices of the charts at least
+    for button in cycle(("Burst of 100", "Fails once", "Success", "Fails for good", "Delayed", "Crash a worker")):
+        page.goto("/try")
         page.get_by_role("button", name=button, exact=True).click()
         expect(page.locator("#flash")).to_contain_text(button)
-    page.goto("/")
-    expect(page.locator("#live")).to_have_text("live")
-    page.wait_for_timeout(11_000)  # two slices of the charts
+        if monotonic() > ends:
+            return
+        page.wait_for_timeout(random.uniform(500, 6000))
 
 
-def main(folder: Path, words: list[str]) -> None:
+def main(folder: Path, names: list[str], minutes: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="tenure-shop-") as here,
@@ -124,9 +130,9 @@ def main(folder: Path, words: list[str]) -> None:
         chromium() as browser,
         visits_of(browser) as visits,
     ):
-        work(visits(live.url))
+        work(visits(live.url), minutes)
         wanted = {
-            name: path for name, path in pages(stocked).items() if not words or any(word in name for word in words)
+            name: path for name, path in pages(stocked).items() if not names or any(each in name for each in names)
         }
         for scheme in ("light", "dark"):
             for width, size in (("wide", WIDE), ("360", NARROW)):
@@ -141,4 +147,8 @@ def main(folder: Path, words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "screenshots"), sys.argv[2:])
+    parser = ArgumentParser(prog="python -m tests.web.screenshots", description="Pictures of every page.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--minutes", type=float, default=0.0)
+    main(**vars(parser.parse_args()))

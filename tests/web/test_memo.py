@@ -40,7 +40,7 @@ def test_a_value_is_read_again_when_it_is_no_longer_fresh(clock: Clock) -> None:
     assert memo.get("k", read, fresh=1.0) == 1
 
 
-def test_a_dear_value_is_kept_for_as_long_as_it_cost_times_fifty(clock: Clock) -> None:
+def test_a_dear_value_is_kept_for_as_long_as_what_it_costs_allows(clock: Clock) -> None:
     memo, reads = Memo(), list[int]()
     read = clock.read_in(0.4, reads)
     memo.get("k", read, fresh=0.1)

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
-SHARE = 50  #: a read that takes 10 ms is made again after 500 ms at the earliest: 2% of the store's time at most
+SHARE = 30  #: a read that takes 10 ms is made again after 300 ms at the earliest: about 3% of one core at most
 _HASTE = 5  #: as `SHARE`, after somebody acted
 _DEAR = 0.02  #: seconds: nobody waits for a read that takes longer, while there is a value that is not old
 _OLD = 3.0
@@ -25,8 +25,13 @@ class _Cell:
     value: Any = None
     taken_at: float | None = None
     stale_at: float = 0.0
-    cost: float = 0.0  #: seconds that the read took
+    costs: tuple[float, ...] = ()  #: seconds that the last reads took
     asked_at: float = 0.0
+
+    @property
+    def cost(self) -> float:
+        """What it takes when nothing else holds it up."""
+        return min(self.costs, default=0.0)
 
 
 class Memo:
@@ -41,37 +46,37 @@ class Memo:
         """The value read at most `fresh` seconds ago, or as long ago as it is dear; what `read` raises is not kept."""
         return self.aged(key, read, fresh=fresh)[0]
 
-    def aged(self, key: Hashable, read: Callable[[], T], *, fresh: float) -> tuple[T, float]:
+    def aged(self, key: Hashable, read: Callable[[], T], *, fresh: float, share: int = SHARE) -> tuple[T, float]:
         """The same, and how many seconds ago it was read."""
         cell = self._cell(key)
         if monotonic() >= cell.stale_at:
             # One reads. Whoever comes meanwhile takes what there is; for a dear one so does who would have to read.
-            wait = cell.taken_at is None or monotonic() - cell.taken_at > max(_OLD, 3 * SHARE * cell.cost)
+            wait = cell.taken_at is None or monotonic() - cell.taken_at > max(_OLD, 3 * share * cell.cost)
             if cell.lock.acquire(blocking=wait):
                 if wait or cell.cost < _DEAR:
-                    self._read(cell, read, fresh)
+                    self._read(cell, read, fresh, share)
                 else:
-                    self._readers.submit(self._read_aside, cell, read, fresh)
+                    self._readers.submit(self._read_aside, cell, read, fresh, share)
         assert cell.taken_at is not None
         return cast(T, cell.value), monotonic() - cell.taken_at
 
-    def _read(self, cell: _Cell, read: Callable[[], Any], fresh: float) -> None:
+    def _read(self, cell: _Cell, read: Callable[[], Any], fresh: float, share: int) -> None:
         """In the hands of who holds the lock, and lets go of it."""
         try:
             if monotonic() >= cell.stale_at:
                 began = monotonic()
                 cell.value = read()
                 cell.taken_at = monotonic()
-                cell.cost = cell.taken_at - began
-                cell.stale_at = cell.taken_at + max(fresh, SHARE * cell.cost)
+                cell.costs = (*cell.costs[-2:], cell.taken_at - began)
+                cell.stale_at = cell.taken_at + max(fresh, share * cell.cost)
         finally:
             cell.lock.release()
 
-    def _read_aside(self, cell: _Cell, read: Callable[[], Any], fresh: float) -> None:
+    def _read_aside(self, cell: _Cell, read: Callable[[], Any], fresh: float, share: int) -> None:
         try:
-            self._read(cell, read, fresh)
+            self._read(cell, read, fresh, share)
         except Exception:
-            cell.cost = 0.0  # whoever comes next reads it there and then, and hears why
+            cell.costs = ()  # whoever comes next reads it there and then, and hears why
 
     def forget(self) -> None:
         """Somebody acted, and wants to see it: all is read anew, though not without end for who acts without end."""

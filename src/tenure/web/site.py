@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from tenure.admin import MOST_ENDED, Admin
 from tenure.config import Settings
-from tenure.lifecycle import State
+from tenure.lifecycle import ENDED, LIVE, State
 from tenure.ports import Ended, QueueView, WorkerView
 from tenure.schedule import Standing
 from tenure.web.access import Access
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tenure.task import Registry
 
 _JUST_NOW = 1.0  #: seconds: a count so fresh needs nothing added
+_RARELY = 200  #: as `SHARE` of the memo: where all jobs are dear to count, those that ended since are added instead
 LOOK = 2_000  #: jobs that one look for a page goes through, at most
 
 
@@ -80,15 +81,18 @@ class Site:
 
     def counts(self) -> Counts:
         """Live jobs as their queues were counted last; ended ones as of now: those since the last count are added."""
-        (base, at), age = self.memo.aged("counts", self._counted, fresh=0.15)
+        (base, at), age = self.memo.aged("counts", self._counted, fresh=0.15, share=_RARELY)
         if age < _JUST_NOW:
             return Counts(base, age)
+        queues, age = self.memo.aged("queues", self.admin.queues, fresh=0.15)
+        live = {state: sum(each.counts.get(state, 0) for each in queues) for state in LIVE}
 
-        def ended() -> Ended:
+        def lately() -> Ended:
             return self.admin.store.ended(at, self._now(), most=MOST_ENDED, sample=1)
 
-        since = self.memo.get(("ended since", at), ended, fresh=0.3)
-        return Counts({state: count + since.counts.get(state, 0) for state, count in base.items()}, age)
+        since = self.memo.get(("ended since", at), lately, fresh=0.3)
+        ended = {state: base[state] + since.counts[state] for state in ENDED}
+        return Counts({state: ended[state] if state in ENDED else live[state] for state in State}, age)
 
     def queues(self) -> Sequence[QueueView]:
         return self.memo.get("queues", self.admin.queues, fresh=0.15)
