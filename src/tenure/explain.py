@@ -164,11 +164,11 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
         )
         return
     if job.solo:
-        why = "its task is isolated" if job.isolated else f"its process died before ({job.crashes} crashes)"
+        why = "its task is isolated" if job.isolated else f"its process died {_times(job.crashes)}"
         alone = [row for row in knowing if row.identity.runner == "solo"]
         if not any(_free(row) for row in alone):
             state = "they are all busy" if alone else "none is up yet: supervisors start one when such jobs wait"
-            yield f"it must run alone ({why}) on a one-slot worker; {state}", ""
+            yield f"it must run alone, since {why}, on a one-slot worker; {state}", ""
         return
     ordinary = [row for row in knowing if row.identity.runner != "solo"]
     if ordinary and not any(_free(row) for row in ordinary):
@@ -224,3 +224,7 @@ def progress_text(job: JobView) -> str:
     """The newest word of the attempt: stage, share and message, as far as they are there."""
     share = f"{job.progress:.0%}" if job.progress is not None else None
     return " · ".join(part for part in (job.stage, share, job.message) if part)
+
+
+def _times(count: int) -> str:
+    return {0: "before", 1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -217,6 +217,7 @@ class JobView:
     isolated: bool
     unique: str | None
     worker_id: str | None
+    completed_by: str | None  #: the worker whose attempt completed it
     stage: str | None
     progress: float | None
     message: str | None

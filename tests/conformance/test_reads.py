@@ -352,3 +352,25 @@ def test_a_url_says_what_kind_of_store_it_is(store: Store) -> None:
 
     assert kind
     assert separator
+
+
+def stored(store: Store, job_id: str) -> JobView:
+    found = store.get(job_id)
+    assert found is not None
+    return found
+
+
+def test_a_completed_job_names_who_completed_it_until_it_is_replayed(store: Store) -> None:
+    lease = running(store)
+    finish(store, lease, Failed("later", retry_in=0.0))
+    store.promote()
+    worker = start(store)
+    again = claim_one(store, worker)
+    assert stored(store, again.job_id).completed_by is None
+    finish(store, again, Completed("1"))
+
+    assert stored(store, again.job_id).completed_by == worker
+    assert [job.completed_by for job in store.search(Filter()).jobs] == [worker]
+
+    store.replay([again.job_id])
+    assert stored(store, again.job_id).completed_by is None

@@ -254,7 +254,7 @@ def test_explain_tells_a_job_that_must_run_alone(store: Store, admin: Admin) -> 
 
     found = why(admin, lease.job_id)
 
-    assert "must run alone (its process died before (1 crashes))" in found.verdict
+    assert "must run alone, since its process died once, on a one-slot worker" in found.verdict
     assert "signal SIGKILL" in all_of(found)
 
 

@@ -744,7 +744,7 @@ class MemoryStore:
         error = error_after(outcome, decision.state, view.cancel_reason)
         if isinstance(outcome, Completed):
             row = replace(row, lease=None, completed=lease)
-            changes["result"] = outcome.result
+            changes |= {"result": outcome.result, "completed_by": lease.worker_id}
         else:
             row = replace(row, lease=None, attempts=(*row.attempts, attempt(view, lease, outcome, now)))
             changes |= {"started_at": None, "last_activity_at": None}

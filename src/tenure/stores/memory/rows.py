@@ -27,7 +27,8 @@ FORGOTTEN = (
     "cancel_reason",
     "started_at",
     "last_activity_at",
-)  #: by a replay
+    "completed_by",
+)
 SAID = ("stage", "progress", "message", "checkpoint")
 BLANK: dict[str, Any] = dict.fromkeys((*FORGOTTEN, *SAID, "worker_id"))
 

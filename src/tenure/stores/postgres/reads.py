@@ -22,7 +22,8 @@ FEW = 10_000  #: so many that an index leads to are looked at; of more, all jobs
 
 _JOB = """id::text, task, queue, state, priority, payload, result, error, attempt, failures, max_failures, crashes,
     crashes_total, max_crashes, solo, isolated, unique_key, worker_id, stage, progress, message, checkpoint, meta,
-    timeout, stale_after, enqueued_at, run_at, expires_at, started_at, last_activity_at, ended_at, cancel_reason"""
+    timeout, stale_after, enqueued_at, run_at, expires_at, started_at, last_activity_at, ended_at, cancel_reason,
+    CASE WHEN state = 'completed' THEN last_worker_id END"""
 
 
 def _job(row: tuple[Any, ...]) -> JobView:
@@ -59,6 +60,7 @@ def _job(row: tuple[Any, ...]) -> JobView:
         last_activity_at=row[29],
         ended_at=row[30],
         cancel_reason=row[31],
+        completed_by=row[32],
     )
 
 

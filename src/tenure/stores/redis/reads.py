@@ -69,6 +69,7 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
         isolated=facts.isolated,
         unique=None if unique is None else unique.partition("\0")[2],
         worker_id=row.get("worker_id") if state is State.PROCESSING else None,
+        completed_by=row.get("worker_id") if state is State.COMPLETED else None,
         stage=row.get("stage"),
         progress=None if fraction is None else float(fraction),
         message=row.get("message"),

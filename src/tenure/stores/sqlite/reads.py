@@ -18,7 +18,8 @@ from tenure.stores.sqlite.file import fetch, first
 
 _JOB = """id, task, queue, state, priority, payload, result, error, attempt, failures, max_failures, crashes,
     crashes_total, max_crashes, solo, isolated, unique_key, worker_id, stage, progress, message, checkpoint, meta,
-    timeout, stale_after, enqueued_at, run_at, expires_at, started_at, last_activity_at, ended_at, cancel_reason"""
+    timeout, stale_after, enqueued_at, run_at, expires_at, started_at, last_activity_at, ended_at, cancel_reason,
+    CASE WHEN state = 'completed' THEN last_worker_id END"""
 _NEWEST = (1 << 63) - 1
 #: So many jobs may be gathered by an index and put in order: it takes a few milliseconds.
 _GATHERED = 10_000
@@ -76,6 +77,7 @@ def _job(row: tuple[Any, ...]) -> JobView:
         last_activity_at=_maybe_at(row[29]),
         ended_at=_maybe_at(row[30]),
         cancel_reason=row[31],
+        completed_by=row[32],
     )
 
 

@@ -87,7 +87,7 @@ class JobSummary(Model):
     failures: int
     crashes: int
     unique: str | None = Field(description="Its key, of which there is one live job of a task.")
-    worker: str | None = Field(description="Who runs it.")
+    worker: str | None = Field(description="Who runs it, or has completed it.")
     progress: float | None = Field(description="0 to 1.")
     stage: str | None
     message: str | None
@@ -107,7 +107,7 @@ class JobSummary(Model):
 
 def _summary(job: JobView) -> dict[str, Any]:
     taken = {name: getattr(job, name) for name in JobSummary.model_fields if name not in ("id", "worker")}
-    return {**taken, "id": UUID(job.id), "worker": job.worker_id}
+    return {**taken, "id": UUID(job.id), "worker": job.worker_id or job.completed_by}
 
 
 class Jobs(Model):
