@@ -19,6 +19,7 @@ from tenure.ports import Store
 
 KEEP_SECONDS = 90 * 86_400.0
 _DAYS = 92  #: that are looked through, each by its own notes
+_FIRST_YEAR = 1971
 _PREFIX = "audit:"
 
 
@@ -84,7 +85,10 @@ class Trail:
 def _read_cursor(cursor: str) -> tuple[datetime, str]:
     day, _, last = cursor.partition(":")
     try:
-        return datetime.strptime(day, "%Y-%m-%d"), canonical(last)
+        at = datetime.strptime(day, "%Y-%m-%d")
+        if at.year < _FIRST_YEAR:
+            raise ValueError
+        return at, canonical(last)
     except (ValueError, InvalidOption):
         raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one") from None
 

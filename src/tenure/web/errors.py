@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
@@ -166,5 +165,5 @@ class _LastResort:
         except Exception as error:
             if began or scope["type"] != "http":  # too late to say it: the server cuts the answer off, and logs it
                 raise
-            response = await run_in_threadpool(self._answers.answer, Request(scope), error)
+            response = self._answers.answer(Request(scope), error)
             await response(scope, receive, send)

@@ -15,12 +15,12 @@ from http import HTTPStatus
 from time import monotonic, thread_time
 
 from fastapi import FastAPI
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from tenure.errors import StoreAway, TenureError
 from tenure.web.access import User
+from tenure.web.crew import Crew
 from tenure.web.pages import CSRF, Page, Renderer, View, match
 from tenure.web.security import Problem
 from tenure.web.site import Site
@@ -28,6 +28,7 @@ from tenure.web.site import Site
 _log = logging.getLogger("tenure.web")
 MOST_WATCHERS = 500
 _SHARE = 10  #: a page that takes 50 ms of processor time is rendered again after half a second
+_ALL = 3  #: as `_SHARE`, for all pages together: they take a third of the processor's time at most
 _STILL_THERE = 15.0  #: seconds without news after which a comment tells proxies and browser that the stream lives
 _LIFE = 900.0  #: seconds after which a stream ends; the browser comes back, and its rights are looked at again
 
@@ -56,6 +57,7 @@ class _Feed:
 class Feeds:
     def __init__(self, site: Site) -> None:
         self.renderer = Renderer(site)
+        self._crew = Crew("feed", threads=3, patience=20.0)
         self._feeds: dict[Hashable, _Feed] = {}
         self._watchers = 0
 
@@ -110,7 +112,7 @@ class Feeds:
         while True:
             took = 0.0
             try:
-                blocks, took = await run_in_threadpool(_timed, feed.look)
+                blocks, took = await self._crew.run(_timed, feed.look)
                 blocks["away"] = '""'
             except StoreAway as error:
                 blocks = {"away": json.dumps(str(error))}
@@ -125,7 +127,7 @@ class Feeds:
             feed.blocks |= changed
             for watcher in feed.watchers:
                 watcher.tell(changed)
-            await asyncio.sleep(max(feed.every, _SHARE * took))
+            await asyncio.sleep(max(feed.every, took * max(_SHARE, _ALL * len(self._feeds))))
 
 
 def _timed(look: Callable[[], Mapping[str, str]]) -> tuple[dict[str, str], float]:

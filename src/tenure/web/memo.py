@@ -10,11 +10,14 @@ from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar, cast
 
+from tenure.errors import StoreAway
+
 T = TypeVar("T")
 SHARE = 30  #: a read that takes 10 ms is made again after 300 ms at the earliest: about 3% of one core at most
 _HASTE = 5  #: as `SHARE`, after somebody acted
 _DEAR = 0.02  #: seconds: nobody waits for a read that takes longer, while there is a value that is not old
 _OLD = 3.0
+_PATIENCE = 5.0  #: seconds, for what somebody else reads
 _KEPT = 256
 _IDLE = 60.0  #: seconds after which a value that nobody asks for is let go: some are long
 
@@ -40,6 +43,7 @@ class Memo:
     def __init__(self) -> None:
         self._cells: OrderedDict[Hashable, _Cell] = OrderedDict()
         self._lock = Lock()
+        self._acts = 0
         self._readers = ThreadPoolExecutor(2, "tenure-look")  # starts no thread before one is needed
 
     def get(self, key: Hashable, read: Callable[[], T], *, fresh: float) -> T:
@@ -52,11 +56,13 @@ class Memo:
         if monotonic() >= cell.stale_at:
             # One reads. Whoever comes meanwhile takes what there is; for a dear one so does who would have to read.
             wait = cell.taken_at is None or monotonic() - cell.taken_at > max(_OLD, 3 * share * cell.cost)
-            if cell.lock.acquire(blocking=wait):
+            if cell.lock.acquire(timeout=_PATIENCE) if wait else cell.lock.acquire(blocking=False):
                 if wait or cell.cost < _DEAR:
                     self._read(cell, read, fresh, share)
                 else:
                     self._readers.submit(self._read_aside, cell, read, fresh, share)
+            elif wait:
+                raise StoreAway(f"the store has not answered for {_PATIENCE:.0f}s, and others wait for it, too")
         assert cell.taken_at is not None
         return cast(T, cell.value), monotonic() - cell.taken_at
 
@@ -64,11 +70,13 @@ class Memo:
         """In the hands of who holds the lock, and lets go of it."""
         try:
             if monotonic() >= cell.stale_at:
-                began = monotonic()
+                began, acts = monotonic(), self._acts
                 cell.value = read()
                 cell.taken_at = monotonic()
                 cell.costs = (*cell.costs[-2:], cell.taken_at - began)
-                cell.stale_at = cell.taken_at + max(fresh, share * cell.cost)
+                # What began before somebody acted may not show it.
+                kept = max(fresh, share * cell.cost) if acts == self._acts else _HASTE * cell.cost
+                cell.stale_at = cell.taken_at + kept
         finally:
             cell.lock.release()
 
@@ -81,6 +89,7 @@ class Memo:
     def forget(self) -> None:
         """Somebody acted, and wants to see it: all is read anew, though not without end for who acts without end."""
         with self._lock:
+            self._acts += 1
             for cell in self._cells.values():
                 if cell.taken_at is not None:
                     cell.stale_at = min(cell.stale_at, cell.taken_at + _HASTE * cell.cost)

@@ -20,7 +20,6 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from fastapi import FastAPI
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -34,6 +33,7 @@ from tenure.web.site import Site
 
 CSRF = f"csrf-{secrets.token_hex(16)}"  #: stands for the token of whoever looks, until it is sent
 _FLASH = "tenure_flash"
+_LONGEST_PATH = 2_000
 _root: ContextVar[str] = ContextVar("root", default="")
 
 
@@ -158,7 +158,7 @@ def _endpoint(page: Page, site: Site, renderer: Renderer) -> Callable[[Request],
         view = _view(site, user, _inner(request), request.query_params, request.path_params)
         flash = words.unseal(request.cookies.get(_FLASH, ""))
         root, session = request.scope["root_path"], request.state.session
-        html = await run_in_threadpool(renderer.whole, page, view, root, flash=flash, session=session)
+        html = await site.crew.run(renderer.whole, page, view, root, flash=flash, session=session)
         response = HTMLResponse(html.replace(CSRF, request.state.csrf))
         if flash:
             response.delete_cookie(_FLASH, path=root or "/")
@@ -176,12 +176,13 @@ def _form(action: Action, site: Site, renderer: Renderer) -> Callable[[Request],
         view = _view(site, user, _inner(request), request.query_params, request.path_params)
         root = request.scope["root_path"]
         try:
-            said, to = await run_in_threadpool(action.act, view, dict(form), form)
+            said, to = await site.crew.run(action.act, view, dict(form), form)
         except Again as again:
             session = request.state.session
-            html = await run_in_threadpool(renderer.whole, again.page, view, root, session=session, shown=again.shown)
+            html = await site.crew.run(renderer.whole, again.page, view, root, session=session, shown=again.shown)
             return HTMLResponse(html.replace(CSRF, request.state.csrf), again.status)
-        site.acted()
+        finally:
+            site.acted()
         response = RedirectResponse(f"{root}{to}", status_code=HTTPStatus.SEE_OTHER)
         if said:
             told, secure = words.seal(said), request.url.scheme == "https"
@@ -196,7 +197,13 @@ def _form(action: Action, site: Site, renderer: Renderer) -> Callable[[Request],
 def back(form: Mapping[str, str], otherwise: str) -> str:
     """Where the form was: a path of ours, never another host."""
     to = form.get("back", "")
-    return to if to.startswith("/") and not to.startswith(("//", "/\\")) and to.isprintable() else otherwise
+    tricky = to.startswith(("//", "/\\")) or ".." in to.partition("?")[0] or not to.isprintable()
+    return to if to.startswith("/") and not tricky and len(to) <= _LONGEST_PATH else otherwise
+
+
+def count(text: str, otherwise: int) -> int:
+    """A number in a query or a form, of nine digits at most."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else otherwise
 
 
 def _inner(request: Request) -> str:

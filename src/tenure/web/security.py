@@ -50,6 +50,8 @@ _ONCE = ("host", "origin", "sec-fetch-site", "authorization", "content-type", "c
 _API = ("/api", "/live", "/metrics", "/healthz", "/csp-report")
 _STREAM = "text/event-stream"
 _REPORT_EVERY = 60.0
+_SEATS = 24  #: calls of the API at a time: they share 40 threads with static files, and with a host app's own
+_BUSY = "The store is slow to answer, and as many calls as may wait for it do so already."
 _log = logging.getLogger("tenure.web")
 
 
@@ -99,6 +101,7 @@ class Visit:
         self.safe = self.method in _SAFE
         self.api = any(self.path == each or self.path.startswith(f"{each}/") for each in _API)
         self.static = self.path.startswith("/static/")
+        self.seated = self.path.startswith("/api/") and self.path != "/api/v1/events"
         self.cookie_name = cookie_name
         self.fresh: str | None = None
 
@@ -123,6 +126,7 @@ class Security:
         self._access = access
         self.reports = 0  #: of browsers that kept a page from running what isn't ours
         self._reported_at = float("-inf")
+        self._seated = 0
         self._streams = set[asyncio.Task[Any]]()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -152,8 +156,15 @@ class Security:
         try:
             if isinstance(answer, Response):
                 await answer(scope, receive, send_hardened)
+            elif visit.seated and self._seated >= _SEATS:
+                busy = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Busy", _BUSY, {"Retry-After": "5"})
+                await _answer(visit, busy)(scope, receive, send_hardened)
             else:
-                await self._app(*answer, send_hardened)
+                self._seated += visit.seated
+                try:
+                    await self._app(*answer, send_hardened)
+                finally:
+                    self._seated -= visit.seated
         finally:
             self._streams.discard(cast("asyncio.Task[Any]", task))
 

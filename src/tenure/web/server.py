@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -18,6 +19,7 @@ from tenure.web.security import Security
 
 _MOST_CONNECTIONS = 1_000
 _GRACE_SECONDS = 2
+_SILENT_SECONDS = 10
 
 
 def listen_at(place: str) -> socket.socket:
@@ -64,8 +66,9 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._ready = app, ready
+        self._sweeping: asyncio.Task[None] | None = None
         log = logging.getLogger("uvicorn.error")
-        log.setLevel(logging.WARNING)
+        log.setLevel(logging.ERROR)  # its warnings are of what strangers send
         log.addFilter(lambda _: not self.should_exit)  # that a stop cuts streams off is no news
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
@@ -75,11 +78,25 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._sweeping = asyncio.create_task(self._sweep())
         self._ready()
+
+    async def _sweep(self) -> None:
+        """Close what has been connected for a while and has not asked for anything: it would take others' places."""
+        silent: dict[object, int] = {}
+        while True:
+            waiting = [each for each in self.server_state.connections if getattr(each, "cycle", None) is None]
+            silent = {each: silent.get(each, 0) + 1 for each in waiting}
+            for each, looks in silent.items():
+                if looks > _SILENT_SECONDS:
+                    cast("Any", each).transport.close()
+            await asyncio.sleep(1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if isinstance(self._app, Security):  # and not a host app that it is mounted in
             self._app.end_streams()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         await super().shutdown(sockets)
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from importlib.resources import files
@@ -16,9 +16,10 @@ from starlette.staticfiles import StaticFiles
 from tenure.admin import MOST_ENDED, Admin
 from tenure.config import Settings
 from tenure.lifecycle import ENDED, LIVE, State
-from tenure.ports import Ended, QueueView, WorkerView
+from tenure.ports import Ended, JobView, QueueView, WorkerView
 from tenure.schedule import Standing
 from tenure.web.access import Access
+from tenure.web.crew import Crew
 from tenure.web.memo import Memo
 from tenure.web.pulse import Pulse, Slice
 from tenure.web.security import Security
@@ -47,6 +48,11 @@ class Counts:
     age: float
 
 
+def light(job: JobView) -> JobView:
+    """Without what only its own page shows, and may be long: for lists that are kept for a while."""
+    return replace(job, payload="", result=None, checkpoint=None)
+
+
 class Site:
     """What pages, API and live streams share. `connect` is called on first use: a mounted app gets no lifespan.
 
@@ -65,6 +71,7 @@ class Site:
         self.tasks = tasks  #: with them jobs can be enqueued, and edited arguments are checked
         self.demo = demo
         self.memo = Memo()
+        self.crew = Crew("page", threads=16, patience=20.0)
         self._connect = connect
         self._opened: Admin | None = None
         self._lock = Lock()

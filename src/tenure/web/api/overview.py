@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -9,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tenure.admin import metrics_text
-from tenure.errors import StoreError
+from tenure.errors import StoreAway, StoreError
 from tenure.web import pulse
 from tenure.web.api.common import Administrator, NameOf, Operator, Reader, operation_id, site_of
+from tenure.web.crew import Crew
 from tenure.web.models import overview as models
 from tenure.web.models.values import Changed, Cursor
 from tenure.web.site import Site
@@ -93,12 +95,16 @@ def get_metrics(caller: Reader) -> Response:
 
 
 @health.get("/healthz", responses={503: {"model": models.Health, "description": "The store is away."}})
-def get_health(request: Request) -> models.Health:
-    """Does the store answer? For probes: it needs no token, and tells no more."""
+async def get_health(request: Request) -> models.Health:
+    """Does the store answer, within two seconds? For probes: it needs no token, and tells no more."""
     site = site_of(request)
-    if site.memo.get("health", lambda: _answers(site), fresh=1.0):
-        return models.Health(status="ok")
+    with suppress(StoreAway):
+        if await _probe.run(site.memo.get, "health", lambda: _answers(site), fresh=1.0):
+            return models.Health(status="ok")
     return JSONResponse({"status": "away"}, 503, {"Retry-After": "5"})  # type: ignore[return-value]
+
+
+_probe = Crew("health", threads=1, patience=2.0)  #: it must answer also when all others wait for the store
 
 
 def _answers(site: Site) -> bool:

@@ -151,7 +151,8 @@ def _steps(detail: JobDetail) -> list[Step]:
             steps.append(_ended(detail, row, begins))
             begins = row.started_at
         elif number == last:
-            steps.append(Step(number, job.worker_id or job.completed_by or "", job.state.value, job.started_at, job.ended_at))
+            owner = job.worker_id or job.completed_by or ""
+            steps.append(Step(number, owner, job.state.value, job.started_at, job.ended_at))
             begins = job.started_at
         else:  # only what completed leaves no row
             steps.append(Step(number, "", State.COMPLETED.value, None, None, after="it was replayed"))

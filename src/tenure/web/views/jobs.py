@@ -20,9 +20,9 @@ from tenure.ids import canonical
 from tenure.lifecycle import GUARD, State
 from tenure.ports import Filter, JobView
 from tenure.ports import Page as Found
-from tenure.web.pages import Action, Page, View, back
+from tenure.web.pages import Action, Page, View, back, count
 from tenure.web.security import Problem
-from tenure.web.site import LOOK
+from tenure.web.site import LOOK, light
 
 SIZE = 50
 LASTS = ("15m", "1h", "1d", "7d")  #: offered as links
@@ -145,7 +145,8 @@ def search(view: View, ask: Asked, cursor: str | None) -> Found:
     """A page of jobs. Those who look together share it. Raises InvalidOption."""
 
     def read() -> Found:
-        return view.admin.search(ask.filter(view.admin.store.now()), limit=SIZE, cursor=cursor, within=LOOK)
+        found = view.admin.search(ask.filter(view.admin.store.now()), limit=SIZE, cursor=cursor, within=LOOK)
+        return Found(tuple(map(light, found.jobs)), found.cursor)
 
     return view.site.memo.get(("jobs", str(ask.query), cursor), read, fresh=0.2)
 
@@ -253,7 +254,7 @@ def _look_at_bulk(view: View) -> Mapping[str, Any]:
         "ids": [],
         "count": min(counted.jobs, MOST_AT_ONCE),
         "more": counted.more,
-        "done": int(done) if done.isdecimal() else 0,
+        "done": count(done, 0),
     }
 
 
@@ -283,23 +284,34 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     if form.get("all") != "yes":
         return _act(view, verb, [text for name, text in fields if name == "id"], reason), to
     ask = asked(fields)
+    if verb == "delete":
+        _recount(view, ask, form)
     bulk = view.admin.act_on_all(verb, ask.filter(view.admin.store.now()), reason, cursor=form.get("cursor") or None)
     told = _told(verb, bulk.done, bulk.refusals, bulk.refused)
     if bulk.cursor is None:
         return told, to
-    done = bulk.done + (int(form["done"]) if form.get("done", "").isdecimal() else 0)
+    done = bulk.done + count(form.get("done", ""), 0)
     query = {"verb": verb, "all": "yes", "cursor": bulk.cursor, "done": done, "back": to, **ask.query}
     return f"{told}; there are more", f"/jobs/bulk?{urlencode(query, doseq=True)}"
 
 
-def confirm(typed: str, count: str) -> None:
+def _recount(view: View, ask: Asked, form: Mapping[str, str]) -> None:
+    """What was typed is how many may go: others may have come to match since they were counted. Raises Problem."""
+    found = view.admin.count(ask.filter(view.admin.store.now()), "delete", cursor=form.get("cursor") or None).jobs
+    typed = count(form.get("count", ""), 0)
+    if min(found, MOST_AT_ONCE) > typed + typed // 10:
+        detail = f"{typed:,} were counted, and {found:,} match by now: go back and count them again"
+        raise Problem(HTTPStatus.CONFLICT, "Nothing is deleted", detail)
+
+
+def confirm(typed: str, number: str) -> None:
     """What can't be taken back is typed: `delete 12`, or the number alone. Raises Problem."""
     words = typed.lower().replace(",", "").split()
-    if not count or words not in (["delete", count], [count]):
+    if not number or words not in (["delete", number], [number]):
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "Nothing is deleted",
-            f"to delete them type delete {count}; {typed.strip()!r} was typed: go back and try again",
+            f"to delete them type delete {number}; {typed.strip()!r} was typed: go back and try again",
         )
 
 

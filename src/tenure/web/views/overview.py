@@ -17,7 +17,7 @@ from tenure.lifecycle import State
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
 from tenure.web.pulse import SLICE, Slice, quantile, rates
-from tenure.web.site import LOOK, Site
+from tenure.web.site import LOOK, Site, light
 from tenure.web.views.queues import listed
 from tenure.web.words import duration, number
 
@@ -164,7 +164,7 @@ def crew(workers: Iterable[WorkerView]) -> Crew:
 def _running(view: View) -> list[JobView]:
     """Those that have run for longest."""
     found = view.admin.search(Filter(states=frozenset({State.PROCESSING})), limit=_READ, within=LOOK).jobs
-    return sorted(found, key=lambda job: (job.started_at or job.enqueued_at, job.id))[:_SHOWN]
+    return list(map(light, sorted(found, key=lambda job: (job.started_at or job.enqueued_at, job.id))[:_SHOWN]))
 
 
 def _completed(view: View) -> list[JobView]:
@@ -175,7 +175,7 @@ def _completed(view: View) -> list[JobView]:
     found: list[JobView] = []
     for job_id in last:
         with suppress(UnknownJob):  # deleted since
-            found.append(admin.get(job_id))
+            found.append(light(admin.get(job_id)))
     return found
 
 

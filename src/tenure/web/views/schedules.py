@@ -17,7 +17,7 @@ from tenure.events import headline
 from tenure.schedule import Run, Schedule, Standing, Status, Tick
 from tenure.ticks import Refused, overdue_by, rule_of
 from tenure.timetable import Record, UnknownSchedule, record, why_overdue
-from tenure.web.pages import Action, Page, View, back
+from tenure.web.pages import Action, Page, View, back, count
 from tenure.web.security import Problem
 
 SIZE = 50
@@ -142,7 +142,7 @@ def _look(view: View) -> Mapping[str, Any]:
     ]
     if worst:
         found = sorted(found, key=lambda each: health(each, now, ()).worry)
-    number = int(query["page"]) if query.get("page", "").isdecimal() else 1
+    number = count(query.get("page", ""), 1)
     first = (max(1, number) - 1) * SIZE
     shown = found[first : first + SIZE]
     return {

@@ -12,7 +12,7 @@ from tenure.lifecycle import State
 from tenure.ports import Draft, Filter
 from tenure.web.pages import Action, Page, View
 from tenure.web.security import Problem
-from tenure.web.site import LOOK, Demo
+from tenure.web.site import LOOK, Demo, light
 
 _SHOWN = 20
 _BURST = 100
@@ -57,7 +57,9 @@ TRIALS: Mapping[str, Trial] = {
 def look(view: View) -> dict[str, Any]:
     demo = _demo(view)
     jobs = view.site.memo.get(
-        "demo", lambda: view.admin.search(Filter(queue=demo.queue), limit=_SHOWN, within=LOOK).jobs, fresh=0.1
+        "demo",
+        lambda: list(map(light, view.admin.search(Filter(queue=demo.queue), limit=_SHOWN, within=LOOK).jobs)),
+        fresh=0.1,
     )
     live = any(each.died_at is None and each.identity.runner != "guard" for each in view.site.workers())
     return {"demo": demo, "trials": TRIALS, "jobs": jobs, "live": live}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from tenure.lifecycle import State
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
+from tenure.web.site import light
 from tenure.web.views.overview import crew
 
 _ASKED = 50  #: workers whose jobs are shown
@@ -69,7 +70,7 @@ def _doing(view: View, live: Sequence[WorkerView]) -> dict[str, Sequence[JobView
     busy = [each.identity.id for each in live if each.processing]
     processing = frozenset({State.PROCESSING})
     return {
-        worker: view.admin.search(Filter(states=processing, worker_id=worker), limit=_JOBS).jobs
+        worker: list(map(light, view.admin.search(Filter(states=processing, worker_id=worker), limit=_JOBS).jobs))
         for worker in busy[:_ASKED]
     }
 

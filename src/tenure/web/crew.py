@@ -1,0 +1,29 @@
+"""Threads of our own, a fixed number: a store that hangs holds up neither a host app nor what needs no store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from tenure.errors import StoreAway
+
+T = TypeVar("T")
+
+
+class Crew:
+    """Example: `await Crew("page", threads=16, patience=15.0).run(render, page)`; `patience` is in seconds."""
+
+    def __init__(self, name: str, threads: int, patience: float) -> None:
+        self._pool = ThreadPoolExecutor(threads, f"tenure-{name}")
+        self._patience = patience
+
+    async def run(self, fn: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Raises StoreAway when it takes too long: what has not begun is left, what has goes on unheard."""
+        work = asyncio.get_running_loop().run_in_executor(self._pool, partial(fn, *args, **options))
+        try:
+            return await asyncio.wait_for(work, self._patience)
+        except TimeoutError as error:
+            raise StoreAway(f"the store has not answered for {self._patience:.0f}s") from error

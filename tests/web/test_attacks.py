@@ -1,0 +1,118 @@
+"""Attacks on the dashboard that were tried once, and are tried again at every change, security included."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from threading import Event, Thread
+from time import monotonic
+from typing import Any
+
+import httpx
+import pytest
+
+from tenure.admin import Admin
+from tenure.config import load
+from tenure.notifiers.poll import PollNotifier
+from tenure.stores.sqlite import SqliteStore
+from tenure.web.memo import Memo
+from tenure.web.site import create
+
+ROOT = "root-secret-0123456789"
+LONG = "9" * 5000  #: digits: more than Python makes a number of
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("store")
+    settings = load(code={"tokens": f"root:admin:{ROOT}"}, environ={}, folder=folder)
+    store = SqliteStore(str(folder / "tenure.db"))
+    store.open()
+    yield create(lambda: Admin(store, PollNotifier(), settings), settings)
+    store.close()
+
+
+def ask(app: Any, path: str, *, secret: str = "", method: str = "GET", **headers: str) -> httpx.Response:
+    async def call() -> httpx.Response:
+        sent = {**headers, **({"authorization": f"Bearer {secret}"} if secret else {})}
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, headers=sent)
+
+    return asyncio.run(call())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../jobs",
+        "/static/%2e%2e/jobs",
+        "/static/..%2fjobs",
+        "/healthz/../jobs",
+        "/healthz/",
+        "//jobs",
+        "/./jobs",
+        "/%6aobs",
+        "/jobs/",
+        "/JOBS",
+        "/jobs%00",
+        "/csp-report/../jobs",
+        "/login/../jobs",
+        "/api//v1/jobs",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "DELETE", "PROPFIND"])
+def test_no_way_of_writing_a_path_lets_a_stranger_see_anything(app: Any, method: str, path: str) -> None:
+    answer = ask(app, path, method=method, **{"x-original-url": "/jobs", "x-forwarded-for": "127.0.0.1"})
+
+    assert answer.status_code >= 300
+    assert "access-control-allow-origin" not in answer.headers
+    assert answer.headers.get("location", "/login").startswith("/login")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/schedules?page={LONG}",
+        f"/jobs/bulk?verb=cancel&all=yes&done={LONG}",
+        "/audit?cursor=0001-01-01:00000000-0000-0000-0000-00000000dead",
+        "/audit?cursor=9999-12-31:",
+        f"/jobs?last={LONG}w",
+        "/jobs?last=99999999999999w",
+        "/jobs?since=0001-01-01T00:00%2B23:59",
+        f"/jobs?cursor=before-{LONG}",
+        "/jobs?cursor=%00",
+        "/jobs?text=%00",
+        "/jobs/%00",
+        "/schedules/%00",
+        "/dead?cursor=zzz",
+        "/static/%00",
+        f"/api/v1/jobs?limit={LONG}",
+        "/api/v1/preview?cron=0+0+30+2+*&count=100",
+    ],
+)
+def test_no_value_however_odd_is_an_error_of_ours(app: Any, path: str) -> None:
+    assert ask(app, path, secret=ROOT).status_code < 500
+
+
+def test_a_read_that_began_before_somebody_acted_is_not_kept_as_new() -> None:
+    memo, reading, go_on = Memo(), Event(), Event()
+    truth = ["before"]
+
+    def slow() -> str:
+        found = truth[0]
+        reading.set()
+        assert go_on.wait(10)
+        return found
+
+    looking = Thread(target=lambda: memo.get("counts", slow, fresh=3600.0))
+    looking.start()
+    assert reading.wait(10)
+    truth[0] = "after"
+    memo.forget()
+    go_on.set()
+    looking.join(10)
+
+    deadline = monotonic() + 5  # what was dear is read again a little later
+    while memo.get("counts", lambda: truth[0], fresh=3600.0) == "before":
+        assert monotonic() < deadline, "what was read before somebody acted stays for an hour"
