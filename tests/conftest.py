@@ -73,6 +73,8 @@ def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWor
     yield make
     for world in worlds:
         world.close()
+    for thread in set(living_threads()) - before:
+        thread.join(1.0)  # it was told to end just now
     left = set(living_threads()) - before
     assert not left, f"closing the store left its threads alive: {left}"
 

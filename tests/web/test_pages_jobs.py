@@ -393,7 +393,8 @@ def test_actions_do_what_they_say_under_the_name_of_who_did_them(web: Web, store
     assert "type the last eight characters" in said(web.refused(f"/jobs/{job_id}/delete", 422, confirm="delete"))
     assert web.post(f"/jobs/{job_id}/delete", confirm=job_id[-8:]) == ("/jobs", "work: deleted")
     assert store.get(job_id) is None
-    assert [(each.who, each.action) for each in admin.audit().entries][:2] == [("root", "jobs.delete"), ("root", "jobs.replay")]
+    done = [(each.who, each.action) for each in admin.audit().entries]
+    assert done[:2] == [("root", "jobs.delete"), ("root", "jobs.replay")]
 
 
 def test_a_run_of_a_schedule_leads_to_it(web: Web, store: Store, admin: Admin) -> None:

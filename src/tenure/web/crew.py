@@ -20,6 +20,10 @@ class Crew:
         self._pool = ThreadPoolExecutor(threads, f"tenure-{name}")
         self._patience = patience
 
+    def close(self) -> None:
+        """Its threads end when they have nothing more to do; nobody waits for that."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     async def run(self, fn: Callable[..., T], *args: Any, **options: Any) -> T:
         """Raises StoreAway when it takes too long: what has not begun is left, what has goes on unheard."""
         work = asyncio.get_running_loop().run_in_executor(self._pool, partial(fn, *args, **options))

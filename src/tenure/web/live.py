@@ -20,7 +20,6 @@ from starlette.responses import Response, StreamingResponse
 
 from tenure.errors import StoreAway, TenureError
 from tenure.web.access import User
-from tenure.web.crew import Crew
 from tenure.web.pages import CSRF, Page, Renderer, View, match
 from tenure.web.security import Problem
 from tenure.web.site import Site
@@ -57,7 +56,7 @@ class _Feed:
 class Feeds:
     def __init__(self, site: Site) -> None:
         self.renderer = Renderer(site)
-        self._crew = Crew("feed", threads=3, patience=20.0)
+        self._crew = site.feeders
         self._feeds: dict[Hashable, _Feed] = {}
         self._watchers = 0
 

@@ -94,6 +94,10 @@ class Memo:
                 if cell.taken_at is not None:
                     cell.stale_at = min(cell.stale_at, cell.taken_at + _HASTE * cell.cost)
 
+    def close(self) -> None:
+        """Nothing is read aside any more."""
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
     def _cell(self, key: Hashable) -> _Cell:
         with self._lock:
             cell = self._cells.setdefault(key, _Cell())

@@ -121,9 +121,10 @@ class Visit:
 class Security:
     """Around everything. Handlers find `request.state.user`, `.csrf` (for forms), and `.session`: they can log out."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, close: Callable[[], None] = lambda: None) -> None:
         self._app = app
         self._access = access
+        self.close = close  #: what is behind it lets its threads go
         self.reports = 0  #: of browsers that kept a page from running what isn't ours
         self._reported_at = float("-inf")
         self._seated = 0

@@ -98,6 +98,8 @@ class Server(uvicorn.Server):
         if self._sweeping is not None:
             self._sweeping.cancel()
         await super().shutdown(sockets)
+        if isinstance(self._app, Security):
+            self._app.close()
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self.should_exit = True

@@ -72,6 +72,8 @@ class Site:
         self.demo = demo
         self.memo = Memo()
         self.crew = Crew("page", threads=16, patience=20.0)
+        self.feeders = Crew("feed", threads=3, patience=20.0)
+        self.probe = Crew("health", threads=1, patience=2.0)  #: it answers also when all others wait for the store
         self._connect = connect
         self._opened: Admin | None = None
         self._lock = Lock()
@@ -118,6 +120,12 @@ class Site:
     def slices(self) -> Sequence[Slice]:
         """What ended in the last quarter of an hour, in slices of five seconds."""
         return self.memo.get("pulse", lambda: self._pulse.look(self.admin), fresh=0.9)
+
+    def close(self) -> None:
+        """Let its threads go."""
+        self.memo.close()
+        for each in (self.crew, self.feeders, self.probe):
+            each.close()
 
     def acted(self) -> None:
         """Somebody changed something: what is shown next is read anew."""
@@ -167,4 +175,4 @@ def create(
     api.add(web, site)
     errors.add(web, site, feeds.renderer)
     web.mount("/static", StaticFiles(directory=str(files("tenure.web") / "static")), name="static")
-    return Security(web, Access(settings, auth))
+    return Security(web, Access(settings, auth), site.close)

@@ -13,7 +13,6 @@ from tenure.admin import metrics_text
 from tenure.errors import StoreAway, StoreError
 from tenure.web import pulse
 from tenure.web.api.common import Administrator, NameOf, Operator, Reader, operation_id, site_of
-from tenure.web.crew import Crew
 from tenure.web.models import overview as models
 from tenure.web.models.values import Changed, Cursor
 from tenure.web.site import Site
@@ -99,12 +98,9 @@ async def get_health(request: Request) -> models.Health:
     """Does the store answer, within two seconds? For probes: it needs no token, and tells no more."""
     site = site_of(request)
     with suppress(StoreAway):
-        if await _probe.run(site.memo.get, "health", lambda: _answers(site), fresh=1.0):
+        if await site.probe.run(site.memo.get, "health", lambda: _answers(site), fresh=1.0):
             return models.Health(status="ok")
     return JSONResponse({"status": "away"}, 503, {"Retry-After": "5"})  # type: ignore[return-value]
-
-
-_probe = Crew("health", threads=1, patience=2.0)  #: it must answer also when all others wait for the store
 
 
 def _answers(site: Site) -> bool:
