@@ -88,6 +88,8 @@ class Proxy:
     async def _close(self) -> None:
         self._flowing.set()
         await self._refuse()
+        await asyncio.sleep(0.02)  # who was let in just before has no link yet, and must not be left open
+        await self._cut()
         await asyncio.gather(*(link.gone.wait() for link in self._links))
         self._closing.set()
 
