@@ -26,7 +26,7 @@ from tenure.web.site import Site
 
 _log = logging.getLogger("tenure.web")
 MOST_WATCHERS = 500
-_SHARE = 10  #: a page that takes 50 ms of processor time is rendered again after half a second
+_SHARE = 25  #: a page that takes 20 ms of processor time is rendered again after half a second
 _ALL = 3  #: as `_SHARE`, for all pages together: they take a third of the processor's time at most
 _STILL_THERE = 15.0  #: seconds without news after which a comment tells proxies and browser that the stream lives
 _LIFE = 900.0  #: seconds after which a stream ends; the browser comes back, and its rights are looked at again

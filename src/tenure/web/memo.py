@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from tenure.errors import StoreAway
 
 T = TypeVar("T")
-SHARE = 30  #: a read that takes 10 ms is made again after 300 ms at the earliest: about 3% of one core at most
+SHARE = 60  #: a read that takes 5 ms is made again after 300 ms at the earliest: less than 2% of one core
 _HASTE = 5  #: as `SHARE`, after somebody acted
 _DEAR = 0.02  #: seconds: nobody waits for a read that takes longer, while there is a value that is not old
 _OLD = 3.0
