@@ -29,10 +29,12 @@ import psutil
 from bench.measure import cpu_seconds
 from bench.report import here, judged
 from bench.schedules import opened, place
+from tenure.app import open_notifier
 from tenure.clock import system_clock
+from tenure.config import load
 from tenure.ids import new_id
 from tenure.lifecycle import Completed, Failed, Lease, Outcome, State
-from tenure.ports import Draft, Store, WorkerIdentity
+from tenure.ports import Draft, Notifier, Ring, Store, WorkerIdentity
 from tenure.schedule import Schedule, Standing
 from tenure.ticks import Plan
 
@@ -62,6 +64,7 @@ class Bench:
     """One store with its jobs, a worker and a dashboard."""
 
     store: Store
+    bell: Notifier  #: who enqueues rings it, as a client does
     random: Random
     scheduled: int  #: jobs
     look_at: str  #: the id of a dead job
@@ -107,7 +110,8 @@ def run(asked: Namespace) -> str:
         say(f"{asked.store}: {asked.jobs:,} jobs are put into the store")
         scheduled, look_at = filled(store, url, asked.jobs)
         with worker(url, asked.slots), dashboard(url) as (port, pid):
-            bench = Bench(store, random, scheduled, look_at, asked.jobs, port, pid)
+            bell = open_notifier(load({"url": url}), store)
+            bench = Bench(store, bell, random, scheduled, look_at, asked.jobs, port, pid)
             many = watched_by_many(bench)
             drain(bench, SPAN, sleep_until)
             for _ in range(LOOKS):
@@ -389,6 +393,7 @@ def stocked(bench: Bench, seconds: float) -> None:
     while excess > 0 and (pruned := store.prune(keep=0, keep_dead=None, limit=10 * BATCH)):
         excess -= pruned
     store.pause(DRAINED, paused=False)
+    bench.bell.announce([Ring("queued", DRAINED)])
 
 
 def left(store: Store) -> int:
@@ -434,10 +439,12 @@ def watched_by_many(bench: Bench) -> Watched:
             sent[number] = time.monotonic_ns()
             marked = new_id()[: -len(MARKER) - 2] + f"{MARKER}{number:02}"
             store.enqueue([replace(queued(LIGHT), id=marked), replace(queued(LATER), id=new_id(), delay=YEAR)])
+            bench.bell.announce([Ring("queued", LIGHT)])
             memory.append(process.memory_info().rss)
         busy = (cpu_seconds(bench.dashboard) - busy) / (time.monotonic() - began)
         sleep_until(time.monotonic() + LAST)
     store.pause(DRAINED, paused=False)
+    bench.bell.announce([Ring("queued", DRAINED)])
     jobs, counts = ([arrived(sent, seen[pattern]) for seen in clients] for pattern in (0, 1))
     found = Watched(
         max(memory),
