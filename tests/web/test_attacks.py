@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterator
 from threading import Event, Thread
 from time import monotonic
@@ -15,8 +16,10 @@ from tenure.admin import Admin
 from tenure.config import load
 from tenure.notifiers.poll import PollNotifier
 from tenure.stores.sqlite import SqliteStore
+from tenure.web import server
 from tenure.web.memo import Memo
 from tenure.web.site import create
+from web.test_security import running
 
 ROOT = "root-secret-0123456789"
 LONG = "9" * 5000  #: digits: more than Python makes a number of
@@ -116,3 +119,36 @@ def test_a_read_that_began_before_somebody_acted_is_not_kept_as_new() -> None:
     deadline = monotonic() + 5  # what was dear is read again a little later
     while memo.get("counts", lambda: truth[0], fresh=3600.0) == "before":
         assert monotonic() < deadline, "what was read before somebody acted stays for an hour"
+
+
+def test_who_connects_and_asks_for_nothing_is_sent_away(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_SILENT_SECONDS", 1)
+    with running(app, app) as place:
+        port = int(place.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as silent:
+            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as half:
+            half.sendall(b"GET /healthz HTTP/1.1\r\nHost: local")
+            assert half.recv(1) == b""
+
+
+def test_the_health_page_answers_while_the_store_hangs(app: Any) -> None:
+    hang = Event()
+    stuck = SqliteStore(":memory:")
+
+    def connect() -> Admin:
+        assert hang.wait(30)
+        return Admin(stuck, PollNotifier())
+
+    site = create(connect, load(environ={}))
+    asked = [Thread(target=ask, args=(site, path)) for path in ("/jobs", "/queues", "/healthz") * 12]
+    for each in asked:
+        each.start()
+    try:
+        answer = ask(site, "/healthz")
+        assert (answer.status_code, answer.json()) == (503, {"status": "away"})
+    finally:
+        hang.set()
+        for each in asked:
+            each.join(30)
+        site.close()
