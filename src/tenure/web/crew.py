@@ -17,12 +17,14 @@ class Crew:
     """Example: `await Crew("page", threads=16, patience=15.0).run(render, page)`; `patience` is in seconds."""
 
     def __init__(self, name: str, threads: int, patience: float) -> None:
-        self._pool = ThreadPoolExecutor(threads, f"tenure-{name}")
+        self._threads = partial(ThreadPoolExecutor, threads, f"tenure-{name}")
+        self._pool = self._threads()
         self._patience = patience
 
     def close(self) -> None:
-        """Its threads end when they have nothing more to do; nobody waits for that."""
+        """Its threads end when they have nothing more to do; nobody waits for that. Others come when they are needed."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = self._threads()
 
     async def run(self, fn: Callable[..., T], *args: Any, **options: Any) -> T:
         """Raises StoreAway when it takes too long: what has not begun is left, what has goes on unheard."""

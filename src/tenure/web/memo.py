@@ -37,6 +37,10 @@ class _Cell:
         return min(self.costs, default=0.0)
 
 
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, "tenure-look")  # starts no thread before one is needed
+
+
 class Memo:
     """Example: `memo.get("queues", admin.queues, fresh=0.2)`, from any thread."""
 
@@ -44,7 +48,7 @@ class Memo:
         self._cells: OrderedDict[Hashable, _Cell] = OrderedDict()
         self._lock = Lock()
         self._acts = 0
-        self._readers = ThreadPoolExecutor(2, "tenure-look")  # starts no thread before one is needed
+        self._readers = _readers()
 
     def get(self, key: Hashable, read: Callable[[], T], *, fresh: float) -> T:
         """The value read at most `fresh` seconds ago, or as long ago as it is dear; what `read` raises is not kept."""
@@ -95,8 +99,9 @@ class Memo:
                     cell.stale_at = min(cell.stale_at, cell.taken_at + _HASTE * cell.cost)
 
     def close(self) -> None:
-        """Nothing is read aside any more."""
+        """The threads that read aside end; others come when they are needed."""
         self._readers.shutdown(wait=False, cancel_futures=True)
+        self._readers = _readers()
 
     def _cell(self, key: Hashable) -> _Cell:
         with self._lock:
