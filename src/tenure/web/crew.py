@@ -22,7 +22,7 @@ class Crew:
         self._patience = patience
 
     def close(self) -> None:
-        """Its threads end when they have nothing more to do; nobody waits for that. Others come when they are needed."""
+        """Its threads end when they have nothing more to do. Nobody waits for that; others come when needed."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = self._threads()
 
