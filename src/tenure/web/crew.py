@@ -32,4 +32,5 @@ class Crew:
         try:
             return await asyncio.wait_for(work, self._patience)
         except TimeoutError as error:
-            raise StoreAway(f"the store has not answered for {self._patience:.0f}s") from error
+            late = f"the store has not answered for {self._patience:.0f}s; an action goes on: look before you ask again"
+            raise StoreAway(late) from error
