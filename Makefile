@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_FROM := pyproject.toml constraints.txt
 
-.PHONY: help demo test check bench chaos docs clean
+.PHONY: help demo test check bench chaos evidence docs clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -15,8 +15,8 @@ demo: .venv/.run  ## See real work survive a killed worker
 	@$(BIN)/tenure demo
 
 test: .venv/.dev .venv/.browser  ## All tests; about a quarter of an hour on two cores
-	$(BIN)/pytest -q -n 2 tests --ignore tests/crash --ignore-glob 'tests/web/test_browser*'
-	$(BIN)/pytest -q -n 3 tests/crash tests/web/test_browser*.py  # these wait more than they work
+	$(BIN)/pytest -q -n 2 tests --ignore tests/crash --ignore tests/chaos --ignore-glob 'tests/web/test_browser*'
+	$(BIN)/pytest -q -n 3 tests/crash tests/chaos tests/web/test_browser*.py  # these wait more than they work
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/ruff check .
@@ -39,16 +39,22 @@ bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables gr
 	$(BIN)/python -m bench --dashboard --store postgres --write docs/bench.md
 	$(BIN)/python -m bench --dashboard --store redis --write docs/bench.md
 
-chaos: .venv/.dev  ## The crash tests with their full figures, then the deleted guards
-	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash
-	$(BIN)/python -m tests.guards
+chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECONDS=300 SEED=7
+	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+
+evidence: .venv/.dev  ## Half an hour of faults a store, the crash tests in full, the deleted guards (hours)
+	for store in sqlite postgres postgres-nats postgres-poll redis redis-cluster; do \
+		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 1800 || exit 1; done
+	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash tests/chaos
+	$(BIN)/python -m tests.guards --json .chaos/guards.json
+	PYTHONPATH=tests $(BIN)/python -m chaos.evidence .chaos docs/evidence.md
 
 docs: .venv/.dev  ## Write the generated parts of the docs anew
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/settings.py --write
 
 clean:  ## Remove .venv and every cache
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .chaos .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:

@@ -9,6 +9,7 @@ It reads PostgreSQL's protocol as far as that needs; TLS it can delay and break,
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 import threading
@@ -20,6 +21,7 @@ from servers import free_port
 
 Answered = Callable[[bytes], bool]
 _SSL_REQUEST, _GSS_REQUEST, _CANCEL_REQUEST = 80877103, 80877104, 80877102
+_PIECE = 512  # bytes a throttled connection forwards at once
 _NO_LINGER = struct.pack("ii", 1, 0)  # closing sends a reset
 
 
@@ -30,7 +32,8 @@ class Proxy:
         self.port = free_port()
         self.cuts = 0
         self._target = (target_host, target_port)
-        self._latency = 0.0
+        self._latency = self._jitter = 0.0
+        self._rate = 0.0
         self._fault: _Fault | None = None
         self._links: set[_Link] = set()
         self._listener: asyncio.Server | None = None
@@ -59,9 +62,17 @@ class Proxy:
         """Reset every connection; new ones work."""
         self._do(self._cut())
 
-    def latency(self, seconds: float) -> None:
-        """Delay what is forwarded, in each direction."""
-        self._latency = seconds
+    def half_close(self) -> None:
+        """End each connection towards the client only: it hears the end, and the server hears of nothing."""
+        self._do(self._half_close())
+
+    def latency(self, seconds: float, jitter: float = 0.0) -> None:
+        """Delay what is forwarded, in each direction, by up to `jitter` seconds more or less."""
+        self._latency, self._jitter = seconds, jitter
+
+    def throttle(self, rate: float) -> None:
+        """Forward so many bytes a second on each connection, in each direction."""
+        self._rate = rate
 
     def heal(self) -> None:
         """Forward everything again, including what a blackhole has held back."""
@@ -88,16 +99,18 @@ class Proxy:
     async def _close(self) -> None:
         self._flowing.set()
         await self._refuse()
-        await asyncio.sleep(0.02)  # who was let in just before has no link yet, and must not be left open
+        for _ in range(10):  # whom the kernel let in just before gets a link first, and is not left open
+            await asyncio.sleep(0)
         await self._cut()
         await asyncio.gather(*(link.gone.wait() for link in self._links))
         self._closing.set()
 
     async def _heal(self) -> None:
-        self._latency, self._fault = 0.0, None
+        self._latency = self._jitter = self._rate = 0.0
+        self._fault = None
         self._flowing.set()
         if self._listener is None:
-            self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     async def _refuse(self) -> None:
         if self._listener is not None:
@@ -112,9 +125,19 @@ class Proxy:
         for link in list(self._links):
             link.reset()
 
-    async def _serve(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _half_close(self) -> None:
+        for link in list(self._links):
+            client = link.writers[0]
+            if not client.is_closing() and client.can_write_eof():
+                client.write_eof()
+                link.half_closed = True
+
+    def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         link = _Link(client)
         self._links.add(link)
+        link.served = asyncio.create_task(self._serve(link, reader, client))
+
+    async def _serve(self, link: _Link, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         try:
             await self._flowing.wait()
             answers, server = await asyncio.open_connection(*self._target)
@@ -134,16 +157,22 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, through: Callable[[bytes], bytes]
     ) -> None:
         while chunk := await reader.read(65536):
-            await asyncio.sleep(self._latency)
+            await asyncio.sleep(max(0.0, self._latency + self._jitter * random.uniform(-1, 1)))
             await self._flowing.wait()
-            writer.write(through(chunk))
-            await writer.drain()
+            passed = through(chunk)
+            while passed and not writer.is_closing():
+                rate = self._rate
+                now, passed = (passed[:_PIECE], passed[_PIECE:]) if rate else (passed, b"")
+                if rate:
+                    await asyncio.sleep(len(now) / rate)
+                writer.write(now)
+                await writer.drain()
         await self._flowing.wait()
         if not writer.is_closing():
             writer.write_eof()
 
     def _reply(self, link: _Link, chunk: bytes) -> bytes:
-        passed = link.reply(chunk)
+        passed = b"" if link.half_closed else link.reply(chunk)
         if link.answered:
             self.cuts += 1
             link.reset()
@@ -168,8 +197,10 @@ class _Link:
 
     def __init__(self, client: asyncio.StreamWriter) -> None:
         self.writers = [client]
+        self.served: asyncio.Task[None] | None = None
         self.gone = asyncio.Event()
         self.answered = False
+        self.half_closed = False
         self._talk = _Talk()
         self._sent = b""
         self._struck: _Fault | None = None

@@ -17,7 +17,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -282,6 +283,39 @@ def _carriers(mark: bytes) -> list[int]:
         except OSError:
             continue
     return [pid for pid in found if alive(pid)]
+
+
+# ── A disk that can be full ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def small_disk(folder: Path, mebibytes: int = 32) -> Generator[Path | None]:
+    """A file system of its own, or None where nobody may mount one."""
+    disk = folder / "disk"
+    disk.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "none", str(disk)], capture_output=True, check=False
+    )
+    if made.returncode != 0:
+        yield None
+        return
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@contextmanager
+def filled(disk: Path) -> Generator[None]:
+    """Nobody can write a byte to it meanwhile."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 20, 512):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+    yield
+    filler.unlink()
 
 
 # ── Judging the ledger ──────────────────────────────────────────────────────────────────────────────────────────

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import resource
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,40 +13,17 @@ import pytest
 from . import shop
 from .backends import Backend
 from .conftest import Tell
-from .harness import Site, alive, boot, overlaps, runs_of
+from .harness import Site, alive, boot, filled, overlaps, runs_of, small_disk
 
 LEASE = 3.0
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A file system of 32 MiB, or None where nobody may mount one."""
-    disk = folder / "disk"
-    disk.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(disk)], capture_output=True, check=False
-    )
-    if made.returncode != 0:
-        yield None
-        return
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @contextmanager
 def full(site: Site, disk: Path | None, pids: list[int]) -> Iterator[None]:
     """Nobody can write a byte to the database meanwhile."""
     if disk is not None:
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file:
-            for size in (1 << 20, 512):
-                with suppress(OSError):
-                    while True:
-                        file.write(bytes(size))
-        yield
-        filler.unlink()
+        with filled(disk):
+            yield
         return
     before = [resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids]
     for pid, (_, hard) in zip(pids, before, strict=True):

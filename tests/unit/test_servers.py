@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -470,3 +471,28 @@ def test_latency_delays_the_answer_in_each_direction(database: str, proxy: Proxy
 def test_a_server_that_is_away_resets_the_client(database: str) -> None:
     with Proxy("127.0.0.1", servers.free_port()) as proxy, pytest.raises(psycopg.OperationalError):
         through(proxy, database)
+
+
+def test_a_half_closed_connection_ends_for_the_client_alone(database: str, proxy: Proxy) -> None:
+    with through(proxy, database) as connection:
+        proxy.half_close()
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    with through(proxy, database) as fresh:
+        assert fresh.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_throttled_connection_is_slow_and_whole(database: str, proxy: Proxy) -> None:
+    with through(proxy, database) as connection:
+
+        def seconds() -> float:
+            before = time.monotonic()
+            assert connection.execute("SELECT repeat('x', 20000)").fetchone() == ("x" * 20_000,)
+            return time.monotonic() - before
+
+        quick = seconds()
+        proxy.throttle(20_000)
+        slow = seconds()
+        proxy.heal()
+        assert slow > 2 * quick
+        assert slow > 0.9

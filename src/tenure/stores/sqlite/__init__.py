@@ -279,9 +279,8 @@ class SqliteStore:
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        now, boot = self._now(), self._boot()
-
         def step(connection: apsw.Connection) -> list[Claimed]:
+            now, boot = self._now(), self._boot()  # it may have waited for its turn
             claimed: list[Claimed] = []
             for queue, most in wants.items():
                 want = min(most, limit - len(claimed))
@@ -442,9 +441,8 @@ class SqliteStore:
     # ── supervisors ──
 
     def register(self, worker: WorkerIdentity) -> None:
-        now, boot = self._now(), self._boot()
-
         def step(connection: apsw.Connection) -> None:
+            now, boot = self._now(), self._boot()  # it may have waited for its turn
             connection.execute(
                 "INSERT INTO workers (id, host, pid, started, boot_id, pid_namespace, runner, queues, tasks, slots, "
                 "lease, started_at, renewed_at, expires_boot) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) "
@@ -478,9 +476,8 @@ class SqliteStore:
         notes: Mapping[str, str] | None = None,
         memory: Mapping[str, int] | None = None,
     ) -> frozenset[str]:
-        now, boot = self._now(), self._boot()
-
         def step(connection: apsw.Connection) -> frozenset[str]:
+            now, boot = self._now(), self._boot()  # it may have waited for its turn
             alive: set[str] = set()
             for worker_id in worker_ids:
                 connection.execute(
@@ -643,8 +640,11 @@ class SqliteStore:
         return self._file.read(lambda connection: schedules.due(connection, now, boot, limit))
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
-        now, boot, boot_id = self._now(), self._boot(), self._clock.boot_id
-        return self._file.write(lambda c: [schedules.change(c, each, now, boot, boot_id) for each in changes])
+        def step(connection: apsw.Connection) -> list[bool]:
+            now, boot = self._now(), self._boot()  # it may have waited for its turn
+            return [schedules.change(connection, each, now, boot, self._clock.boot_id) for each in changes]
+
+        return self._file.write(step)
 
     def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
         now, boot, wanted = self._now(), self._boot(), None if names is None else sorted(set(names))

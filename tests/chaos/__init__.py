@@ -1,0 +1,1 @@
+"""Real processes, real servers, random faults, and a judge who believes only what clients and handlers wrote down."""

@@ -1,0 +1,82 @@
+"""`python -m chaos --store STORE --seconds SECONDS [--seed SEED]`: one or more runs, and a line for each.
+
+    python -m chaos --store postgres --seconds 300 --seed 7
+    python -m chaos --store redis --seconds 1800 --each 300      six runs, each with a seed of its own
+    python -m chaos --store sqlite --replay FOLDER/faults.json --seed 7
+    python -m chaos --store sqlite --only "kill worker" --only "pause host"
+
+Each run leaves its faults, its history and its verdict in a folder of its own under --keep (.chaos); `--write FILE`
+adds them all up in that document. Exit code 1: a promise was broken, or nothing was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import evidence, faults
+from .run import RATE, Result, play
+
+EACH_SECONDS = 300.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    given = _parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    draw = random.Random(given.seed)
+    left, wrong, seed = given.seconds, 0, given.seed
+    while left > 0:
+        seconds = min(left, given.each)
+        result = _one(given, seed, seconds)
+        sys.stdout.write(f"{evidence.summary(result)}\n")
+        sys.stdout.flush()
+        wrong += not result.passed
+        left -= seconds
+        seed = draw.randrange(1, 1 << 32)
+    if given.write:
+        evidence.write(Path(given.write), Path(given.keep))
+    return 1 if wrong else 0
+
+
+def _one(given: argparse.Namespace, seed: int, seconds: float) -> Result:
+    """In a folder of its own; what is worth keeping of it comes to --keep."""
+    plan = faults.read(Path(given.replay)) if given.replay else None
+    with tempfile.TemporaryDirectory(prefix="chaos-") as name:
+        folder = Path(name)
+        result = play(given.store, folder, seconds=seconds, seed=seed, only=given.only, plan=plan, rate=given.rate)
+        kept = Path(given.keep, f"{given.store}-{seed}")
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        for each in (*folder.glob("*.json*"), *folder.glob("*.log")):
+            if each.suffix != ".log" or not result.passed:
+                shutil.copy(each, kept)
+        evidence.keep(result, kept / "result.json")
+    return result
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--store", required=True, help="sqlite, postgres, postgres-poll, postgres-nats, redis, redis-cluster"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of faults, in all (60)")
+    parser.add_argument("--each", type=float, default=EACH_SECONDS, help="seconds of one run, at most (300)")
+    parser.add_argument("--seed", type=int, default=0, help="repeats the faults and clients of that seed; 0: a new one")
+    parser.add_argument("--rate", type=float, default=RATE, help="new jobs a second (12)")
+    parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="this kind of fault; repeatable")
+    parser.add_argument("--replay", metavar="FILE", help="the faults of an earlier run")
+    parser.add_argument("--keep", default=".chaos", metavar="FOLDER", help="where runs are kept (.chaos)")
+    parser.add_argument("--write", metavar="FILE", help="write what all kept runs show")
+    given = parser.parse_args(arguments)
+    given.seed = given.seed or random.SystemRandom().randrange(1, 1 << 32)
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""What runs have shown, in lines, in files, and in docs/evidence.md: `python -m chaos.evidence [FOLDER [DOCUMENT]]`.
+
+Everything in the document is added up from the results that are kept beside the histories; nothing is typed in.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from . import history
+from .run import Result
+
+FIGURES = ("jobs", "attempts", "kills", "refusals", "rescues", "redeliveries")
+
+
+def summary(result: Result) -> str:
+    """A run in a line, and what is wrong with it below."""
+    verdict = result.verdict
+    figures = ", ".join(f"{getattr(verdict, name)} {name}" for name in FIGURES)
+    wrong = [
+        *(f"{each.invariant}: {each.sentence}" for each in verdict.violations),
+        *(f"it proves nothing: {each}" for each in result.toothless),
+        *result.oddities,
+    ]
+    line = (
+        f"{result.backend}, seed {result.seed}, {result.seconds:.0f} s: {len(result.faults)} faults, {figures}; "
+        f"drained in {result.drained:.1f} s; {len(verdict.violations)} violations"
+    )
+    return "\n".join([line, *(f"    {each}" for each in wrong)])
+
+
+def keep(result: Result, path: Path) -> None:
+    verdict = result.verdict
+    shares = _shares(history.read(result.folder / "history.jsonl"))
+    path.write_text(
+        json.dumps(
+            {
+                "backend": result.backend,
+                "seed": result.seed,
+                "seconds": result.seconds,
+                "drained": result.drained,
+                "passed": result.passed,
+                "violations": [list(each) for each in verdict.violations],
+                "wrong": [*result.toothless, *result.oddities],
+                "effects": {str(times): jobs for times, jobs in verdict.effects.items()},
+                **{name: getattr(verdict, name) for name in FIGURES},
+                "faults": {
+                    name: {"times": times, **shares[name], "recoveries": verdict.recoveries.get(name, ())}
+                    for name, times in verdict.faults.items()
+                },
+            },
+            indent=1,
+        )
+    )
+
+
+def _shares(events: Iterable[history.Event]) -> defaultdict[str, Counter[str]]:
+    """By fault: what was begun, and refused to handlers, from its begin until the next one's."""
+    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    now = ""
+    for event in events:
+        if event.op == "fault" and event.phase == "invoke":
+            now = event.data["kind"]
+        elif event.op == "calm":
+            now = ""
+        if now and event.op == "begin":
+            found[now]["begun"] += 1
+        elif now and event.phase == "fail" and event.op in ("checkpoint", "once", "hand_in"):
+            found[now]["refused"] += 1
+    return found
+
+
+# ── The document ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write(document: Path, folder: Path) -> None:
+    results = [json.loads(path.read_text()) for path in sorted(folder.glob("*/result.json"))]
+    if not results:
+        raise SystemExit(f"no run is kept in {folder}: make chaos STORE=sqlite SECONDS=60")
+    by_store: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for each in results:
+        by_store[each["backend"]].append(each)
+    sections = [_HEAD.format(today=datetime.now(UTC).date(), machine=_machine()), _totals(by_store)]
+    sections += [_faults(store, runs) for store, runs in by_store.items()]
+    guards = folder / "guards.json"
+    if guards.exists():
+        sections.append(_guards(json.loads(guards.read_text())))
+    document.write_text("\n\n".join(sections) + "\n")
+
+
+_HEAD = """# Faults survived
+
+`make chaos` wrote this, on {today}, {machine}.
+
+Real supervisors, workers, clients and servers; faults drawn from a seed, one after the other; handlers that write down
+what they did, clients that write down what they were told. A checker that never asks the engine then looks for fourteen
+kinds of broken promises ([history.py](../tests/chaos/history.py), [checker.py](../tests/chaos/checker.py)). What is
+promised stands in [delivery.md](delivery.md); which fault is tried on which store, and what must come of it, in
+[the matrix](../tests/chaos/matrix.py)."""
+
+
+def _machine() -> str:
+    import os
+
+    return f"{os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"| --- |{' ---: |' * (len(head) - 1)}"]
+    return "\n".join(lines + [f"| {' | '.join(map(str, row))} |" for row in rows])
+
+
+def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    rows = [
+        (
+            store,
+            len(runs),
+            f"{sum(run['seconds'] for run in runs) / 60:.1f}",
+            sum(fault["times"] for run in runs for fault in run["faults"].values()),
+            *(f"{sum(run[name] for run in runs):,}" for name in FIGURES),
+            sum(len(run["violations"]) for run in runs),
+            f"{max(run['drained'] for run in runs):.1f} s",
+        )
+        for store, runs in by_store.items()
+    ]
+    head = ("store", "runs", "minutes", "faults", *FIGURES, "violations", "longest drain")
+    told = [
+        f"- {run['backend']}, seed {run['seed']}: {each}"
+        for runs in by_store.values()
+        for run in runs
+        for each in (*(" ".join(pair) for pair in run["violations"]), *run["wrong"])
+    ]
+    below = "\n\nWhat was wrong:\n\n" + "\n".join(told) if told else ""
+    return f"## All runs\n\n{_table(head, rows)}{below}"
+
+
+def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
+    found: defaultdict[str, dict[str, Any]] = defaultdict(lambda: {"times": 0, "begun": 0, "refused": 0, "again": []})
+    for run in runs:
+        for name, fault in run["faults"].items():
+            mine = found[name]
+            for figure in ("times", "begun", "refused"):
+                mine[figure] += fault.get(figure, 0)
+            mine["again"] += fault["recoveries"]
+    rows = [
+        (name, fault["times"], f"{fault['begun']:,}", fault["refused"], len(fault["again"]), *_spread(fault["again"]))
+        for name, fault in sorted(found.items())
+    ]
+    head = ("fault", "times", "attempts begun", "refusals heard", "begun again", "p50", "p99", "most")
+    seeds = ", ".join(str(run["seed"]) for run in runs)
+    effects = Counter[int]()
+    for run in runs:
+        effects.update({int(times): jobs for times, jobs in run["effects"].items()})
+    again = f"make chaos STORE={store} SECONDS={runs[0]['seconds']:.0f} SEED={runs[0]['seed']}"
+    told = ", ".join(f"{times} × {jobs:,} jobs" for times, jobs in sorted(effects.items()))
+    return (
+        f"## {store}\n\nSeeds {seeds}. One of them again: `{again}`.\n\n"
+        f"Effects of a job: {told}. The times are from a fault to the next begin of what it ended.\n\n"
+        f"{_table(head, rows)}"
+    )
+
+
+def _spread(values: Sequence[float]) -> tuple[str, str, str]:
+    if not values:
+        return ("–", "–", "–")
+    ordered = sorted(values)
+    places = (len(ordered) // 2, min(len(ordered) - 1, int(len(ordered) * 0.99)), len(ordered) - 1)
+    p50, p99, most = (f"{ordered[place]:.2f} s" for place in places)
+    return p50, p99, most
+
+
+def _guards(rows: Sequence[Mapping[str, Any]]) -> str:
+    red = sum(bool(row["caught_by"]) for row in rows)
+    table = _table(
+        ("guard removed", "store", "caught by"),
+        [(row["guard"], row["store"], f"`{row['caught_by']}`" if row["caught_by"] else "**nothing**") for row in rows],
+    )
+    return (
+        f"## Guards removed\n\nEach is deleted from a copy of the code, and a test must fail: {red} of {len(rows)} did "
+        f"(`python -m tests.guards`).\n\n{table}"
+    )
+
+
+if __name__ == "__main__":
+    write(Path((sys.argv[2:] or ["docs/evidence.md"])[0]), Path((sys.argv[1:] or [".chaos"])[0]))

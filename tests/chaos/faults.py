@@ -1,0 +1,138 @@
+"""The faults of a run, as data: made from a seed, kept beside the run's history, and read again to repeat it.
+
+Faults come one after the other, and after each one there is time for what it sets off, because that is what is
+promised: under any single fault no former owner runs beside its successor. Two at once are in `tests/model`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What can go wrong.
+
+    `needs`: what the stage must have for it (`Stage.has`); `leases`: how long it
+    lasts, drawn from these, in leases (of a line that is cut or slow: in seconds); `rest`: leases until the next one;
+    `target`: what it is done to; `often`: how often it is drawn among the others.
+    """
+
+    name: str
+    target: str = ""
+    needs: frozenset[str] = frozenset()
+    leases: tuple[float, ...] = (0.0,)
+    rest: float = 0.4
+    often: float = 1.0
+
+
+def _kind(name: str, target: str = "", needs: str = "", **more: object) -> Kind:
+    return Kind(name=name, target=target, needs=frozenset(needs.split()), **more)  # type: ignore[arg-type]
+
+
+LONG = (0.25, 0.9, 2.0)  # under a third nothing happens; about one, and well over one, code is stopped and taken back
+
+KINDS: tuple[Kind, ...] = (
+    # processes
+    _kind("kill", "worker", often=6.0),
+    _kind("kill", "supervisor", often=2.0, rest=0.6),
+    _kind("kill", "client"),
+    _kind("pause", "worker", leases=(0.5, 1.0, 3.0), rest=1.0, often=2.0),
+    _kind("pause", "supervisor", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
+    _kind("pause", "host", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
+    _kind("deploy", "supervisor", often=2.0, rest=0.6),
+    _kind("clock", "host", leases=(1.0,)),
+    # former owners
+    _kind("ghost writes", rest=0.1, often=2.0),
+    # doorbells
+    _kind("false hints", rest=0.1),
+    # lines: between a host, or the clients, and the server
+    _kind("blackhole", "line", "server", leases=LONG, rest=1.5, often=2.0),
+    _kind("refuse", "line", "server", leases=LONG, rest=1.5),
+    _kind("reset", "line", "server", often=2.0),
+    _kind("half-close", "line", "server"),
+    _kind("latency", "line", "server", leases=(1.0,)),
+    _kind("throttle", "line", "server", leases=(1.0,), rest=1.0),
+    _kind("lost reply", "line", "server", leases=(0.5,), often=4.0),
+    # servers
+    _kind("kill", "server", "server", leases=(0.0, 0.5, 2.0), rest=1.5, often=2.0),
+    _kind("stop", "server", "server", leases=(0.0, 0.5), rest=1.5),
+    _kind("freeze", "server", "server", leases=LONG, rest=1.5),
+    _kind("kill", "node", "cluster", leases=(0.0, 0.5, 2.0), rest=1.5, often=3.0),
+    _kind("disconnect", "server", "server"),
+    _kind("forget scripts", "server", "scripts", rest=0.1),
+    _kind("long transaction", "", "transactions", leases=(0.5, 1.5), rest=1.0),
+    # the queue that delivers
+    _kind("kill", "queue", "nats", leases=(0.0, 1.0), rest=1.0, often=2.0),
+    _kind("wipe", "queue", "nats", rest=1.0),
+    _kind("blackhole", "queue", "nats", leases=(1.0, 3.0), rest=1.0),
+    _kind("reset", "queue", "nats"),
+    _kind("lost reply", "queue", "nats", leases=(0.5,)),
+    # the machine
+    _kind("full disk", "", "small-disk", leases=(0.25, 1.0, 2.0), rest=1.5),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: `after` seconds of peace it lasts `seconds`, and meets the `place`-th of its targets (modulo)."""
+
+    after: float
+    kind: str
+    target: str
+    seconds: float = 0.0
+    place: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.target}".strip()
+
+
+def possible(has: Collection[str], only: Collection[str] = ()) -> list[Kind]:
+    """The kinds that a backend can be tried with; of these those that are named, if any are."""
+    found = [kind for kind in KINDS if kind.needs <= set(has)]
+    if not only:
+        return found
+    named = [kind for kind in found if f"{kind.name} {kind.target}".strip() in only]
+    if not named:
+        known = ", ".join(sorted(f"{kind.name} {kind.target}".strip() for kind in found))
+        raise SystemExit(f"no fault here is called {', '.join(only)}; there are: {known}")
+    return named
+
+
+def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind]) -> list[Fault]:
+    """What happens in a run of so many seconds. The same seed gives the same faults."""
+    draw = random.Random(seed)
+    found: list[Fault] = []
+    queue: list[Kind] = []
+    rest = lease  # who has just started may not declare anybody dead yet
+    spent = 0.0
+    while True:
+        if not queue:  # each kind comes once before those come that are to come more often
+            queue = draw.sample(kinds, len(kinds)) if not found else draw.choices(kinds, [k.often for k in kinds], k=20)
+        kind = queue.pop()
+        lasts = draw.choice(kind.leases) * lease
+        spent += rest + lasts
+        if spent > seconds:
+            return found
+        fault = Fault(
+            after=round(rest, 3),
+            kind=kind.name,
+            target=kind.target,
+            seconds=round(lasts, 3),
+            place=draw.randrange(1000),
+        )
+        found.append(fault)
+        rest = kind.rest * lease * draw.uniform(0.8, 1.4)
+
+
+def write(path: Path, faults: Iterable[Fault]) -> None:
+    path.write_text(json.dumps([asdict(fault) for fault in faults], indent=1))
+
+
+def read(path: Path) -> list[Fault]:
+    return [Fault(**each) for each in json.loads(path.read_text())]

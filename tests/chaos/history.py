@@ -1,0 +1,144 @@
+"""What everybody saw, one line an event: the only evidence the checker listens to.
+
+Clients, handlers and the nemesis each append to one file of a run, a JSON array a line, in one write: a line is whole
+or not there, also when its writer is killed the next moment. Nobody of them reads the store, and nothing here is
+written by the engine. A job is known by its `key`, which its client gave it; ids and attempts are noted as handlers
+see them.
+
+A client's call is two events: `invoke`, then
+
+    ok      the answer came: it has happened
+    fail    it has not happened, and never will: refused, or rolled back on purpose
+    info    nobody knows: the store was away, or the process was killed (then there is no second event at all)
+
+    actor      op           data
+    clients    enqueue      due (seconds of delay), unique (or ""), script, must (the state it is to end in, or "any");
+                            tx: "commit" or "rollback" where it is inside a transaction with a row of the clients' own
+                            table; ok: id, created
+               cancel       ok: state (as answered, null: no such job)
+               replay       ok: landed
+               delete       ok: landed
+               read         ok: state, and the event's attempt (what the store told somebody who asks for this job)
+    handlers   begin        checkpoint (as this attempt was given it), pid
+               alive        still running, every 50 ms or so
+               effect       something that can't be undone, in the world outside
+               checkpoint   value: invoke, then ok, fail (refused: the lease is lost) or info
+               once         name; ok: value (the first result, whoever made it), made (this call ran the function)
+               made         name, value: inside of the function that `once` runs
+               hand_in      job.finish(tx=) beside a row of the handlers' own table: invoke, then ok, fail or info
+               end          how: return, raise, final, snooze, cancelled, exit; value: what is returned
+               tick         schedule, tick (as the job's meta tells): the run of a schedule
+    nemesis    fault        kind, target, seconds, and what else describes it: invoke when it begins, ok when it is over
+               kill         pid: SIGKILL is sent
+               ghost        name: what a former owner writes, sent again by somebody else: fail (refused), or ok
+               pause        pids: SIGSTOP is sent (invoke), SIGCONT is sent (ok)
+    runner     calm         all faults are over, all clients have stopped: from now on the jobs must end
+               drained      nothing is live any more
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+Phase = Literal["invoke", "ok", "fail", "info"]
+
+
+class Event(NamedTuple):
+    """`at` is boot-clock seconds of this machine, the same clock for everybody; `actor` is unique to a process."""
+
+    at: float
+    actor: str
+    op: str
+    phase: Phase
+    key: str = ""
+    job: str = ""
+    attempt: int = 0
+    data: Mapping[str, Any] = MappingProxyType({})
+
+
+class Pen:
+    """Appends events to the file of a run."""
+
+    def __init__(self, path: Path, actor: str) -> None:
+        self.actor = actor
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def note(
+        self, op: str, phase: Phase = "ok", *, key: str = "", job: str = "", attempt: int = 0, **data: Any
+    ) -> None:
+        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1e9
+        line = json.dumps([at, self.actor, op, phase, key, job, attempt, data], separators=(",", ":"))
+        os.write(self._file, f"{line}\n".encode())
+
+
+def read(path: Path) -> list[Event]:
+    """Every whole line, in order of time."""
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    return sorted((Event(*json.loads(line)) for line in lines), key=lambda event: event.at)
+
+
+# ── What the store holds at the end ─────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A job as the store tells it when all is over."""
+
+    key: str
+    id: str
+    task: str
+    state: str
+    attempt: int
+    result: Any
+    checkpoint: Any
+    unique: str
+    failures: int
+    crashes: int  #: in all
+    outcomes: Mapping[int, str]  #: by attempt, of those that did not complete
+    refused: int = 0  #: attempts whose row keeps a refused write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """What the store, and the tables that jobs and clients wrote beside it, hold when all is over."""
+
+    jobs: tuple[Kept, ...]
+    #: keys in the clients' table (`enqueue` with tx="commit"), as often as they are there
+    rows: tuple[str, ...] = ()
+    #: (key, attempt) in the handlers' table (`hand_in`)
+    handed_in: tuple[tuple[str, int], ...] = ()
+    #: by schedule: the instants (Unix seconds) of every tick that the store knows, with the ids of the jobs it became
+    ticks: Mapping[str, Mapping[int, tuple[str, ...]]] = field(default_factory=dict[str, Mapping[int, tuple[str, ...]]])
+
+
+def write_dump(path: Path, dump: Dump) -> None:
+    path.write_text(json.dumps(asdict(dump)))
+
+
+def read_dump(path: Path) -> Dump:
+    """As it was written: JSON knows neither tuples nor numbers as keys."""
+    found = json.loads(path.read_text())
+    jobs = [Kept(**{**job, "outcomes": {int(n): how for n, how in job["outcomes"].items()}}) for job in found["jobs"]]
+    return Dump(
+        jobs=tuple(jobs),
+        rows=tuple(found["rows"]),
+        handed_in=tuple((key, attempt) for key, attempt in found["handed_in"]),
+        ticks={name: {int(at): tuple(jobs) for at, jobs in ticks.items()} for name, ticks in found["ticks"].items()},
+    )
+
+
+# ── The pen of a process ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@functools.cache
+def pen() -> Pen:
+    """That of this process, as its environment says."""
+    return Pen(Path(os.environ["TENURE_TEST_HISTORY"]), f"{os.environ['TENURE_TEST_ACTOR']}-{os.getpid()}")

@@ -1,0 +1,195 @@
+"""One run: jobs, clients and faults for some time, then peace, then a verdict."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from crash.harness import alive, boot, until
+from tenure.admin import Admin
+from tenure.app import open_notifier
+from tenure.errors import StoreError
+from tenure.ports import Filter, JobView, Store
+
+from . import faults, history, workload
+from .checker import Verdict, bites, check
+from .faults import Fault
+from .history import Dump, Kept
+from .nemesis import Nemesis
+from .seen import Allowed, Timetable
+from .stage import Stage
+
+LEASE = 3.0
+RATE = 12.0  # new jobs a second, of all clients
+DRAIN_SECONDS = 60.0
+CLIENTS_SECONDS = 60.0
+#: A whole machine that was paused may run old code for about a second when it wakes (docs/delivery.md).
+WAKING_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run did, and what is wrong with how it ended."""
+
+    backend: str
+    seed: int
+    seconds: float
+    faults: Sequence[Fault]
+    verdict: Verdict
+    toothless: Sequence[str]  #: what never happened although it should have
+    oddities: Sequence[str]  #: processes that ended by themselves, or not with 0
+    drained: float  #: seconds from calm until nothing was live
+    folder: Path
+
+    @property
+    def passed(self) -> bool:
+        return not (self.verdict.violations or self.toothless or self.oddities)
+
+
+def play(
+    backend: str,
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    only: Collection[str] = (),
+    plan: Sequence[Fault] | None = None,
+    lease: float = LEASE,
+    rate: float = RATE,
+) -> Result:
+    """Play one run in this folder, where its history and its faults stay."""
+    with Stage(backend, folder, lease=lease, seed=seed, rate=rate) as stage:
+        if plan is None:
+            plan = faults.plan(seed, seconds, lease, faults.possible(stage.has, only))
+        faults.write(folder / "faults.json", plan)
+        until(lambda: _answers(stage), "the first jobs to have run", 60)
+        began, ticking_since = boot(), time.time()
+        nemesis = Nemesis(stage)
+        for fault in plan:
+            nemesis.strike(fault)
+        stage.heal()
+        time.sleep(2 * lease)  # ticks that fell due meanwhile are caught up with
+        ticking = (ticking_since, time.time() - lease)
+        oddities = _calm(stage)
+        calm = boot()
+        drained = _drain(stage)
+        oddities += _stop(stage)
+        dump = _dump(stage)
+    history.write_dump(folder / "dump.json", dump)
+    events = history.read(folder / "history.jsonl")
+    oddities += [f"{event.op}: {event.data}" for event in events if event.op == "ended"]
+    schedules = {name: Timetable(period, *ticking) for name, period in workload.EVERY.items()}
+    verdict = check(events, dump, Allowed(waking=WAKING_SECONDS, drain=DRAIN_SECONDS, schedules=schedules))
+    return Result(
+        backend=backend,
+        seed=seed,
+        seconds=calm - began,
+        faults=plan,
+        verdict=verdict,
+        toothless=bites(verdict) if not only else (),
+        oddities=oddities,
+        drained=drained,
+        folder=folder,
+    )
+
+
+def _answers(stage: Stage) -> bool:
+    return any(event.op == "end" for event in history.read(stage.history))
+
+
+def _calm(stage: Stage) -> list[str]:
+    """All faults are over, clients stop, and schedules fire no more: what is there now must end."""
+    codes = stage.stop_clients(CLIENTS_SECONDS)
+    store = stage.site.store
+    notifier = open_notifier(workload.jobs.settings, store)
+    admin = Admin(store, notifier, workload.jobs.settings)
+    for name in workload.EVERY:
+        _patiently(lambda name=name: admin.pause_schedule(name, "the run is over"))  # type: ignore[misc]
+    notifier.close()
+    stage.pen.note("calm")
+    return [f"a client ended with {code}" for code in codes if code]
+
+
+def _drain(stage: Stage) -> float:
+    began = boot()
+    with suppress(AssertionError):  # the checker says what is live still
+        stage.site.until(lambda: _patiently(lambda: _live(stage.site.store)) == 0, "all jobs to end", 2 * DRAIN_SECONDS)
+        stage.pen.note("drained")
+    return boot() - began
+
+
+def _live(store: Store) -> int:
+    return sum(sum(view.counts.values()) for view in store.queues())
+
+
+def _patiently(call: Any) -> Any:
+    """The store is there, but connections that it closed are found out one by one."""
+    for _ in range(50):
+        with suppress(StoreError):
+            return call()
+        time.sleep(0.2)
+    return call()
+
+
+def _stop(stage: Stage) -> list[str]:
+    pids = [pid for host in stage.hosts for pid in host.pids()]
+    codes = [host.supervisor.stop() for host in stage.hosts]
+    wrong = [f"a supervisor ended with {code}" for code in codes if code]
+    left = [pid for pid in pids if alive(pid)]
+    return wrong + ([f"{len(left)} processes are left after their supervisors"] if left else [])
+
+
+# ── What the store holds ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _dump(stage: Stage) -> Dump:
+    store = stage.site.store
+    tables = store.capabilities.transactions
+    return Dump(
+        jobs=tuple(_kept(store, view) for view in _everything(store)),
+        rows=tuple(str(key) for (key,) in workload.read_table("rows")) if tables else (),
+        handed_in=tuple((str(k), int(n)) for k, n in workload.read_table("handed_in")) if tables else (),
+        ticks={name: _ticks(store, name) for name in workload.EVERY},
+    )
+
+
+def _everything(store: Store) -> list[JobView]:
+    found: list[JobView] = []
+    cursor: str | None = None
+    while True:
+        page = store.search(Filter(), limit=1000, cursor=cursor)
+        found += page.jobs
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+def _kept(store: Store, view: JobView) -> Kept:
+    attempts = store.attempts(view.id) if view.attempt > 1 or view.state != "completed" else []
+    return Kept(
+        key=json.loads(view.payload).get("key", ""),  # those of schedules have none
+        id=view.id,
+        task=view.task,
+        state=view.state,
+        attempt=view.attempt,
+        result=None if view.result is None else json.loads(view.result),
+        checkpoint=None if view.checkpoint is None else json.loads(view.checkpoint),
+        unique=view.unique or "",
+        failures=view.failures,
+        crashes=view.crashes_total,
+        outcomes={each.attempt: each.outcome for each in attempts},
+        refused=sum("refused" in each.evidence for each in attempts),
+    )
+
+
+def _ticks(store: Store, name: str) -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for tick in store.ticks(name, limit=100_000):
+        at = int(tick.tick.timestamp())
+        found[at] = (*found.get(at, ()), *([tick.job_id] if tick.job_id else []))
+    return found

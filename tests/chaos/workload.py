@@ -1,0 +1,327 @@
+"""The app of a run: jobs whose arguments say what they do, step by step, and handlers that write down what they did.
+
+A script is a list of steps: `["sleep", 0.2]`, `["effect"]`, `["raise", 2]`. It runs in worker processes as `workload`;
+clients import it to enqueue. What a step writes into the history stands in history.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import random
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tenure import Fail, Job, Retry, Snooze, Tenure
+from tenure.errors import JobStopped, LeaseLost, StoreError
+
+from .history import Phase, pen
+
+Step = Sequence[Any]
+Script = Sequence[Step]
+Must = Literal["completed", "dead", "any"]
+
+ALIVE_SECONDS = 0.05
+MAX_CRASHES = 500  # what the nemesis kills is charged to whoever ran there
+SOON = Retry(500, base="50ms", cap="500ms")
+
+jobs = Tenure(retry=SOON)
+
+
+class Trouble(Exception):
+    """What a script raises when it is told to."""
+
+
+def note(job: Job[Any], key: str, op: str, phase: Phase = "ok", **data: Any) -> None:
+    pen().note(op, phase, key=key, job=str(job.id), attempt=job.attempt, **data)
+
+
+# ── Handlers ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@jobs.task(max_crashes=MAX_CRASHES)
+async def act(job: Job[Any], key: str, script: list[list[Any]]) -> str:
+    """On the loop."""
+    note(job, key, "begin", checkpoint=job.checkpoint, pid=os.getpid())
+    try:
+        for name, *words in script:
+            if name == "sleep":
+                await _sleep(job, key, *words)
+            elif name == "checkpoint":
+                await _acheckpoint(job, key, *words)
+            elif name == "once":
+                await _aonce(job, key, *words)
+            elif name == "spawn":
+                await _aspawn(job, key)
+            else:
+                _plain(job, key, name, *words)
+    except BaseException as error:
+        note(job, key, "end", how=_how(error))
+        raise
+    value = f"{key}/{job.attempt}"
+    note(job, key, "end", how="return", value=value)
+    return value
+
+
+@jobs.task(max_crashes=MAX_CRASHES)
+def act_in_thread(job: Job[Any], key: str, script: list[list[Any]]) -> str:
+    """The same in a thread; here a job can be handed in within a transaction."""
+    note(job, key, "begin", checkpoint=job.checkpoint, pid=os.getpid())
+    value = f"{key}/{job.attempt}"
+    try:
+        for name, *words in script:
+            if name == "sleep":
+                _doze(job, key, *words)
+            elif name == "checkpoint":
+                _checkpoint(job, key, *words)
+            elif name == "once":
+                _once(job, key, *words)
+            elif name == "hand_in":
+                _hand_in(job, key, value)
+            else:
+                _plain(job, key, name, *words)
+    except BaseException as error:
+        note(job, key, "end", how=_how(error))
+        raise
+    note(job, key, "end", how="return", value=value)
+    return value
+
+
+@jobs.task(max_crashes=1)
+async def poison(job: Job[Any], key: str, script: list[list[Any]]) -> None:
+    """Takes its whole process down, every time."""
+    note(job, key, "begin", checkpoint=None, pid=os.getpid())
+    os._exit(9)
+
+
+@jobs.task(retry=Retry(3, base="50ms", cap="200ms"), max_crashes=MAX_CRASHES)
+async def fail(job: Job[Any], key: str, script: list[list[Any]]) -> None:
+    """Raises, every time, until it is dead."""
+    note(job, key, "begin", checkpoint=None, pid=os.getpid())
+    note(job, key, "end", how="raise")
+    raise Trouble(key)
+
+
+@jobs.schedule(every="1s", name="every-second", overlap="allow", catch_up="all", catch_up_max=10_000)
+@jobs.schedule(every="3s", name="every-three-seconds", overlap="allow", catch_up="all", catch_up_max=10_000)
+@jobs.task(max_crashes=MAX_CRASHES)
+def record(job: Job) -> None:
+    """Which tick it was given."""
+    pen().note("tick", job=str(job.id), attempt=job.attempt, schedule=job.meta["schedule"], tick=job.meta["tick"])
+
+
+EVERY = {"every-second": 1.0, "every-three-seconds": 3.0}
+
+
+def _how(error: BaseException) -> str:
+    match error:
+        case asyncio.CancelledError() | JobStopped():
+            return "cancelled"
+        case Snooze():
+            return "snooze"
+        case Fail():
+            return "final"
+        case _:
+            return "raise"
+
+
+# ── Steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _plain(job: Job[Any], key: str, name: str, *words: Any) -> None:
+    match name, words:
+        case "effect", ():
+            note(job, key, "effect")
+        case "progress", (fraction,):
+            job.progress(fraction, stage="under way")
+        case "raise", (times,) if job.failures < times:
+            raise Trouble(f"{key}, attempt {job.attempt}")
+        case "final", ():
+            raise Fail(f"{key} is told to", final=True)
+        case "snooze", (seconds,) if job.attempt == 1:
+            raise Snooze(f"{int(seconds * 1000)}ms")
+        case "exit", () if job.attempt == 1:
+            os._exit(9)
+        case "block", (seconds,):
+            time.sleep(seconds)
+        case "hold_the_gil", (seconds,):
+            child = subprocess.Popen(["sleep", str(seconds)])
+            ctypes.PyDLL(None).waitpid(child.pid, None, 0)
+            child.returncode = 0
+        case _, _ if name in {"raise", "snooze", "exit"}:
+            return  # not this time
+        case _:
+            raise AssertionError(f"no script has {name!r} {words}")
+
+
+async def _sleep(job: Job[Any], key: str, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        await asyncio.sleep(min(left, ALIVE_SECONDS))
+        note(job, key, "alive")
+
+
+def _doze(job: Job[Any], key: str, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, ALIVE_SECONDS))
+        note(job, key, "alive")
+        job.progress()  # where a thread is told to stop
+
+
+def _phase_of(error: BaseException) -> Phase:
+    return "fail" if isinstance(error, LeaseLost) else "info"
+
+
+async def _acheckpoint(job: Job[Any], key: str, value: int) -> None:
+    mine = [job.attempt, value]
+    note(job, key, "checkpoint", "invoke", value=mine)
+    try:
+        job.progress(checkpoint=mine)
+        await job.aflush()
+    except (Exception, JobStopped, asyncio.CancelledError) as error:
+        note(job, key, "checkpoint", _phase_of(error), value=mine, error=repr(error)[:200])
+        if not isinstance(error, StoreError):
+            raise
+    else:
+        note(job, key, "checkpoint", "ok", value=mine)
+
+
+def _checkpoint(job: Job[Any], key: str, value: int) -> None:
+    mine = [job.attempt, value]
+    note(job, key, "checkpoint", "invoke", value=mine)
+    try:
+        job.progress(checkpoint=mine)
+        job.flush()
+    except (Exception, JobStopped) as error:
+        note(job, key, "checkpoint", _phase_of(error), value=mine, error=repr(error)[:200])
+        if not isinstance(error, StoreError):
+            raise
+    else:
+        note(job, key, "checkpoint", "ok", value=mine)
+
+
+async def _aonce(job: Job[Any], key: str, name: str) -> None:
+    made: list[str] = []
+
+    async def make() -> str:
+        made.append(f"{key}/{name}/{job.attempt}")
+        note(job, key, "made", name=name, value=made[0])
+        return made[0]
+
+    note(job, key, "once", "invoke", name=name)
+    try:
+        value = await job.aonce(name, make)
+    except (Exception, JobStopped, asyncio.CancelledError) as error:
+        note(job, key, "once", _phase_of(error), name=name, error=repr(error)[:200])
+        raise
+    note(job, key, "once", "ok", name=name, value=value, made=bool(made))
+
+
+def _once(job: Job[Any], key: str, name: str) -> None:
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(f"{key}/{name}/{job.attempt}")
+        note(job, key, "made", name=name, value=made[0])
+        return made[0]
+
+    note(job, key, "once", "invoke", name=name)
+    try:
+        value = job.once(name, make)
+    except (Exception, JobStopped) as error:
+        note(job, key, "once", _phase_of(error), name=name, error=repr(error)[:200])
+        raise
+    note(job, key, "once", "ok", name=name, value=value, made=bool(made))
+
+
+async def _aspawn(job: Job[Any], key: str) -> None:
+    """A child of each attempt: a client whose answers get lost as those of others do."""
+    child = f"{key}.{job.attempt}"
+    script = [["effect"]]
+    pen().note("enqueue", "invoke", key=child, must="completed", script=script, unique="", due=0)
+    try:
+        handle = await act.bind(child, script).aenqueue()
+    except (Exception, asyncio.CancelledError) as error:
+        pen().note("enqueue", "info", key=child, error=repr(error)[:200])
+        raise
+    pen().note("enqueue", "ok", key=child, id=str(handle.id), created=handle.created)
+
+
+def _hand_in(job: Job[Any], key: str, value: str) -> None:
+    """The row and the outcome commit together, or neither does."""
+    note(job, key, "hand_in", "invoke", value=value)
+    try:
+        with jobs.transaction() as tx:
+            tx.execute(f"INSERT INTO {table('handed_in')} VALUES ('{key}', {job.attempt})")
+            job.finish(value, tx=tx)
+    except (Exception, JobStopped) as error:
+        note(job, key, "hand_in", _phase_of(error), value=value, error=repr(error)[:200])
+        raise
+    note(job, key, "hand_in", "ok", value=value)
+
+
+# ── Tables beside the store's own ───────────────────────────────────────────────────────────────────────────────
+
+
+def table(name: str) -> str:
+    """In PostgreSQL tables are in the namespace's schema; in SQLite they are in the store's file."""
+    schema = f'"{jobs.settings.namespace}".' if jobs.settings.url.startswith("postgres") else ""
+    return f"{schema}chaos_{name}"
+
+
+def make_tables() -> None:
+    with jobs.transaction() as tx:
+        tx.execute(f"CREATE TABLE IF NOT EXISTS {table('rows')} (key text)")
+        tx.execute(f"CREATE TABLE IF NOT EXISTS {table('handed_in')} (key text, attempt integer)")
+
+
+def read_table(name: str) -> list[tuple[Any, ...]]:
+    with jobs.transaction() as tx:
+        return [tuple(row) for row in tx.execute(f"SELECT * FROM {table(name)}")]
+
+
+# ── Scripts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Kind = Literal["act", "act_in_thread", "poison", "fail"]
+
+
+def draw_script(draw: random.Random, *, transactions: bool, lease: float) -> tuple[Kind, Script, Must]:
+    """What one job shall do: most are short and ordinary, some are odd, few are harmful."""
+    sleep = ["sleep", round(draw.choice((0.02, 0.1, 0.3, 0.3, 1.0)) * draw.uniform(0.5, 1.5), 3)]
+    place: Kind = draw.choice(("act", "act_in_thread"))
+    match draw.choices(range(13), (24, 10, 14, 12, 8, 6, 5, 4, 0.4, 2, 1.5, 0.8, 0.5))[0]:
+        case 0 | 1:
+            return place, [sleep, ["effect"]], "completed"
+        case 2:
+            steps = [["checkpoint", 1], sleep, ["checkpoint", 2], ["progress", 0.5], sleep, ["effect"]]
+            return place, steps, "completed"
+        case 3:
+            return place, [["once", "mail"], sleep, ["effect"], ["once", "bill"]], "completed"
+        case 4:
+            return place, [sleep, ["effect"], ["raise", draw.randint(1, 3)]], "completed"
+        case 5:
+            return place, [["snooze", 0.3], sleep, ["effect"]], "completed"
+        case 6:
+            return "act", [["spawn"], sleep], "completed"
+        case 7 if transactions:
+            return "act_in_thread", [sleep, ["hand_in"]], "completed"
+        case 8:
+            return "poison", [], "dead"
+        case 9:
+            return "fail", [], "dead"
+        case 10:
+            return place, [sleep, ["effect"], ["final"]], "dead"
+        case 11:
+            return place, [["exit"], ["effect"]], "completed"
+        case 12:
+            harm = draw.choice(("block", "hold_the_gil"))
+            return "act", [["effect"], [harm, round(lease * draw.choice((0.5, 2.0)), 2)]], "completed"
+        case _:
+            return place, [sleep, ["effect"]], "completed"
+
+
+TASKS = {"act": act, "act_in_thread": act_in_thread, "poison": poison, "fail": fail}
