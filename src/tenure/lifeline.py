@@ -14,11 +14,12 @@ from datetime import datetime, timedelta
 
 from tenure.ports import Store
 
-_ASK, _KILL, _TICK, _FENCED, _QUIET = range(5)
+_ASK, _KILL, _TICK, _FENCED, _QUIET, _AWAY = range(6)
 _SIZE = 64
 
 ASK_AFTER = 2 / 3  #: of a lease, counted from when the last renewal that landed was sent
 KILL_AFTER = 4 / 5
+AWAY_AFTER = 1 / 2  #: who was not answered for longer declares nobody: the others need the time that is left
 
 
 class Lifeline:
@@ -40,6 +41,7 @@ class Lifeline:
 
     def renewed(self, sent: float, lease: float) -> None:
         """A renewal sent at `sent` has landed."""
+        self._put(_AWAY, sent + lease * AWAY_AFTER)
         self._put(_ASK, sent + lease * ASK_AFTER)
         self._put(_KILL, sent + lease * KILL_AFTER)
 
@@ -71,7 +73,7 @@ class Lifeline:
 
     def well_renewed(self, now: float) -> bool:
         """May this worker judge others? Only while its own lease is renewed as it should be, and has been for long."""
-        return 0.0 < self.quiet_until <= now < self.ask_at
+        return 0.0 < self.quiet_until <= now < self._get(_AWAY)
 
     @property
     def fenced(self) -> bool:

@@ -17,7 +17,7 @@ from tenure.errors import BadData, InvalidOption
 from tenure.events import RESCUE_REASONS, Events, JobRescued
 from tenure.host import end_leftovers, pid_namespace, started, token_of
 from tenure.lifecycle import State
-from tenure.lifeline import ASK_AFTER, in_time
+from tenure.lifeline import AWAY_AFTER, in_time
 from tenure.ports import Notifier, Rescued, Ring, Store
 from tenure.schedule import Schedule
 from tenure.timetable import Declared, Timetable
@@ -75,8 +75,9 @@ class Maintenance:
     def renewed(self, sent: float, alive: Iterable[str]) -> None:
         """A renewal of our own has landed. After a gap, everybody else gets a lease to renew too."""
         self._witness = next(iter(alive), None)
-        if sent - self._renewed > self._lease * ASK_AFTER:
-            self._quiet_until = self._boot() + self._lease
+        now = self._boot()
+        if now - self._renewed > self._lease * AWAY_AFTER:  # until now: it may have been sent in time, and held up
+            self._quiet_until = now + self._lease
         self._renewed = sent
 
     @property
@@ -86,7 +87,7 @@ class Maintenance:
     def may_declare(self) -> bool:
         """Are our own renewals so regular that another's silence is not our own absence?"""
         now = self._boot()
-        return now >= self._quiet_until and now - self._renewed <= self._lease * ASK_AFTER
+        return now >= self._quiet_until and now - self._renewed <= self._lease * AWAY_AFTER
 
     def scan_if_due(self) -> bool:
         if time.monotonic() < self._next_scan:

@@ -1,3 +1,5 @@
-"""The ownership protocol, searched exhaustively. Read `world.py`, `protocol.py` (the steps), `search.py`."""
+"""The protocols, searched exhaustively. Read `search.py`, then one protocol: `world.py` and `protocol.py` (ownership),
+`messages.py`, `declarations.py`, `schedules.py`. `models.py` lists them with their bounds.
+"""
 
 from __future__ import annotations

@@ -1,25 +1,34 @@
-"""`python -m tests.model`: the search with every rule, then the story that each missing rule lets happen."""
+"""`python -m tests.model [NAME]…`: each search with every rule, then the story that each missing rule lets happen."""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import sys
 from time import perf_counter
 
-from .search import search, shortest_story
-from .world import Guards
+from .models import MODELS
 
 
-def main() -> int:
-    started = perf_counter()
-    whole = search(Guards())
-    print(f"with every rule ({perf_counter() - started:.1f} s): {whole}")
-    needless = 0
-    for guard in fields(Guards):
-        report = shortest_story(replace(Guards(), **{guard.name: False}))
-        needless += not report.broken
-        print(f"\nwithout {guard.name}:\n{report}")
-    return 1 if whole.broken or needless else 0
+def main(names: list[str]) -> int:
+    unknown = set(names) - {model.name for model in MODELS}
+    if unknown:
+        print(f"no model {', '.join(sorted(unknown))}; there are: {', '.join(model.name for model in MODELS)}")
+        return 2
+    wrong = 0
+    for model in MODELS:
+        if names and model.name not in names:
+            continue
+        started = perf_counter()
+        whole = model.whole()
+        print(f"\n══ {model.name}, with every rule ({perf_counter() - started:.1f} s)")
+        for report in whole:
+            print(report)
+            wrong += bool(report.broken)
+        for rule in model.rules:
+            report = model.without(rule)
+            wrong += not report.broken
+            print(f"\nwithout {rule} ({report.name}):\n{report}")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

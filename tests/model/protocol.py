@@ -13,9 +13,9 @@ How the world is made small, without losing a story:
   has given up and asks again, is the `stray`: it may still be carried out at any later time. There is at most one.
 - When a worker's process is gone and its row is dead, its replacement takes its seat; what is left of the old one
   belongs to FORMER.
-- Any worker may ask for a job at any time, so lost, late and repeated rings change nothing. A redelivered permit takes
-  jobs back by the same steps, and under the same conditions, as a scan.
-- `once` is written like progress; solo jobs, keys and schedules have no part in ownership.
+- Any worker may ask for a job at any time, so lost, late and repeated rings change nothing. What a queue of messages
+  may do, and what it is good for, is left to `messages.py`; how long who was away waits, to `declarations.py`.
+- `once` is written like progress; solo jobs and keys have no part in ownership, and schedules a search of their own.
 - A story has at most `MISHAPS` faults and turns (a handler fails or is drained, an operator cancels or replays).
   Together with the budgets of `decide` that bounds the attempts.
 """
@@ -26,42 +26,70 @@ from collections.abc import Iterator
 
 from tenure.lifecycle import ENDED, State
 
+from .search import Step
 from .world import (
     BOTH,
     FORMER,
     LOST,
     MISHAPS,
     NAMES,
+    START,
     Claim,
     Guards,
     Job,
     Look,
+    Next,
     Process,
     Row,
-    Step,
     Stray,
     Supervisor,
     Worker,
     World,
+    active,
     allows,
+    at_rest,
     decided,
     in_table,
+    normal,
     owner_is_dead,
     owns,
     put,
     stands,
+    together,
     wanted,
 )
 
 
 class Protocol:
-    """What can happen next: `engine` is what Tenure does by itself, `chances` what nobody may count on."""
+    """Checked in every world: no single fault makes two workers run the job at once (`together`).
+
+    Checked at every step: it is a row of `MOVES`; only the owner's writes are accepted, one outcome an attempt, and
+    its sender is told so; attempts rise by one; no lease is run twice; an asked cancel is kept; the dead stay dead; a
+    job pays for no more crashes than faults.
+    """
+
+    name = "ownership"
+    start = START
+    normal = staticmethod(normal)
+    at_rest = staticmethod(at_rest)
+    broken = staticmethod(together)
 
     def __init__(self, guards: Guards, mishaps: int = MISHAPS) -> None:
         self.guards = guards
         self.mishaps = mishaps
 
-    def engine(self, world: World) -> Iterator[Step]:
+    def lost(self, world: World) -> str:
+        running = "".join(
+            f", and {name} runs attempt {worker.holds}"
+            for name, worker in zip(NAMES, world.workers, strict=False)
+            if active(worker)
+        )
+        return f"Tenure alone can never again end the job and stop all its code: {stands(world.job)}{running}"
+
+    def sight(self, world: World) -> State:
+        return world.job.state
+
+    def engine(self, world: World) -> Iterator[Next]:
         if world.outage:
             yield from self._outage(world)
             return
@@ -76,7 +104,7 @@ class Protocol:
         yield from self._stray(world)
         yield from self._scan(world)
 
-    def chances(self, world: World) -> Iterator[Step]:
+    def chances(self, world: World) -> Iterator[Next]:
         for w in BOTH:
             yield from self._wake(world, w)
             if not world.outage:
@@ -97,7 +125,7 @@ class Protocol:
 
     # ── a worker claims, and runs ──
 
-    def _ask(self, world: World, w: int) -> Iterator[Step]:
+    def _ask(self, world: World, w: int) -> Iterator[Next]:
         worker, guards = world.workers[w], self.guards
         if world.job.state is not State.QUEUED or worker.claim is not Claim.NONE:
             return
@@ -106,7 +134,7 @@ class Protocol:
         if worker.row is Row.FRESH or not guards.claim_checks_worker_alive:
             yield Step(f"{NAMES[w]} sends a claim", put(world, w, worker._replace(claim=Claim.OPEN)))
 
-    def _grant(self, world: World, w: int, story: str) -> Step:
+    def _grant(self, world: World, w: int, story: str) -> Next:
         """A claim commits."""
         job, guards = world.job, self.guards
         if guards.claim_checks_queued and job.state is not State.QUEUED:
@@ -125,7 +153,7 @@ class Protocol:
             granted = put(granted, w, worker._replace(begun=worker.begun & ~(1 << attempt)))
         return Step(f"{story}: attempt {attempt} is granted to {NAMES[w]}", granted, broken)
 
-    def _reply(self, world: World, w: int) -> Iterator[Step]:
+    def _reply(self, world: World, w: int) -> Iterator[Next]:
         worker = world.workers[w]
         if worker.claim is not Claim.GRANTED:
             return
@@ -137,7 +165,7 @@ class Protocol:
             stopping = put(world, w, worker._replace(ending=LOST))
             yield Step(f"{story}, but its code of attempt {worker.holds} still runs: it stops that first", stopping)
 
-    def _start(self, world: World, w: int, attempt: int, story: str) -> Iterator[Step]:
+    def _start(self, world: World, w: int, attempt: int, story: str) -> Iterator[Next]:
         worker = world.workers[w]
         if worker.holds and not worker.runs:  # its last outcome is still under way, and stays so
             if world.stray:
@@ -152,7 +180,7 @@ class Protocol:
         started = worker._replace(holds=attempt, runs=True, ending="", begun=begun)
         yield Step(f"{story}, and runs it", put(world, w, started), broken)
 
-    def _code(self, world: World, w: int) -> Iterator[Step]:
+    def _code(self, world: World, w: int) -> Iterator[Next]:
         worker = world.workers[w]
         if not worker.runs:
             return
@@ -161,7 +189,7 @@ class Protocol:
         if worker.ending:
             yield Step(f"{NAMES[w]}'s code of attempt {worker.holds} has stopped", self._over(world, w, worker.ending))
 
-    def _returns(self, world: World, w: int) -> Step:
+    def _returns(self, world: World, w: int) -> Next:
         worker = world.workers[w]
         ending = LOST if worker.ending == LOST else "completed"
         return Step(f"{NAMES[w]}'s code of attempt {worker.holds} returns", self._over(world, w, ending))
@@ -174,7 +202,7 @@ class Protocol:
 
     # ── requests reach the store ──
 
-    def _requests(self, world: World, w: int) -> Iterator[Step]:
+    def _requests(self, world: World, w: int) -> Iterator[Next]:
         worker = world.workers[w]
         if worker.claim is Claim.OPEN:
             step = self._grant(world, w, f"{NAMES[w]}'s claim commits")
@@ -187,7 +215,7 @@ class Protocol:
         if worker.holds and worker.process in (Process.UP, Process.STOPPED, Process.PAUSED):
             yield from self._send_outcome(world, w)
 
-    def _send_outcome(self, world: World, w: int) -> Iterator[Step]:
+    def _send_outcome(self, world: World, w: int) -> Iterator[Next]:
         """The request is carried out even while its sender is stopped; the reply then waits for it."""
         worker = world.workers[w]
         attempt, ending = worker.holds, worker.ending
@@ -201,7 +229,7 @@ class Protocol:
             worker = worker._replace(ending=LOST) if worker.runs else worker._replace(holds=0, ending="")
         yield step._replace(world=put(step.world, w, worker))
 
-    def _stray(self, world: World) -> Iterator[Step]:
+    def _stray(self, world: World) -> Iterator[Next]:
         if not world.stray:
             return
         w, attempt, ending = world.stray
@@ -221,7 +249,7 @@ class Protocol:
             and (job.owner == w or not guards.lease_worker_checked)
         )
 
-    def _progress(self, world: World, w: int) -> Iterator[Step]:
+    def _progress(self, world: World, w: int) -> Iterator[Next]:
         """Only that of a former owner: another one would change nothing here."""
         worker, job = world.workers[w], world.job
         if not worker.runs or worker.process is not Process.UP or (owns(job, w) and job.attempt == worker.holds):
@@ -234,7 +262,7 @@ class Protocol:
             lost = put(world, w, worker._replace(ending=LOST))
             yield Step(f"{story}, and hears that the lease is lost", lost)
 
-    def _finish(self, world: World, w: int, attempt: int, ending: str, story: str) -> Step:
+    def _finish(self, world: World, w: int, attempt: int, ending: str, story: str) -> Next:
         job = world.job
         if self._lands(job, w, attempt):
             broken = ""
@@ -248,7 +276,7 @@ class Protocol:
         broken = f"{NAMES[w]} is told that its outcome was refused, although it is stored"
         return Step(f"{story} is sent again, and refused", world, broken)
 
-    def _end(self, world: World, verb: str, w: int, attempt: int, ending: str, story: str, broken: str = "") -> Step:
+    def _end(self, world: World, verb: str, w: int, attempt: int, ending: str, story: str, broken: str = "") -> Next:
         """An attempt ends in the store, as `decide` says."""
         job = world.job
         cancel = job.cancel_asked and self.guards.cancel_turns_retry_into_cancelled
@@ -266,7 +294,7 @@ class Protocol:
 
     # ── the beat answers ──
 
-    def _owned(self, world: World, w: int) -> Iterator[Step]:
+    def _owned(self, world: World, w: int) -> Iterator[Next]:
         worker, job = world.workers[w], world.job
         if worker.look:
             yield from self._settle_difference(world, w, *worker.look)
@@ -281,7 +309,7 @@ class Protocol:
             story = f"{NAMES[w]} asks what it owns, and the store reads {_owned_text(look)}"
             yield Step(story, put(world, w, worker._replace(look=look)))
 
-    def _settle_difference(self, world: World, w: int, seen: int, known: bool, cancel: bool) -> Iterator[Step]:
+    def _settle_difference(self, world: World, w: int, seen: int, known: bool, cancel: bool) -> Iterator[Next]:
         guards, worker = self.guards, world.workers[w]._replace(look=())
         adopts = guards.owned_adopts_lost_reply and not (known and guards.owned_skips_what_just_ended)
         story = f"{NAMES[w]} hears that it owns {_owned_text(Look(seen, known, cancel))}"
@@ -299,7 +327,7 @@ class Protocol:
 
     # ── the supervisor ──
 
-    def _supervise(self, world: World, w: int) -> Iterator[Step]:
+    def _supervise(self, world: World, w: int) -> Iterator[Next]:
         worker, name = world.workers[w], NAMES[w]
         if worker.supervisor is Supervisor.AWAY:
             yield from self._unattended(world, w)
@@ -318,7 +346,7 @@ class Protocol:
             steady = put(world, w, worker._replace(supervisor=Supervisor.STEADY))
             yield Step(f"{name}'s supervisor has been back for a lease", steady)
 
-    def _renew(self, world: World, w: int) -> Iterator[Step]:
+    def _renew(self, world: World, w: int) -> Iterator[Next]:
         worker, name = world.workers[w], NAMES[w]
         if worker.row is Row.DEAD and self.guards.renew_refuses_dead:
             yield from self._kill(world, w, Process.KILLED, f"{name}'s supervisor hears that it is dead, and kills it")
@@ -326,7 +354,7 @@ class Protocol:
         broken = f"{name} was dead, and lives again" if worker.row is Row.DEAD else ""
         yield Step(f"{name} is renewed", put(world, w, worker._replace(row=Row.FRESH)), broken)
 
-    def _unattended(self, world: World, w: int) -> Iterator[Step]:
+    def _unattended(self, world: World, w: int) -> Iterator[Next]:
         """Nobody renews this worker: its deadline kills it, and its lease runs out."""
         worker, name = world.workers[w], NAMES[w]
         if worker.process is Process.UP:
@@ -342,12 +370,12 @@ class Protocol:
         else:
             yield Step(f"{name}'s supervisor is back", put(world, w, back))
 
-    def _kill(self, world: World, w: int, process: Process, story: str) -> Iterator[Step]:
+    def _kill(self, world: World, w: int, process: Process, story: str) -> Iterator[Next]:
         worker = world.workers[w]
         for after, sent in self._in_flight(world, w):
             yield Step(f"{story}{sent}", put(after, w, Worker(worker.row, process, worker.supervisor)))
 
-    def _settle(self, world: World, w: int) -> Step:
+    def _settle(self, world: World, w: int) -> Next:
         worker, job, name = world.workers[w], world.job, NAMES[w]
         ending = "crashed" if worker.process is Process.CRASHED else "released"
         story = f"{name}'s supervisor settles: {name} is dead"
@@ -358,7 +386,7 @@ class Protocol:
             step = self._end(step.world, "finish", w, job.attempt, ending, story, broken)
         return step if worker.runs or step.broken else self._replaced(step, w)
 
-    def _replaced(self, step: Step, w: int) -> Step:
+    def _replaced(self, step: Next, w: int) -> Next:
         """A new worker takes the seat of w; what is left of w belongs to FORMER."""
         world, name = step.world, NAMES[w]
         fresh = Worker(supervisor=world.workers[w].supervisor)
@@ -376,7 +404,7 @@ class Protocol:
 
     # ── scans ──
 
-    def _scan(self, world: World) -> Iterator[Step]:
+    def _scan(self, world: World) -> Iterator[Next]:
         if world.scan:
             yield self._rescue(world)
             return
@@ -393,7 +421,7 @@ class Protocol:
         if allows("promote", world.job.state):
             yield Step("the job is due, and queued", world._replace(job=world.job._replace(state=State.QUEUED)))
 
-    def _declare(self, world: World, w: int, worker: Worker, story: str) -> Step:
+    def _declare(self, world: World, w: int, worker: Worker, story: str) -> Next:
         """Without level-triggered rescue this is the only time a job is taken back: what commits later is missed."""
         world = put(world, w, worker._replace(row=Row.DEAD))
         story = f"{story}: {NAMES[w]} is declared dead"
@@ -401,7 +429,7 @@ class Protocol:
             return Step(story, world)
         return self._end(world, "rescue", w, world.job.attempt, "crashed", f"{story}, its attempt taken back")
 
-    def _rescue(self, world: World) -> Step:
+    def _rescue(self, world: World) -> Next:
         job, world = world.job, world._replace(scan=False)
         story, broken = "the rescue commits", ""
         if not owner_is_dead(world):
@@ -410,7 +438,7 @@ class Protocol:
             broken = f"a rescue took the job back although {stands(job)}"
         return self._end(world, "rescue", job.owner, job.attempt, "crashed", story, broken)
 
-    def _outage(self, world: World) -> Iterator[Step]:
+    def _outage(self, world: World) -> Iterator[Next]:
         for w in BOTH:
             if world.workers[w].process is Process.UP:
                 yield from self._code(world, w)
@@ -424,7 +452,7 @@ class Protocol:
 
     # ── what nobody may count on ──
 
-    def _wake(self, world: World, w: int) -> Iterator[Step]:
+    def _wake(self, world: World, w: int) -> Iterator[Next]:
         worker, name = world.workers[w], NAMES[w]
         up = put(world, w, worker._replace(process=Process.UP))
         if worker.process is Process.STOPPED:
@@ -434,7 +462,7 @@ class Protocol:
         elif worker.process is Process.UP and worker.runs and not wanted(world, w):
             yield self._returns(world, w)
 
-    def _handler_turns(self, world: World, w: int) -> Iterator[Step]:
+    def _handler_turns(self, world: World, w: int) -> Iterator[Next]:
         worker, name = world.workers[w], NAMES[w]
         if worker.process is not Process.UP or not worker.runs or worker.ending:
             return
@@ -443,7 +471,7 @@ class Protocol:
         drained = put(world, w, worker._replace(ending="released"))
         yield Step(f"{name} drains, and asks its code of attempt {worker.holds} to stop", drained)
 
-    def _operator(self, world: World) -> Iterator[Step]:
+    def _operator(self, world: World) -> Iterator[Next]:
         job = world.job
         world = world._replace(turns=world.turns + 1)
         if job.state is State.PROCESSING:
@@ -459,7 +487,7 @@ class Protocol:
         excused = excused or world.excused or world.faults > 0
         return world._replace(faults=world.faults + 1, guilty=world.guilty + guilty, excused=excused)
 
-    def _worker_fails(self, world: World, w: int) -> Iterator[Step]:
+    def _worker_fails(self, world: World, w: int) -> Iterator[Next]:
         worker, name = world.workers[w], NAMES[w]
         if worker.process is not Process.UP:
             return
@@ -488,7 +516,7 @@ class Protocol:
         if worker.holds and not worker.runs:
             yield world._replace(stray=Stray(w, worker.holds, worker.ending)), ", its outcome still under way"
 
-    def _network_fails(self, world: World, w: int) -> Iterator[Step]:
+    def _network_fails(self, world: World, w: int) -> Iterator[Next]:
         """A reply that is lost is a request that is cut off and carried out: it is told apart for claims only."""
         worker, name = world.workers[w], NAMES[w]
         fault = self._fault(world)
@@ -504,7 +532,7 @@ class Protocol:
             again = fault._replace(stray=stray)
             yield Step(f"{name} is cut off, its outcome still under way, and sends it again", again)
 
-    def _store_fails(self, world: World) -> Iterator[Step]:
+    def _store_fails(self, world: World) -> Iterator[Next]:
         job = world.job
         a, b = (worker._replace(supervisor=Supervisor.AWAY) for worker in world.workers)
         outage = self._fault(world, guilty=False)._replace(outage=True, workers=(a, b))

@@ -1,89 +1,138 @@
-"""Breadth-first search of every world that the steps can reach, and the shortest story that breaks a promise.
+"""Breadth-first search of every world that a machine's steps can reach, and the shortest story that breaks a promise.
 
-Checked in every world: no single fault makes two workers run the job at once (`together`); and from it the job can end
-and all its code stop by Tenure's own steps, so no job is ever lost. Checked at every step (`Step.broken`): it is a row
-of `MOVES`; only the owner's writes are accepted, one outcome an attempt, and its sender is told so; attempts rise by
-one; no lease is run twice; an asked cancel is kept; the dead stay dead; a job pays for no more crashes than faults.
+A `Machine` says what can happen next, and what must never be. Checked in every world: no promise is broken in it
+(`broken`), and from it the machine can come to rest by Tenure's own steps, so nothing is ever lost. Checked at every
+step: the promise that it breaks itself, if it breaks one (`Step.broken`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from tenure.lifecycle import State
+W = TypeVar("W")
 
-from .protocol import Protocol
-from .world import (
-    BOTH,
-    FORMER,
-    MISHAPS,
-    NAMES,
-    START,
-    Guards,
-    Step,
-    World,
-    active,
-    at_rest,
-    owns,
-    put,
-    stands,
-    together,
-)
+
+class Step(NamedTuple, Generic[W]):
+    story: str
+    world: W
+    broken: str = ""  #: the promise that this step breaks
+
+
+class Machine(Protocol[W]):
+    """Worlds are values that can be compared and hashed."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def start(self) -> W: ...
+
+    def engine(self, world: W) -> Iterable[Step[W]]:
+        """What Tenure does by itself."""
+        ...
+
+    def chances(self, world: W) -> Iterable[Step[W]]:
+        """What nobody may count on."""
+        ...
+
+    def normal(self, world: W) -> W:
+        """One for all worlds that differ in nothing that matters."""
+        ...
+
+    def at_rest(self, world: W) -> bool:
+        """The end that every story must be able to reach."""
+        ...
+
+    def lost(self, world: W) -> str:
+        """What is to be said of a world from which that end can't be reached."""
+        ...
+
+    def broken(self, world: W) -> str:
+        """The promise that does not hold in this world; empty: all do."""
+        ...
+
+    def sight(self, world: W) -> Hashable:
+        """What a search must have met to prove anything: see `Model.sights`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    name: str
     worlds: int
-    seen: frozenset[State]
+    seen: frozenset[Hashable]
     story: tuple[str, ...] = ()  #: the steps to the first broken promise
     broken: str = ""
 
     def __str__(self) -> str:
         if not self.broken:
-            return f"{self.worlds:,} worlds, and no promise is broken"
+            return f"{self.name}: {self.worlds:,} worlds, and no promise is broken"
         steps = [f"{number:>4}. {step}" for number, step in enumerate(self.story, 1)]
         return "\n".join([*steps, f"   => {self.broken}"])
 
 
-def search(guards: Guards, mishaps: int = MISHAPS) -> Report:
-    """Every world within the bounds, up to the first broken promise."""
-    return _Search(Protocol(guards, mishaps)).run()
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A protocol, its rules, and the machines that play it. `guards` is a dataclass of rules that can be left out."""
+
+    name: str
+    guards: Any
+    machines: Callable[[Any, int], Iterator[Machine[Any]]]  #: with these guards, and so many mishaps in a story
+    mishaps: int
+    sights: frozenset[Hashable]  #: what the searches, taken together, have to meet
+
+    @property
+    def rules(self) -> list[str]:
+        return [guard.name for guard in fields(self.guards)]
+
+    def whole(self) -> list[Report]:
+        """Every world within the bounds, of each machine up to the first broken promise."""
+        return [search(machine) for machine in self.machines(self.guards, self.mishaps)]
+
+    def without(self, rule: str) -> Report:
+        """The story with the fewest mishaps, and of these one of the shortest; else the last search."""
+        guards = replace(self.guards, **{rule: False})
+        report = Report(self.name, 0, frozenset())
+        for mishaps in range(self.mishaps + 1):
+            for machine in self.machines(guards, mishaps):
+                report = search(machine)
+                if report.broken:
+                    return report
+        return report
 
 
-def shortest_story(guards: Guards) -> Report:
-    """The story with the fewest mishaps, and of these one of the shortest."""
-    report = search(guards, 0)
-    for mishaps in range(1, MISHAPS + 1):
-        if not report.broken:
-            report = search(guards, mishaps)
-    return report
+def search(machine: Machine[W]) -> Report:
+    return _Search(machine).run()
 
 
-class _Search:
-    def __init__(self, protocol: Protocol) -> None:
-        self._protocol = protocol
-        self._worlds = [normal(START)]
+class _Search(Generic[W]):
+    def __init__(self, machine: Machine[W]) -> None:
+        self._machine = machine
+        self._worlds = [machine.normal(machine.start)]
         self._numbers = {self._worlds[0]: 0}
         self._before = [0]  #: of each world: the one it was first reached from
         self._engine_before: list[list[int]] = [[]]  #: of each world: those that reach it by Tenure's own steps
 
     def run(self) -> Report:
+        machine = self._machine
         for number, world in enumerate(self._worlds):  # the list grows while it is walked
-            if together(world):
+            if machine.broken(world):
                 return self._report(number)
-            for step in self._protocol.engine(world):
+            for step in machine.engine(world):
                 if step.broken:
                     return self._report(number)
                 self._engine_before[self._reach(step.world, number)].append(number)
-            for step in self._protocol.chances(world):
+            for step in machine.chances(world):
                 if step.broken:
                     return self._report(number)
                 self._reach(step.world, number)
         lost = self._first_lost()
-        return Report(len(self._worlds), self._seen()) if lost is None else self._report(lost)
+        return Report(machine.name, len(self._worlds), self._seen()) if lost is None else self._report(lost)
 
-    def _reach(self, world: World, before: int) -> int:
-        world = normal(world)
+    def _reach(self, world: W, before: int) -> int:
+        world = self._machine.normal(world)
         number = self._numbers.setdefault(world, len(self._worlds))
         if number == len(self._worlds):
             self._worlds.append(world)
@@ -93,86 +142,42 @@ class _Search:
 
     def _first_lost(self) -> int | None:
         """The first world from which Tenure's own steps never come to rest."""
-        can_end = [at_rest(world) for world in self._worlds]
+        can_end = [self._machine.at_rest(world) for world in self._worlds]
         todo = [number for number, rests in enumerate(can_end) if rests]
         while todo:
             for before in self._engine_before[todo.pop()]:
                 if not can_end[before]:
                     can_end[before] = True
                     todo.append(before)
-        return None if all(can_end) else can_end.index(False)
+        if all(can_end):
+            return None
+        if can_end[0]:
+            return can_end.index(False)
+        goes_on = {
+            before for number, befores in enumerate(self._engine_before) for before in befores if before != number
+        }
+        return next((number for number, ends in enumerate(can_end) if not ends and number not in goes_on), 0)
 
-    def _seen(self) -> frozenset[State]:
-        return frozenset(world.job.state for world in self._worlds)
+    def _seen(self) -> frozenset[Hashable]:
+        return frozenset(map(self._machine.sight, self._worlds))
 
     def _report(self, end: int) -> Report:
-        """Walk the path once more: in `_worlds` the workers may have changed names on the way."""
-        path: list[World] = []
+        """Walk the path once more: what is normal may have changed names on the way."""
+        machine, path = self._machine, list[W]()
         while end:
             path.append(self._worlds[end])
             end = self._before[end]
-        world, story = START, list[str]()
+        world, story = machine.start, list[str]()
         for wanted in reversed(path):
-            step = next(step for step in self._steps(world) if normal(step.world) == wanted)
+            step = next(step for step in self._steps(world) if machine.normal(step.world) == wanted)
             story.append(step.story)
             world = step.world
-        broken = together(world)
+        broken = machine.broken(world)
         if not broken:
             last = next((step for step in self._steps(world) if step.broken), None)
             story += [last.story] if last else []
-            broken = last.broken if last else _lost(world)
-        return Report(len(self._worlds), self._seen(), tuple(story), broken)
+            broken = last.broken if last else machine.lost(world)
+        return Report(machine.name, len(self._worlds), self._seen(), tuple(story), broken)
 
-    def _steps(self, world: World) -> list[Step]:
-        return [*self._protocol.engine(world), *self._protocol.chances(world)]
-
-
-def _lost(world: World) -> str:
-    running = "".join(
-        f", and {name} runs attempt {worker.holds}"
-        for name, worker in zip(NAMES, world.workers, strict=False)
-        if active(worker)
-    )
-    return f"Tenure alone can never again end the job and stop all its code: {stands(world.job)}{running}"
-
-
-# ── Which worlds are the same ───────────────────────────────────────────────────────────────────────────────────
-
-_MIRROR = (1, 0, FORMER, -1)
-
-
-def normal(world: World) -> World:
-    """One for all worlds that differ only in what nobody can ask for any more, or in which worker is called A."""
-    world = _forget(world)
-    a, b = world.workers
-    if a < b:
-        return world
-    job, stray = world.job, world.stray
-    mirrored = world._replace(
-        job=job._replace(
-            owner=_MIRROR[job.owner],
-            ends=tuple((attempt, _MIRROR[w], ending) for attempt, w, ending in job.ends),
-        ),
-        workers=(b, a),
-        stray=stray._replace(worker=_MIRROR[stray.worker]) if stray else stray,
-    )
-    return mirrored if b < a else min(world, mirrored)
-
-
-def _forget(world: World) -> World:
-    job, (a, b), stray = world.job, world.workers, world.stray
-    askers = (a.holds, b.holds, stray.attempt if stray else 0)
-    if job.ends and not all(attempt in askers for attempt, _, _ in job.ends):
-        job = job._replace(ends=tuple(end for end in job.ends if end[0] in askers))
-    if job.owner != -1 and job.state is not State.PROCESSING and job.attempt not in askers:
-        job = job._replace(owner=-1)
-    if job is not world.job:
-        world = world._replace(job=job)
-    for w in BOTH:
-        worker = world.workers[w]
-        if worker.begun:
-            again = {worker.granted, worker.look.seen if worker.look else 0, job.attempt if owns(job, w) else 0}
-            begun = sum(1 << attempt for attempt in again if worker.begun >> attempt & 1)
-            if begun != worker.begun:
-                world = put(world, w, worker._replace(begun=begun))
-    return world
+    def _steps(self, world: W) -> list[Step[W]]:
+        return [*self._machine.engine(world), *self._machine.chances(world)]

@@ -23,6 +23,8 @@ from tenure.lifecycle import (
     outcome_name,
 )
 
+from .search import Step
+
 MISHAPS = 2
 
 
@@ -140,13 +142,8 @@ class World(NamedTuple):
     excused: bool = False  #: two workers may run for a moment: see `together`
 
 
-class Step(NamedTuple):
-    story: str
-    world: World
-    broken: str = ""  #: the promise that this step breaks
-
-
 START = World()
+Next = Step[World]
 BOTH = (0, 1)
 FORMER = 2
 NAMES = ("A", "B", "a former worker")
@@ -231,3 +228,45 @@ def in_table(verb: str, source: State, target: State, ending: str) -> bool:
 
 
 allows = cache(legal)
+
+
+# ── Which worlds are the same ───────────────────────────────────────────────────────────────────────────────────
+
+_MIRROR = (1, 0, FORMER, -1)
+
+
+def normal(world: World) -> World:
+    """One for all worlds that differ only in what nobody can ask for any more, or in which worker is called A."""
+    world = _forget(world)
+    a, b = world.workers
+    if a < b:
+        return world
+    job, stray = world.job, world.stray
+    mirrored = world._replace(
+        job=job._replace(
+            owner=_MIRROR[job.owner],
+            ends=tuple((attempt, _MIRROR[w], ending) for attempt, w, ending in job.ends),
+        ),
+        workers=(b, a),
+        stray=stray._replace(worker=_MIRROR[stray.worker]) if stray else stray,
+    )
+    return mirrored if b < a else min(world, mirrored)
+
+
+def _forget(world: World) -> World:
+    job, (a, b), stray = world.job, world.workers, world.stray
+    askers = (a.holds, b.holds, stray.attempt if stray else 0)
+    if job.ends and not all(attempt in askers for attempt, _, _ in job.ends):
+        job = job._replace(ends=tuple(end for end in job.ends if end[0] in askers))
+    if job.owner != -1 and job.state is not State.PROCESSING and job.attempt not in askers:
+        job = job._replace(owner=-1)
+    if job is not world.job:
+        world = world._replace(job=job)
+    for w in BOTH:
+        worker = world.workers[w]
+        if worker.begun:
+            again = {worker.granted, worker.look.seen if worker.look else 0, job.attempt if owns(job, w) else 0}
+            begun = sum(1 << attempt for attempt in again if worker.begun >> attempt & 1)
+            if begun != worker.begun:
+                world = put(world, w, worker._replace(begun=begun))
+    return world
