@@ -20,7 +20,7 @@ import threading
 import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
@@ -327,7 +327,8 @@ class _Inline:
 
     def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
         if outcome is not None:
-            self.store_now(attempt)
+            with suppress(LeaseLost):  # then its outcome will be refused, too
+                self.store_now(attempt)
         self.done.set_result(None if attempt.finished else outcome)
 
     def asked(self, attempt: Attempt) -> None:

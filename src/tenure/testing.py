@@ -1,28 +1,55 @@
-"""What `with jobs.testing() as queue` gives a test: the jobs it enqueued, and the hand that runs them."""
+"""What `with jobs.testing() as queue` gives a test: the jobs it enqueued, the hand that runs them, and faults to try.
+
+A fault strikes at a *point* of an attempt, of which these are known by name (the second of a name ends in ` #2`):
+
+    start            not a line of the handler has run
+    call NAME        a function that it called has returned, or raised
+    progress         job.progress(…) is stored
+    checkpoint lost  job.progress(checkpoint=…) was called, and is not stored
+    checkpoint       …is stored
+    acted KEY        the function of job.once(KEY, …) or jobs.once has run, and is not recorded
+    once KEY         …is recorded
+    enqueue TASK     the handler has enqueued another job
+    cancel           the handler has cancelled another job
+    finish           job.finish(…, tx=…) was called; its transaction has not committed
+    end              the handler has ended, its outcome is not stored
+    outcome          …is stored
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dis
+import inspect
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tenure.arguments import redacted
 from tenure.client import Client
 from tenure.clock import Clock
-from tenure.durations import Duration, seconds
-from tenure.errors import JobFailed
-from tenure.executor import run_inline
+from tenure.durations import Duration, seconds, spell
+from tenure.errors import InvalidOption, JobFailed, LeaseLost, StoreError
+from tenure.events import Running, current
+from tenure.executor import Attempt, run_inline
 from tenure.job import Home, Job, JobHandle, refuse_on_loop
-from tenure.lifecycle import Cancelled, Lease, State
-from tenure.ports import Claimed, Filter, JobView, WorkerIdentity
-from tenure.task import Program, Task
+from tenure.lifecycle import ENDED, Cancelled, Crashed, Lease, State
+from tenure.ports import Claimed, Filter, JobView, Store, WorkerIdentity
+from tenure.task import NewJob, Program, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_WORKER = "test-worker"
+Point = str | Callable[..., object]  #: a name as above, or a function: when its first call has ended
+
+_LEASE = 60.0
+_MOST_POINTS = 1000
+_MOST_ATTEMPTS = 100  # a job that always snoozes never ends
 
 
 class VirtualClock:
@@ -54,21 +81,11 @@ class TestQueue:
         self._errors: dict[str, Exception] = {}
         self._program = replace(program, arounds=(self._watch, *program.arounds))
         self._store = client.store
-        self._store.register(
-            WorkerIdentity(
-                id=_WORKER,
-                host="testing",
-                pid=0,
-                started="",
-                boot_id="testing",
-                pid_namespace="",
-                runner="embedded",
-                queues=(),
-                tasks=program.tasks.names,
-                slots=1,
-                lease=60.0,
-            )
-        )
+        self._gate = _Gate(client.store)
+        client.store = cast("Store", self._gate)
+        self._trap: _Trap | None = None
+        self._workers = 0
+        self._hire()
 
     def enqueued(self, task: Task[..., R]) -> list[JobHandle[R]]:
         """Every job of this task so far, oldest first."""
@@ -104,6 +121,78 @@ class TestQueue:
         """Let time pass. Jobs that become due run at the next `drain`."""
         self._clock.advance(seconds(by, "advance"))
 
+    # ── faults ──
+
+    def run_twice(self, job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
+        """Run it to its end, let its worker die before the outcome is stored, and run it again.
+
+        Example: `queue.run_twice(pay.bind(order=7)); assert gateway.charges == [7]`
+        """
+        refuse_on_loop("run_twice()", "await queue.arun_twice(…)")
+        return asyncio.run(self.arun_twice(job))
+
+    async def arun_twice(self, job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
+        """Run it to its end, let its worker die before the outcome is stored, and run it again."""
+        handle = await self.akill_after(job, "end")
+        if wait := self._wait(handle):
+            self._clock.advance(wait)
+        if (found := self._store.get(str(handle.id))) is None or found.state not in ENDED:
+            await self._run(await self._reach(handle))
+        return handle
+
+    def kill_after(self, job: JobHandle[R] | NewJob[R], point: Point) -> JobHandle[R]:
+        """Run it until it has come to this point, where its process dies. `drain` then runs it again.
+
+        Example: `queue.kill_after(pay.enqueue(7), gateway.charge)`. AssertionError if it never came there. A job that
+        has died once already waits before it runs again: `advance` first. Past its `max_crashes`: JobFailed.
+        """
+        refuse_on_loop("kill_after()", "await queue.akill_after(…)")
+        return asyncio.run(self.akill_after(job, point))
+
+    async def akill_after(self, job: JobHandle[R] | NewJob[R], point: Point) -> JobHandle[R]:
+        """Run it until it has come to this point, where its process dies. `adrain` then runs it again."""
+        return await self._strike(job, point, self._kill)
+
+    def steal_lease(self, job: JobHandle[R] | NewJob[R], point: Point = "start") -> JobHandle[R]:
+        """Run it, and at this point let its lease end (a minute passes): its host is presumed dead, the job taken back.
+
+        Its code runs on, as it does where a machine was only paused: what it writes is refused (LeaseLost), and so is
+        its outcome. `drain` then runs the job again. Example: `queue.steal_lease(pay.enqueue(7), "once charge")`
+        """
+        refuse_on_loop("steal_lease()", "await queue.asteal_lease(…)")
+        return asyncio.run(self.asteal_lease(job, point))
+
+    async def asteal_lease(self, job: JobHandle[R] | NewJob[R], point: Point = "start") -> JobHandle[R]:
+        """Run it, and at this point let its lease end: its host is presumed dead, the job is taken back."""
+        return await self._strike(job, point, self._steal)
+
+    def kill_everywhere(
+        self, new: Callable[[], JobHandle[Any] | NewJob[Any]], check: Callable[[], object]
+    ) -> list[str]:
+        """Kill a new job at the first point it comes to, run it again to its end, and check; the next at its second; …
+
+        Until one comes through unharmed, which is checked too. Says at which points they died. Example:
+        `queue.kill_everywhere(lambda: pay.bind(new_order()), gateway.assert_each_charged_once)`
+        """
+        refuse_on_loop("kill_everywhere()", "await queue.akill_everywhere(…)")
+        tried: list[str] = []
+        for trap in self._traps():
+            with trap.told():
+                asyncio.run(self._try(new(), trap))
+                check()
+            tried += filter(None, [trap.struck])
+        return tried
+
+    async def akill_everywhere(self, new: Callable[[], NewJob[Any]], check: Callable[[], object]) -> list[str]:
+        """The same on a loop, with jobs that `task.bind(…)` made."""
+        tried: list[str] = []
+        for trap in self._traps():
+            with trap.told():
+                await self._try(new(), trap)
+                check()
+            tried += filter(None, [trap.struck])
+        return tried
+
     # ── inside ──
 
     def _jobs(self, task: Task[..., Any]) -> list[JobView]:
@@ -119,33 +208,364 @@ class TestQueue:
     def _handle(self, task: Task[..., R], job: JobView) -> JobHandle[R]:
         return JobHandle(self._home, job.id, created=True, decode=task.decode_result)
 
+    def _hire(self) -> None:
+        """A new process: whoever died is dead for ever."""
+        self._workers += 1
+        self._worker = f"test-worker-{self._workers}"
+        self._store.register(
+            WorkerIdentity(
+                id=self._worker,
+                host="testing",
+                pid=0,
+                started="",
+                boot_id="testing",
+                pid_namespace="",
+                runner="embedded",
+                queues=(),
+                tasks=self._program.tasks.names,
+                slots=1,
+                lease=_LEASE,
+            )
+        )
+
     def _claim(self) -> Claimed | None:
-        self._store.renew([_WORKER])  # its lease is real, and time may have jumped over its end
+        self._store.renew([self._worker])  # its lease is real, and time may have jumped over its end
         while self._store.promote().jobs:
             pass
         wants = {queue.name: 1 for queue in self._store.queues()}
         for solo in (False, True):
-            if claimed := self._store.claim(_WORKER, wants, 1, solo=solo):
+            if claimed := self._store.claim(self._worker, wants, 1, solo=solo):
                 return claimed[0]
         return None
 
-    async def _run(self, claimed: Claimed) -> None:
-        lease = Lease(claimed.id, claimed.attempt, _WORKER)
+    async def _run(self, claimed: Claimed, trap: _Trap | None = None) -> None:
+        lease = Lease(claimed.id, claimed.attempt, self._worker)
         if claimed.expired:
             self._store.finish([(lease, Cancelled("expired before it could start"))])
             return
-        outcome = await run_inline(self._program, self._store, claimed, _WORKER, self.resources)
-        if outcome is None:
-            return
-        self._store.finish([(lease, outcome)])
+        self._trap = trap
+        try:
+            await self._attempt(claimed, lease, trap)
+        except Killed:
+            self._errors.pop(claimed.id, None)
+        finally:
+            self._trap = None
+            if trap is not None and trap.struck is not None:
+                self._gate.shut = False
+                self._hire()
         job = self._store.get(claimed.id)
         error = self._errors.pop(claimed.id, None)
         if job is not None and job.state is State.DEAD:
             raise error or JobFailed(job.id, job.state, job.error or "")
 
+    async def _attempt(self, claimed: Claimed, lease: Lease, trap: _Trap | None) -> None:
+        outcome = await run_inline(self._program, self._store, claimed, lease.worker_id, self.resources)
+        if trap is not None:
+            trap.at("end")
+        if outcome is not None:
+            self._store.finish([(lease, outcome)])
+        if trap is not None:
+            trap.at("outcome")
+
     def _watch(self, job: Job[Any]) -> Iterator[None]:
+        trap = self._trap
+        before = sys.getprofile()
         try:
+            if trap is not None:
+                trap.watch(cast("Attempt", job._attempt))
             yield
         except Exception as error:
             self._errors[str(job.id)] = error
             raise
+        finally:
+            if trap is not None:
+                sys.setprofile(before)
+
+    # ── inside: faults ──
+
+    async def _strike(self, job: JobHandle[R] | NewJob[R], point: Point, fault: Callable[[str], None]) -> JobHandle[R]:
+        trap = _Trap(fault, name=point) if isinstance(point, str) else _Trap(fault, call=_Call(point))
+        handle = await job.aenqueue() if isinstance(job, NewJob) else job
+        claimed = await self._reach(handle)
+        await self._run(claimed, trap)
+        if trap.struck is None:
+            came = "\n  ".join(trap.passed)
+            raise AssertionError(
+                f"{claimed.task} {claimed.id} never came to {trap.wanted}, and has ended; it came to:\n  {came}"
+            )
+        return handle
+
+    def _kill(self, point: str) -> None:
+        self._gate.shut = True
+        died = Crashed(f"its process was killed at {point!r}, by a test", process_died=True)
+        self._store.settle(self._worker, {}, died)
+        raise Killed(point)
+
+    def _steal(self, point: str) -> None:
+        self._clock.advance(_LEASE + 1)
+        self._store.declare_expired()
+        self._store.rescue()
+
+    async def _reach(self, handle: JobHandle[Any]) -> Claimed:
+        """Claim it, as soon as it is its turn: what comes before it in its queue runs first."""
+        job_id = str(handle.id)
+        while claimed := self._claim():
+            if claimed.id == job_id:
+                return claimed
+            await self._run(claimed)
+        job = self._store.get(job_id)
+        if job is None:
+            raise AssertionError(f"{handle} is not in this queue: enqueue it inside `with jobs.testing()`")
+        match job.state:
+            case State.SCHEDULED:
+                what = f"is due in {spell(self._wait(handle))}: queue.advance(…) first"
+            case State.QUEUED:
+                what = f"is queued, and its queue {job.queue!r} is paused: resume it first"
+            case _:
+                what = f"is {job.state} already: enqueue another one"
+        raise AssertionError(f"{job.task} {job.id} {what}")
+
+    def _wait(self, handle: JobHandle[Any]) -> float:
+        """The seconds until it is due; 0 if it waits for nothing."""
+        job = self._store.get(str(handle.id))
+        if job is None or job.state is not State.SCHEDULED:
+            return 0.0
+        return max((job.run_at - self._store.now()).total_seconds(), 0.001)
+
+    def _traps(self) -> Iterator[_Trap]:
+        """One for the first point, one for the second, …, until one finds nothing to strike at."""
+        for number in range(1, _MOST_POINTS + 1):
+            yield (trap := _Trap(self._kill, number=number))
+            if trap.struck is None:
+                return
+        raise AssertionError(
+            f"it comes to more than {_MOST_POINTS} points: give it less to do, or use queue.kill_after"
+        )
+
+    async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: _Trap) -> None:
+        handle = await job.aenqueue() if isinstance(job, NewJob) else job
+        await self._run(await self._reach(handle), trap)
+        await self._see_through(handle)
+
+    async def _see_through(self, handle: JobHandle[Any]) -> None:
+        for _ in range(_MOST_ATTEMPTS):
+            await self.adrain()
+            if not (wait := self._wait(handle)):
+                return
+            self._clock.advance(wait)
+        raise AssertionError(f"{handle} has not ended after {_MOST_ATTEMPTS} attempts")
+
+
+# ── Faults ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Killed(BaseException):
+    """Raised in a handler whose process dies in a test. No Exception, so that `except Exception` does not stop it.
+
+    A real kill runs no `finally` either; here they run, but what they write is refused.
+    """
+
+    def __init__(self, point: str) -> None:
+        super().__init__(f"its process was killed at {point!r}, by a test")
+
+
+class _Gate:
+    """The store as the app sees it: shut while a process that is dead already still runs on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.shut = False
+
+    def __getattr__(self, name: str) -> Any:
+        # A hold of jobs.once ends by itself when its process is dead; here it is let go, as no time passes.
+        if name != "swap":
+            self._refuse(name)
+        return getattr(self._store, name)
+
+    @contextmanager
+    def transaction(self) -> Generator[Any]:
+        with self._store.transaction() as tx:
+            yield tx
+            self._refuse("commit")
+
+    def _refuse(self, what: str) -> None:
+        if self.shut:
+            raise StoreError(f"{what}: a test has killed this process; nothing it does is stored")
+
+
+class _Call:
+    """A function that a test names as a point."""
+
+    def __init__(self, fn: Callable[..., object]) -> None:
+        if not isinstance(fn, FunctionType | MethodType | BuiltinFunctionType):
+            fn = MethodType(type(fn).__call__, fn)  # an object that can be called: a Mock
+        self.fn = fn
+        self._owner: object = fn.__self__ if isinstance(fn, MethodType) else None
+        self._code: CodeType | None = getattr(inspect.unwrap(getattr(fn, "__func__", fn)), "__code__", None)
+        if self._code is None and not isinstance(fn, BuiltinFunctionType):
+            raise InvalidOption(f"point: expected a function, a method or the name of a point, got {fn!r}")
+
+    def __repr__(self) -> str:
+        return f"the end of {getattr(self.fn, '__qualname__', self.fn)}"
+
+    def is_of(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        return code is self._code and (
+            self._owner is None or (bool(code.co_varnames) and frame.f_locals.get(code.co_varnames[0]) is self._owner)
+        )
+
+
+_SUSPENDED = {dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]}  #: where a frame stands that will go on
+_UNCHANGEABLE: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
+_PLUMBING = {"_weakrefset", "asyncio", "contextlib", "importlib", "weakref"}
+_ENTERING = {"__enter__", "__aenter__", "__del__"}  #: who dies on entering never leaves
+_LEAVING = {"__exit__", "__aexit__"}
+_ACTING = {"Job.once", "Job.aonce", "Client.once", "Client.aonce"}
+_ENCODING = {"Task.dump_once", "encode_result"}  #: what they call between the act and its record
+
+
+class _Trap:
+    """Lies in wait at one point of an attempt.
+
+    It sees the calls of the handler as a profiler does, so that debuggers and coverage go on working.
+    """
+
+    def __init__(
+        self, fault: Callable[[str], None], *, name: str = "", call: _Call | None = None, number: int = 0
+    ) -> None:
+        self.wanted = call or name
+        self.passed: list[str] = []
+        self.struck: str | None = None
+        self._fault, self._call, self._number = fault, call, number
+        self._seen: Counter[str] = Counter()
+        self._killed: Killed | None = None
+
+    def at(self, name: str, *, called: bool = False) -> None:
+        """The attempt has come to a point; `called`: by the very function that is waited for."""
+        if self._killed is not None:
+            raise self._killed
+        self._seen[name] += 1
+        count = self._seen[name]
+        point = name if count == 1 else f"{name} #{count}"
+        self.passed.append(point)
+        if self.struck is None and (called or point == self.wanted or len(self.passed) == self._number):
+            self.struck = point
+            try:
+                self._fault(point)
+            except Killed as killed:
+                self._killed = killed
+                raise
+
+    @contextmanager
+    def told(self) -> Generator[None]:
+        """An error of this block says at which point this has struck."""
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(f"when it was killed at {self.struck!r}" if self.struck else "when nothing was killed")
+            raise
+
+    def watch(self, attempt: Attempt) -> None:
+        """Look on from now on, in this thread. Raises what the fault at `start` does."""
+        module = str(attempt.task.fn.__module__)
+        self._ours = module if module.startswith("tenure.") else module.partition(".")[0]
+        self._attempt = attempt
+        self._running: Running | None = current.get()
+        self.at("start")
+        sys.setprofile(self._look)
+
+    def _look(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event not in ("return", "c_return") or current.get() is not self._running:
+            return
+        try:
+            if event == "return":
+                self._returned(frame, arg)
+            else:
+                self._c_returned(frame, arg)
+        except Killed:
+            sys.setprofile(None)
+            if self._attempt.task.is_async and asyncio.current_task() is not self._attempt._task_handle:
+                self._attempt.ask("lease_lost", None)  # it dies with all its tasks, not just with this one
+            raise
+
+    def _returned(self, frame: FrameType, value: object) -> None:
+        code, caller = frame.f_code, frame.f_back
+        if caller is None or code.co_code[frame.f_lasti] in _SUSPENDED or inspect.isawaitable(value):
+            return
+        called = self._call is not None and self._call.is_of(frame)
+        if called or (self._is_ours(caller) and not _is_plumbing(frame) and not self._is_engine(frame)):
+            self.at(f"call {_name(frame)}", called=called)
+        elif not self._is_engine(frame):
+            return
+        elif code.co_qualname in _ENCODING and caller.f_code.co_qualname in _ACTING:
+            self.at(f"acted {frame.f_locals['key']}")
+        elif self._is_ours(caller) and code.co_qualname == "Job.progress":
+            self._reported(frame)
+        elif self._is_ours(caller) and (verb := _verb(frame)) is not None:
+            self.at(verb)
+
+    def _reported(self, frame: FrameType) -> None:
+        checkpoint = frame.f_locals["checkpoint"] is not None
+        if checkpoint:
+            self.at("checkpoint lost")
+        try:
+            self._attempt.host.store_now(self._attempt)  # a worker does so within a second
+        except LeaseLost:
+            self._attempt.ask("lease_lost", None)
+            raise
+        self.at("checkpoint" if checkpoint else "progress")
+
+    def _c_returned(self, frame: FrameType, fn: Any) -> None:
+        called = self._call is not None and self._call.fn == fn
+        if called or (self._is_ours(frame) and _may_act(fn)):
+            self.at(f"call {fn.__qualname__}", called=called)
+
+    def _is_ours(self, frame: FrameType) -> bool:
+        module = _module(frame)
+        return module == self._ours or module.startswith(f"{self._ours}.")
+
+    def _is_engine(self, frame: FrameType) -> bool:
+        return _module(frame).startswith("tenure.") and not self._is_ours(frame)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _may_act(fn: Any) -> bool:
+    return fn.__module__ != "builtins" and not isinstance(fn.__self__, _UNCHANGEABLE)
+
+
+def _is_plumbing(frame: FrameType) -> bool:
+    """No call of the handler's own, or one that acts on nothing: an exception there would not even reach it."""
+    name = frame.f_code.co_name
+    if _module(frame).partition(".")[0] in _PLUMBING:
+        return name not in _LEAVING
+    return name in _ENTERING or (name.startswith("<") and name != "<lambda>")
+
+
+def _name(frame: FrameType) -> str:
+    code = frame.f_code
+    name = code.co_qualname
+    if _module(frame) == "contextlib" and (made_of := getattr(frame.f_locals.get("self"), "gen", None)) is not None:
+        name = f"{made_of.__qualname__}.{code.co_name}"
+    return name.rpartition("<locals>.")[2]
+
+
+def _verb(frame: FrameType) -> str | None:
+    """What this call of ours did, if it did something."""
+    owner, _, verb = frame.f_code.co_qualname.partition(".")
+    match owner, verb.removeprefix("a"):
+        case "Job" | "Tenure", "once":
+            return f"once {frame.f_locals['key']}"
+        case "Task" | "NewJob" as kind, "enqueue":
+            task = frame.f_locals["self"]
+            return f"enqueue {task.name if kind == 'Task' else task.of.name}"
+        case "Tenure", "enqueue_many":
+            return "enqueue many"
+        case "JobHandle", "cancel":
+            return "cancel"
+        case "Job", "finish":
+            return "finish"
+        case _:
+            return None

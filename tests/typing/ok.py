@@ -199,6 +199,10 @@ def in_tests() -> None:
         assert_type(queue.enqueued(with_job_async), list[JobHandle[Summary]])
         assert_type(queue.drain(), int)
         queue.advance("1h")
+        assert_type(queue.run_twice(plain.bind("Ada")), JobHandle[str])
+        assert_type(queue.kill_after(plain.enqueue("Ada"), "checkpoint #2"), JobHandle[str])
+        assert_type(queue.steal_lease(plain.enqueue("Ada"), "start"), JobHandle[str])
+        assert_type(queue.kill_everywhere(lambda: plain.bind("Ada"), queue.drain), list[str])
 
 
 store_transaction: AbstractContextManager[Any] = jobs.transaction()

@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial, wraps
+from itertools import count
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from tenure import Fail, Job, Retry, Secret, Snooze, Tenure
-from tenure.errors import InvalidOption, JobFailed, TenureError, UnknownTask, WouldBlock
+from tenure import Fail, Job, JobHandle, Retry, Secret, Snooze, Task, Tenure, testing
+from tenure.errors import InvalidOption, JobFailed, LeaseLost, TenureError, UnknownTask, WouldBlock
+from tenure.lifecycle import State
+from tenure.testing import TestQueue
 
 
 @dataclass
@@ -329,3 +337,721 @@ def test_a_resource_or_around_that_can_not_be_one_is_refused(jobs: Tenure) -> No
         @jobs.around  # type: ignore[arg-type]
         def no_job() -> Iterator[None]:
             yield
+
+
+# ── Faults ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Till:
+    """What a handler acts on: it counts, and knows no keys."""
+
+    def __init__(self) -> None:
+        self.paid: list[int] = []
+
+    def charge(self, order: int) -> int:
+        self.paid.append(order)
+        return order
+
+    async def acharge(self, order: int) -> int:
+        await asyncio.sleep(0)
+        await asyncio.to_thread(self.paid.append, order)
+        return order
+
+
+@dataclass
+class Shop:
+    """Handlers of both kinds that do the same, and a test's way into them."""
+
+    jobs: Tenure
+    till: Till
+    pay: Task[[int], int]
+    pay_once: Task[[int], int]
+    book: Task[[int], int]
+    receipt: Task[[int], None]
+    checkpoints: list[int | None]
+
+    def outcomes(self, queue: TestQueue, handle: JobHandle[object]) -> list[str]:
+        ended = [each.outcome for each in queue.client.store.attempts(str(handle.id))]
+        job = queue.client.store.get(str(handle.id))
+        assert job is not None
+        return [*ended, str(job.state)]
+
+
+def plain_shop(jobs: Tenure) -> Shop:
+    till, checkpoints = Till(), list[int | None]()
+
+    @jobs.task
+    def receipt(order: int) -> None: ...
+
+    @jobs.task
+    def pay(job: Job[int], order: int) -> int:
+        checkpoints.append(job.checkpoint)
+        till.charge(order)
+        job.progress(0.3, stage="charged")
+        job.progress(0.6, checkpoint=1)
+        receipt.enqueue(order)
+        return order
+
+    @jobs.task
+    def pay_once(job: Job, order: int) -> int:
+        return job.once("charge", lambda: till.charge(order))
+
+    @jobs.task
+    def book(job: Job, order: int) -> int:
+        with jobs.transaction() as tx:
+            receipt.using(tx=tx).enqueue(order)
+            job.finish(order, tx=tx)
+        return order
+
+    return Shop(jobs, till, pay, pay_once, book, receipt, checkpoints)
+
+
+def async_shop(jobs: Tenure) -> Shop:
+    till, checkpoints = Till(), list[int | None]()
+
+    @jobs.task
+    async def receipt(order: int) -> None: ...
+
+    @jobs.task
+    async def pay(job: Job[int], order: int) -> int:
+        checkpoints.append(job.checkpoint)
+        await till.acharge(order)
+        job.progress(0.3, stage="charged")
+        job.progress(0.6, checkpoint=1)
+        await receipt.aenqueue(order)
+        return order
+
+    @jobs.task
+    async def pay_once(job: Job, order: int) -> int:
+        return await job.aonce("charge", lambda: till.acharge(order))
+
+    @jobs.task
+    async def book(job: Job, order: int) -> int:
+        async with jobs.atransaction() as tx:
+            await receipt.using(tx=tx).aenqueue(order)
+            await job.afinish(order, tx=tx)
+        return order
+
+    return Shop(jobs, till, pay, pay_once, book, receipt, checkpoints)
+
+
+@pytest.fixture(params=[plain_shop, async_shop], ids=lambda make: make.__name__)
+def shop(request: pytest.FixtureRequest, jobs: Tenure) -> Shop:
+    made: Shop = request.param(jobs)
+    return made
+
+
+def test_who_dies_before_its_outcome_is_stored_acts_twice(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        handle = queue.run_twice(shop.pay.bind(7))
+
+        assert shop.till.paid == [7, 7]
+        assert len(queue.enqueued(shop.receipt)) == 2
+        assert handle.result("0s") == 7
+        assert shop.outcomes(queue, handle) == ["crashed", "completed"]
+
+
+def test_what_is_done_once_is_done_once_by_who_runs_twice(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        assert queue.run_twice(shop.pay_once.enqueue(7)).result("0s") == 7
+
+        assert shop.till.paid == [7]
+
+
+def test_an_outcome_that_went_with_a_transaction_stands_when_its_worker_dies(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        handle = queue.run_twice(shop.book.bind(7))
+
+        assert len(queue.enqueued(shop.receipt)) == 1
+        assert shop.outcomes(queue, handle) == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("point", "paid", "receipts", "checkpoint"),
+    [
+        ("start", [7], 1, None),
+        ("progress", [7, 7], 1, None),
+        ("checkpoint lost", [7, 7], 1, None),
+        ("checkpoint", [7, 7], 1, 1),
+        ("enqueue receipt", [7, 7], 2, 1),
+        ("end", [7, 7], 2, 1),
+    ],
+)
+def test_a_process_dies_at_a_point_and_what_it_did_until_then_is_done(
+    point: str, paid: list[int], receipts: int, checkpoint: int | None, shop: Shop
+) -> None:
+    with shop.jobs.testing() as queue:
+        handle = queue.kill_after(shop.pay.enqueue(7), point)
+        assert shop.outcomes(queue, handle) == ["crashed", "queued"]
+
+        queue.drain()
+
+        assert (shop.till.paid, len(queue.enqueued(shop.receipt))) == (paid, receipts)
+        assert shop.checkpoints[-1] == checkpoint
+        assert handle.result("0s") == 7
+
+
+def test_a_process_that_dies_after_its_outcome_is_stored_costs_nothing(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        handle = queue.kill_after(shop.pay.bind(7), "outcome")
+        queue.drain()
+
+        assert shop.till.paid == [7]
+        assert shop.outcomes(queue, handle) == ["completed"]
+
+
+def test_between_an_act_and_its_record_even_once_acts_again(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        for order, point in ((1, "acted charge"), (2, "once charge")):
+            queue.kill_after(shop.pay_once.bind(order), point)
+            queue.drain()
+
+    assert shop.till.paid == [1, 1, 2]
+
+
+def test_a_transaction_that_its_process_does_not_live_to_commit_leaves_nothing(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        handle = queue.kill_after(shop.book.bind(7), "finish")
+
+        assert queue.enqueued(shop.receipt) == []
+        queue.drain()
+        assert len(queue.enqueued(shop.receipt)) == 1
+        assert handle.result("0s") == 7
+
+
+def test_a_function_is_a_point_too(shop: Shop) -> None:
+    till = shop.till
+    with shop.jobs.testing() as queue:
+        handle = queue.kill_after(shop.pay.bind(7), till.charge if shop.pay.is_async is False else till.acharge)
+
+        assert till.paid == [7]
+        assert shop.outcomes(queue, handle) == ["crashed", "queued"]
+        with pytest.raises(AssertionError, match=r"never came to the end of Till\.charge"):
+            queue.kill_after(shop.pay.bind(8), Till().charge)  # another till's
+
+
+def test_functions_of_c_and_mocks_are_points_too(jobs: Tenure) -> None:
+    sent, mail = list[int](), Mock()
+
+    @jobs.task
+    def send(n: int) -> None:
+        sent.append(n)
+        mail(n)
+
+    with jobs.testing() as queue:
+        queue.kill_after(send.bind(1), sent.append)
+        assert (sent, mail.call_count) == ([1], 0)
+        queue.drain()
+
+        queue.kill_after(send.bind(2), mail)
+        assert (sent, mail.call_count) == ([1, 1, 2], 2)
+
+
+@pytest.mark.parametrize("point", [Till, 3, type])
+def test_what_can_not_be_a_point_is_refused_before_anything_runs(point: Any, shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        with pytest.raises(InvalidOption, match="point: expected a function, a method or the name of a point, got "):
+            queue.kill_after(shop.pay.bind(7), point)
+        assert queue.enqueued(shop.pay) == []
+
+
+def test_who_names_a_point_that_is_not_there_is_told_those_that_are(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        with pytest.raises(AssertionError) as caught:
+            queue.kill_after(shop.pay_once.bind(7), "checkpoint")
+
+    told = str(caught.value).splitlines()
+    assert told[0].startswith("pay_once ")
+    assert told[0].endswith(" never came to checkpoint, and has ended; it came to:")
+    assert {"  start", "  acted charge", "  once charge", "  end", "  outcome"} <= set(told)
+
+
+def test_the_second_of_a_name_has_a_number(jobs: Tenure) -> None:
+    seen: list[int | None] = []
+
+    @jobs.task
+    def count(job: Job[int]) -> None:
+        seen.append(job.checkpoint)
+        for n in range(3):
+            job.progress(checkpoint=n)
+
+    with jobs.testing() as queue:
+        queue.kill_after(count.bind(), "checkpoint #2")
+        queue.drain()
+        queue.kill_after(count.bind(), "checkpoint lost #3")
+        queue.drain()
+
+    assert seen == [None, 1, None, 1]
+
+
+def test_a_dead_process_is_not_saved_by_catching_everything_and_stores_nothing_more(jobs: Tenure) -> None:
+    went: list[str] = []
+
+    @jobs.task
+    def child() -> None: ...
+
+    @jobs.task
+    def stubborn(job: Job[int]) -> str:
+        if job.attempt > 1:
+            return f"came back from {job.checkpoint}"
+        for attempt in (
+            lambda: job.progress(0.1),
+            lambda: child.enqueue(),
+            lambda: job.once("key", lambda: 1),
+            lambda: jobs.once("key", lambda: 1),
+            lambda: job.progress(0.9, checkpoint=9),
+            lambda: job.flush(),
+        ):
+            try:
+                attempt()
+            except Exception as error:
+                went.append(f"caught {type(error).__name__}")
+            except BaseException as error:
+                went.append(type(error).__name__)
+        return "lived on"
+
+    with jobs.testing() as queue:
+        handle = queue.kill_after(stubborn.bind(), "progress")
+        assert queue.enqueued(child) == []
+        queue.drain()
+        assert handle.result("0s") == "came back from None"
+
+    assert (went[0], went[1], went[2]) == ("Killed", "caught StoreError", "LeaseLost")
+    assert went[-1] == "LeaseLost"
+
+
+def test_a_transaction_that_a_dead_process_goes_on_with_is_not_committed(jobs: Tenure) -> None:
+    @jobs.task
+    def child() -> None: ...
+
+    @jobs.task
+    def sly(job: Job) -> None:
+        if job.attempt > 1:
+            return
+        with jobs.transaction() as tx:
+            child.using(tx=tx).enqueue()
+            with suppress(BaseException):
+                job.progress(0.5)
+
+    with jobs.testing() as queue:
+        queue.kill_after(sly.bind(), "progress")
+        queue.drain()
+        assert queue.enqueued(child) == []
+
+
+def test_a_process_dies_with_all_its_tasks(jobs: Tenure) -> None:
+    till, went_on = Till(), list[str]()
+
+    @jobs.task
+    async def both(job: Job) -> None:
+        if job.attempt > 1:
+            return
+        side = asyncio.create_task(till.acharge(1))
+        await asyncio.sleep(3600)
+        went_on.append("it lived")
+        await side
+
+    with jobs.testing() as queue:
+        handle = queue.kill_after(both.bind(), asyncio.to_thread)
+        queue.drain()
+        assert handle.result("0s") is None
+
+    assert (till.paid, went_on) == ([1], [])
+
+
+def test_each_death_is_charged_waited_for_and_one_too_many_ends_the_job(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        handle = queue.kill_after(shop.pay.bind(7), "start")
+        queue.kill_after(handle, "start")
+        with pytest.raises(AssertionError, match=r"is due in .+: queue\.advance\(…\) first"):
+            queue.kill_after(handle, "start")
+        queue.advance("30s")
+        queue.kill_after(handle, "start")
+        assert queue.drain() == 0
+        queue.advance("30s")
+        with pytest.raises(JobFailed, match="is dead: its process was killed at 'start', by a test"):
+            queue.kill_after(handle, "start")
+        assert shop.outcomes(queue, handle) == ["crashed"] * 4 + ["dead"]
+
+
+def test_a_job_that_may_not_crash_at_all_dies_of_each_fault(jobs: Tenure) -> None:
+    @jobs.task(max_crashes=0)
+    def fragile() -> None: ...
+
+    with jobs.testing() as queue:
+        with pytest.raises(JobFailed, match="killed at 'end'"):
+            queue.run_twice(fragile.bind())
+        with pytest.raises(JobFailed, match="worker test-worker-2 lost its lease"):
+            queue.steal_lease(fragile.bind())
+
+
+@pytest.mark.parametrize("point", ["start", "progress", "checkpoint lost", "checkpoint", "enqueue receipt", "end"])
+def test_who_lost_its_lease_stores_nothing_and_the_job_runs_again(point: str, shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        handle = queue.steal_lease(shop.pay.bind(7), point)
+        assert shop.outcomes(queue, handle) == ["crashed", "queued"]
+
+        queue.drain()
+
+        assert shop.checkpoints[1:] == [1 if point in ("checkpoint", "enqueue receipt", "end") else None]
+        assert shop.outcomes(queue, handle) == ["crashed", "completed"]
+        assert queue.client.store.attempts(str(handle.id))[0].error == "worker test-worker-1 lost its lease"
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
+def test_each_write_of_who_lost_its_lease_is_refused(plain: bool, jobs: Tenure) -> None:
+    refused: list[str] = []
+
+    @jobs.task
+    def child() -> None: ...
+
+    @jobs.task
+    def write(job: Job[int], how: str) -> None:
+        if job.attempt > 1:
+            return
+        try:
+            match how:
+                case "once":
+                    job.once("key", lambda: 1)
+                case "progress":
+                    job.progress(0.5, checkpoint=3)
+                case _:
+                    with jobs.transaction() as tx:
+                        child.using(tx=tx).enqueue()
+                        job.finish(tx=tx)
+        except LeaseLost:
+            refused.append(how)
+            raise
+
+    @jobs.task
+    async def awrite(job: Job[int], how: str) -> None:
+        if job.attempt > 1:
+            return
+        try:
+            match how:
+                case "once":
+                    await job.aonce("key", partial(asyncio.sleep, 0, 1))
+                case "progress":
+                    job.progress(0.5, checkpoint=3)
+                case _:
+                    async with jobs.atransaction() as tx:
+                        await child.using(tx=tx).aenqueue()
+                        await job.afinish(tx=tx)
+        except (LeaseLost, asyncio.CancelledError):  # it is cancelled as soon as one of its writes is refused
+            refused.append(how)
+            raise
+
+    with jobs.testing() as queue:
+        for how in ("once", "progress", "finish"):
+            handle = queue.steal_lease((write if plain else awrite).bind(how))
+            job = queue.client.store.get(str(handle.id))
+            assert job is not None
+            assert (job.state, job.checkpoint) == (State.QUEUED, None)
+        assert queue.enqueued(child) == []
+
+    assert refused == ["once", "progress", "finish"]
+
+
+def test_a_handler_is_killed_wherever_it_can_be(shop: Shop) -> None:
+    orders = count(1)
+
+    with shop.jobs.testing() as queue:
+        points = queue.kill_everywhere(lambda: shop.pay.enqueue(next(orders)), lambda: None)
+
+    named = [point for point in points if not point.startswith("call ")]
+    assert named == [
+        "start",
+        "progress",
+        "checkpoint lost",
+        "checkpoint",
+        "enqueue receipt",
+        "end",
+        "outcome",
+    ]
+    assert any(point.endswith("charge") for point in points)
+    assert set(range(1, len(points) + 2)) == set(shop.till.paid)  # each got a job of its own, and one came through
+
+
+def test_who_loses_half_of_its_work_in_a_crash_is_found_out(jobs: Tenure) -> None:
+    paid: set[int] = set()
+    mailed: list[int] = []
+    orders = count(1)
+
+    def mark(order: int) -> None:
+        paid.add(order)
+
+    def mail(order: int) -> None:
+        mailed.append(order)
+
+    @jobs.task
+    def pay(order: int) -> None:
+        if order in paid:  # so that nothing is done twice, it thinks
+            return
+        mark(order)
+        mail(order)
+
+    @jobs.task
+    def repaired(order: int) -> None:
+        mark(order)
+        if order not in mailed:
+            mail(order)
+
+    def check() -> None:
+        assert paid == set(mailed)
+
+    with jobs.testing() as queue:
+        with pytest.raises(AssertionError) as caught:
+            queue.kill_everywhere(lambda: pay.bind(next(orders)), check)
+        assert caught.value.__notes__ == ["when it was killed at 'call set.add'"]
+
+        paid.clear()
+        mailed.clear()
+        assert "call mark" in queue.kill_everywhere(lambda: repaired.bind(next(orders)), check)
+
+
+def test_what_fails_unharmed_is_said_to(jobs: Tenure) -> None:
+    @jobs.task
+    def fine() -> None: ...
+
+    def check() -> None:
+        assert jobs_seen == ["never"]
+
+    jobs_seen: list[str] = []
+    with jobs.testing() as queue:
+        with pytest.raises(AssertionError) as caught:
+            queue.kill_everywhere(fine.bind, check)
+        assert caught.value.__notes__ == ["when it was killed at 'start'"]
+        trap = next(iter(queue._traps()))
+        with pytest.raises(ZeroDivisionError) as raised, trap.told():
+            raise ZeroDivisionError
+        assert raised.value.__notes__ == ["when nothing was killed"]
+
+
+def test_what_never_ends_is_not_waited_for(jobs: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "_MOST_POINTS", 5)
+
+    @jobs.task
+    def forever() -> None:
+        raise Snooze("1h")
+
+    @jobs.task
+    def endless(job: Job) -> None:
+        for _ in range(10):
+            job.progress(0.1)
+
+    with jobs.testing() as queue:
+        with pytest.raises(AssertionError, match="has not ended after 100 attempts"):
+            queue.kill_everywhere(forever.bind, lambda: None)
+        with pytest.raises(AssertionError, match="more than 5 points: give it less to do, or use"):
+            queue.kill_everywhere(endless.bind, lambda: None)
+
+
+def test_faults_are_tried_on_a_loop_too(shop: Shop) -> None:
+    async def main() -> None:
+        with shop.jobs.testing() as queue:
+            for call in (queue.run_twice, queue.steal_lease, lambda job: queue.kill_after(job, "end")):
+                with pytest.raises(WouldBlock, match=r"await queue\.a"):
+                    call(shop.pay.bind(1))
+            with pytest.raises(WouldBlock, match=r"await queue\.akill_everywhere"):
+                queue.kill_everywhere(lambda: shop.pay.bind(1), lambda: None)
+            assert shop.till.paid == []
+
+            await queue.arun_twice(await shop.pay_once.aenqueue(2))
+            await queue.akill_after(shop.pay_once.bind(3), "once charge")
+            await queue.asteal_lease(shop.pay_once.bind(4), "end")
+            await queue.adrain()
+            assert sorted(shop.till.paid) == [2, 3, 4]
+            assert "once charge" in await queue.akill_everywhere(lambda: shop.pay_once.bind(5), lambda: None)
+
+    asyncio.run(main())
+
+
+def test_what_comes_first_runs_first_and_what_can_not_run_is_named(shop: Shop) -> None:
+    with shop.jobs.testing() as queue:
+        before = shop.pay.enqueue(1)
+        handle = shop.pay.enqueue(2)
+        queue.kill_after(handle, "start")
+        assert before.result("0s") == 1
+        assert shop.till.paid == [1]
+
+        queue.client.store.pause("default", paused=True)
+        with pytest.raises(AssertionError, match="is queued, and its queue 'default' is paused"):
+            queue.run_twice(handle)
+        queue.client.store.pause("default", paused=False)
+        with pytest.raises(AssertionError, match="is completed already: enqueue another one"):
+            queue.run_twice(before)
+        with pytest.raises(AssertionError, match="is not in this queue"):
+            queue.run_twice(shop.pay.handle("01900000-0000-7000-8000-000000000000"))
+
+
+def test_a_profiler_goes_on_after_a_fault_and_none_is_set_without(jobs: Tenure) -> None:
+    seen: list[object] = []
+
+    def mine(frame: object, event: str, arg: object) -> None: ...
+
+    @jobs.task
+    async def look() -> None:
+        seen.append(sys.getprofile())
+
+    with jobs.testing() as queue:
+        before = sys.getprofile()
+        sys.setprofile(mine)
+        try:
+            look.enqueue()
+            queue.drain()
+            queue.kill_after(look.bind(), "end")
+            assert sys.getprofile() is mine
+        finally:
+            sys.setprofile(before)
+
+    assert seen[0] is mine
+    assert seen[1] is not mine
+
+
+def test_who_dies_while_jobs_once_acts_does_not_hold_its_key(jobs: Tenure) -> None:
+    acted: list[int] = []
+
+    def act() -> int:
+        acted.append(1)
+        return len(acted)
+
+    @jobs.task
+    def send() -> int:
+        return jobs.once("mail", act, wait="1s")
+
+    with jobs.testing() as queue:
+        handle = queue.kill_after(send.bind(), "acted mail")
+        queue.drain()
+
+        assert handle.result("0s") == 2
+        assert queue.kill_after(send.bind(), "once mail")
+        queue.drain()
+
+    assert len(acted) == 2
+
+
+def test_a_death_is_charged_as_one_whatever_the_handler_makes_of_it(jobs: Tenure) -> None:
+    @jobs.task(max_crashes=0)
+    def disguise(job: Job) -> None:
+        try:
+            job.progress(0.5)
+        except BaseException as error:
+            raise LookupError("not what it was") from error
+
+    with jobs.testing() as queue:
+        with pytest.raises(JobFailed, match="killed at 'progress'"):
+            queue.kill_after(disguise.bind(), "progress")
+
+
+def test_what_a_handler_has_entered_it_leaves(jobs: Tenure) -> None:
+    entered = left = 0
+
+    @contextmanager
+    def made_of_a_generator() -> Iterator[None]:
+        with Room():
+            yield
+
+    class Room:
+        def __enter__(self) -> None:
+            nonlocal entered
+            entered += 1
+
+        def __exit__(self, *exc: object) -> None:
+            nonlocal left
+            left += 1
+
+    @jobs.task
+    def visit() -> None:
+        with Room():
+            pass
+        with made_of_a_generator():
+            pass
+
+    def check() -> None:
+        assert entered == left > 0
+
+    with jobs.testing() as queue:
+        left_by = [point for point in queue.kill_everywhere(visit.bind, check) if point.endswith("__exit__")]
+
+    assert left_by == ["call Room.__exit__", "call made_of_a_generator.__exit__"]
+
+
+def test_who_lost_its_lease_is_told_so_at_each_call(jobs: Tenure) -> None:
+    told: list[str] = []
+
+    @jobs.task
+    def deaf(job: Job) -> None:
+        for _ in range(2 if job.attempt == 1 else 0):
+            try:
+                job.progress(0.5)
+            except LeaseLost as error:
+                told.append(error.reason)
+
+    with jobs.testing() as queue:
+        queue.steal_lease(deaf.bind())
+
+    assert told == ["lease_lost", "lease_lost"]
+
+
+def test_only_what_the_handler_itself_has_called_to_its_end_is_a_point(jobs: Tenure) -> None:
+    till = Till()
+
+    def make() -> Coroutine[Any, Any, int]:
+        return till.acharge(1)
+
+    def beside() -> None: ...
+
+    @jobs.task
+    async def wait(job: Job) -> None:
+        started.set()
+        await go_on.wait()
+        await make()
+
+    async def main() -> list[str]:
+        async def other() -> None:
+            await started.wait()
+            beside()
+            go_on.set()
+
+        with jobs.testing() as queue:
+            side = asyncio.create_task(other())
+            with pytest.raises(AssertionError) as caught:
+                await queue.akill_after(wait.bind(), "nowhere")
+            await side
+            return str(caught.value).splitlines()[1:]
+
+    started, go_on = asyncio.Event(), asyncio.Event()
+    points = asyncio.run(main())
+
+    assert "  call Till.acharge" in points
+    assert [point for point in points if "make" in point or "beside" in point] == []
+
+
+def test_a_decorated_function_is_a_point_of_its_own(jobs: Tenure) -> None:
+    went: list[str] = []
+
+    def loud(fn: Callable[[], None]) -> Callable[[], None]:
+        @wraps(fn)
+        def louder() -> None:
+            fn()
+
+        return louder
+
+    @loud
+    def first() -> None:
+        went.append("first")
+
+    @loud
+    def second() -> None:
+        went.append("second")
+
+    @jobs.task
+    def both() -> None:
+        first()
+        second()
+        went.append("third")
+
+    with jobs.testing() as queue:
+        queue.kill_after(both.bind(), second)
+
+    assert went == ["first", "second"]
