@@ -34,11 +34,12 @@ def _kind(name: str, target: str = "", needs: str = "", **more: object) -> Kind:
     return Kind(name=name, target=target, needs=frozenset(needs.split()), **more)  # type: ignore[arg-type]
 
 
+VITAL = 5.0
 LONG = (0.25, 0.9, 2.0)  # under a third nothing happens; about one, and well over one, code is stopped and taken back
 
 KINDS: tuple[Kind, ...] = (
     # processes
-    _kind("kill", "worker", often=6.0),
+    _kind("kill", "worker", often=VITAL),
     _kind("kill", "supervisor", often=2.0, rest=0.6),
     _kind("kill", "client"),
     _kind("pause", "worker", leases=(0.5, 1.0, 3.0), rest=1.0, often=2.0),
@@ -47,7 +48,7 @@ KINDS: tuple[Kind, ...] = (
     _kind("deploy", "supervisor", often=2.0, rest=0.6),
     _kind("clock", "host", leases=(1.0,)),
     # former owners
-    _kind("ghost writes", rest=0.1, often=2.0),
+    _kind("ghost writes", rest=0.1, often=VITAL),
     # doorbells
     _kind("false hints", rest=0.1),
     # lines: between a host, or the clients, and the server
@@ -112,8 +113,10 @@ def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind]) -> list
     rest = lease  # who has just started may not declare anybody dead yet
     spent = 0.0
     while True:
-        if not queue:  # each kind comes once before those come that are to come more often
-            queue = draw.sample(kinds, len(kinds)) if not found else draw.choices(kinds, [k.often for k in kinds], k=20)
+        if not queue and not found:  # each kind comes once, first those without which a short run proves nothing
+            queue = sorted(draw.sample(kinds, len(kinds)), key=lambda kind: kind.often >= VITAL)
+        elif not queue:
+            queue = draw.choices(kinds, [kind.often for kind in kinds], k=20)
         kind = queue.pop()
         lasts = draw.choice(kind.leases) * lease
         spent += rest + lasts

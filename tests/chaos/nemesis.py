@@ -181,11 +181,12 @@ class Nemesis:
 
     def _haunt(self, store: Store, key: str, job: str, ended: AttemptView) -> None:
         lease = Lease(job, ended.attempt, ended.worker_id)
-        for what, write in (
-            ("checkpoint", lambda: store.progress([Progress(lease=lease, checkpoint='"ghost"')])[0]),
-            ("finish", lambda: isinstance(store.finish([(lease, Completed('"ghost"'))])[0], Landed)),
-        ):
-            about = {"key": key, "job": job, "attempt": ended.attempt, "name": what}
+        ways: dict[str, Callable[[], bool]] = {
+            "checkpoint": lambda: store.progress([Progress(lease=lease, checkpoint='"ghost"')])[0],
+            "finish": lambda: isinstance(store.finish([(lease, Completed('"ghost"'))])[0], Landed),
+        }
+        for name, write in ways.items():
+            about: dict[str, Any] = {"key": key, "job": job, "attempt": ended.attempt, "name": name}
             self._stage.pen.note("ghost", "invoke", **about)
             self._stage.pen.note("ghost", "ok" if write() else "fail", **about)
 

@@ -13,7 +13,7 @@ import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from crash.backends import BACKENDS, SERVERS, Place, Server, by_way_of, migrate
 from crash.harness import HERE as CRASH
@@ -76,9 +76,8 @@ class Host:
             "TENURE_TEST_CLOCK": str(self._clock),
             "TENURE_TEST_ACTOR": f"host-{self._name}",
         }
-        size = {"workers": WORKERS, "concurrency": SLOTS}
-        lease = f"{self._stage.lease:g}s"
-        return self._stage.site.supervisor(app="chaos.workload", **size, grace="1s", lease=lease, env=env)
+        order: dict[str, Any] = {"app": "chaos.workload", "workers": WORKERS, "concurrency": SLOTS, "grace": "1s"}
+        return self._stage.site.supervisor(lease=f"{self._stage.lease:g}s", env=env, **order)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -132,7 +131,7 @@ class Stage:
                 workload.make_tables()
             self._later.callback(self._end_clients)
             self.hosts = [Host(self, name, line) for name, line in zip("ab", self._lines(HOSTS), strict=True)]
-            (self._clients_line,) = self._lines(1)
+            self._clients_line = self._lines(1)[0]
             for _ in range(CLIENTS):
                 self.start_client()
             self._later = self._later.pop_all()

@@ -297,7 +297,7 @@ def draw_script(draw: random.Random, *, transactions: bool, lease: float) -> tup
         case 0 | 1:
             return place, [sleep, ["effect"]], "completed"
         case 2:
-            steps = [["checkpoint", 1], sleep, ["checkpoint", 2], ["progress", 0.5], sleep, ["effect"]]
+            steps: Script = [["checkpoint", 1], sleep, ["checkpoint", 2], ["progress", 0.5], sleep, ["effect"]]
             return place, steps, "completed"
         case 3:
             return place, [["once", "mail"], sleep, ["effect"], ["once", "bill"]], "completed"
