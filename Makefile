@@ -43,7 +43,7 @@ chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECON
 	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
 
 evidence: .venv/.dev  ## Half an hour of faults a store, the crash tests in full, the deleted guards (hours)
-	for store in sqlite postgres postgres-nats postgres-poll redis redis-cluster; do \
+	for store in sqlite sqlite-nats postgres postgres-poll postgres-nats redis redis-nats redis-cluster; do \
 		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 1800 || exit 1; done
 	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash tests/chaos
 	$(BIN)/python -m tests.guards --json .chaos/guards.json

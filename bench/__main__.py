@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import dashboard, growth, postgres, redis, redis_growth, schedules, sqlite
+from bench import dashboard, faults, growth, postgres, redis, redis_growth, schedules, sqlite
 from bench.report import store_section
 
 PARTS = {"sqlite": sqlite, "postgres": postgres, "redis": redis}
@@ -18,6 +18,8 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true", help="beside many other jobs (postgres, redis)")
     parser.add_argument("--schedules", action="store_true", help="ten thousand schedules, on all stores (or --only)")
     parser.add_argument("--dashboard", action="store_true", help="pages and the drain, with a million jobs there")
+    parser.add_argument("--faults", action="store_true", help="throughput while workers are killed, after a restart")
+    parser.add_argument("--quick", action="store_true", help="faults: in seconds, to see that it works")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, help="of one drain (20,000; 10,000 with --growth), or there (1,000,000)")
     parser.add_argument("--slots", type=int, default=500, help="slots of a worker and limit of a batch, for all")
@@ -31,7 +33,8 @@ def main() -> None:
         parser.error("--growth is measured with --store postgres and --store redis")
     asked.jobs = asked.jobs or (1_000_000 if asked.dashboard else 10_000 if asked.growth else 20_000)
     parts = {"postgres": growth, "redis": redis_growth} if asked.growth else PARTS
-    part = dashboard if asked.dashboard else schedules if asked.schedules else parts[asked.store]
+    others = ((asked.dashboard, dashboard), (asked.schedules, schedules), (asked.faults, faults))
+    part = next((part for wanted, part in others if wanted), parts[asked.store])
     text = part.run(asked)
     sys.stdout.write(text + "\n")
     if asked.write:

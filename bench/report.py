@@ -27,6 +27,7 @@ ORDER = (
     "SQLite",
     "PostgreSQL",
     "PostgreSQL as it grows",
+    "PostgreSQL through faults",
     "Redis",
     "Redis as it grows",
     "Schedules",

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from . import evidence, faults
 from .run import RATE, Result, play
+from .stage import STORES
 
 EACH_SECONDS = 300.0
 
@@ -62,9 +63,7 @@ def _one(given: argparse.Namespace, seed: int, seconds: float) -> Result:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--store", required=True, help="sqlite, postgres, postgres-poll, postgres-nats, redis, redis-cluster"
-    )
+    parser.add_argument("--store", required=True, help=", ".join(STORES))
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults, in all (60)")
     parser.add_argument("--each", type=float, default=EACH_SECONDS, help="seconds of one run, at most (300)")
     parser.add_argument("--seed", type=int, default=0, help="repeats the faults and clients of that seed; 0: a new one")

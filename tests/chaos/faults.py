@@ -46,7 +46,7 @@ KINDS: tuple[Kind, ...] = (
     _kind("pause", "supervisor", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
     _kind("pause", "host", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
     _kind("deploy", "supervisor", often=2.0, rest=0.6),
-    _kind("clock", "host", leases=(1.0,)),
+    _kind("clock", "host", "clock", leases=(1.0,)),
     # former owners
     _kind("ghost writes", rest=0.1, often=VITAL),
     # doorbells
@@ -73,6 +73,8 @@ KINDS: tuple[Kind, ...] = (
     _kind("blackhole", "queue", "nats", leases=(1.0, 3.0), rest=1.0),
     _kind("reset", "queue", "nats"),
     _kind("lost reply", "queue", "nats", leases=(0.5,)),
+    _kind("latency", "queue", "nats", leases=(1.0,)),
+    _kind("throttle", "queue", "nats", leases=(1.0,)),
     # the machine
     _kind("full disk", "", "small-disk", leases=(0.25, 1.0, 2.0), rest=1.5),
 )

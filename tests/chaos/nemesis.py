@@ -62,6 +62,12 @@ class Nemesis:
             "blackhole queue": lambda fault: self._away(fault, self._queue_line.blackhole, self._queue_line.heal),
             "reset queue": lambda fault: self._away(fault, self._queue_line.cut, lambda: None),
             "lost reply queue": self._lose_acks,
+            "latency queue": lambda f: self._away(
+                f, lambda: self._queue_line.latency(0.25, 0.25), self._queue_line.heal
+            ),
+            "throttle queue": lambda f: self._away(
+                f, lambda: self._queue_line.throttle(SLOW_BYTES), self._queue_line.heal
+            ),
             "full disk": self._fill_the_disk,
         }
 

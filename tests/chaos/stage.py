@@ -27,6 +27,12 @@ from .history import Pen
 TESTS = Path(__file__).parent.parent
 HOSTS, WORKERS, SLOTS, CLIENTS = 2, 2, 5, 2
 DISK_MIB = 128
+#: each with the doorbell that is named, or its own
+STORES = (
+    *("sqlite", "sqlite-nats"),
+    *("postgres", "postgres-poll", "postgres-nats"),
+    *("redis", "redis-nats", "redis-cluster"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +95,11 @@ class Stage:
     """Everything that runs in one run. Leaving it ends all of it."""
 
     def __init__(self, backend: str, folder: Path, *, lease: float, seed: int, rate: float) -> None:
-        self.backend = next((each for each in BACKENDS if each.name == backend), BACKENDS[0])
-        if self.backend.name != backend:
-            known = ", ".join(each.name for each in BACKENDS)
-            raise SystemExit(f"no store here is called {backend!r}; there are: {known}")
+        if backend not in STORES:
+            raise SystemExit(f"no store here is called {backend!r}; there are: {', '.join(STORES)}")
+        self.store, _, self._notifier = backend.partition("-")
+        cluster = self._notifier == "cluster"
+        self.backend = next(each for each in BACKENDS if each.name == (backend if cluster else self.store))
         self.lease, self.seed, self.rate = lease, seed, rate
         self.history = folder / "history.jsonl"
         self.pen = Pen(self.history, "nemesis")
@@ -110,13 +117,10 @@ class Stage:
 
     @property
     def has(self) -> frozenset[str]:
-        found = {"nats": self.nats, "cluster": self.cluster, "small-disk": self.disk}
+        clock = None if "file" in self.backend.has else "its own"  # a file's is that of all its processes
+        found = {"nats": self.nats, "cluster": self.cluster, "small-disk": self.disk, "clock": clock}
         also = {name for name, there in found.items() if there is not None}
         return self.backend.has | also | ({"scripts"} if self.store == "redis" else set[str]())
-
-    @property
-    def store(self) -> str:
-        return self.backend.name.partition("-")[0]
 
     @property
     def replies(self) -> list[Reply]:
@@ -141,22 +145,23 @@ class Stage:
         self._later.close()
 
     def _place(self) -> Place:
-        if self.backend.name == "redis-cluster":
+        place = replace(self._store_place(), notifier=self._notifier if self._notifier == "poll" else "auto")
+        if self._notifier == "nats":
+            self.nats = self._later.enter_context(Nats())
+            self.queue_line = self._later.enter_context(Proxy("127.0.0.1", self.nats.port))
+            place = replace(place, notifier=self.nats.url)
+        migrate(place)
+        return place
+
+    def _store_place(self) -> Place:
+        if self._notifier == "cluster":
             self.cluster = ValkeyCluster()
             self._later.callback(self.cluster.close)
             return Place(self.cluster.urls[0], "chaos")
         if self.store in SERVERS:
             self.server = SERVERS[self.store]()
             self._later.callback(self.server.process.close)
-            place = Place(self.server.url, "chaos")
-            if "nats" in self.backend.name:
-                self.nats = self._later.enter_context(Nats())
-                self.queue_line = self._later.enter_context(Proxy("127.0.0.1", self.nats.port))
-                place = replace(place, notifier=self.nats.url)
-            elif "poll" in self.backend.name:
-                place = replace(place, notifier="poll")
-            migrate(place)
-            return place
+            return Place(self.server.url, "chaos")
         self.disk = self._later.enter_context(small_disk(self._folder, DISK_MIB))
         return self._later.enter_context(self.backend.place(self.disk or self._folder))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import apsw
@@ -260,3 +261,27 @@ def test_a_transaction_that_sqlite_has_rolled_back_takes_nothing_more(tmp_path: 
         store.enqueue([draft(1)], tx=tx)
     assert store.get(draft(1).id) is None
     store.close()
+
+
+@pytest.mark.parametrize("use", ["read", "write"])
+def test_closing_waits_for_whoever_is_in_the_middle_of_something(tmp_path: Path, use: str) -> None:
+    database = DatabaseFile(str(tmp_path / "tenure.db"))
+    database.open()
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(connection: apsw.Connection) -> object:
+        begun.set()
+        cursor = connection.execute("SELECT 1 UNION SELECT 2")
+        assert may_end.wait(10)
+        return cursor.fetchall()
+
+    with ThreadPoolExecutor() as threads:
+        answer = threads.submit(getattr(database, use), slowly)
+        assert begun.wait(10)
+        closing = threads.submit(database.close)
+        assert wait([closing], timeout=0.2).done == set()
+        may_end.set()
+        assert answer.result() == [(1,), (2,)]
+        closing.result()
+    with pytest.raises(StoreError, match="is not open"):
+        database.read(slowly)

@@ -29,6 +29,7 @@ T = TypeVar("T")
 APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
 BUSY_SECONDS = 5.0
 TRANSACTION_SECONDS = 5.0
+CLOSE_SECONDS = BUSY_SECONDS + 1.0
 LARGEST_LOG = 64 << 20  # bytes of write-ahead log that are kept for the next round
 ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: when upkeep checkpoints, and when a writer has to
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glusterfs", "lustre")
@@ -267,11 +268,14 @@ class DatabaseFile:
         return self.write(step)
 
     def close(self) -> None:
+        """Whoever is in the middle of something comes to its end first; who can't keeps the file open."""
         held = self._writer is not None or self._reader is not None
-        for connection in (self._reader, self._writer):
-            if connection is not None:
+        reader, self._reader = self._reader, None
+        writer, self._writer = self._writer, None
+        for connection, lock in ((reader, self._reading), (writer, self._turn)):
+            if connection is not None and lock.acquire(timeout=CLOSE_SECONDS):
                 connection.close()
-        self._reader = self._writer = None
+                lock.release()
         if held:
             _let_go(self.path)
 

@@ -83,11 +83,12 @@ def change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boo
         return True
     follow: dict[str | None, str] = {}
     for draft in wanted.drafts:
-        follow[draft.id] = enqueue_one(connection, row_of(draft, now)).id
-        if wanted.owner is not None:
+        made = enqueue_one(connection, row_of(draft, now))
+        follow[draft.id] = made.id
+        if wanted.owner is not None and made.created:
             connection.execute(
                 "UPDATE jobs SET state = 'processing', attempt = 1, worker_id = :worker, started_at = :now, "
-                "last_activity_at = :now, active_boot = :boot WHERE id = :id AND state = 'queued' AND attempt = 0",
+                "last_activity_at = :now, active_boot = :boot WHERE id = :id",
                 {"worker": wanted.owner, "now": now, "boot": boot, "id": draft.id},
             )
     for tick in wanted.ticks:

@@ -1,0 +1,96 @@
+"""What every store promises, each in one name, and the tests of tests/conformance that see it broken."""
+
+# ruff: noqa: E501 (a promise a line: it is a table)
+from __future__ import annotations
+
+
+def _in(file: str, *tests: str) -> str:
+    return " ".join(f"conformance/test_{file}.py::test_{test}" for test in tests)
+
+
+PROMISES = {
+    # ── owners ──
+    "an owner's write checks the state": _in("lease", "a_ghost_does_not_end_the_job_after_its_owner_did") + " " + _in("matrix", "a_verb_lands_exactly_where_the_table_allows_it"),
+    "an owner's write checks the attempt": _in("lease", "a_ghost_of_the_same_worker_is_still_a_ghost") + " " + _in("matrix", "no_word_of_an_owner_lands_under_a_wrong_lease", "no_outcome_lands_under_a_wrong_lease"),
+    "an owner's write checks the worker": _in("matrix", "no_word_of_an_owner_lands_under_a_wrong_lease", "no_outcome_lands_under_a_wrong_lease"),
+    "of two ends of one attempt the first stands": _in("finish", "another_outcome_is_refused_and_told_which_stands", "one_batch_with_both_outcomes_keeps_the_first") + " " + _in("batches", "one_lease_twice_in_a_batch_ends_its_attempt_once"),
+    "only who ended it hears that it landed": _in("chaos_guards", "only_the_lease_that_ended_an_attempt_hears_that_it_landed") + " " + _in("lease", "a_ghost_is_told_what_stands"),
+    "what somebody's transaction holds is neither landed nor refused": "unit/test_postgres_held_rows.py",
+    "a lost lease undoes the transaction it was used in": _in("tx", "a_lost_lease_undoes_the_whole_transaction"),
+    "of a transaction and another caller one gets the key": _in("chaos_guards", "of_a_transaction_and_another_caller_one_gets_the_key"),
+    "a transaction of another store is refused": _in("tx", "a_transaction_that_has_ended_is_refused", "another_stores_transaction_is_refused"),
+    "the first word of once stands": _in("lease", "once_keeps_the_first_word_across_attempts"),
+    "only a new checkpoint forgives crashes": _in("finish", "a_new_checkpoint_forgives_crashes_and_an_old_one_does_not"),
+    "a log is kept only with its report": _in("dashboard_verbs", "only_the_owner_logs"),
+    "a refusal is told by the attempt of that worker": _in("dashboard_verbs", "only_the_attempt_that_was_refused_says_so"),
+    "the first refusal stands": _in("dashboard_verbs", "the_first_word_about_a_refused_write_stands"),
+    # ── claims ──
+    "a claim needs a worker that is registered": _in("claim", "a_worker_nobody_knows_claims_nothing"),
+    "a claim needs a worker that is not dead": _in("claim", "a_dead_worker_claims_nothing"),
+    "a claim needs a lease that has not ended": _in("claim", "a_worker_whose_lease_is_over_claims_nothing_until_it_renews"),
+    "a claim takes nothing from a paused queue": _in("queues", "a_paused_queue_gives_no_job_away_and_running_ones_go_on"),
+    "a claim takes only queued jobs": _in("claim", "only_queued_jobs_are_claimed", "a_claimed_job_is_not_claimed_again") + " " + _in("chaos_guards", "what_was_taken_out_of_its_queue_is_not_claimed"),
+    "a claim takes what must run alone only for who runs it alone": _in("claim", "solo_jobs_and_the_others_never_mix"),
+    "a claim takes no more than was asked for": _in("claim", "a_claim_takes_no_more_than_asked") + " " + _in("batches", "no_more_of_a_queue_is_claimed_than_it_was_wanted"),
+    "the attempt number rises with every claim": _in("claim", "the_attempt_number_rises_with_every_claim"),
+    "two claimers never get one job": _in("races", "two_claimers_never_get_one_job"),
+    "a job that is claimed too late says so": _in("claim", "a_job_claimed_after_its_time_says_so"),
+    "only a first attempt can be too late": _in("chaos_guards", "a_job_that_was_begun_in_time_is_never_too_late"),
+    # ── deaths and rescues ──
+    "a worker id is used once": _in("workers", "an_id_is_used_once_also_after_its_death"),
+    "a renewal revives nobody": _in("workers", "death_is_declared_once_and_for_ever"),
+    "death is declared once": _in("workers", "death_is_declared_once_and_for_ever", "a_renewal_lasts_one_lease"),
+    "only an ended lease is declared over": _in("workers", "a_renewal_lasts_one_lease"),
+    "a lease ends with the boot of its host": _in("chaos_guards", "no_lease_outlives_its_host_s_boot"),
+    "a declaration needs a witness that lives": _in("rescue", "a_dead_or_unknown_witness_declares_nobody"),
+    "a declaration needs a witness that was renewed well": _in("rescue", "a_declaration_held_up_on_its_way_judges_nobody_by_an_outage_of_its_own"),
+    "a declaration that comes too late is void": _in("rescue", "a_declaration_held_up_together_with_its_witness_s_renewal_judges_nobody"),
+    "a rescue takes only what is processing": _in("rescue", "what_has_ended_is_never_cleared", "the_longest_silent_comes_first_in_batches", "a_job_delivered_again_that_nobody_runs_is_left_alone") + " " + _in("chaos_guards", "a_job_that_was_never_claimed_may_be_delivered_again"),
+    "a rescue takes only from the dead, missing or hung": _in("rescue", "jobs_of_living_workers_are_left_alone_however_silent"),
+    "a hung job is its owner's business for two leases": _in("rescue", "a_hung_job_is_first_its_owners_business", "others_take_a_hung_job_two_leases_later") + " " + _in("chaos_guards", "a_hung_job_that_is_delivered_again_is_its_owners_business_too"),
+    "a rescue writes only over what it has read": _in("races", "two_rescuers_take_each_job_once", "of_a_finish_and_a_rescue_one_ends_the_attempt", "a_rescue_beside_a_settle_charges_no_bystander"),
+    "a settle ends only what its worker held": _in("rescue", "settle_ends_each_lease_by_its_verdict"),
+    "a settle leaves nothing of what its worker held": _in("races", "a_settle_and_a_rescue_charge_a_job_once", "a_rescue_beside_a_settle_charges_no_bystander"),
+    "a settle and the death are one step": _in("workers", "settling_a_worker_declares_it_dead"),
+    "a redelivery declares only for who may": _in("rescue", "only_who_was_not_away_may_declare_the_owner_of_a_job_delivered_again"),
+    "a redelivery declares only an ended lease": _in("rescue", "a_job_delivered_again_stays_with_its_living_owner"),
+    "a redelivery heeds its witness and its time": _in("rescue", "a_declaration_held_up_on_its_way_judges_nobody_by_an_outage_of_its_own"),
+    "a redelivery takes only from the dead, missing or hung": _in("rescue", "a_job_delivered_again_stays_with_its_living_owner"),
+    "a redelivery takes only the job it names": _in("rescue", "a_job_delivered_again_stays_with_its_living_owner"),
+    # ── operators ──
+    "a cancel asked turns a retry into cancelled": _in("finish", "a_cancel_asked_turns_every_way_back_into_cancelled"),
+    "a cancel ends only what waits": _in("queues", "a_running_job_is_asked_and_the_first_reason_stands"),
+    "a cancel touches nothing that has ended": _in("queues", "cancel_answers_for_each_job_it_was_given"),
+    "the first reason of a cancel stands": _in("queues", "a_running_job_is_asked_and_the_first_reason_stands"),
+    "a cancel is heard whatever happens meanwhile": _in("races", "a_cancel_is_heard_however_the_attempt_ends_meanwhile"),
+    "only what is due is promoted": _in("queues", "due_jobs_are_promoted_and_the_next_one_is_announced"),
+    "only what waits for its time is promoted": _in("queues", "an_operator_promotes_a_job_before_its_time") + " " + _in("matrix", "an_operator_promotes_only_what_is_scheduled"),
+    "two who promote take a job once": _in("races", "two_promoters_promote_a_job_once"),
+    "only what has ended is replayed": _in("queues", "a_live_job_is_not_replayed"),
+    "a replay takes no key that is held": _in("queues", "a_replay_does_not_take_a_key_that_is_held") + " " + _in("races", "a_replay_and_an_enqueue_never_both_hold_a_key"),
+    "a guard's job is never replayed": _in("guard_jobs", "its_replay_is_refused_and_changes_nothing"),
+    "a replay forgets who had completed it": _in("queues", "a_replayed_job_does_not_hear_that_it_had_completed"),
+    "of many replays at once one lands as a whole": _in("dashboard_more", "of_many_edits_at_once_one_lands_as_a_whole"),
+    "a replay makes older readings stale": _in("schedules", "who_saw_a_run_ended_writes_nothing_once_its_job_is_replayed"),
+    "a running job can't be deleted": _in("queues", "delete_takes_a_job_with_all_its_past") + " " + _in("guard_jobs", "it_is_deleted_when_it_has_ended_and_not_before"),
+    "only what is old enough is pruned": _in("queues", "prune_takes_what_is_older_than_asked"),
+    "a dead letter is kept until somebody decides": _in("queues", "prune_takes_what_is_older_than_asked"),
+    "a worker's row outlives its death by a day": _in("workers", "a_workers_row_outlives_its_death_by_a_day"),
+    # ── keys ──
+    "the same id is one job": _in("enqueue", "the_same_id_is_one_job_for_as_long_as_it_is_kept", "a_resent_batch_creates_only_what_is_missing"),
+    "a live job holds its unique key": _in("enqueue", "a_live_job_holds_its_unique_key"),
+    "an ended job gives its unique key back": _in("enqueue", "an_ended_job_gives_its_unique_key_back"),
+    "what is deleted takes nobody else's key along": _in("chaos_guards", "deleting_what_has_ended_frees_no_key_that_another_job_holds"),
+    # ── schedules and notes ──
+    "a schedule is written over what was read only": _in("schedules", "a_change_from_another_reading_changes_nothing"),
+    "of two changes from one reading one lands": _in("schedules", "of_changes_from_one_reading_exactly_one_lands"),
+    "a guard's job begins under a living worker only": _in("guard_jobs", "a_guard_that_does_not_live_starts_nothing"),
+    "a guard's owner is not dead": _in("guard_jobs", "a_guard_that_does_not_live_starts_nothing"),
+    "a guard's owner has a lease": _in("guard_jobs", "a_guard_that_does_not_live_starts_nothing"),
+    "a guard begins only a job that is new": _in("chaos_guards", "a_guard_begins_no_job_that_was_there_before"),
+    "an open tick is kept": _in("schedules", "forget_drops_what_was_decided_long_ago_and_keeps_what_is_open", "a_run_that_was_closed_and_opened_by_a_replay_is_not_forgotten"),
+    "a note is swapped for what was read only": _in("notes", "a_swap_from_another_text_changes_nothing_and_tells_what_stands"),
+    "of two swaps from one text one lands": _in("notes", "of_two_swaps_from_one_text_exactly_one_lands"),
+    "what a landed swap enqueued is not enqueued again": _in("notes", "what_has_landed_lands_again_and_enqueues_nothing_more"),
+    "a note ends with its time": _in("notes", "a_note_is_over_by_the_stores_clock"),
+}  # fmt: skip

@@ -1,0 +1,95 @@
+"""The guards of what runs jobs: workers, supervisors, the scan, permits, schedules, other people's schedulers."""
+
+# ruff: noqa: E501 (a guard a line, however long: it is a table)
+from __future__ import annotations
+
+from . import Guard, Table
+
+HERE = "unit/test_runtime_guards.py::test_"
+TABLE = Table(
+    (
+        # ── a worker and what the store says it owns ──
+        Guard("a claim whose reply was lost is found among what is owned, and run", "worker.py", "                if lease not in unflushed and held", "                if False and held", "crash/test_lost_replies.py::test_every_job_whose_claim_was_not_heard_runs_once_within_a_beat[sqlite]"),
+        Guard("what has ended and is not stored yet is not run again", "worker.py", "if lease not in unflushed and held", "if held", HERE + "what_has_ended_and_is_not_stored_yet_is_not_run_again"),
+        Guard("what was stored while the owned ones were read is not run again", "worker.py", "self._held.keys() | ended_meanwhile", "self._held.keys()", HERE + "what_is_stored_while_the_owned_ones_are_read_is_not_run_again"),
+        Guard("what is owned is read between two claims only", "worker.py", "        async with self._claim_turn:  # with a claim in flight", "        if True:  # with a claim in flight", HERE + "a_claim_waits_until_the_owned_ones_are_read"),
+        Guard("a lease that is lost stops its code", "worker.py", "                if held is None:\n                    attempt.ask(\"lease_lost\", None)", "                if held is None:\n                    pass", HERE + "a_lease_that_is_lost_stops_its_code_at_the_next_look"),
+        Guard("a lease that is lost stops its code", "worker.py", "                            attempt.ask(\"lease_lost\", None)\n", "                            pass\n", HERE + "a_lease_that_is_lost_stops_its_code_at_its_next_progress"),
+        Guard("a cancel that rang unheard is found at the beat", "worker.py", "elif held.cancel_reason is not None:", "elif False:", "crash/test_cancel.py -k 'without_a_ring and sqlite and loop'"),
+        Guard("never two of one job in one process", "worker.py", "if old is not None:  # the store lost a commit", "if False:  # the store lost a commit", HERE + "two_attempts_of_one_job_never_run_in_one_process"),
+        Guard("code that ended in its own transaction has not lost its lease", "worker.py", "if held is None and attempt.finished:", "if False:", HERE + "code_that_ended_in_its_own_transaction_goes_on_until_it_is_done"),
+        Guard("an outcome is told until the store has answered", "worker.py", "                await asyncio.sleep(RETRY_SECONDS)\n            else:\n                break\n        self._back()", "                return\n            else:\n                break\n        self._back()", HERE + "an_outcome_is_told_until_the_store_has_answered"),
+        Guard("a handler's last words are stored before its outcome", "worker.py", "                if last_words:\n", "                if False:\n", "unit/test_job_log.py"),
+        Guard("who is stuck claims nothing more", "worker.py", " or self._stuck_since is not None:", ":", HERE + "who_is_stuck_claims_nothing_more"),
+        Guard("a drained worker hands back what a late claim brings", "worker.py", "        if self._handing_back:\n", "        if False:\n", HERE + "what_a_late_claim_brings_to_a_drained_worker_goes_back"),
+        Guard("a job that expired is not run", "worker.py", "elif claimed.expired:", "elif False:", HERE + "a_job_that_is_claimed_too_late_is_not_run"),
+        Guard("a task nobody knows is snoozed, uncharged", "worker.py", "self._refuse(claimed, Snoozed(delay,", "self._refuse(claimed, Failed(", "crash/test_faults.py::test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back[sqlite]"),
+        # ── code stops first ──
+        Guard("a thread has no outcome before it has stopped", "executor.py", "                continue  # a thread can't be cancelled", "                outcome = self.verdict\n                break  # a thread can't be cancelled", HERE + "a_thread_has_no_outcome_before_it_has_stopped_whoever_cancels_what_waits_for_it"),
+        Guard("what came back too late is no success", "executor.py", "if self.stopping == \"timeout\" or self.stopping == \"lease_lost\":", "if False:", HERE + "what_comes_back_after_its_time_is_no_success"),
+        Guard("the first reason to stop stands", "executor.py", "        if self.stopping is not None and reason != \"lease_lost\":\n            return\n", "", HERE + "the_first_reason_to_stop_stands"),
+        Guard("who was asked to stop before it began does not begin", "executor.py", "if self.stopping is not None:  # asked before it began", "if False:  # asked before it began", HERE + "who_is_asked_to_stop_before_it_began_does_not_begin"),
+        Guard("a thread is told of its lost lease at its next word", "executor.py", "        if self.stopping == \"lease_lost\":\n            raise LeaseLost(", "        if False:\n            raise LeaseLost(", HERE + "code_that_swallows_its_cancel_hears_at_its_next_word_that_its_lease_is_lost"),
+        Guard("a word of once that is refused stops its code", "executor.py", "        if found is None:\n            self.host.refused", "        if False:\n            self.host.refused", HERE + "a_lease_that_is_lost_stops_its_code_at_its_word"),
+        Guard("a flush that is refused stops its code", "worker.py", "        if not landed and not attempt.finished:\n            self._tally", "        if False:\n            self._tally", HERE + "a_lease_that_is_lost_stops_its_code_at_its_word"),
+        Guard("the supervisor ends all that a worker left before it settles", "supervisor.py", "        kill_group(pid)\n        end_leftovers(child.token)", "        pass", "crash/test_poison.py::test_what_a_finished_handler_left_behind_ends_with_its_worker[sqlite]"),
+        Guard("a hung thread is killed before it is charged", "supervisor.py", "                case \"stuck\":\n                    child.verdicts.update", "                case \"stuck\" if False:\n                    child.verdicts.update", "crash/test_poison.py::test_a_thread_that_ignores_its_timeout_has_no_outcome_before_its_process_is_gone[sqlite]"),
+        Guard("neighbours of the guilty one are not charged", "supervisor.py", "        if child.verdicts:\n            return Released(\"its worker was killed for a neighbour's sake\")\n        if child.kill_reason and child.stopped_since is None:\n            return Released(child.kill_reason)\n", "", "crash/test_cancel.py::test_a_silent_thread_takes_its_process_along_before_it_is_charged[sqlite]"),
+        Guard("a worker that is stopped does not live for ever", "supervisor.py", "elif is_stopped(child.process.pid):", "elif False:", "crash/test_ghosts.py -k 'frozen and worker and sqlite'"),
+        Guard("who was declared dead is killed", "supervisor.py", "                elif child.process.pid in self._children:", "                elif False:", "crash/test_fences.py::test_a_worker_that_was_declared_dead_is_ended_and_its_job_runs_elsewhere[sqlite]"),
+        Guard("what a worker held is settled, however long the store is away", "supervisor.py", "            self._unsettled.append(lambda: self._settle(worker, verdicts, rest))\n", "            pass\n", "crash/test_stop_without_store.py::test_a_store_that_comes_back_in_time_is_told_all[postgres]"),
+        # ── who fences itself ──
+        Guard("who can't renew asks its code to stop in time", "child.py", "if ask_at and now > ask_at and not asked and self._loop is not None:", "if False:", "crash/test_store_outage.py -k 'two_leases and postgres and not poll and not nats'"),
+        Guard("who stands still while its supervisor does dies by itself", "child.py", "            if kill_at and now > kill_at:\n", "            if False:\n", "crash/test_fences.py::test_deaf_code_dies_with_its_own_process_while_its_supervisor_stands_still[sqlite]"),
+        Guard("who fenced itself is charged nothing", "supervisor.py", "        if child.lifeline.fenced:\n", "        if False:\n", "crash/test_store_outage.py -k 'two_leases and postgres and not poll and not nats'"),
+        Guard("the deadline is counted from when the renewal was sent", "supervisor.py", "child.lifeline.renewed(sent, lease)", "child.lifeline.renewed(self._boot() + lease, lease)", "crash/test_store_outage.py -k 'two_leases and postgres and not poll and not nats'"),
+        Guard("an embedded worker that was declared dead begins anew", "embedded.py", "            if not alive or boot()", "            if boot()", HERE + "an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_next_beat"),
+        Guard("an embedded worker that can't renew stops what it runs", "embedded.py", "if not alive or boot() - self._renewed > lease * ASK_AFTER:", "if not alive:", HERE + "an_embedded_worker_that_cannot_renew_stops_what_it_runs"),
+        # ── who was away declares nobody ──
+        Guard("who has just started declares nobody", "maintenance.py", "return now >= self._quiet_until and now", "return now", HERE + "who_has_just_started_declares_nobody_for_a_lease"),
+        Guard("who renews no more declares nobody", "maintenance.py", " and now - self._renewed <= self._lease * AWAY_AFTER", "", HERE + "who_renews_no_more_declares_nobody"),
+        Guard("who was away declares nobody for a lease", "maintenance.py", "if now - self._renewed > self._lease * AWAY_AFTER:", "if False:", HERE + "who_was_away_leaves_the_others_a_lease_to_come_back_too"),
+        Guard("a scan names its witness", "maintenance.py", "declare_expired(witness=self._witness, until=until)", "declare_expired(until=until)", HERE + "whose_own_worker_is_dead_declares_nobody"),
+        Guard("a scan says until when it counts", "maintenance.py", "declare_expired(witness=self._witness, until=until)", "declare_expired(witness=self._witness)", HERE + "a_declaration_that_was_held_up_on_its_way_declares_nobody"),
+        Guard("a scan heeds whether it was away", "maintenance.py", "if self.may_declare() and self._witness is not None:", "if self._witness is not None:", HERE + "who_has_just_started_declares_nobody_for_a_lease"),
+        Guard("only a process that is gone is proof of death", "maintenance.py", "            and started(view.identity.pid) != view.identity.started\n", "", HERE + "only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_death"),
+        Guard("a process of another boot proves nothing", "maintenance.py", "            if view.identity.boot_id == boot_id\n            and view", "            if view", HERE + "only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_death"),
+        Guard("a process of another container proves nothing", "maintenance.py", "            and view.identity.pid_namespace == namespace\n", "", HERE + "only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_death"),
+        Guard("one's own workers are settled, and not declared", "maintenance.py", "            and view.identity.id not in mine\n", "", HERE + "only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_death"),
+        Guard("a supervisor that lives has a scan's time to settle its own", "maintenance.py", "if seen is None or identity.id in seen]", "]", HERE + "who_dies_later_is_left_to_its_own_supervisor_for_one_scan"),
+        Guard("what a dead worker left ends before its jobs start again", "maintenance.py", "            end_leftovers(token_of(worker_id))\n", "            pass\n", HERE + "what_a_dead_worker_left_is_gone_before_it_is_declared"),
+        Guard("only who is renewed well judges others", "lifeline.py", "return 0.0 < self.quiet_until <= now < self._get(_AWAY)", "return now < self._get(_AWAY)", "unit/test_lifeline.py"),
+        Guard("only who is renewed well judges others", "lifeline.py", "return 0.0 < self.quiet_until <= now < self._get(_AWAY)", "return 0.0 < self.quiet_until <= now", "unit/test_lifeline.py"),
+        Guard("a lifeline that is closed is written by nobody", "lifeline.py", "            if not self._closed:\n                self._numbers[slot]", "            if True:\n                self._numbers[slot]", "unit/test_lifeline.py"),
+        # ── permits and bells ──
+        Guard("a queue's word alone declares nobody", "permits.py", "declare = self._may_declare()", "declare = True", HERE + "who_may_judge_nobody_takes_no_job_for_a_permit_that_came_again"),
+        Guard("a redelivery names its witness and its time", "permits.py", "declare=declare, witness=self._worker_id, until=until)", "declare=declare)", HERE + "who_may_judge_nobody_takes_no_job_for_a_permit_that_came_again"),
+        Guard("a permit whose job has a living owner claims nothing", "permits.py", "            elif found is State.PROCESSING:\n                looked.owned.append(permit)\n", "", HERE + "who_may_judge_nobody_takes_no_job_for_a_permit_that_came_again"),
+        Guard("a permit is acknowledged when its outcome is stored", "permits.py", "self._running[Lease(each.id, each.attempt, self._worker_id)] = mine.pop()", "self._permits.settle([mine.pop()])", HERE + "a_permit_is_kept_until_the_outcome_of_its_job_is_stored"),
+        Guard("a bell rings after the transaction has committed", "client.py", "            rings += rings_of(drafts, answers)\n", "            self.notifier.announce(rings_of(drafts, answers))\n", "unit/test_client.py"),
+        # ── schedules ──
+        Guard("a tick is one job, whoever fires it", "ticks.py", "id=run_id(s.name, tick, cause + again)", "id=run_id(s.name, tick, cause + again + str(self._now))", "unit/test_ticks.py"),
+        Guard("a schedule that skips runs nothing beside a run", "ticks.py", "elif s.overlap == \"skip\":", "elif False:", "unit/test_ticks.py"),
+        Guard("a schedule that queues keeps one tick", "ticks.py", "elif s.overlap == \"queue\" and s.pending_tick is not None:", "elif False:", "unit/test_ticks.py"),
+        Guard("a tick that is too late becomes no job", "ticks.py", "if left is not None and left <= 0 and cause == \"tick\":", "if False:", "unit/test_ticks.py"),
+        Guard("an idle schedule fires nothing", "ticks.py", "        if self.schedule.idle or self.schedule.job is None:\n            return self\n        newest", "        if self.schedule.job is None:\n            return self\n        newest", "unit/test_ticks.py"),
+        Guard("a schedule that this release can't read is left alone", "ticks.py", "if self.schedule.unread or (", "if (", "conformance/test_schedules.py -k 'memory and newer_release'"),
+        Guard("a guard that runs is not run beside itself", "ticks.py", "    if plan._live:\n        held", "    if False:\n        held", "unit/test_ticks.py"),
+        Guard("a guard's tick runs once", "ticks.py", "    if again and not force:", "    if False:", "unit/test_ticks.py"),
+        Guard("an older release changes nothing", "timetable.py", "        if key != newest:\n", "        if False:\n", "unit/test_timetable.py"),
+        Guard("a newer release's schedule is not overwritten", "timetable.py", "    if s.released_at and new.released_at and s.released_at > new.released_at:", "    if False:", HERE + "a_newer_release_that_was_faster_stands"),
+        Guard("one app does not retire another's schedules", "timetable.py", "if s.source == source and s.name not in names]", "if s.name not in names]", "unit/test_timetable.py"),
+        Guard("who was not first reads again", "timetable.py", "                if not lands:\n", "                if False:\n", HERE + "a_declaration_that_was_not_first_is_read_and_made_again"),
+        Guard("a schedule that can't be stored holds up no other", "timetable.py", "            if len(changes) > 1:\n", "            if False:\n", "conformance/test_schedules.py -k 'memory and refused'"),
+        # ── other people's schedulers, guarded ──
+        Guard("a guard that can't renew asks its code to stop", "guarded.py", "        if now >= self.ask_at:\n", "        if False:\n", "unit/test_guard.py"),
+        Guard("a guard that was declared dead has lost its lock", "guarded.py", "        if not alive:\n", "        if False:\n", "unit/test_guard.py"),
+        Guard("a guard whose run somebody ended has lost its lock", "guarded.py", "            if held is None:\n", "            if False:\n", HERE + "a_guard_whose_run_somebody_ended_has_lost_its_lock"),
+        Guard("a guard whose reply was lost runs once", "guarded.py", "        if mine is not None:  # the reply", "        if False:  # the reply", "unit/test_guard.py"),
+        Guard("a guard that was not first does not run", "guarded.py", "        if not self.store.change([began.change])[0]:\n            return None\n", "        self.store.change([began.change])\n", "unit/test_guard.py"),
+        Guard("a paused guard does not run", "guarded.py", "        if paused:\n", "        if False:\n", "unit/test_guard.py"),
+        Guard("a guard takes over only from an owner whose process is gone", "guarded.py", "if here and started(identity.pid) != identity.started:", "if here:", "unit/test_guard.py"),
+        Guard("a guard's outcome is told while its lease lasts", "guarded.py", "while not landed and not self.dead and self._boot() < self._renewed + self.settings.lease:", "while not landed and not self.dead:", HERE + "a_guard_whose_store_stays_away_gives_up_when_its_lease_has_ended"),
+        Guard("what a timed-out guard returned is no success", "guarded.py", "            case \"timeout\":\n", "            case \"timeout\" if False:\n", "unit/test_guard.py"),
+    ),
+)  # fmt: skip

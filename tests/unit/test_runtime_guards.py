@@ -1,0 +1,862 @@
+"""What nothing else would notice if one of the runtime's guards were gone (tests/guards takes them out)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.factories import LEASE, World, put, running, start
+from conformance.factories import schedule as some_schedule
+from tenure import Job, Retry, Tenure
+from tenure.clock import system_clock
+from tenure.config import load
+from tenure.errors import JobStopped, LeaseLost, StoreAway
+from tenure.events import Events
+from tenure.executor import Attempt, _Inline
+from tenure.guard import Guard
+from tenure.host import TOKEN_ENV
+from tenure.job import JobHandle
+from tenure.lifecycle import Completed, Failed, Lease, Outcome, Released, State
+from tenure.maintenance import Maintenance
+from tenure.notifiers.poll import PollNotifier
+from tenure.permits import Hand
+from tenure.ports import Answer, Busy, Claimed, Filter, JobView, Owned, Permit
+from tenure.schedule import Change, Standing
+from tenure.stores.memory import MemoryStore
+from tenure.ticks import Plan as Ticks
+from tenure.timetable import Timetable, _declare
+from tenure.worker import End, Plan, Worker
+
+SECONDS = 20.0
+
+
+class Shop:
+    """An app with an embedded worker that looks at what it owns every second."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.jobs = Tenure("memory:", notifier="poll", retry=Retry(1))
+        self.jobs.configure({"poll_interval": "50ms", "grace": "0s"})
+        self.runs: list[int] = []
+        self.begun, self.stopped = threading.Event(), threading.Event()
+
+    def take_it_away(self) -> None:
+        """Somebody else ends the attempt that runs, and nobody runs the job again."""
+        assert self.begun.wait(SECONDS)
+        self.store.pause("default", paused=True)
+        self.end_it()
+
+    def end_it(self) -> None:
+        (job,) = [view for view in self.views() if view.state is State.PROCESSING]
+        lease = Lease(job.id, job.attempt, job.worker_id or "")
+        self.store.finish([(lease, Released("taken back"))])
+
+    def views(self) -> list[JobView]:
+        return list(self.store.search(Filter()).jobs)
+
+    def view(self, handle: JobHandle[Any]) -> JobView:
+        (view,) = [each for each in self.views() if each.id == str(handle.id)]
+        return view
+
+    def outcomes(self, handle: JobHandle[Any]) -> list[str]:
+        return [each.outcome for each in self.store.attempts(str(handle.id))]
+
+
+def away(*_: object, **__: object) -> Any:
+    raise StoreAway("nobody there")
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
+    store = MemoryStore(system_clock())
+    monkeypatch.setattr("tenure.app.open_store", lambda _: store)
+    monkeypatch.setattr("tenure.worker.RETRY_SECONDS", 0.02)
+    return Shop(store)
+
+
+# ── a worker and what the store says it owns ──
+
+
+def test_what_has_ended_and_is_not_stored_yet_is_not_run_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    ending, looked = threading.Event(), threading.Event()
+    finish, owned, looks = shop.store.finish, shop.store.owned, list[int]()
+
+    def finish_late(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        ending.set()
+        assert looked.wait(SECONDS)
+        return finish(ends, tx=tx)
+
+    def look(worker_id: str) -> list[Owned]:
+        if ending.is_set():
+            looks.append(1)
+        if len(looks) > 1:  # what the first look saw has been settled
+            looked.set()
+        return owned(worker_id)
+
+    monkeypatch.setattr(shop.store, "finish", finish_late)
+    monkeypatch.setattr(shop.store, "owned", look)
+
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+
+    job = pack.enqueue()
+    with shop.jobs.worker(concurrency=2):
+        job.result("20s")
+    assert shop.runs == [1]
+
+
+def test_what_is_stored_while_the_owned_ones_are_read_is_not_run_again(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, flushed, again = threading.Event(), threading.Event(), threading.Event()
+    owned, flush = shop.store.owned, Worker._flush
+
+    def look(worker_id: str) -> list[Owned]:
+        if flushed.is_set():
+            again.set()
+        found = owned(worker_id)
+        if found:
+            go.set()
+            assert flushed.wait(SECONDS)
+        return found
+
+    async def flush_and_tell(worker: Worker, batch: list[End]) -> None:
+        await flush(worker, batch)
+        asyncio.get_running_loop().call_soon(flushed.set)
+
+    monkeypatch.setattr(shop.store, "owned", look)
+    monkeypatch.setattr(Worker, "_flush", flush_and_tell)
+
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+        assert go.wait(SECONDS)
+
+    job = pack.enqueue()
+    with shop.jobs.worker(concurrency=2):
+        job.result("20s")
+        assert again.wait(SECONDS)
+    assert shop.runs == [1]
+
+
+def test_a_claim_waits_until_the_owned_ones_are_read(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, claimed, again = threading.Event(), threading.Event(), threading.Event()
+    owned, claim = shop.store.owned, shop.store.claim
+
+    def look(worker_id: str) -> list[Owned]:
+        found = owned(worker_id)
+        if reading.is_set():
+            again.set()
+        else:
+            reading.set()
+            claimed.wait(1.0)  # it must not come
+        return found
+
+    def tell(worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        found = claim(worker_id, wants, limit, solo=solo)
+        if found:
+            claimed.set()
+        return found
+
+    monkeypatch.setattr(shop.store, "owned", look)
+    monkeypatch.setattr(shop.store, "claim", tell)
+
+    @shop.jobs.task
+    async def pack() -> None:
+        shop.runs.append(1)
+        await asyncio.to_thread(again.wait, SECONDS)
+
+    with shop.jobs.worker(concurrency=2):
+        assert reading.wait(SECONDS)
+        pack.enqueue().result("20s")
+    assert shop.runs == [1]
+
+
+def test_code_that_ended_in_its_own_transaction_goes_on_until_it_is_done(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, looked, looks, owned = threading.Event(), threading.Event(), list[int](), shop.store.owned
+
+    def look(worker_id: str) -> list[Owned]:
+        if ended.is_set():
+            looks.append(1)
+        if len(looks) > 1:  # what the first look saw has been settled
+            looked.set()
+        return owned(worker_id)
+
+    monkeypatch.setattr(shop.store, "owned", look)
+
+    @shop.jobs.task
+    async def pack(job: Job) -> None:
+        with shop.store.transaction() as tx:
+            await job.afinish(tx=tx)
+        ended.set()
+        try:
+            await asyncio.to_thread(looked.wait, SECONDS)
+            shop.runs.append(1)
+        finally:
+            shop.stopped.set()
+
+    pack.enqueue()
+    with shop.jobs.worker():
+        assert shop.stopped.wait(SECONDS)
+    assert shop.runs == [1]
+
+
+def test_a_lease_that_is_lost_stops_its_code_at_the_next_look(shop: Shop) -> None:
+    @shop.jobs.task
+    async def pack() -> None:
+        shop.begun.set()
+        try:
+            await asyncio.sleep(SECONDS * 2)
+        finally:
+            shop.stopped.set()
+
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        shop.take_it_away()
+        assert shop.stopped.wait(SECONDS)
+    assert shop.view(job).state is State.QUEUED
+
+
+def test_a_lease_that_is_lost_stops_its_code_at_its_next_progress(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shop.store, "owned", away)
+
+    @shop.jobs.task
+    async def pack(job: Job) -> None:
+        shop.begun.set()
+        try:
+            while True:
+                job.progress(0.5)
+                await asyncio.sleep(0.01)
+        finally:
+            shop.stopped.set()
+
+    pack.enqueue()
+    with shop.jobs.worker():
+        shop.take_it_away()
+        assert shop.stopped.wait(SECONDS)
+
+
+@pytest.mark.parametrize("word", ["flush", "once"])
+def test_a_lease_that_is_lost_stops_its_code_at_its_word(
+    word: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shop.store, "owned", away)
+    monkeypatch.setattr("tenure.worker.PROGRESS_SECONDS", SECONDS)
+    taken, raised = threading.Event(), list[BaseException]()
+
+    @shop.jobs.task
+    def pack(job: Job) -> None:
+        shop.begun.set()
+        assert taken.wait(SECONDS)
+        try:
+            if word == "flush":
+                job.progress(0.5)
+                job.flush()
+            else:
+                job.once("key", lambda: 1)
+        except BaseException as error:
+            raised.append(error)
+            raise
+        finally:
+            shop.stopped.set()
+
+    pack.enqueue()
+    with shop.jobs.worker():
+        shop.take_it_away()
+        taken.set()
+        assert shop.stopped.wait(SECONDS)
+    assert [type(each) for each in raised] == [LeaseLost]
+
+
+def test_code_that_swallows_its_cancel_hears_at_its_next_word_that_its_lease_is_lost(shop: Shop) -> None:
+    raised = list[BaseException]()
+
+    @shop.jobs.task
+    async def pack(job: Job) -> None:
+        shop.begun.set()
+        try:
+            await asyncio.sleep(SECONDS * 2)
+        except asyncio.CancelledError:
+            try:
+                job.progress(1.0)
+            except LeaseLost as error:
+                raised.append(error)
+        shop.stopped.set()
+
+    pack.enqueue()
+    with shop.jobs.worker():
+        shop.take_it_away()
+        assert shop.stopped.wait(SECONDS)
+    assert len(raised) == 1
+
+
+def test_two_attempts_of_one_job_never_run_in_one_process(shop: Shop) -> None:
+    story: list[str] = []
+
+    @shop.jobs.task
+    async def pack(job: Job) -> None:
+        story.append(f"begin {job.attempt}")
+        shop.begun.set()
+        try:
+            if job.attempt == 1:
+                await asyncio.sleep(SECONDS * 2)
+        finally:
+            await asyncio.sleep(0.2)  # it tidies up
+            story.append(f"end {job.attempt}")
+
+    job = pack.enqueue()
+    with shop.jobs.worker(concurrency=2):
+        assert shop.begun.wait(SECONDS)
+        shop.end_it()
+        job.result("20s")
+    assert story == ["begin 1", "end 1", "begin 2", "end 2"]
+
+
+def test_an_outcome_is_told_until_the_store_has_answered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, tries = shop.store.finish, list[int]()
+
+    def fail_often(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        tries.append(1)
+        return finish(ends, tx=tx) if len(tries) > 3 else away()
+
+    monkeypatch.setattr(shop.store, "finish", fail_often)
+
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        job.result("20s")
+    assert (shop.runs, shop.view(job).attempt) == ([1], 1)
+
+
+def test_what_a_late_claim_brings_to_a_drained_worker_goes_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    claiming, drained = threading.Event(), threading.Event()
+    claim, hand_back = shop.store.claim, Worker.hand_back
+
+    def claim_late(worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        found = claim(worker_id, wants, limit, solo=solo)
+        if found:
+            claiming.set()
+            assert drained.wait(SECONDS)
+        return found
+
+    def tell(worker: Worker, reason: str) -> None:
+        hand_back(worker, reason)
+        drained.set()
+
+    monkeypatch.setattr(shop.store, "claim", claim_late)
+    monkeypatch.setattr(shop.store, "capabilities", replace(shop.store.capabilities, local=False))
+    monkeypatch.setattr(Worker, "hand_back", tell)
+
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        assert claiming.wait(SECONDS)
+    assert (shop.runs, shop.view(job).state, shop.outcomes(job)) == ([], State.QUEUED, ["released"])
+
+
+def test_a_job_that_is_claimed_too_late_is_not_run(shop: Shop) -> None:
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+
+    job, after = pack.using(expires="1ms").enqueue(), threading.Event()
+    after.wait(0.05)  # its time itself
+    with shop.jobs.worker():
+        until(lambda: shop.view(job).state is State.CANCELLED or shop.runs, "its end")
+    assert shop.runs == []
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    pause, deadline = threading.Event(), system_clock().boot() + SECONDS
+    while not condition():
+        assert system_clock().boot() < deadline, f"no sign of {what}"
+        pause.wait(0.01)
+
+
+def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.worker.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("tenure.worker.TICK_SECONDS", 0.02)
+    store, jobs, go = MemoryStore(system_clock()), Tenure("memory:"), threading.Event()
+    plan = Plan(
+        worker_id=start(store),
+        runner="worker",
+        queues={"default": None},
+        slots=3,
+        lease=LEASE,
+        poll_interval=0.02,
+        grace=0.0,
+    )
+
+    @jobs.task
+    def deaf() -> None:
+        assert go.wait(SECONDS)
+
+    put(store, task="deaf", timeout=0.05)
+
+    async def story() -> tuple[dict[str, Outcome], int]:
+        stuck: asyncio.Future[dict[str, Outcome]] = asyncio.get_running_loop().create_future()
+        worker = Worker(
+            plan,
+            jobs.program,
+            store,
+            PollNotifier(0.02),
+            Events(),
+            resources={},
+            on_due=lambda: None,
+            on_tick=lambda: None,
+            on_stuck=stuck.set_result,
+            may_declare=lambda: False,
+        )
+        worker.start()
+        verdicts = await stuck
+        free = worker._free()
+        go.set()
+        await worker.close()
+        return verdicts, free
+
+    verdicts, free = asyncio.run(story())
+    assert (len(verdicts), free) == (1, 0)
+
+
+# ── code stops first ──
+
+
+def test_what_comes_back_after_its_time_is_no_success(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = told_of_asking(monkeypatch)
+
+    @shop.jobs.task(timeout="50ms")
+    def pack() -> str:
+        assert asked.wait(SECONDS)
+        return "late"
+
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        until(lambda: shop.outcomes(job), "its end")
+    assert shop.outcomes(job) == ["failed"]
+
+
+def told_of_asking(monkeypatch: pytest.MonkeyPatch, reason: str = "timeout") -> threading.Event:
+    asked, ask = threading.Event(), Attempt.ask
+
+    def ask_and_tell(attempt: Attempt, why: Any, verdict: Outcome | None) -> None:
+        ask(attempt, why, verdict)
+        if why == reason:
+            asked.set()
+
+    monkeypatch.setattr(Attempt, "ask", ask_and_tell)
+    return asked
+
+
+def test_the_first_reason_to_stop_stands(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = told_of_asking(monkeypatch, "cancel")
+
+    @shop.jobs.task(timeout="50ms")
+    def pack(job: Job) -> None:
+        try:
+            while True:
+                job.progress(0.5)
+        except JobStopped:
+            shop.begun.set()
+            assert asked.wait(SECONDS)
+            raise
+
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        assert shop.begun.wait(SECONDS)
+        job.cancel()
+        until(lambda: shop.outcomes(job), "its end")
+    assert shop.outcomes(job) == ["failed"]
+
+
+def test_who_is_asked_to_stop_before_it_began_does_not_begin() -> None:
+    store, jobs, runs = MemoryStore(system_clock()), Tenure("memory:"), list[int]()
+    worker_id = start(store)
+    put(store, task="pack")
+    (claimed,) = store.claim(worker_id, {"default": 1}, 1)
+
+    @jobs.task
+    async def pack() -> None:
+        await asyncio.sleep(0)  # an eager task has begun by then, and is cancelled here
+        runs.append(1)
+
+    async def story() -> Outcome | None:
+        host = _Inline(store, worker_id, {})
+        attempt = Attempt(host, pack, claimed, asyncio.get_running_loop())
+        with ThreadPoolExecutor(1) as pool:
+            attempt.start(jobs.program, pool)
+            attempt.ask("shutdown", Released("drained"))
+            return await host.done
+
+    assert (asyncio.run(story()), runs) == (Released("drained"), [])
+
+
+def test_a_thread_has_no_outcome_before_it_has_stopped_whoever_cancels_what_waits_for_it() -> None:
+    store, jobs, begun, go = MemoryStore(system_clock()), Tenure("memory:"), threading.Event(), threading.Event()
+    worker_id = start(store)
+    put(store, task="pack")
+    (claimed,) = store.claim(worker_id, {"default": 1}, 1)
+
+    @jobs.task
+    def pack() -> None:
+        begun.set()
+        assert go.wait(SECONDS)
+
+    async def story() -> tuple[bool, Outcome | None]:
+        host = _Inline(store, worker_id, {})
+        attempt = Attempt(host, pack, claimed, asyncio.get_running_loop())
+        with ThreadPoolExecutor(1) as pool:
+            attempt.start(jobs.program, pool)
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            assert attempt._task_handle is not None
+            attempt._task_handle.cancel()
+            for _ in range(5):
+                await asyncio.sleep(0)
+            early = host.done.done()
+            go.set()
+            return early, await host.done
+
+    assert asyncio.run(story()) == (False, Completed())
+
+
+def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.jobs.configure({"poll_interval": "50ms", "grace": "0s", "lease": "1s"})
+
+    @shop.jobs.task
+    async def pack() -> None:
+        shop.begun.set()
+        try:
+            await asyncio.sleep(SECONDS * 2)
+        finally:
+            shop.stopped.set()
+
+    pack.enqueue()
+    with shop.jobs.worker():
+        assert shop.begun.wait(SECONDS)
+        with monkeypatch.context() as patch:
+            patch.setattr(shop.store, "renew", away)
+            assert shop.stopped.wait(SECONDS)
+
+
+def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_next_beat(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.embedded.ASK_AFTER", 1e9)  # and not only when its lease is over
+    shop.jobs.configure({"poll_interval": "50ms", "grace": "0s", "lease": "1s"})
+
+    @shop.jobs.task
+    async def pack() -> None:
+        shop.begun.set()
+        try:
+            await asyncio.sleep(SECONDS * 2)
+        finally:
+            shop.stopped.set()
+
+    pack.enqueue()
+    with shop.jobs.worker():
+        assert shop.begun.wait(SECONDS)
+        shop.store.pause("default", paused=True)
+        monkeypatch.setattr(shop.store, "owned", away)
+        shop.store.declare_dead([each.identity.id for each in shop.store.workers()])
+        assert shop.stopped.wait(SECONDS)
+
+
+# ── who was away declares nobody ──
+
+
+class Scanner:
+    """A supervisor's maintenance under a virtual clock, and the workers it sees."""
+
+    def __init__(self, world: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world, self.store, self.processes = world, store, dict[int, str]()
+        self.mine = start(store)
+        monkeypatch.setattr("tenure.maintenance.system_clock", lambda: world.clock)
+        monkeypatch.setattr("tenure.maintenance.pid_namespace", lambda: "ours")
+        monkeypatch.setattr("tenure.maintenance.started", lambda pid: self.processes.get(pid, ""))
+        self.maintenance = Maintenance(
+            store,
+            PollNotifier(),
+            Events(),
+            lease=LEASE,
+            keep=1e9,
+            keep_dead=None,
+            keep_history=1e9,
+            mine=lambda: frozenset({self.mine}),
+        )
+        self.beat()
+
+    def beat(self, seconds: float = 0.0) -> None:
+        self.world.advance(seconds)
+        self.store.renew([self.mine])
+        self.maintenance.renewed(self.world.clock.boot(), [self.mine])
+
+    def watch(self, seconds: float) -> None:
+        """Renew regularly for so long."""
+        for _ in range(round(seconds / 10)):
+            self.beat(10)
+
+    def dead(self) -> set[str]:
+        self.maintenance.scan()
+        return {each.identity.id for each in self.store.workers(dead=True) if each.died_at is not None}
+
+
+def made_up() -> tuple[World, MemoryStore]:
+    world = World(MemoryStore)
+    store = world.store()
+    assert isinstance(store, MemoryStore)
+    return world, store
+
+
+@pytest.fixture
+def scanner(monkeypatch: pytest.MonkeyPatch) -> Scanner:
+    return Scanner(*made_up(), monkeypatch)
+
+
+def test_who_has_just_started_declares_nobody_for_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, store = made_up()
+    other = start(store)
+    world.advance(LEASE + 1)
+    scanner = Scanner(world, store, monkeypatch)
+
+    assert scanner.dead() == set()
+    scanner.watch(LEASE)
+    assert scanner.dead() == {other}
+
+
+def test_who_renews_no_more_declares_nobody(scanner: Scanner) -> None:
+    other = start(scanner.store)
+    scanner.watch(2 * LEASE)
+    start(scanner.store)
+    scanner.world.advance(LEASE - 1)
+    scanner.store.renew([scanner.mine])  # it landed, and nobody here has heard of it
+
+    assert not scanner.maintenance.may_declare()
+    assert scanner.dead() == set()
+    scanner.maintenance.renewed(scanner.world.clock.boot(), [scanner.mine])
+    scanner.watch(LEASE)
+    assert other in scanner.dead()
+
+
+def test_who_was_away_leaves_the_others_a_lease_to_come_back_too(scanner: Scanner) -> None:
+    scanner.watch(2 * LEASE)
+    other = start(scanner.store)
+    scanner.beat(2 * LEASE)
+
+    assert scanner.dead() == set()
+    scanner.watch(LEASE)
+    assert scanner.dead() == {other}
+
+
+def test_whose_own_worker_is_dead_declares_nobody(scanner: Scanner) -> None:
+    start(scanner.store)
+    scanner.watch(2 * LEASE)
+    scanner.store.declare_dead([scanner.mine])
+
+    assert scanner.dead() == {scanner.mine}
+
+
+def test_a_declaration_that_was_held_up_on_its_way_declares_nobody(
+    scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanner.watch(2 * LEASE)
+    start(scanner.store)
+    declare = scanner.store.declare_expired
+
+    def arrive_late(**given: Any) -> frozenset[str]:
+        scanner.world.advance(2 * LEASE)
+        scanner.store.renew([scanner.mine])  # it was held up as well, and is carried out first
+        return declare(**given)
+
+    monkeypatch.setattr(scanner.store, "declare_expired", arrive_late)
+
+    assert scanner.dead() == set()
+
+
+def test_only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_death(scanner: Scanner) -> None:
+    here = {"boot_id": "the-only-boot", "pid_namespace": "ours"}
+    living, gone, followed = (start(scanner.store, started="1", **here) for _ in range(3))
+    start(scanner.store, started="1", boot_id="another-boot", pid_namespace="ours")
+    start(scanner.store, started="1", boot_id="the-only-boot", pid_namespace="another")
+    scanner.mine = start(scanner.store, started="1", **here)
+    pids = {each.identity.id: each.identity.pid for each in scanner.store.workers()}
+    scanner.processes = {pids[living]: "1", pids[followed]: "2"}
+
+    assert scanner.dead() == {gone, followed}
+
+
+def test_who_dies_later_is_left_to_its_own_supervisor_for_one_scan(scanner: Scanner) -> None:
+    assert scanner.dead() == set()
+    gone = start(scanner.store, boot_id="the-only-boot", pid_namespace="ours")
+
+    assert scanner.dead() == set()
+    assert scanner.dead() == {gone}
+
+
+def test_what_a_dead_worker_left_is_gone_before_it_is_declared(
+    scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = start(scanner.store, id="host-1-left", boot_id="the-only-boot", pid_namespace="ours")
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, TOKEN_ENV: "left"}
+    )
+    told, declare = list[int | None](), scanner.store.declare_dead
+
+    def look_and_declare(worker_ids: Iterable[str]) -> frozenset[str]:
+        told.append(left.poll())
+        return declare(worker_ids)
+
+    monkeypatch.setattr(scanner.store, "declare_dead", look_and_declare)
+    until(lambda: carries(left.pid, "left"), "the process")
+    try:
+        assert scanner.dead() == {dead}
+        assert told != [None]
+    finally:
+        left.kill()
+        left.wait()
+
+
+def carries(pid: int, token: str) -> bool:
+    return f"{TOKEN_ENV}={token}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+# ── permits ──
+
+
+class Dealt:
+    """Where permits go back to."""
+
+    def __init__(self) -> None:
+        self.settled: list[tuple[Permit, float | None]] = []
+
+    def want(self, slots: Mapping[str, int]) -> None: ...
+
+    def take(self) -> list[Permit]:
+        return []
+
+    def settle(self, permits: Iterable[Permit], *, again_in: float | None = None) -> None:
+        self.settled += [(permit, again_in) for permit in permits]
+
+
+def hand_of(store: MemoryStore, worker_id: str, *, may_declare: bool = True) -> tuple[Hand, Dealt]:
+    dealt = Dealt()
+    hand = Hand(dealt, store, worker_id, LEASE, lambda: may_declare)
+    hand._look_around_at = float("inf")
+    return hand, dealt
+
+
+@pytest.mark.parametrize("why", ["it may not", "its own worker is dead"])
+def test_who_may_judge_nobody_takes_no_job_for_a_permit_that_came_again(why: str) -> None:
+    world, store = made_up()
+    lease = running(store)
+    world.advance(LEASE + 1)
+    me = start(store)
+    if why == "its own worker is dead":
+        store.declare_dead([me])
+    hand, _ = hand_of(store, me, may_declare=why != "it may not")
+
+    permit = Permit("default", lease.job_id, True, "1")
+    looked = hand.look([permit])
+
+    assert (looked.rescued, looked.owned) == ([], [permit])
+    assert store.renew([lease.worker_id]) == {lease.worker_id}
+
+
+def test_a_permit_is_kept_until_the_outcome_of_its_job_is_stored() -> None:
+    _, store = made_up()
+    me, job_id = start(store), put(store)
+    hand, dealt = hand_of(store, me)
+    permit = Permit("default", job_id, False, "1")
+    hand._unused["default"] = [permit]
+    hand.offer({"default": 1})
+    (claimed,) = store.claim(me, hand.wants, 1)
+
+    hand.bind([claimed])
+    assert dealt.settled == []
+    hand.done([Lease(job_id, 1, me)])
+    assert dealt.settled == [(permit, None)]
+
+
+# ── schedules ──
+
+
+def test_a_newer_release_that_was_faster_stands() -> None:
+    _, store = made_up()
+    now = store.now()
+    newer = some_schedule(name="s", released_at=now, release="2", rule="every 2m")
+    older = some_schedule(name="s", released_at=now - timedelta(days=1), release="1")
+
+    assert _declare(Ticks(Standing(replace(newer, rev=3)), now), older).change() is None
+
+
+class Rival(MemoryStore):
+    """Somebody else is first, so many times."""
+
+    rivals = 0
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        if self.rivals:
+            self.rivals -= 1
+            super().change([replace(each, schedule=each.schedule) for each in changes if each.schedule.rev == 0])
+        return super().change(changes)
+
+
+def test_a_declaration_that_was_not_first_is_read_and_made_again() -> None:
+    world = World(Rival)
+    store = world.store()
+    assert isinstance(store, Rival)
+    table = Timetable(store, PollNotifier())
+    table.declare("shop", "1", [some_schedule(name="s", rule="every 1m")])
+    store.rivals = 1
+
+    table.declare("shop", "2", [some_schedule(name="s", rule="every 1m"), some_schedule(name="t", rule="every 1m")])
+
+    assert {name: table.get(name).schedule.release for name in "st"} == {"s": "2", "t": "2"}
+
+
+# ── other people's schedulers ──
+
+
+def test_a_guard_whose_run_somebody_ended_has_lost_its_lock(tmp_path: Path) -> None:
+    store = MemoryStore(system_clock())
+    settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
+
+    with pytest.raises(LeaseLost), Guard("report", every="1d", open=lambda: (store, PollNotifier(), settings)) as job:
+        (worker,) = [each.identity.id for each in store.workers()]
+        store.finish([(Lease(str(job.id), 1, worker), Failed("an operator did", final=True))])
+        until(lambda: job.stopping == "lease_lost", "the fence")
+        job.flush()
+
+
+@pytest.mark.timeout(40)
+def test_a_guard_whose_store_stays_away_gives_up_when_its_lease_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore(system_clock())
+    settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
+
+    with Guard("report", every="1d", open=lambda: (store, PollNotifier(), settings)):
+        monkeypatch.setattr(store, "finish", away)
+        monkeypatch.setattr(store, "renew", away)
+
+    (tick,) = store.ticks("report")
+    assert tick.status == "open"
