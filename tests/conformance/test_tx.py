@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Event, Thread
 
 import pytest
@@ -10,6 +11,7 @@ from conformance.factories import (
     NewWorld,
     World,
     assert_sound,
+    bring,
     draft,
     everything,
     finish,
@@ -18,8 +20,8 @@ from conformance.factories import (
     put,
     running,
 )
-from tenure.errors import LeaseLost, StoreError
-from tenure.lifecycle import Completed, Failed, State
+from tenure.errors import LeaseLost, StoreAway, StoreError
+from tenure.lifecycle import LIVE, Completed, Failed, State
 from tenure.ports import Landed, Store
 
 
@@ -192,3 +194,18 @@ def test_nobody_is_told_of_a_transaction_that_was_rolled_back(store: Store) -> N
 
     assert later.wait(30)
     assert not told.is_set()
+
+
+def test_a_replay_while_somebody_takes_its_key_leaves_the_key_to_one(store: Store) -> None:
+    old, taker = bring(store, State.DEAD, unique="k").job_id, draft(unique="k")
+    answers: list[object] = []
+    replay = Thread(target=lambda: answers.append(store.replay([old])[old]))
+
+    with suppress(StoreAway), store.transaction() as tx:
+        store.enqueue([taker], tx=tx)
+        replay.start()
+        replay.join(0.3)  # in most stores it waits for our commit
+
+    replay.join()
+    (live,) = (view for view in everything(store) if view.state in LIVE)
+    assert live.id == (old if isinstance(answers[0], Landed) else taker.id)

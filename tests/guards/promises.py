@@ -67,7 +67,7 @@ PROMISES = {
     "only what waits for its time is promoted": _in("queues", "an_operator_promotes_a_job_before_its_time") + " " + _in("matrix", "an_operator_promotes_only_what_is_scheduled"),
     "two who promote take a job once": _in("races", "two_promoters_promote_a_job_once"),
     "only what has ended is replayed": _in("queues", "a_live_job_is_not_replayed"),
-    "a replay takes no key that is held": _in("queues", "a_replay_does_not_take_a_key_that_is_held") + " " + _in("races", "a_replay_and_an_enqueue_never_both_hold_a_key"),
+    "a replay takes no key that is held": _in("queues", "a_replay_does_not_take_a_key_that_is_held") + " " + _in("races", "a_replay_and_an_enqueue_never_both_hold_a_key") + " " + _in("tx", "a_replay_while_somebody_takes_its_key_leaves_the_key_to_one"),
     "a guard's job is never replayed": _in("guard_jobs", "its_replay_is_refused_and_changes_nothing"),
     "a replay forgets who had completed it": _in("queues", "a_replayed_job_does_not_hear_that_it_had_completed"),
     "of many replays at once one lands as a whole": _in("dashboard_more", "of_many_edits_at_once_one_lands_as_a_whole"),

@@ -1128,3 +1128,10 @@ def test_a_schedule_of_a_later_version_is_read() -> None:
     text = body_of(declared())
 
     assert decode_schedule(text.replace("{", '{"a_new_field":[1],', 1)) == decode_schedule(text)
+
+
+def test_a_schedule_that_this_release_cannot_read_keeps_its_runs_open_for_one_that_can() -> None:
+    stands = after_one()
+    assert not nothing(stands, 30, succeeded(0, until=10))
+
+    assert nothing(replace(stands, unread="a word of tomorrow"), 30, succeeded(0, until=10))
