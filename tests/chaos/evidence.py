@@ -6,6 +6,7 @@ Everything in the document is added up from the results that are kept beside the
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from collections import Counter, defaultdict
@@ -14,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import history
+from . import history, matrix
 from .run import Result
 
 FIGURES = ("jobs", "attempts", "kills", "refusals", "rescues", "redeliveries")
@@ -89,6 +90,7 @@ def write(document: Path, folder: Path) -> None:
         by_store[each["backend"]].append(each)
     sections = [_HEAD.format(today=datetime.now(UTC).date(), machine=_machine()), _totals(by_store)]
     sections += [_faults(store, runs) for store, runs in by_store.items()]
+    sections.append(_MATRIX.format(table=matrix.table()))
     guards = folder / "guards.json"
     if guards.exists():
         sections.append(_guards(json.loads(guards.read_text())))
@@ -102,13 +104,19 @@ _HEAD = """# Faults survived
 Real supervisors, workers, clients and servers; faults drawn from a seed, one after the other; handlers that write down
 what they did, clients that write down what they were told. A checker that never asks the engine then looks for fourteen
 kinds of broken promises ([history.py](../tests/chaos/history.py), [checker.py](../tests/chaos/checker.py)). What is
-promised stands in [delivery.md](delivery.md); which fault is tried on which store, and what must come of it, in
-[the matrix](../tests/chaos/matrix.py)."""
+promised stands in [delivery.md](delivery.md)."""
+
+
+_MATRIX = """## The matrix
+
+S: no job lost, none run by two owners, no former owner's write accepted. L: all jobs end once the fault is over. D(x):
+what was acknowledged within x may be gone, and nothing else. –: it can't happen there. Which run or test shows each
+cell stands in [matrix.py](../tests/chaos/matrix.py), and a test sees to it that none is without one.
+
+{table}"""
 
 
 def _machine() -> str:
-    import os
-
     return f"{os.cpu_count()} cores, Python {platform.python_version()}"
 
 

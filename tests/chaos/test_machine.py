@@ -34,7 +34,7 @@ from nats.js.api import DiscardPolicy
 from conformance.factories import claim_one, draft, finish, put, running, start
 from crash import shop
 from crash.backends import Place, migrate
-from crash.conftest import MEASURED, Tell
+from crash.conftest import Tell
 from crash.harness import FULL, HERE, SOURCE, Site, Supervised, boot, overlaps, runs_of, send, spread
 from crash.storm import verdict
 from crash.test_lost_replies_redis import all_jobs
@@ -56,12 +56,7 @@ SOME = 60 if FULL else 20
 
 PATIENCE = 120.0
 pytestmark = pytest.mark.timeout(900)
-on_servers = pytest.mark.skipif(not FULL, reason="TENURE_TEST_FULL=1 (make chaos) runs it; it needs a C compiler")
-
-
-@pytest.fixture
-def tell(request: pytest.FixtureRequest) -> Tell:
-    return lambda text: request.node.user_properties.append((MEASURED, text))
+on_servers = pytest.mark.skipif(not FULL, reason="TENURE_TEST_FULL=1 (make evidence) runs it; it needs a C compiler")
 
 
 # ── Judging ─────────────────────────────────────────────────────────────────────────────────────────────────────

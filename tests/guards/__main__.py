@@ -87,20 +87,21 @@ class Bench:
 
     def red(self, asked: Sequence[str], source: Path | None = None) -> str:
         """The first test that fails; empty: all are green."""
-        run = subprocess.run(
-            [sys.executable, "-m", "pytest", *_QUIETLY, *asked],
-            cwd=self._folder,
-            env={
-                **os.environ,
-                **self._environment,
-                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to import them takes longer than most of these runs
-                "PYTHONPATH": os.pathsep.join((str(source or self._folder / "src"), "tests")),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=RUN_SECONDS,
-        )
+        with tempfile.TemporaryDirectory(prefix="guard-tmp-", ignore_cleanup_errors=True) as folder:
+            run = subprocess.run(
+                [sys.executable, "-m", "pytest", *_QUIETLY, "--basetemp", folder, *asked],
+                cwd=self._folder,
+                env={
+                    **os.environ,
+                    **self._environment,
+                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # to import them takes longer than most of these runs
+                    "PYTHONPATH": os.pathsep.join((str(source or self._folder / "src"), "tests")),
+                },
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=RUN_SECONDS,
+            )
         if run.returncode == 0:
             return ""
         failed = FAILED.search(run.stdout)
