@@ -293,7 +293,7 @@ def draw_script(draw: random.Random, *, transactions: bool, lease: float) -> tup
     """What one job shall do: most are short and ordinary, some are odd, few are harmful."""
     sleep = ["sleep", round(draw.choice((0.02, 0.1, 0.3, 0.3, 1.0)) * draw.uniform(0.5, 1.5), 3)]
     place: Kind = draw.choice(("act", "act_in_thread"))
-    match draw.choices(range(13), (24, 10, 14, 12, 8, 6, 5, 4, 0.4, 2, 1.5, 0.8, 0.5))[0]:
+    match draw.choices(range(14), (24, 10, 14, 12, 8, 6, 5, 4, 0.4, 2, 1.5, 0.8, 0.5, 2))[0]:
         case 0 | 1:
             return place, [sleep, ["effect"]], "completed"
         case 2:
@@ -320,6 +320,9 @@ def draw_script(draw: random.Random, *, transactions: bool, lease: float) -> tup
         case 12:
             harm = draw.choice(("block", "hold_the_gil"))
             return "act", [["effect"], [harm, round(lease * draw.choice((0.5, 2.0)), 2)]], "completed"
+        case 13:  # long enough to be found alive when its lease is over
+            long = ["sleep", round(lease * draw.choice((1.5, 3.0)), 2)]
+            return place, [["effect"], ["checkpoint", 1], long, ["checkpoint", 2]], "completed"
         case _:
             return place, [sleep, ["effect"]], "completed"
 
