@@ -30,6 +30,7 @@ A client's call is two events: `invoke`, then
                tick         schedule, tick (as the job's meta tells): the run of a schedule
     nemesis    fault        kind, target, seconds, and what else describes it: invoke when it begins, ok when it is over
                kill         pid: SIGKILL is sent
+               ended        pid, code, log: a supervisor has ended by itself, and is started again
                ghost        name: what a former owner writes, sent again by somebody else: fail (refused), or ok
                pause        pids: SIGSTOP is sent (invoke), SIGCONT is sent (ok)
     runner     calm         all faults are over, all clients have stopped: from now on the jobs must end
