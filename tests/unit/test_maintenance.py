@@ -8,6 +8,7 @@ from conformance.factories import LEASE, World, start
 from tenure.events import Events
 from tenure.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Store
 from tenure.stores.memory import MemoryStore
 
 
@@ -16,8 +17,8 @@ def world() -> World:
     return World(MemoryStore)
 
 
-def watching(world: World, store: MemoryStore, mine: str) -> Maintenance:
-    """One whose own renewals have been regular for long."""
+def watching(world: World, store: Store, mine: str) -> Maintenance:
+    """One whose own renewals have been regular for long; the last one was sent, and landed, just now."""
     maintenance = Maintenance(
         store,
         PollNotifier(),
@@ -30,6 +31,7 @@ def watching(world: World, store: MemoryStore, mine: str) -> Maintenance:
     )
     maintenance._boot, maintenance._quiet_until = world.clock.boot, 0.0
     maintenance._renewed = world.clock.boot()
+    store.renew([mine])
     maintenance.renewed(world.clock.boot(), [mine])
     return maintenance
 
@@ -60,6 +62,40 @@ def test_who_was_held_up_asking_for_the_time_declares_nobody(world: World, monke
         return now()
 
     monkeypatch.setattr(store, "now", after_an_outage)
+    maintenance.scan()
+
+    assert store.renew([other]) == {other}
+
+
+# ── An outage costs no living worker its jobs: two stories that tests/model/declarations.py found ───────────────
+
+
+def test_who_sent_a_renewal_in_time_that_was_held_up_has_been_away(world: World) -> None:
+    store = world.store()
+    other, mine = start(store), start(store)
+    world.advance(LEASE / 3)
+    maintenance = watching(world, store, mine)
+
+    world.advance(LEASE / 3)  # nobody reaches the store, nor did the other one's renewal, which was due first
+    sent = world.clock.boot()
+    world.advance(LEASE * 0.4)  # the network is back, and mine is carried out before that of the other one
+    store.renew([mine])
+    maintenance.renewed(sent, [mine])
+    maintenance.scan()
+
+    assert store.renew([other]) == {other}
+
+
+def test_after_an_outage_others_have_the_time_to_be_renewed_too(world: World) -> None:
+    store = world.store()
+    other, mine = start(store), start(store)
+    world.advance(LEASE / 3)
+    maintenance = watching(world, store, mine)
+
+    world.advance(LEASE * 0.66)  # nobody reaches the store; then mine is the first
+    store.renew([mine])
+    maintenance.renewed(world.clock.boot(), [mine])
+    world.advance(LEASE / 60)  # who was refused asks again within a second: lease/30
     maintenance.scan()
 
     assert store.renew([other]) == {other}
