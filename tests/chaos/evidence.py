@@ -45,6 +45,7 @@ def keep(result: Result, path: Path) -> None:
             {
                 "backend": result.backend,
                 "seed": result.seed,
+                "asked": result.asked,
                 "seconds": result.seconds,
                 "drained": result.drained,
                 "passed": result.passed,
@@ -63,7 +64,7 @@ def keep(result: Result, path: Path) -> None:
 
 
 def _shares(events: Iterable[history.Event]) -> defaultdict[str, Counter[str]]:
-    """By fault: what was begun, and refused to handlers, from its begin until the next one's."""
+    """By fault: what was begun, and what was refused to former owners, from its begin until the next one's."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     now = ""
     for event in events:
@@ -73,7 +74,7 @@ def _shares(events: Iterable[history.Event]) -> defaultdict[str, Counter[str]]:
             now = ""
         if now and event.op == "begin":
             found[now]["begun"] += 1
-        elif now and event.phase == "fail" and event.op in ("checkpoint", "once", "hand_in"):
+        elif now and event.phase == "fail" and event.op in ("checkpoint", "once", "hand_in", "ghost"):
             found[now]["refused"] += 1
     return found
 
@@ -161,12 +162,12 @@ def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
         (name, fault["times"], f"{fault['begun']:,}", fault["refused"], len(fault["again"]), *_spread(fault["again"]))
         for name, fault in sorted(found.items())
     ]
-    head = ("fault", "times", "attempts begun", "refusals heard", "begun again", "p50", "p99", "most")
+    head = ("fault", "times", "attempts begun", "writes refused", "begun again", "p50", "p99", "most")
     seeds = ", ".join(str(run["seed"]) for run in runs)
     effects = Counter[int]()
     for run in runs:
         effects.update({int(times): jobs for times, jobs in run["effects"].items()})
-    again = f"make chaos STORE={store} SECONDS={runs[0]['seconds']:.0f} SEED={runs[0]['seed']}"
+    again = f"make chaos STORE={store} SECONDS={runs[0]['asked']:.0f} SEED={runs[0]['seed']}"
     told = ", ".join(f"{times} × {jobs:,} jobs" for times, jobs in sorted(effects.items()))
     return (
         f"## {store}\n\nSeeds {seeds}. One of them again: `{again}`.\n\n"

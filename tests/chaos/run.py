@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -39,7 +40,8 @@ class Result:
 
     backend: str
     seed: int
-    seconds: float
+    asked: float  #: seconds of faults
+    seconds: float  #: until calm
     faults: Sequence[Fault]
     verdict: Verdict
     toothless: Sequence[str]  #: what never happened although it should have
@@ -89,6 +91,7 @@ def play(
     return Result(
         backend=backend,
         seed=seed,
+        asked=seconds,
         seconds=calm - began,
         faults=plan,
         verdict=verdict,
@@ -113,7 +116,7 @@ def _calm(stage: Stage) -> list[str]:
         _patiently(lambda name=name: admin.pause_schedule(name, "the run is over"))
     notifier.close()
     stage.pen.note("calm")
-    return [f"a client ended with {code}" for code in codes if code]
+    return [f"a client ended with {code}" for code in codes if code not in (0, -signal.SIGTERM)]  # that: just started
 
 
 def _drain(stage: Stage) -> float:
