@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -79,7 +80,12 @@ class Client:
             rings += rings_of(drafts, answers)
             return answers
         self._refuse_beside_transaction()
-        answers = _patiently(lambda: self.store.enqueue(drafts), hasty=StoreBusy if shared else ())
+        tries = count(1)
+        tried, answers = _patiently(
+            lambda: (next(tries), self.store.enqueue(drafts)), hasty=StoreBusy if shared else ()
+        )
+        if tried > 1:
+            answers = _ours(drafts, answers)
         self.notifier.announce(rings_of(drafts, answers))
         return answers
 
@@ -355,6 +361,12 @@ def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]
     return [
         Ring("due" if state is State.SCHEDULED else "queued", queue, tuple(ids)) for (state, queue), ids in jobs.items()
     ]
+
+
+def _ours(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Enqueued]:
+    """Asked again: the first time it may have been done, and only its answer lost. What has our id we have created."""
+    pairs = zip(drafts, answers, strict=True)
+    return [answer._replace(created=answer.created or answer.id == draft.id) for draft, answer in pairs]
 
 
 def _patiently(call: Callable[[], T], patience: float = PATIENCE, *, hasty: type[Exception] | tuple[()] = ()) -> T:

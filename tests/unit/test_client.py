@@ -148,6 +148,24 @@ def test_an_enqueue_that_hears_the_store_is_away_is_tried_again_with_the_same_id
     assert pauses == [0.05, 0.1, 0.2]
 
 
+def test_an_enqueue_whose_answer_is_lost_is_its_callers_own_and_rings(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=lambda _: None, monotonic=lambda: 0.0))
+    stored = rig.store.enqueue
+
+    def unheard(drafts: Sequence[Draft], **options: Any) -> list[Enqueued]:
+        stored(drafts, **options)
+        monkeypatch.undo()
+        raise StoreAway("the answer was lost")
+
+    monkeypatch.setattr(rig.store, "enqueue", unheard)
+    mine = draft()
+
+    assert rig.client.enqueue([mine]) == [Enqueued(mine.id, created=True, state=State.QUEUED)]
+    assert [ring.jobs for ring in rig.bell.rings] == [(mine.id,)]
+
+
 def test_a_store_that_stays_away_is_told_to_the_caller(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses)))
