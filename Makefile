@@ -38,6 +38,7 @@ bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables gr
 	$(BIN)/python -m bench --dashboard --store sqlite --write docs/bench.md
 	$(BIN)/python -m bench --dashboard --store postgres --write docs/bench.md
 	$(BIN)/python -m bench --dashboard --store redis --write docs/bench.md
+	$(BIN)/python -m bench --faults --write docs/bench.md
 
 chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECONDS=300 SEED=7
 	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)

@@ -156,7 +156,7 @@ def test_an_enqueue_whose_answer_is_lost_is_its_callers_own_and_rings(
 
     def unheard(drafts: Sequence[Draft], **options: Any) -> list[Enqueued]:
         stored(drafts, **options)
-        monkeypatch.undo()
+        monkeypatch.setattr(rig.store, "enqueue", stored)
         raise StoreAway("the answer was lost")
 
     monkeypatch.setattr(rig.store, "enqueue", unheard)
