@@ -39,7 +39,7 @@ LONG = (0.25, 0.9, 2.0)  # under a third nothing happens; about one, and well ov
 
 KINDS: tuple[Kind, ...] = (
     # processes
-    _kind("kill", "worker", often=VITAL),
+    _kind("kill", "worker", often=VITAL + 1),
     _kind("kill", "supervisor", often=2.0, rest=0.6),
     _kind("kill", "client"),
     _kind("pause", "worker", leases=(0.5, 1.0, 3.0), rest=1.0, often=2.0),
@@ -116,7 +116,7 @@ def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind]) -> list
     spent = 0.0
     while True:
         if not queue and not found:  # each kind comes once, first those without which a short run proves nothing
-            queue = sorted(draw.sample(kinds, len(kinds)), key=lambda kind: kind.often >= VITAL)
+            queue = sorted(draw.sample(kinds, len(kinds)), key=lambda kind: max(kind.often, VITAL - 1))
         elif not queue:
             queue = draw.choices(kinds, [kind.often for kind in kinds], k=20)
         kind = queue.pop()

@@ -70,7 +70,7 @@ def play(
         if plan is None:
             plan = faults.plan(seed, seconds, lease, faults.possible(stage.has, only))
         faults.write(folder / "faults.json", plan)
-        until(lambda: _answers(stage), "the first jobs to have run", 60)
+        until(lambda: _answers(stage), "the first jobs to have run", 120)
         began, ticking_since = boot(), time.time()
         nemesis = Nemesis(stage)
         for fault in plan:
