@@ -813,16 +813,16 @@ def test_a_draft_with_an_impossible_priority_refuses_the_whole_batch(store: Stor
 
 def test_a_schedule_whose_job_is_refused_is_paused_and_holds_up_no_other(store: Store, world: World) -> None:
     table = Timetable(store, PollNotifier())
-    table.put(schedule(name="bad", rule="every 1m", job=draft(priority=101)))
-    table.put(schedule(name="good", rule="every 1m"))
+    for name, job in (("first", draft()), ("second", draft(priority=101)), ("third", draft())):
+        table.put(schedule(name=name, rule="every 1m", job=job))
     world.advance(61)
 
     table.fire_due()
 
-    bad, good = store.schedules()
+    first, bad, third = store.schedules()
     assert "can't be fired" in bad.schedule.paused_why
-    assert len(good.runs) == 1
-    assert len(everything(store)) == 1
+    assert (first.schedule.paused_why, len(first.runs)) == (third.schedule.paused_why, len(third.runs)) == ("", 1)
+    assert len(everything(store)) == 2
 
 
 @pytest.mark.parametrize(

@@ -816,7 +816,8 @@ class Rival(MemoryStore):
     def change(self, changes: Sequence[Change]) -> list[bool]:
         if self.rivals:
             self.rivals -= 1
-            super().change([replace(each, schedule=each.schedule) for each in changes if each.schedule.rev == 0])
+            theirs = [replace(each, schedule=replace(each.schedule, release="1")) for each in changes]
+            super().change([each for each in theirs if each.schedule.rev == 0])
         return super().change(changes)
 
 
