@@ -83,7 +83,7 @@ TABLE = Table(
         Guard("a schedule that can't be stored holds up no other", "timetable.py", "            if len(changes) > 1:\n", "            if False:\n", "conformance/test_schedules.py -k 'memory and refused'"),
         # ── other people's schedulers, guarded ──
         Guard("a guard that can't renew asks its code to stop", "guarded.py", "        if now >= self.ask_at:\n", "        if False:\n", "unit/test_guard.py"),
-        Guard("a guard that was declared dead has lost its lock", "guarded.py", "        if not alive:\n", "        if False:\n", "unit/test_guard.py"),
+        Guard("a guard that was declared dead has lost its lock", "guarded.py", "        if not alive:\n", "        if False:\n", HERE + "a_guard_that_was_declared_dead_has_lost_its_lock"),
         Guard("a guard whose run somebody ended has lost its lock", "guarded.py", "            if held is None:\n", "            if False:\n", HERE + "a_guard_whose_run_somebody_ended_has_lost_its_lock"),
         Guard("a guard whose reply was lost runs once", "guarded.py", "        if mine is not None:  # the reply", "        if False:  # the reply", "unit/test_guard.py"),
         Guard("a guard that was not first does not run", "guarded.py", "        if not self.store.change([began.change])[0]:\n            return None\n", "        self.store.change([began.change])\n", "unit/test_guard.py"),

@@ -848,6 +848,16 @@ def test_a_guard_whose_run_somebody_ended_has_lost_its_lock(tmp_path: Path) -> N
         job.flush()
 
 
+def test_a_guard_that_was_declared_dead_has_lost_its_lock(tmp_path: Path) -> None:
+    store = MemoryStore(system_clock())
+    settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
+
+    with pytest.raises(LeaseLost), Guard("report", every="1d", open=lambda: (store, PollNotifier(), settings)) as job:
+        store.declare_dead(each.identity.id for each in store.workers())
+        until(lambda: job.stopping == "lease_lost", "the fence")
+        raise LeaseLost
+
+
 @pytest.mark.timeout(40)
 def test_a_guard_whose_store_stays_away_gives_up_when_its_lease_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
