@@ -24,6 +24,7 @@ from .stage import PUBLISHED, Host, Stage
 
 HOUR = 3600.0
 GHOSTS = 20
+TRIES = 5
 BUSY_SECONDS = 3.0  #: how long it is waited for a worker that runs something
 SLOW_BYTES = 8000  #: a second: a line of 64 kbit/s
 
@@ -179,11 +180,14 @@ class Nemesis:
     def _write_as_ghosts(self, fault: Fault) -> None:
         """What a former owner had sent arrives only now: checkpoints and outcomes under leases that are lost."""
         store = self._stage.site.store
-        with self._noted(fault), suppress(StoreError):
-            views = [view for view in store.search(Filter(), limit=200).jobs if view.attempt > 1]
-            for view in self._draw.sample(views, min(len(views), GHOSTS)):
-                for ended in store.attempts(view.id):
-                    self._haunt(store, json.loads(view.payload).get("key", ""), view.id, ended)
+        with self._noted(fault):
+            for _ in range(TRIES):  # our own connections may have been closed since we used them last
+                with suppress(StoreError):
+                    views = [view for view in store.search(Filter(), limit=200).jobs if view.attempt > 1]
+                    for view in self._draw.sample(views, min(len(views), GHOSTS)):
+                        for ended in store.attempts(view.id):
+                            self._haunt(store, json.loads(view.payload).get("key", ""), view.id, ended)
+                    return
 
     def _haunt(self, store: Store, key: str, job: str, ended: AttemptView) -> None:
         lease = Lease(job, ended.attempt, ended.worker_id)
