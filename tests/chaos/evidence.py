@@ -158,11 +158,15 @@ def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
             for figure in ("times", "begun", "refused"):
                 mine[figure] += fault.get(figure, 0)
             mine["again"] += fault["recoveries"]
+    broken = "see above" if any(run["violations"] for run in runs) else 0
     rows = [
-        (name, fault["times"], f"{fault['begun']:,}", fault["refused"], len(fault["again"]), *_spread(fault["again"]))
+        (
+            *(name, fault["times"], f"{fault['begun']:,}", f"{fault['refused']:,}", len(fault["again"]), broken),
+            *_spread(fault["again"]),
+        )
         for name, fault in sorted(found.items())
     ]
-    head = ("fault", "times", "attempts begun", "writes refused", "begun again", "p50", "p99", "most")
+    head = ("fault", "times", "attempts begun", "writes refused", "begun again", "violations", "p50", "p99", "most")
     seeds = ", ".join(str(run["seed"]) for run in runs)
     effects = Counter[int]()
     for run in runs:

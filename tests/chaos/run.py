@@ -27,7 +27,7 @@ from .stage import Stage
 
 LEASE = 3.0
 RATE = 12.0  # new jobs a second, of all clients
-DRAIN_SECONDS = 60.0
+DRAIN_SECONDS = 120.0
 CLIENTS_SECONDS = 60.0
 AWAY = 75  #: how a supervisor ends that finds no store when it starts: its service manager starts it again
 #: A whole machine that was paused may run old code for about a second when it wakes (docs/delivery.md).
