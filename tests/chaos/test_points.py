@@ -174,14 +174,17 @@ class Walk:
 
     def _start_again(self) -> None:
         """Whoever has died."""
-        for place, each in enumerate(self.supervisors):
-            if each.process.poll() is not None:
-                self.supervisors[place] = self._supervisor()
+        self._start_supervisors()
         if self.client.gone:
             self.torn += self._halves(number := self.round())
             self.client = Other(self, "client", str(number))
         if self.embedded.gone:
             self.embedded = Other(self, "embedded worker")
+
+    def _start_supervisors(self) -> None:
+        for place, each in enumerate(self.supervisors):
+            if each.process.poll() is not None:
+                self.supervisors[place] = self._supervisor()
 
     def round(self) -> int:
         """The client's last one."""
@@ -366,6 +369,8 @@ class Walk:
         self.guard_is_free()
         assert Other(self, "migration", "tenure", "migrate", env=_where(self._fresh)).code() == 0
         self.site.until(lambda: not self._live(), "the end of all jobs", PATIENCE)
+        self._start_supervisors()  # one may have died at its last point
+        self.site.until(lambda: all(each.workers() for each in self.supervisors), "supervisors that can hear a signal")
         assert [each.stop() for each in self.supervisors] == [0, 0]
 
     def _live(self) -> list[JobView]:

@@ -22,7 +22,7 @@ def test_a_worker_that_was_declared_dead_is_ended_and_its_job_runs_elsewhere(sit
 
     (view,) = site.ended(job)
     assert (view.state, view.attempt) == ("completed", 2)
-    assert "it was declared dead" in supervisor.log()
+    site.until(lambda: "it was declared dead" in supervisor.log(), "its supervisor to say why")
 
 
 def test_deaf_code_dies_with_its_own_process_while_its_supervisor_stands_still(site: Site) -> None:
