@@ -445,7 +445,7 @@ class Admin:
 
     def _discreetly(self, standing: Standing) -> Standing:
         job = standing.schedule.job
-        schedule = replace(standing.schedule, job=replace(job, payload=self._stars.hide(job.payload)) if job else None)
+        schedule = standing.schedule.but(job=replace(job, payload=self._stars.hide(job.payload)) if job else None)
         runs = tuple(run._replace(job=self._discreet(run.job) if run.job else None) for run in standing.runs)
         return Standing(schedule, runs)
 

@@ -156,7 +156,7 @@ class Declarations:
                 f"schedule {declared.name} ({place}): a tick says when its job is due, and which it is: leave out "
                 "delay, run_at, id and tx; expires goes into jobs.schedule(…)"
             )
-        return replace(declared, job=replace(draft, id=""))
+        return declared.but(job=replace(draft, id=""))
 
 
 def _said(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[object, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -34,8 +34,8 @@ BROKEN = "can't be fired"  #: how the reason of a pause begins that nobody asked
 REPLACED = "a newer tick of its schedule replaces it"  #: why such a job is asked to stop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+# No dataclass: to change one field of forty takes that 18 µs, this one less than half, and every tick changes four.
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule: what was declared, and where it stands. Durations are seconds, times the store's."""
 
     name: str
@@ -76,6 +76,10 @@ class Schedule:
     last_error: str = ""
     failure_count: int = 0  #: in a row
     unread: str = ""  #: why this release can't read it: then it leaves it alone, and only a declaration replaces it
+
+    def but(self, **changes: Any) -> Schedule:
+        """The same with these changes. Example: `schedule.but(paused_at=now)`"""
+        return msgspec.structs.replace(self, **changes)
 
     @property
     def idle(self) -> bool:
@@ -154,7 +158,7 @@ class Change:
     @property
     def stored(self) -> Schedule:
         """The row as it is to be written."""
-        return replace(self.schedule, rev=self.schedule.rev + 1)
+        return self.schedule.but(rev=self.schedule.rev + 1)
 
 
 class Swapped(NamedTuple):

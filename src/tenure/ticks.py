@@ -184,7 +184,8 @@ class Plan:
             self._start(first)
             self._move_past(first)
             return True
-        self._set(catching_up_to=None)
+        if s.catching_up_to is not None:
+            self._set(catching_up_to=None)
         late = (self._now - newest - jitter(s, newest)).total_seconds()
         if late > (ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)):
             why = f"nobody fired it in time: {spell(late)} late (catch_up={s.catch_up})"
@@ -264,6 +265,8 @@ class Plan:
 
     def _miss(self, first: datetime, until: datetime, why: str, status: Status = "missed") -> None:
         """One row for all ticks from `first` up to, and without, `until`."""
+        if until <= first:
+            return
         last = self._upto(until - _MOMENT)
         if last is None or last < first:
             return
@@ -289,7 +292,7 @@ class Plan:
     # ── where it stands ──
 
     def _set(self, **changes: Any) -> None:
-        self.schedule = replace(self.schedule, **changes)
+        self.schedule = self.schedule.but(**changes)
 
     def _upto(self, instant: datetime) -> datetime | None:
         end = self.schedule.end
@@ -322,7 +325,7 @@ class Plan:
     def declare(self, new: Schedule) -> Plan:
         """Take over what was declared: it moves, and does not fork. What was due by the old rule is fired first."""
         if self._read.rev == 0:
-            self.schedule = replace(new, since=self._now)
+            self.schedule = new.but(since=self._now)
             if new.kind == "task":
                 self._set(next_tick=self._after(self._now))
             return self._look_again()

@@ -157,7 +157,7 @@ class Timetable:
         if key != newest:
             return Declared(older=newest)
         known = {standing.schedule.name: standing for standing in self.store.schedules()}
-        wanted = [replace(new, source=source, release=key, released_at=released_at) for new in schedules]
+        wanted = [new.but(source=source, release=key, released_at=released_at) for new in schedules]
         names = {new.name for new in wanted}
         left = [s for s in (each.schedule for each in known.values()) if s.source == source and s.name not in names]
         steps = {new.name: partial(_declare, new=new) for new in wanted}
@@ -236,7 +236,7 @@ class Timetable:
         """
         now, found = self.store.now(), list[Overdue]()
         for standing in self.store.schedules():
-            s = standing.schedule if grace is None else replace(standing.schedule, grace=grace)
+            s = standing.schedule if grace is None else standing.schedule.but(grace=grace)
             late = 0.0 if set_back(s, now) else overdue_by(replace(standing, schedule=s), now)
             if late is not None:
                 found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, why_overdue(standing, now)))
@@ -311,7 +311,7 @@ class Timetable:
     def _act(self, name: str, decide: Callable[[Plan], Plan], new: Schedule | None = None) -> Standing:
         for _ in self._tries():
             found = self.store.schedules([name])
-            standing = found[0] if found else self.get(name) if new is None else Standing(replace(new, rev=0))
+            standing = found[0] if found else self.get(name) if new is None else Standing(new.but(rev=0))
             plan = decide(Plan(standing, self.store.now()).close(self.store.attempts))
             change = plan.change()
             if change is None or self._write([change])[0]:
@@ -328,7 +328,7 @@ class Timetable:
 def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
     unforeseen = None if isinstance(error, TenureError) else error
     _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error, exc_info=unforeseen)
-    return Change(schedule=replace(schedule, paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
+    return Change(schedule=schedule.but(paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
 
 
 def why_overdue(standing: Standing, now: datetime) -> str:

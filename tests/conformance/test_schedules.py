@@ -95,7 +95,7 @@ def test_every_field_of_a_schedule_comes_back(store: Store) -> None:
 
     assert store.change([Change(schedule=written)]) == [True]
 
-    assert standing(store, "every-field").schedule == replace(written, rev=1)
+    assert standing(store, "every-field").schedule == written.but(rev=1)
 
 
 @pytest.mark.parametrize("name", ["a", "billing:daily/report", "Zoë's ☃ \n {tag}", "%_*?[a]", "x" * 200])
@@ -149,19 +149,19 @@ def test_a_change_raises_the_revision_by_one(store: Store) -> None:
     stands = made(store)
 
     assert stands.rev == 1
-    assert store.change([Change(schedule=replace(stands, paused_why="x"))]) == [True]
-    assert standing(store, stands.name).schedule == replace(stands, paused_why="x", rev=2)
+    assert store.change([Change(schedule=stands.but(paused_why="x"))]) == [True]
+    assert standing(store, stands.name).schedule == stands.but(paused_why="x", rev=2)
 
 
 @pytest.mark.parametrize("rev", [0, 1, 3], ids=["made again", "an earlier reading", "a reading never made"])
 def test_a_change_from_another_reading_changes_nothing(rev: int, store: Store) -> None:
     stands = made(store)
-    assert store.change([Change(schedule=replace(stands, jitter=1.0))]) == [True]
+    assert store.change([Change(schedule=stands.but(jitter=1.0))]) == [True]
     victim = put(store)
     before = standing(store, stands.name)
     job = draft()
     stale = Change(
-        schedule=replace(stands, rev=rev, jitter=9.0),
+        schedule=stands.but(rev=rev, jitter=9.0),
         ticks=(tick(stands, store.now(), job_id=job.id),),
         drafts=(job,),
         cancel=(victim,),
@@ -210,9 +210,9 @@ def test_each_change_of_a_batch_is_answered_by_itself(store: Store) -> None:
 def test_two_changes_in_one_batch_may_follow_each_other(store: Store) -> None:
     new = schedule()
 
-    assert store.change([Change(schedule=new), Change(schedule=replace(new, rev=1, jitter=2.0))]) == [True, True]
+    assert store.change([Change(schedule=new), Change(schedule=new.but(rev=1, jitter=2.0))]) == [True, True]
 
-    assert standing(store, new.name).schedule == replace(new, rev=2, jitter=2.0)
+    assert standing(store, new.name).schedule == new.but(rev=2, jitter=2.0)
 
 
 def test_no_changes_are_no_answers(store: Store) -> None:
@@ -227,7 +227,7 @@ def test_of_changes_from_one_reading_exactly_one_lands(there: bool, world: World
         jobs = [draft() for _ in doors]
         at = doors[0].now()
         changes = [
-            Change(schedule=replace(stands, jitter=float(n)), ticks=(tick(stands, at, job_id=job.id),), drafts=(job,))
+            Change(schedule=stands.but(jitter=float(n)), ticks=(tick(stands, at, job_id=job.id),), drafts=(job,))
             for n, job in enumerate(jobs)
         ]
 
@@ -393,10 +393,10 @@ def test_a_schedule_may_run_many_ticks_in_one_change(store: Store) -> None:
 def spoilt(store: Store, where: str, bad: str) -> Change:
     new, at = schedule(), store.now()
     changes: dict[str, Change] = {
-        "name": Change(schedule=replace(new, name=bad)),
-        "paused_why": Change(schedule=replace(new, paused_why=bad)),
-        "last_error": Change(schedule=replace(new, last_error=bad)),
-        "job": Change(schedule=replace(new, job=draft(payload=bad))),
+        "name": Change(schedule=new.but(name=bad)),
+        "paused_why": Change(schedule=new.but(paused_why=bad)),
+        "last_error": Change(schedule=new.but(last_error=bad)),
+        "job": Change(schedule=new.but(job=draft(payload=bad))),
         "why": Change(schedule=new, ticks=(tick(new, at), tick(new, at + second(1), why=bad))),
         "output": Change(schedule=new, ticks=(tick(new, at, output=bad),)),
         "payload": Change(schedule=new, ticks=(tick(new, at),), drafts=(draft(), draft(payload=bad))),
@@ -428,7 +428,7 @@ def test_a_text_about_a_nul_is_none(store: Store) -> None:
 
     assert store.change([Change(schedule=stands, ticks=(written,), drafts=(draft(payload=about),))]) == [True]
 
-    assert standing(store, about).schedule == replace(stands, rev=2)
+    assert standing(store, about).schedule == stands.but(rev=2)
     assert store.ticks(about) == [written]
 
 
@@ -467,7 +467,7 @@ def test_due_is_limited_and_its_rest_comes_next(store: Store) -> None:
     while standings := store.due(limit=3).standings:
         assert len(standings) <= 3
         seen += [each.schedule.name for each in standings]
-        store.change([Change(schedule=replace(each.schedule, due_at=None)) for each in standings])
+        store.change([Change(schedule=each.schedule.but(due_at=None)) for each in standings])
 
     assert seen == names
 
@@ -489,7 +489,7 @@ def test_an_idle_schedule_is_not_due(world: World) -> None:
 def test_a_moved_due_time_counts_and_the_old_one_does_not(world: World) -> None:
     store = world.store()
     stands = made(store, due_at=store.now() + second(10))
-    store.change([Change(schedule=replace(stands, due_at=store.now() + second(100)))])
+    store.change([Change(schedule=stands.but(due_at=store.now() + second(100)))])
     world.advance(50)
 
     assert store.due().standings == []
@@ -861,7 +861,7 @@ def test_what_a_newer_release_wrote_is_left_alone_and_holds_up_no_other(world: W
     table = Timetable(store, PollNotifier())
     table.put(schedule(name="new", rule="every 1m"))
     table.put(schedule(name="old", rule="every 1m"))
-    written = replace(standing(store, "new").schedule, overlap=cast(Any, "a word of tomorrow"))
+    written = standing(store, "new").schedule.but(overlap=cast(Any, "a word of tomorrow"))
     assert store.change([Change(schedule=written)]) == [True]
     world.advance(61)
 

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event
@@ -199,7 +199,7 @@ def nobody_fires(scene: Scene) -> None:
 def its_zone_is_no_more(scene: Scene) -> None:
     scene.scheduled()
     (standing,) = scene.store.schedules(["nightly"])
-    gone = replace(standing.schedule, rule="0 6 * * *", tz="Mars/Olympus")
+    gone = standing.schedule.but(rule="0 6 * * *", tz="Mars/Olympus")
     scene.store.change([Change(schedule=gone)])
     scene.passes(3600)
     scene.fires()

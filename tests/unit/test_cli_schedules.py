@@ -131,7 +131,7 @@ def _draft(**options: Any) -> Draft:
 def put(store: Store, schedule: Schedule, *ticks: Tick, **stands: Any) -> None:
     """Set where a schedule stands, and what became of its ticks."""
     newest = store.schedules([schedule.name])[0].schedule
-    assert store.change([Change(schedule=replace(newest, **stands), ticks=ticks)]) == [True]
+    assert store.change([Change(schedule=newest.but(**stands), ticks=ticks)]) == [True]
 
 
 def tick(at: datetime, status: Status, **options: Any) -> Tick:

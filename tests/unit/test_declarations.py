@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -415,7 +414,7 @@ def test_a_stored_row_that_is_not_understood_is_replaced_by_what_is_declared(
 ) -> None:
     site.app(a="10m").declare()
     (standing,) = site.store.schedules()
-    assert site.store.change([Change(schedule=replace(standing.schedule, rule="0 6 * * * * * sharp"))]) == [True]
+    assert site.store.change([Change(schedule=standing.schedule.but(rule="0 6 * * * * * sharp"))]) == [True]
 
     site.app(**declared, release="2").declare()
     assert site.rules() == ({"a": "every 10m"} if declared else {})

@@ -59,7 +59,7 @@ def make(store: PostgresStore, *names: str, **options: Any) -> None:
 
 def again(store: PostgresStore, name: str, **options: Any) -> Change:
     """A change of a schedule as it stands now."""
-    return Change(schedule=replace(standing(store, name).schedule, **options))
+    return Change(schedule=standing(store, name).schedule.but(**options))
 
 
 # ── The views ──

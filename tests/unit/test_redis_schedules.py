@@ -129,7 +129,7 @@ def test_ended_runs_wait_while_more_is_due(store: RedisStore, time: Time) -> Non
     due = [made(store, name=f"due-{number}", due_at=now) for number in range(2)]
 
     assert [each.schedule.name for each in store.due(limit=2).standings] == ["due-0", "due-1"]
-    store.change([Change(schedule=replace(due[0], due_at=None))])
+    store.change([Change(schedule=due[0].but(due_at=None))])
 
     assert [each.schedule.name for each in store.due(limit=2).standings] == ["due-1", "ended"]
 
@@ -320,7 +320,7 @@ def test_a_schedule_that_becomes_due_rings_once(store: RedisStore) -> None:
     before = len(rings(store))
     later = store.now() + timedelta(seconds=60)
     for due_at in (later, later + timedelta(seconds=60)):
-        assert store.change([Change(schedule=replace(stands, due_at=due_at))]) == [True]
+        assert store.change([Change(schedule=stands.but(due_at=due_at))]) == [True]
         stands = standing(store, "hourly").schedule
     assert rings(store)[0] == ["due", ""]
     assert len(rings(store)) == before + 1

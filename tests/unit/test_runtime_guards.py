@@ -805,7 +805,7 @@ def test_a_newer_release_that_was_faster_stands() -> None:
     newer = some_schedule(name="s", released_at=now, release="2", rule="every 2m")
     older = some_schedule(name="s", released_at=now - timedelta(days=1), release="1")
 
-    assert _declare(Ticks(Standing(replace(newer, rev=3)), now), older).change() is None
+    assert _declare(Ticks(Standing(newer.but(rev=3)), now), older).change() is None
 
 
 class Rival(MemoryStore):
@@ -816,7 +816,7 @@ class Rival(MemoryStore):
     def change(self, changes: Sequence[Change]) -> list[bool]:
         if self.rivals:
             self.rivals -= 1
-            theirs = [replace(each, schedule=replace(each.schedule, release="1")) for each in changes]
+            theirs = [replace(each, schedule=each.schedule.but(release="1")) for each in changes]
             super().change([each for each in theirs if each.schedule.rev == 0])
         return super().change(changes)
 

@@ -47,7 +47,7 @@ def no_attempts(_: str) -> Sequence[AttemptView]:
 def declared(now: datetime = NOON, **options: Any) -> Schedule:
     """A schedule as it stands after it was declared; hourly, named s."""
     new = schedule(**{"name": "s", "rule": "every 1h", **options})
-    change = Plan(Standing(replace(new, rev=0)), now).declare(new).change()
+    change = Plan(Standing(new.but(rev=0)), now).declare(new).change()
     assert change is not None
     return change.stored
 
@@ -122,7 +122,7 @@ def test_the_first_tick_comes_after_the_declaration() -> None:
 def test_the_same_declaration_changes_nothing() -> None:
     stands = declared()
 
-    assert Plan(Standing(stands), at(5)).declare(replace(stands, rev=0, since=None, next_tick=None)).change() is None
+    assert Plan(Standing(stands), at(5)).declare(stands.but(rev=0, since=None, next_tick=None)).change() is None
 
 
 @pytest.mark.parametrize(("start", "end", "ticks"), [(HOUR, 3 * HOUR, [1, 2, 3]), (HOUR + 1, 3 * HOUR - 1, [2])])
@@ -194,7 +194,7 @@ def test_a_clock_that_is_set_back_fires_nothing_twice() -> None:
 def test_an_idle_schedule_fires_nothing(idle: str) -> None:
     since: dict[str, Any] = {idle: NOON}
 
-    assert nothing(replace(declared(), **since, due_at=None), 5 * HOUR)
+    assert nothing(declared().but(**since, due_at=None), 5 * HOUR)
 
 
 # ── the id of a run ──
@@ -335,7 +335,7 @@ def test_the_same_ticks_come_on_time_and_made_up_for_when_the_clocks_change(rule
         stands = change.stored
 
     made_up = Plan(Standing(before), until).fire().change()
-    latest = Plan(Standing(replace(before, catch_up="latest")), until).fire().change()
+    latest = Plan(Standing(before.but(catch_up="latest")), until).fire().change()
 
     assert made_up is not None
     assert [tick.tick for tick in made_up.ticks] == on_time
@@ -405,7 +405,7 @@ def test_ten_years_of_seconds_are_one_row_with_their_number_and_no_loop(catch_up
 
 
 def test_ten_years_of_pause_are_one_row(steps: list[str]) -> None:
-    stands = replace(declared(rule="every 1s"), paused_at=NOON)
+    stands = declared(rule="every 1s").but(paused_at=NOON)
     steps.clear()
 
     change = Plan(Standing(stands), at(TEN_YEARS + 0.5)).resume().change()
@@ -552,12 +552,12 @@ def test_jitter_is_the_same_for_everyone_and_within_its_bounds() -> None:
     stands = declared(jitter=600.0)
     drawn = [jitter(stands, at(n * HOUR)).total_seconds() for n in range(500)]
 
-    assert drawn == [jitter(replace(stands, rev=9), at(n * HOUR)).total_seconds() for n in range(500)]
+    assert drawn == [jitter(stands.but(rev=9), at(n * HOUR)).total_seconds() for n in range(500)]
     assert all(0 <= each < 600 for each in drawn)
     assert min(drawn) < 60
     assert max(drawn) > 540
     assert len(set(drawn)) > 450
-    assert drawn != [jitter(replace(stands, name="t"), at(n * HOUR)).total_seconds() for n in range(500)]
+    assert drawn != [jitter(stands.but(name="t"), at(n * HOUR)).total_seconds() for n in range(500)]
 
 
 def test_a_tick_with_jitter_is_fired_after_it_and_keeps_its_own_time() -> None:
@@ -668,7 +668,7 @@ def test_what_is_retired_and_declared_again_says_what_it_skipped() -> None:
     assert (retired.stored.retired_at, retired.stored.due_at) == (at(1), None)
     assert planned(retired.stored, 2).retire().change() is None
 
-    change = planned(retired.stored, 3.5 * HOUR).declare(replace(stands, rev=0)).change()
+    change = planned(retired.stored, 3.5 * HOUR).declare(stands.but(rev=0)).change()
 
     assert change is not None
     assert told(change) == [("skipped", HOUR, 3 * HOUR, 3)]
@@ -713,7 +713,7 @@ def test_what_was_still_to_be_caught_up_is_written_down_when_the_rule_changes() 
 
 
 def test_a_tick_that_waits_begins_when_runs_may_overlap() -> None:
-    waits = replace(after_one(overlap="queue"), pending_tick=at(2 * HOUR), next_tick=at(3 * HOUR), overlap="allow")
+    waits = after_one(overlap="queue").but(pending_tick=at(2 * HOUR), next_tick=at(3 * HOUR), overlap="allow")
 
     change = fired(waits, 2.5 * HOUR, run(HOUR))
 
@@ -767,7 +767,7 @@ def test_a_change_of_what_is_paused_leaves_it_paused() -> None:
 
 
 def test_a_success_is_recorded() -> None:
-    stands = replace(declared(), failure_count=3, last_error="earlier", last_status="failure")
+    stands = declared().but(failure_count=3, last_error="earlier", last_status="failure")
 
     change = Plan(Standing(stands, (succeeded(HOUR, until=HOUR + 1.5),)), at(HOUR + 2)).close(no_attempts).change()
 
@@ -813,7 +813,7 @@ def test_a_run_lasts_from_its_first_attempt_to_its_end() -> None:
 
 
 def test_a_job_cancelled_before_it_began_is_no_run() -> None:
-    stands = replace(declared(), failure_count=2, last_status="failure", last_run_at=NOON, last_error="x")
+    stands = declared().but(failure_count=2, last_status="failure", last_run_at=NOON, last_error="x")
     ended = run(HOUR, State.CANCELLED, cancel_reason="not wanted")
 
     change = Plan(Standing(stands, (ended,)), at(2 * HOUR)).close(no_attempts).change()
@@ -825,7 +825,7 @@ def test_a_job_cancelled_before_it_began_is_no_run() -> None:
 
 
 def test_a_run_cancelled_while_it_ran_neither_fails_nor_forgives() -> None:
-    stands = replace(declared(), failure_count=2)
+    stands = declared().but(failure_count=2)
     ended = run(HOUR, State.CANCELLED, attempt=1, started_at=at(HOUR), ended_at=at(HOUR + 5), error="stopped")
 
     change = Plan(Standing(stands, (ended,)), at(2 * HOUR)).close(no_attempts).change()
@@ -836,7 +836,7 @@ def test_a_run_cancelled_while_it_ran_neither_fails_nor_forgives() -> None:
 
 
 def test_a_run_whose_job_was_deleted_is_closed_and_counts_as_none() -> None:
-    stands = replace(declared(), failure_count=2, last_status="failure")
+    stands = declared().but(failure_count=2, last_status="failure")
 
     change = Plan(Standing(stands, (run(HOUR, None),)), at(2 * HOUR)).close(no_attempts).change()
 
@@ -894,7 +894,7 @@ def test_a_triggered_run_holds_up_the_next_tick_like_any_other() -> None:
 
 
 def test_a_paused_schedule_may_be_triggered() -> None:
-    change = planned(replace(declared(), paused_at=NOON, due_at=None), 100).trigger().change()
+    change = planned(declared().but(paused_at=NOON, due_at=None), 100).trigger().change()
 
     assert change is not None
     assert change.stored.due_at is None
@@ -999,7 +999,7 @@ def test_of_two_hosts_almost_at_once_one_runs(rule: str, other: float) -> None:
     for day in range(1, 30):
         time = 18 * HOUR + day * DAY
         stands = accepted(stands, time).stored
-        stands = replace(stands, last_status="success")
+        stands = stands.but(last_status="success")
 
         refused = held(stands, time + other)
 
@@ -1090,7 +1090,7 @@ def test_nothing_is_overdue_while_a_run_goes_on_or_waits_to_retry(state: State) 
 def test_nothing_idle_is_overdue(idle: str) -> None:
     since: dict[str, Any] = {idle: NOON}
 
-    assert overdue_by(Standing(replace(declared(), **since)), at(9 * HOUR)) is None
+    assert overdue_by(Standing(declared().but(**since)), at(9 * HOUR)) is None
 
 
 @pytest.mark.parametrize("cause", ["tick", "trigger", "backfill"])
@@ -1134,4 +1134,4 @@ def test_a_schedule_that_this_release_cannot_read_keeps_its_runs_open_for_one_th
     stands = after_one()
     assert not nothing(stands, 30, succeeded(0, until=10))
 
-    assert nothing(replace(stands, unread="a word of tomorrow"), 30, succeeded(0, until=10))
+    assert nothing(stands.but(unread="a word of tomorrow"), 30, succeeded(0, until=10))

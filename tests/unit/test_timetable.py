@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -234,9 +233,9 @@ def test_one_that_cannot_be_understood_is_paused_and_holds_up_no_other(
     odd = hourly("odd", rule="0 * * * *", due_at=clock.zero)
     clock.table.put(hourly())
     clock.store.change([Change(schedule=odd)])
-    begun = Change(schedule=replace(odd, rev=1), ticks=(Tick(schedule="odd", tick=clock.zero, decided_at=clock.zero),))
+    begun = Change(schedule=odd.but(rev=1), ticks=(Tick(schedule="odd", tick=clock.zero, decided_at=clock.zero),))
     clock.store.change([begun])
-    clock.store.change([Change(schedule=replace(odd, rev=2, tz="Europe/Atlantis"))])
+    clock.store.change([Change(schedule=odd.but(rev=2, tz="Europe/Atlantis"))])
 
     clock.fire(1)
 

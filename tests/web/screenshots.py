@@ -13,7 +13,6 @@ import tempfile
 from argparse import ArgumentParser
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from time import monotonic
@@ -101,7 +100,7 @@ def shop(folder: Path) -> Generator[tuple[System, Stock]]:
         admin = Admin(live.store, PollNotifier(), who="ada")
         for name, rule, tz in (("daily-report", "0 6 * * *", "Europe/Paris"), ("backup", "30 1 * * *", "UTC")):
             job = Draft(id="", task=name.replace("-", "_"), payload="{}", queue="reports")
-            admin.timetable.put(replace(schedule(name, rule, tz=tz), job=job))
+            admin.timetable.put(schedule(name, rule, tz=tz).but(job=job))
         admin.trigger("daily-report")
         for number, delay in enumerate((0.0, 0.0, 0.0, 600.0, 3600.0), start=501):
             payload = json.dumps({"picture": number})

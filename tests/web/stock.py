@@ -167,9 +167,9 @@ def _schedule(admin: Admin, say: Say, name: str) -> str:
     """One with a history of every status."""
     rule = schedule("any", "30 2 * * *", tz="Europe/Paris", jitter="5m")
     job = replace(_draft(say, name), id="", unique=None)
-    stands = admin.timetable.put(replace(rule, name=name, job=job)).schedule
+    stands = admin.timetable.put(rule.but(name=name, job=job)).schedule
     now = admin.store.now()
-    failed = replace(stands, last_error=say("error"), last_status="failure", failure_count=2, last_run_at=now)
+    failed = stands.but(last_error=say("error"), last_status="failure", failure_count=2, last_run_at=now)
     statuses: tuple[Status, ...] = ("failure", "success", "cancelled", "skipped", "missed")
     ticks = tuple(
         Tick(schedule=name, tick=now - timedelta(days=ago), status=status, why=say("why"), decided_at=now)

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -261,7 +260,7 @@ def test_queues_schedules_and_dead_letters_are_acted_on_and_the_audit_trail_has_
     name = "nightly.report"
     timetable = Admin(live.store, PollNotifier()).timetable
     job = Draft(id="", task="greet", payload='{"name":"Ada"}', queue="crates")
-    timetable.put(replace(schedule(name, "0 3 * * *", tz="Europe/Paris"), job=job))
+    timetable.put(schedule(name, "0 3 * * *", tz="Europe/Paris").but(job=job))
     page.goto("/schedules")
     page.get_by_role("link", name=name).click()
     press(page, "Trigger now", "is triggered")

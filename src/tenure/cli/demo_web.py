@@ -76,7 +76,7 @@ def _scheduled(admin: Admin) -> Generator[None]:
 
     draft = greet.using(queue=QUEUE).bind("whoever comes by").draft()
     new = schedule(_EVERY, None, every="20s")
-    admin.timetable.put(replace(new, job=replace(draft, id="", expires=None)))
+    admin.timetable.put(new.but(job=replace(draft, id="", expires=None)))
     try:
         yield
     finally:

@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import msgspec
+
 from tenure.events import headline
 from tenure.explain import progress_text
 from tenure.lifecycle import State
@@ -70,6 +72,8 @@ def plain(value: object) -> Any:
             return {name: plain(getattr(cast("object", value), name)) for name in names}
         case list() | tuple():
             return [plain(each) for each in cast("Sequence[object]", value)]
+        case msgspec.Struct():
+            return {name: _field(name, each) for name, each in msgspec.structs.asdict(value).items()}
         case _ if is_dataclass(value):
             return {field.name: _field(field.name, getattr(value, field.name)) for field in fields(value)}
         case _:

@@ -155,7 +155,7 @@ def add(
 
 
 def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
-    new = replace(new, job=replace(draft, id="", expires=None))
+    new = new.but(job=replace(draft, id="", expires=None))
     stands = next((each.schedule for each in admin.schedules() if each.schedule.name == new.name), None)
     if stands is not None:
         _refuse_others(stands)

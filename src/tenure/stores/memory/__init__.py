@@ -608,7 +608,7 @@ class MemoryStore:
             if tick.job_id == view.id:  # it is a run of its schedule again; and whoever saw it ended writes nothing
                 self._ticks[key] = tick.reopened
                 stands = self._schedules[tick.schedule]
-                self._schedules[tick.schedule] = replace(stands, rev=stands.rev + 1)
+                self._schedules[tick.schedule] = stands.but(rev=stands.rev + 1)
         return Landed(State.QUEUED)
 
     def _delete(self, row: Row) -> Answer:

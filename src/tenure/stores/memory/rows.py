@@ -9,6 +9,8 @@ from dataclasses import astuple, dataclass, field, fields, is_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
 
+import msgspec
+
 from tenure.errors import BadData, InvalidOption
 from tenure.lifecycle import GUARD, Crashed, Lease, Outcome, State, outcome_name, reason_of
 from tenure.ports import AttemptView, Draft, Edit, Filter, JobView, WorkerIdentity
@@ -118,6 +120,8 @@ def texts(value: object) -> Iterator[str]:
         yield value
     elif is_dataclass(value) and not isinstance(value, type):
         yield from texts(astuple(value))
+    elif isinstance(value, msgspec.Struct):
+        yield from texts(msgspec.structs.astuple(value))
     elif isinstance(value, Mapping):
         yield from texts(list(cast("Mapping[object, object]", value).items()))
     elif isinstance(value, Iterable):
