@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from threading import enumerate as living_threads
+from time import monotonic
 
 import pytest
+from hypothesis import settings
 
 from conformance.factories import NewWorld, World
 from servers import Keys, redis_is_here, shared_cluster, shared_postgres, shared_redis, shared_valkey
 from tenure.clock import Clock
 from tenure.ports import Store
 from tenure.stores.memory import MemoryStore
+
+settings.register_profile("tenure", parent=settings(), deadline=None)  # a stop of a busy machine is no slow example
+settings.load_profile("tenure")
 
 
 def memory(_: Path) -> Callable[[Clock], Store]:
@@ -29,19 +34,20 @@ def sqlite(folder: Path) -> Callable[[Clock], Store]:
 
 
 _schemas = count(1)
+_run = secrets.token_hex(4)  # a server of TENURE_TEST_… outlives a run, and another process may have this one's id
 
 
 def postgres(_: Path) -> Callable[[Clock], Store]:
     from tenure.stores.postgres import PostgresStore
 
-    url, schema = shared_postgres().url(), f"world_{os.getpid()}_{next(_schemas)}"
+    url, schema = shared_postgres().url(), f"world_{_run}_{next(_schemas)}"
     return lambda clock: PostgresStore(url, schema=schema, clock=clock)
 
 
 def redis(_: Path, *, server: Callable[[], Keys] = shared_valkey) -> Callable[[Clock], Store]:
     from tenure.stores.redis import RedisStore
 
-    url, namespace = server().url, f"world_{os.getpid()}_{next(_schemas)}"
+    url, namespace = server().url, f"world_{_run}_{next(_schemas)}"
     return lambda clock: RedisStore(url, namespace=namespace, clock=clock)
 
 
@@ -73,8 +79,9 @@ def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWor
     yield make
     for world in worlds:
         world.close()
+    until = monotonic() + 30.0
     for thread in set(living_threads()) - before:
-        thread.join(1.0)  # it was told to end just now
+        thread.join(max(until - monotonic(), 0.0))  # it was told to end just now
     left = set(living_threads()) - before
     assert not left, f"closing the store left its threads alive: {left}"
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _PORTS = range(20_000, 32_768)  # below the ephemeral ones: a client that reconnects can't take a stopped server's port
+_given: set[int] = set()  # by this process: whoever has it may listen only later, or not just now
 
 
 class ServerError(Exception):
@@ -80,6 +81,7 @@ class _Server:
         """Start it on its port and data; returns when it answers."""
         if self.running:
             raise ServerError(f"{self!r} is running already: stop it first, or call restart()")
+        self._tidy()
         user = "" if self._user is None else f"{self._user.pw_uid}:{self._user.pw_gid}"
         with self.log.open("ab") as log:
             self._keeper = subprocess.Popen(
@@ -104,6 +106,7 @@ class _Server:
     def kill(self) -> None:
         """SIGKILL to every process of it; returns when all are gone."""
         if not self.running:
+            self._tidy()
             return
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGSTOP)  # or it would start new ones while we look
@@ -148,6 +151,11 @@ class _Server:
             raise ServerError(f"{self.name} did not stop within {_STOP_SECONDS:g} s. {self._last_words()}")
         self._keeper.wait()
         self._keeper.stdout.close()
+
+    def _tidy(self) -> None:
+        """It may have ended by itself: its pipes are still open then."""
+        if self._keeper is not None and self._keeper.stdin is not None and not self._keeper.stdin.closed:
+            self._ended()
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines()[-15:]
@@ -336,7 +344,8 @@ class Nats(_Server, Streams):
                     **(settings or {}),
                     "listen": f"127.0.0.1:{self.port}",
                     "jetstream": {"store_dir": str(self.folder / "store")},
-                    **({"authorization": {"user": user, "password": password}} if user else {}),
+                    # by default who has not logged in within two seconds is sent away: a busy machine may need longer
+                    **({"authorization": {"user": user, "password": password, "timeout": 60}} if user else {}),
                 }
             )
         )
@@ -687,9 +696,12 @@ def free_port() -> int:
     """A port on 127.0.0.1 that nobody listens on, and that no client is given."""
     for _ in range(100):
         port = secrets.choice(_PORTS)  # not `random`: test workers share a seed
+        if port in _given:
+            continue
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
     raise ServerError(f"no free port found between {_PORTS.start} and {_PORTS.stop}")
 

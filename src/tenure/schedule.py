@@ -34,7 +34,7 @@ BROKEN = "can't be fired"  #: how the reason of a pause begins that nobody asked
 REPLACED = "a newer tick of its schedule replaces it"  #: why such a job is asked to stop
 
 
-# No dataclass: to change one field of forty takes that 18 µs, this one less than half, and every tick changes four.
+# No dataclass: to change one field of forty takes such a one 18 µs, this one 0.4, and every tick changes some four.
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule: what was declared, and where it stands. Durations are seconds, times the store's."""
 

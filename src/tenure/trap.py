@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dis
+import gc
 import inspect
 import sys
 from collections import Counter
@@ -175,7 +176,9 @@ def _is_plumbing(frame: FrameType) -> bool:
     name = frame.f_code.co_name
     if _module(frame).partition(".")[0] in _PLUMBING:
         return name not in _LEAVING
-    return name in _ENTERING or (name.startswith("<") and name != "<lambda>")
+    if name in _ENTERING or (name.startswith("<") and name != "<lambda>"):
+        return True
+    return any(getattr(told, "__code__", None) is frame.f_code for told in gc.callbacks)
 
 
 def _name(frame: FrameType) -> str:

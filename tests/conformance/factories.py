@@ -7,18 +7,21 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import count
 from threading import Barrier
+from time import monotonic, sleep
 from typing import Any, TypeVar
 from uuid import UUID
 
 from tenure.clock import Clock
+from tenure.errors import StoreBusy
 from tenure.lifecycle import ENDED, GUARD, Cancelled, Completed, Failed, Lease, Outcome, Released, State
-from tenure.ports import AttemptView, Claimed, Draft, Filter, JobView, Landed, Store, WorkerIdentity
+from tenure.ports import AttemptView, Busy, Claimed, Draft, Filter, JobView, Landed, Store, WorkerIdentity
 from tenure.schedule import Change, Schedule, Standing, Tick
 
 T = TypeVar("T")
 
 LEASE = 30.0
 DAY = 86_400.0
+PATIENCE = 60.0  #: real seconds
 
 _numbers = count(1)
 
@@ -116,6 +119,8 @@ def running(store: Store, worker_id: str | None = None, **options: Any) -> Lease
 def finish(store: Store, lease: Lease, outcome: Outcome) -> State | None:
     """Where the outcome led; None: it did not land."""
     (answer,) = store.finish([(lease, outcome)])
+    if isinstance(answer, Busy):  # neither: whoever waits for somebody's transaction says `patiently`
+        raise StoreBusy(f"the row of job {lease.job_id} is held")
     return answer.state if isinstance(answer, Landed) else None
 
 
@@ -203,13 +208,28 @@ def assert_sound(store: Store) -> None:
         assert all(attempt <= view.attempt for attempt in ended), ended
 
 
+def patiently(call: Callable[[], T]) -> T:
+    """Ask again while somebody's open transaction holds what the call needs: nothing of it was done.
+
+    A store waits for a row only so long (PostgreSQL 2 s), and a busy machine may stop whoever holds it for longer.
+    """
+    until = monotonic() + PATIENCE
+    while True:
+        try:
+            return call()
+        except StoreBusy:
+            if monotonic() > until:
+                raise
+        sleep(0.01)
+
+
 def race(*calls: Callable[[], T]) -> list[T]:
     """Run the calls at the same moment, each in its own thread; their answers in order."""
     together = Barrier(len(calls))
 
     def run(call: Callable[[], T]) -> T:
         together.wait(timeout=30)
-        return call()
+        return patiently(call)
 
     with ThreadPoolExecutor(len(calls)) as threads:
         return [future.result() for future in [threads.submit(run, call) for call in calls]]

@@ -19,6 +19,7 @@ from conformance.factories import (
     look,
     made,
     memory_of,
+    patiently,
     put,
     running,
     start,
@@ -146,7 +147,7 @@ def test_of_a_transaction_and_another_caller_one_gets_the_key(store: Store) -> N
 
     def outside() -> None:
         enqueued.wait()
-        (answer,) = store.enqueue([draft(unique="k")])
+        (answer,) = patiently(lambda: store.enqueue([draft(unique="k")]))
         created.append(answer.created)
 
     beside = Thread(target=outside)

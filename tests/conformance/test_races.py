@@ -273,7 +273,7 @@ def test_a_cancel_is_heard_however_the_attempt_ends_meanwhile(outcome: Outcome, 
     here, there = doors
     lease = running(here)
 
-    race(lambda: here.finish([(lease, outcome)]), lambda: there.cancel([lease.job_id], "unwanted"))
+    race(lambda: finish(here, lease, outcome), lambda: there.cancel([lease.job_id], "unwanted"))
 
     assert look(here, lease.job_id).state is State.CANCELLED
 

@@ -17,6 +17,7 @@ from conformance.factories import (
     finish,
     look,
     memory_of,
+    patiently,
     put,
     running,
 )
@@ -122,7 +123,8 @@ def test_an_outcome_told_in_a_transaction_may_be_told_again(store: Store) -> Non
 def test_of_a_transaction_and_a_rescue_only_one_wins(world: World, store: Store) -> None:
     lease, effect = running(store), draft()
     store.declare_dead([lease.worker_id])
-    rescuer = Thread(target=world.store().rescue)
+    beside = world.store()
+    rescuer = Thread(target=lambda: patiently(beside.rescue))
     won = True
     try:
         with store.transaction() as tx:
@@ -199,7 +201,7 @@ def test_nobody_is_told_of_a_transaction_that_was_rolled_back(store: Store) -> N
 def test_a_replay_while_somebody_takes_its_key_leaves_the_key_to_one(store: Store) -> None:
     old, taker = bring(store, State.DEAD, unique="k").job_id, draft(unique="k")
     answers: list[object] = []
-    replay = Thread(target=lambda: answers.append(store.replay([old])[old]))
+    replay = Thread(target=lambda: answers.append(patiently(lambda: store.replay([old]))[old]))
 
     with suppress(StoreAway), store.transaction() as tx:
         store.enqueue([taker], tx=tx)

@@ -161,8 +161,11 @@ class Site:
         """Nothing that was started here goes on."""
         for supervisor in self._supervisors:
             supervisor.kill()
-        mark = f"TENURE_TEST_LEDGER={self.ledger}".encode()
-        until(lambda: not _kill_all(_carriers(mark)), "all leftovers to end")
+        until(lambda: not _kill_all(self.living()), "all leftovers to end")
+
+    def living(self) -> list[int]:
+        """Every process that was started here, or by one that was."""
+        return _carriers(f"TENURE_TEST_LEDGER={self.ledger}".encode())
 
     # ── processes ──
 

@@ -187,17 +187,20 @@ def wait_in_thread(job: Job) -> str:
 
 
 @jobs.task
-async def block_the_loop(job: Job, seconds: float) -> None:
+async def block_the_loop(job: Job) -> None:
+    """Until told."""
     note(job, "begin")
-    time.sleep(seconds)
+    while not gone_ahead():
+        time.sleep(0.01)
     note(job, "end")
 
 
 @jobs.task
-async def hold_the_gil(job: Job, seconds: float) -> None:
-    """waitpid(2) without letting the GIL go, on a child that sleeps: as a bad C extension would."""
+async def hold_the_gil(job: Job) -> None:
+    """waitpid(2) without letting the GIL go, on a child that sleeps until told: as a bad C extension would."""
     note(job, "begin")
-    child = subprocess.Popen(["sleep", str(seconds)])
+    go = Path(os.environ["TENURE_TEST_LEDGER"]).with_name("go")
+    child = subprocess.Popen(["sh", "-c", 'while [ ! -e "$0" ]; do sleep 0.02; done', str(go)])
     ctypes.PyDLL(None).waitpid(child.pid, None, 0)
     child.returncode = 0
     note(job, "end")
@@ -365,6 +368,9 @@ def _open_faulty(settings: Settings) -> Store:
     return store
 
 
+if FAULTS.get("start_when_told"):
+    while not gone_ahead():
+        time.sleep(0.01)
 if "stop_seconds" in FAULTS:
     tenure.worker.STOP_SECONDS = FAULTS["stop_seconds"]
 if FAULTS:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import subprocess
 import sys
 import threading
@@ -78,12 +79,21 @@ class Inbox:
     posts: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     mails: list[str] = field(default_factory=list[str])  #: their subjects
     alerts: str = ""
+    port: int = 0
 
     def told(self) -> Counter[tuple[str, str]]:
         return Counter((post["type"].partition(".")[2], post["data"]["key"]) for post in list(self.posts))
 
     def mailed(self) -> Counter[str]:
         return Counter(list(self.mails))
+
+    def all_read(self) -> None:
+        """Wait until every request that was sent before is answered: connections are let in one after the other."""
+        with socket.create_connection(("127.0.0.1", self.port)) as last:
+            last.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            while last.recv(4096):
+                pass
+        until(lambda: "process_request_thread" not in str(threading.enumerate()), "the receivers to be done")
 
 
 @contextmanager
@@ -141,6 +151,7 @@ def inbox() -> Iterator[Inbox]:
             self.wfile.write(f"{line}\r\n".encode())
 
     hook, mail = ThreadingHTTPServer(("127.0.0.1", 0), Hook), ThreadingTCPServer(("127.0.0.1", 0), Mail)
+    inbox.port = hook.server_address[1]
     inbox.alerts = (
         f"log,http://127.0.0.1:{hook.server_address[1]}/hook?token=s3cret,"
         f"mailto://127.0.0.1:{mail.server_address[1]}/?from=tenure@example.com&to=ops@example.com&mode=insecure"
@@ -166,10 +177,10 @@ def watched(site: Site, inbox: Inbox) -> dict[str, str]:
 
 
 def every_second(timetable: Timetable, name: str, **options: Any) -> None:
-    """A task of its own name, each second."""
+    """A task of its own name, each second. Late when it says so: a slow machine alone makes none late."""
     queue = options.pop("queue", "default")
     job = Draft(id="", task=options.pop("task", name), payload="{}", queue=queue, max_failures=1)
-    timetable.put(Schedule(name=name, rule="every 1s", job=job, grace=0.7, **options))
+    timetable.put(Schedule(name=name, **{"rule": "every 1s", "job": job, "grace": 60.0, **options}))
 
 
 def call_guard(site: Site, name: str) -> None:
@@ -225,11 +236,11 @@ def test_every_kind_is_told_once_and_its_end_once_by_webhook_and_by_mail(site: S
     (site.folder / "broken").touch()
     site.store.migrate()
     supervisor = site.supervisor(
-        app="watched", queues=["default", "busy=1", "held"], concurrency=4, lease="2s", env=env
+        app="watched", queues=["default", "busy=1", "held"], concurrency=4, lease="4s", env=env
     )
     every_second(timetable, "slow", queue="busy", too_long=0.5)
     site.until(lambda: running(site, "slow"), "the run that goes on too long, in the only slot of its queue")
-    every_second(timetable, "waiting", task="steady", queue="busy")
+    every_second(timetable, "waiting", task="steady", queue="busy", grace=0.7)
     every_second(timetable, "flaky")
     timetable.put(Schedule(name="backup", rule="every 1s", kind="guard", grace=0.5))
     call_guard(site, "backup")
@@ -242,20 +253,26 @@ def test_every_kind_is_told_once_and_its_end_once_by_webhook_and_by_mail(site: S
     assert len(inbox.requests) >= inbox.refuse + len(KINDS)
 
     (site.folder / "broken").unlink()
-    site.go()
+    # What runs or waits is still to end, but not to come again: a slow machine would be told of once more.
+    every_second(timetable, "slow", queue="busy", rule="every 1h", too_long=0.5)
+    every_second(timetable, "waiting", task="steady", queue="busy", rule="every 1h", grace=0.7)
     timetable.put(Schedule(name="backup", rule="every 1h", kind="guard"))
+    site.go()
     call_guard(site, "backup")
     site.store.pause("held", paused=False)
-    site.supervisor(app="more", queues=["elsewhere", "default"], lease="2s", env=env)
+    site.supervisor(app="more", queues=["elsewhere", "default"], lease="4s", env=env)
     for name in ("flaky", "waiting", "slow"):
         site.until(lambda name=name: succeeded(timetable, name), f"{name} to succeed")  # type: ignore[misc]
         timetable.pause(name)
     site.until(lambda: forgotten(site), "the dead letters to be deleted")
 
     told(site, inbox, lambda: not site.store.notes("incident:") and delivered(site), "all to be closed and told")
-    assert {key for _, key in inbox.told()} >= KINDS
-    assert inbox.told() == {(what, key): 1 for _, key in inbox.told() for what in ("opened", "closed")}
-    assert set(inbox.mailed().values()) == {1}, inbox.mailed()
+    # Of others, such as a queue that was old for a moment, a slow machine may make several.
+    both = {(what, key): 1 for key in KINDS for what in ("opened", "closed")}
+    assert {each: times for each, times in inbox.told().items() if each[1] in KINDS} == both
+    assert all(inbox.told()["opened", key] == inbox.told()["closed", key] for _, key in inbox.told())
+    mailed = [subject for subject in inbox.mails if subject.endswith(tuple(key.replace(":", ": ") for key in KINDS))]
+    assert len(mailed) == len(set(mailed)) == len(both), inbox.mailed()
     assert len(inbox.mails) == len(inbox.posts)
     assert inbox.requests and all(signed for _, signed in inbox.requests)
     refused = {name for name, _ in inbox.requests[: inbox.refuse]}
@@ -295,8 +312,9 @@ def check(site: Site, env: dict[str, str]) -> tuple[int, str]:
 
 @pytest.mark.needs("file")  # it is the same everywhere, and takes its time
 def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inbox: Inbox) -> None:
-    env, timetable = watched(site, inbox), Timetable(site.store, PollNotifier())
+    env, timetable = watched(site, inbox) | {"TENURE_ALERT_QUEUE_AGE": "1m"}, Timetable(site.store, PollNotifier())
     supervisor = site.supervisor(app="watched", lease="2s", env=env)
+    site.until(site.store.workers, "somebody who fires, before there is anything to be silent about")
     every_second(timetable, "steady")
     site.until(lambda: succeeded(timetable, "steady"), "a first run")
     assert check(site, env)[0] == 0
@@ -308,7 +326,7 @@ def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inb
     for _ in range(2):
         code, said = check(site, env)
         assert (code, "nobody fires the schedules: 1 due for up to" in said) == (1, True), said
-    assert inbox.told() == {("opened", key): 1}
+    assert [inbox.told()[what, key] for what in ("opened", "closed")] == [1, 0]  # what was queued may be told of too
 
     again: Supervised = site.supervisor(app="watched", lease="2s", env=env)
     told(site, inbox, lambda: ("closed", key) in inbox.told() and delivered(site), "its end to be told")
@@ -319,13 +337,16 @@ def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inb
 
 @pytest.mark.needs("file")
 def test_what_was_noticed_is_told_though_its_supervisor_is_killed_before_it_could(site: Site, inbox: Inbox) -> None:
-    env, opened = watched(site, inbox), ("opened", "dead-letters:flaky")
+    # Nothing else is to be told of, however long a start takes.
+    env, opened = watched(site, inbox) | {"TENURE_ALERT_QUEUE_AGE": "1m"}, ("opened", "dead-letters:flaky")
     (site.folder / "broken").touch()
     inbox.refuse = 1_000_000
     first = site.supervisor(app="watched", lease="2s", env=env)
+    site.until(site.store.workers, "a worker")
     site.store.enqueue([Draft(id=new_id(), task="flaky", payload="{}", max_failures=1)])
     told(site, inbox, lambda: bool(inbox.requests), "the first try")
     first.kill()
+    inbox.all_read()  # none that it has sent is taken for one of the next
     inbox.refuse = 0
     assert not inbox.posts
 

@@ -25,8 +25,16 @@ def running(site: Site, supervisor: Supervised, *jobs: JobHandle[str]) -> Superv
 
 
 @pytest.mark.everywhere
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_one_signal_lets_running_jobs_finish(site: Site, number: int) -> None:
+def test_one_signal_lets_running_jobs_finish(site: Site) -> None:
+    one_signal_lets_running_jobs_finish(site, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_so_does_one_of_another_kind(site: Site, number: int) -> None:
+    one_signal_lets_running_jobs_finish(site, number)
+
+
+def one_signal_lets_running_jobs_finish(site: Site, number: int) -> None:
     jobs = [shop.wait.enqueue(), shop.wait_in_thread.enqueue()]
     supervisor = running(site, site.supervisor(concurrency=2), *jobs)
 
@@ -69,7 +77,7 @@ def test_jobs_that_outlast_the_grace_are_handed_back(site: Site) -> None:
     assert supervisor.stop() == 0
 
     assert site.job(job).state == "queued"
-    assert site.outcomes(job) == ["released"]
+    assert set(site.outcomes(job)) == {"released"}  # once more for a claim that was on its way
 
 
 def test_sigterm_to_one_worker_drains_it_alone_and_it_is_replaced(site: Site) -> None:
@@ -105,15 +113,13 @@ def test_ctrl_c_for_the_whole_foreground_group_is_one_signal(site: Site) -> None
 
 def test_three_signals_kill(site: Site) -> None:
     job = shop.stay.enqueue()
-    supervisor = site.supervisor()
+    supervisor = site.supervisor(grace="10m", faults={"stop_seconds": 600.0})
     site.seen(job, "begin")
 
-    at = boot()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         supervisor.signal(number)
-    supervisor.exit_code()
+    supervisor.exit_code(60)  # it did not wait for the thread
 
-    assert boot() - at < 10, "it did not wait for the thread"
     assert site.job(job).state == "queued"
     assert site.outcomes(job) == ["released"]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -13,6 +15,8 @@ from tenure.errors import TenureError
 from . import shop
 from .conftest import Tell
 from .harness import HERE, Site, boot, overlaps, runs_of
+
+LEASE = 4.5
 
 
 @pytest.fixture(autouse=True)
@@ -52,19 +56,19 @@ def test_jobs_that_outlast_its_grace_are_handed_back(site: Site) -> None:
 
     view = site.job(job)
     assert (view.state, view.failures, view.crashes_total) == ("queued", 0, 0)
-    assert site.outcomes(job) == ["released"]
+    assert set(site.outcomes(job)) == {"released"}  # once more for a claim that was on its way
 
 
 @pytest.mark.everywhere
 def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Site, tell: Tell) -> None:
-    site.configure(lease="2s", grace="5s")
+    site.configure(lease="9s", grace="5s")  # so long that it is not lost by itself, only to the one who declares it
     with shop.jobs.worker():
         job = shop.wait.enqueue()
         site.seen(job, "begin")
         old = site.worker(job).identity.id
         at = boot()
         assert site.store.declare_dead([old]) == {old}
-        stopped = site.seen(job, "stopped lease_lost", seconds=10)
+        stopped = site.seen(job, "stopped lease_lost")
         site.seen(job, "begin", attempt=2)
         assert site.worker(job).identity.id != old
         site.go()
@@ -72,12 +76,11 @@ def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Si
 
     assert overlaps(runs_of(site.lines())) == []
     assert [each.died_at is not None for each in site.store.workers(dead=True)] == [True, True]
-    tell(f"stopped {stopped.at - at:.2f} s after its death was declared, under a lease of 2 s")
+    tell(f"stopped {stopped.at - at:.2f} s after its death was declared, under a lease of 9 s")
 
 
 @pytest.mark.needs("transactions")
 def test_a_finish_that_is_rolled_back_is_an_ordinary_failure(site: Site) -> None:
-    site.configure(lease="1s")
     with shop.jobs.worker():
         job = shop.hand_in.using(retry=Retry(3, base="10ms")).enqueue("roll back")
         (view,) = site.ended(job)
@@ -144,14 +147,28 @@ def test_code_that_does_not_stop_keeps_its_slot_and_no_other(site: Site, monkeyp
 
 
 def test_an_embedded_worker_keeps_its_lease_until_its_last_handler_has_ended(site: Site) -> None:
-    site.configure(lease="1s", grace="10s")
-    with shop.jobs.worker():
-        job = shop.effect_in_thread.enqueue(4.0)
-        site.seen(job, "begin")
-        site.supervisor(lease="1s")
+    site.configure(lease=f"{LEASE:g}s", grace="10m")
+
+    def go_after_a_lease() -> None:
+        began = renewed(site)
+        site.until(lambda: renewed(site) - began > timedelta(seconds=LEASE), "its lease to be renewed all the while")
+        site.go()
+
+    with ThreadPoolExecutor(1) as threads:
+        with shop.jobs.worker():
+            job = shop.wait_in_thread.enqueue()
+            site.seen(job, "begin")
+            site.supervisor(lease=f"{LEASE:g}s")  # it takes back what nobody renews
+            gone = threads.submit(go_after_a_lease)
+        gone.result()
 
     view = site.job(job)
     assert (view.state, view.attempt, view.crashes_total) == ("completed", 1, 0)
+
+
+def renewed(site: Site) -> datetime:
+    (at,) = (each.renewed_at for each in site.store.workers() if each.identity.runner == "embedded")
+    return at
 
 
 @pytest.mark.parametrize("duty", ["renew", "promote"])
@@ -161,7 +178,7 @@ def test_a_heartbeat_or_upkeep_that_fails_takes_the_worker_down_and_is_told(
     def broken(*_: object, **__: object) -> None:
         raise TypeError("a mistake in the store")
 
-    site.configure(lease="3s")
+    site.configure(lease="9s")
     with pytest.raises(TenureError, match="failed while the block ran") as raised, shop.jobs.worker():
         job = shop.wait.enqueue()
         site.seen(job, "begin")

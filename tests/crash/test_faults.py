@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from . import shop
 from .backends import Backend
 from .conftest import Tell
-from .harness import Site, alive, boot, filled, overlaps, runs_of, small_disk
+from .harness import Site, boot, filled, overlaps, runs_of, small_disk
 
 LEASE = 3.0
 
@@ -25,12 +25,12 @@ def full(site: Site, disk: Path | None, pids: list[int]) -> Iterator[None]:
         with filled(disk):
             yield
         return
-    before = [resource.prlimit(pid, resource.RLIMIT_FSIZE) for pid in pids]
-    for pid, (_, hard) in zip(pids, before, strict=True):
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, hard))
+    limits = resource.prlimit(pids[0], resource.RLIMIT_FSIZE)
+    for pid in pids:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, limits[1]))
     yield
-    for pid, limits in zip(pids, before, strict=True):
-        if alive(pid):
+    for pid in (pids[0], *site.living()):  # the supervisor first: those it has started meanwhile have its limit
+        with suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
 
 

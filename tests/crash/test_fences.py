@@ -9,7 +9,7 @@ from .harness import Site, alive, send
 
 
 def test_a_worker_that_was_declared_dead_is_ended_and_its_job_runs_elsewhere(site: Site) -> None:
-    supervisor = site.supervisor(lease="6s")
+    supervisor = site.supervisor(lease="9s")
     job = shop.wait.enqueue()
     first = site.seen(job, "begin")
 

@@ -17,7 +17,7 @@ from . import shop
 from .conftest import Tell
 from .harness import Site, Supervised, boot, send
 
-LEASE = 2.0
+LEASE = 4.0
 OUTCOMES: tuple[Outcome, ...] = (
     Completed('"ghost"'),
     Failed("ghost"),
@@ -99,7 +99,7 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
             send(pid, signal.SIGSTOP)
     frozen_at = boot()
     site.seen(job, "tick", attempt=2, seconds=30)
-    time.sleep(max(0.0, frozen_at + 3 * LEASE - boot()))  # the freeze itself, not a wait for something
+    time.sleep(max(0.0, frozen_at + 1.5 * LEASE - boot()))  # the freeze itself, not a wait for something
     for pid in victims:
         send(pid, signal.SIGCONT)
     continued_at = boot()
@@ -115,7 +115,8 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
         f"{len(beside)} lines of old code beside it, up to {overlap * 1000:.0f} ms after SIGCONT"
     )
     assert (view.state, view.attempt) == ("completed", 2)
-    assert overlap < 1.0
+    # A second of it at a line every 50 ms: what the machine makes of that second is not the code's doing.
+    assert len(beside) < 20
     if frozen != "both":
         assert not beside
 

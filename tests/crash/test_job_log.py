@@ -42,7 +42,7 @@ def test_the_lines_of_a_killed_attempt_stay_beside_those_of_the_next(site: Site)
 
 @pytest.mark.everywhere
 def test_the_refused_outcome_of_a_former_owner_is_kept_with_its_attempt(site: Site) -> None:
-    site.supervisor()
+    site.supervisor(lease="4m")  # its supervisor must not hear of its death, and end it, before it has spoken
     job = shop.talk.enqueue()
     worker = site.seen(job, "begin").pid
     site.until(lambda: len(logs(site, job).get(1, Log()).lines) > 50, "a worker that has long since begun")

@@ -55,6 +55,9 @@ def test_fifty_jobs_are_counted_from_claim_to_outcome(site: Site) -> None:
     completed = "tenure_outcomes_total{outcome=completed,task=effect}"
     site.until(lambda: scrape(url).get(completed) == 50, "the counts of the workers")
     site.until(lambda: scrape(url).get("tenure_workers{}") == 2, "the second worker, which may come too late for any")
+    # What the store holds is read at most once a second, and who has just come is renewed at the next beat.
+    site.until(lambda: scrape(url).get("tenure_jobs{state=completed}") == 50, "all of them to be seen in the store")
+    site.until(lambda: scrape(url).get("tenure_store_seconds_count{verb=renew}"), "a renewal to be counted")
 
     found = scrape(url)
     assert found["tenure_claims_total{queue=default}"] == 50
@@ -103,11 +106,12 @@ def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Sit
 
 
 def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:
-    url = base(site, site.supervisor(listen=ANYWHERE))
-    job = shop.block_the_loop.enqueue(0.7)  # its worker hears of nothing before it has ended; longer is a stall
+    url = base(site, site.supervisor(listen=ANYWHERE, lease="4m"))  # no beat of its supervisor ends it before
+    job = shop.block_the_loop.enqueue()  # its worker hears of nothing before it has ended
     site.seen(job, "begin")
 
     site.store.settle(site.worker(job).identity.id, {}, Released("taken away"))
+    site.go()
 
     site.until(lambda: scrape(url).get("tenure_refused_writes_total{task=block_the_loop}") == 1, "the refused outcome")
 
@@ -128,17 +132,18 @@ def test_workers_that_cannot_answer_hold_no_scrape_up(site: Site) -> None:
 
 
 def test_without_a_ready_worker_it_is_not_well_and_says_why(site: Site) -> None:
-    supervisor = site.supervisor(listen=ANYWHERE)
+    site.go()
+    supervisor = site.supervisor(listen=ANYWHERE, faults={"start_when_told": True})
     url = base(site, supervisor)
     site.until(lambda: health(url)[0] == 200, "the first worker to be ready")
 
-    supervisor.signal(signal.SIGSTOP)
+    site.hold()  # the next one is not ready before the probe has failed
     (worker,) = supervisor.workers()
     send(worker, signal.SIGKILL)
-    supervisor.signal(signal.SIGCONT)
 
     unwell = site.until(lambda: found if (found := health(url))[0] == 503 else None, "the probe to fail")
     assert unwell[1]["reason"] == "no worker is ready"
+    site.go()
     site.until(lambda: health(url)[0] == 200, "the next worker to be ready")
 
 

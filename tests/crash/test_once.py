@@ -16,6 +16,7 @@ from .conftest import Tell
 from .harness import HERE, Line, Site, boot
 
 HOLD = 1.0
+LONGER = 3.0  #: where nobody may lose it because the machine is slow
 
 #: Asks once for the key, and writes down how it fares. Its answer is whoever acted.
 SCRIPT = f"""
@@ -95,11 +96,11 @@ def who_acted(site: Site) -> list[int]:
 
 @pytest.mark.everywhere
 def test_of_two_processes_one_acts_for_as_long_as_it_takes_and_both_get_what_it_got(site: Site) -> None:
-    one = Asks(site)
+    one = Asks(site, hold=LONGER)
     began = one.seen("acts").at
-    two = Asks(site)
+    two = Asks(site, hold=LONGER)
     two.seen("waits")
-    site.until(lambda: boot() - began > 2.5 * HOLD, "two holds to pass")
+    site.until(lambda: boot() - began > 1.5 * LONGER, "its hold, and one that was renewed but once, to pass")
     assert who_acted(site) == [one.process.pid]
     site.go()
 
@@ -146,14 +147,14 @@ def test_a_store_that_is_away_when_the_result_is_to_be_kept_hears_of_it_when_it_
 
 @pytest.mark.needs("server")
 def test_an_outage_while_it_acts_that_is_shorter_than_the_hold_changes_nothing(site: Site, line: Proxy) -> None:
-    one = Asks(site, url=by_way_of(site.place.url, line.port), hold=4.5)
+    one = Asks(site, url=by_way_of(site.place.url, line.port), hold=9.0)
     at = one.seen("acts").at
     line.refuse()
     two = Asks(site)
-    site.until(lambda: boot() - at > 2.0, "the first renewal to fail")
+    site.until(lambda: boot() - at > 4.0, "the first renewal to fail")
     line.heal()
     two.seen("waits")
-    site.until(lambda: boot() - at > 5.0, "the first hold to pass")
+    site.until(lambda: boot() - at > 9.5, "the first hold to pass")
     assert who_acted(site) == [one.process.pid]
     site.go()
 

@@ -84,18 +84,21 @@ def storm(site: Site, clocks: Clocks, clock_of: Callable[[int], str], step: Call
     """
     running = [clocks.supervisor(clock_of(place)) for place in range(SUPERVISORS)]
     killed, next_kill = 0, boot() + KILL_EVERY
+    next_ticks = SCHEDULES
     places = cycle(range(SUPERVISORS))
 
     def enough() -> bool:
-        nonlocal killed, next_kill
-        if boot() >= next_kill:
+        nonlocal killed, next_kill, next_ticks
+        ticks = len(fired(site))
+        # Not before they have fired again: where a start takes longer than the kills leave it, nobody ever would.
+        if boot() >= next_kill and ticks >= next_ticks:
             place = next(places)
             running[place].kill()
             step(place, killed)
             running[place] = clocks.supervisor(clock_of(place))
             killed += 1
-            next_kill = boot() + KILL_EVERY
-        return killed >= SUPERVISORS and len(fired(site)) >= TICKS
+            next_kill, next_ticks = boot() + KILL_EVERY, ticks + SCHEDULES
+        return killed >= SUPERVISORS and ticks >= TICKS
 
     site.until(enough, f"{TICKS} ticks", seconds=600.0)
     for supervisor in running:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,14 @@ from .backends import Place, Server, there
 from .harness import Site
 
 pytestmark = pytest.mark.needs("server")
+
+#: The supervisor of the command that follows, but one that waits for longer than any server takes to start.
+PATIENT = """
+import runpy, sys, tenure.supervisor
+tenure.supervisor.SETTLE_SECONDS = 60.0
+del sys.argv[: sys.argv.index("-m") + 1]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
 
 
 @pytest.fixture
@@ -56,7 +65,7 @@ def test_what_it_leaves_is_taken_up_by_the_next_start(site: Site, server: Server
 
 
 def test_a_store_that_comes_back_in_time_is_told_all(site: Site, server: Server) -> None:
-    supervisor = site.supervisor()
+    supervisor = site.supervisor(before=(sys.executable, "-c", PATIENT))
     site.ended(shop.effect.enqueue(0.0))
     server.stop()
 
@@ -64,5 +73,5 @@ def test_a_store_that_comes_back_in_time_is_told_all(site: Site, server: Server)
     site.until(lambda: not supervisor.workers(), "its worker to end")
     server.process.start()
 
-    assert supervisor.exit_code() == 0
+    assert supervisor.exit_code(60) == 0
     assert site.store.workers() == []

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.needs("server")
 
 LEASE = 30.0 if FULL else 3.0
 PROMISED = LEASE + LEASE / 6 * 1.2 + 4.0  #: its lease ends, a scan comes by, and the job starts: 40 s by default
+TICK = 0.05  #: between two lines of a marking job
 WAKING = 1.0  #: so long may old code run when a paused machine wakes (docs/delivery.md)
 ROUNDS = 3 if FULL else 1
 
@@ -96,9 +97,11 @@ def test_the_jobs_of_a_silent_host_run_on_the_other_and_nothing_it_does_later_la
             (view,) = site.ended(job)
             assert (view.state, view.attempt, view.failures, view.crashes_total) == ("completed", 2, 0, 1)
             assert site.outcomes(job) == ["crashed"]
-            late += [line.at - back for line in site.lines(job, attempt=1) if line.at > begin]
+            beside = [line.at - back for line in site.lines(job, attempt=1) if line.at > begin]
+            # In lines: a host that wakes on a busy machine takes longer for the same code.
+            assert sum(at > 0 for at in beside) <= may_run_on / TICK
+            late += beside
         assert site.job(brief).result == "2", "what its first attempt returned was refused"
-        assert max(late, default=0.0) <= may_run_on
         site.hold()
 
     near.stop()

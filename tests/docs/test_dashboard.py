@@ -20,7 +20,7 @@ from tenure.lifecycle import State
 
 PAGE = (ROOT / "docs" / "dashboard.md").read_text()
 _TENURE = [sys.executable, "-c", "from tenure.cli.main import run; run()"]
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 _DJANGO = """
 SECRET_KEY = "of a test"
 ALLOWED_HOSTS = ["*"]

@@ -10,6 +10,7 @@ from .search import Model
 RULES = [pytest.param(model, rule, id=f"{model.name}-{rule}") for model in MODELS for rule in model.rules]
 
 
+@pytest.mark.timeout(600)  # seconds of computing, of which a busy machine gives few
 @pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
 def test_the_protocol_holds(model: Model) -> None:
     reports = model.whole()
@@ -21,6 +22,7 @@ def test_the_protocol_holds(model: Model) -> None:
     assert model.sights <= seen, "the search never met some of these: it proves nothing about them"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("model", "rule"), RULES)
 def test_removing_any_guard_gives_a_counterexample(model: Model, rule: str) -> None:
     report = model.without(rule)

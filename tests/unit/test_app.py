@@ -128,8 +128,8 @@ def test_a_worker_inside_this_process_runs_what_is_enqueued(here: Path) -> None:
         return f"{name} {job.attempt}"
 
     with jobs, jobs.worker(concurrency=2):
-        assert greet.enqueue("Ada").result("20s") == "hello Ada"
-        assert later.using(delay="10ms").enqueue("Bob").result("20s") == "Bob 1"
+        assert greet.enqueue("Ada").result("60s") == "hello Ada"
+        assert later.using(delay="10ms").enqueue("Bob").result("60s") == "Bob 1"
 
 
 def test_the_code_settles_what_it_says_and_flags_win_over_it(here: Path) -> None:

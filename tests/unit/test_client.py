@@ -463,8 +463,10 @@ def test_an_unknown_job_is_told_from_a_slow_one(rig: Rig) -> None:
             ask()
 
 
-def test_an_outage_while_waiting_is_waited_out(rig: Rig) -> None:
+def test_an_outage_while_waiting_is_waited_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     new = rig.stored()
+    pauses: list[float] = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses)))
     rig.store.end(new.id, Completed("7"))
     looks = itertools.count()
 

@@ -21,22 +21,33 @@ from tenure.guard import Guard
 from tenure.lifecycle import Lease, Outcome, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Answer, Busy, Draft, Filter, Notifier, Store, WorkerIdentity
-from tenure.schedule import Change, Schedule, Tick
+from tenure.schedule import Change, Schedule, Standing, Tick
 from tenure.stores.memory import MemoryStore
 from tenure.timetable import Timetable
 
 OFTEN = "100ms"
-HASTE = 200  #: a second call is not refused for coming within half a period: people's time flies here, leases' does not
+PATIENT = 30.0
+HASTE = 200  #: a second call is not refused for coming within half a period: people's time flies here
+BEAT, LEASE = 0.4, 1.0  #: after so long it renews, and hears of cancels; it would be asked to stop at two thirds
 
 
 class Unreliable(MemoryStore):
-    """Loses what it is told to lose: a reply after the deed, or the call."""
+    """Loses what it is told to lose: a reply after the deed, or the call.
+
+    The time of leases passes only when a test says so: none ends because this process had to wait for a processor.
+    """
 
     def __init__(self) -> None:
-        began, real = time(), system_clock()
-        super().__init__(Clock(lambda: began + (time() - began) * HASTE, real.boot, real.boot_id))
+        began = time()
+        self._passed = 1_000.0
+        self.clock = Clock(lambda: began + (time() - began) * HASTE, lambda: self._passed, system_clock().boot_id)
+        super().__init__(self.clock)
         self.lost_replies: set[str] = set()
         self.away: set[str] = set()
+
+    def passes(self, seconds: float) -> None:
+        """The time of leases and of timeouts."""
+        self._passed += seconds
 
     def _lose(self, verb: str) -> None:
         if verb in self.lost_replies:
@@ -79,13 +90,15 @@ class Unreliable(MemoryStore):
 
 
 @pytest.fixture
-def store() -> Unreliable:
-    return Unreliable()
+def store(monkeypatch: pytest.MonkeyPatch) -> Unreliable:
+    store = Unreliable()
+    monkeypatch.setattr(guarded, "system_clock", lambda: store.clock)
+    return store
 
 
 @pytest.fixture
 def opened(store: Unreliable, tmp_path: Path) -> Callable[[], tuple[Store, Notifier, Settings]]:
-    settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
+    settings = load({"lease": f"{LEASE:g}s"}, environ={}, folder=tmp_path)
     return lambda: (store, PollNotifier(), settings)
 
 
@@ -104,7 +117,7 @@ def job_of(store: Store, tick: Tick) -> State:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline = monotonic() + 10
+    deadline = monotonic() + PATIENT
     while not condition():
         assert monotonic() < deadline, what
         sleep(0.005)
@@ -118,11 +131,11 @@ def elsewhere(guard: Guard) -> Generator[None]:
     def hold() -> None:
         with guard:
             begun.set()
-            assert go.wait(10)
+            assert go.wait(PATIENT)
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(PATIENT)
     yield
     go.set()
     thread.join()
@@ -225,8 +238,20 @@ def test_a_plain_function_on_an_event_loop_is_refused_with_what_to_write(opened:
         asyncio.run(main())
 
 
-def test_one_guard_serves_many_threads_and_one_of_them_runs(store: Store, opened: Opened) -> None:
+def test_one_guard_serves_many_threads_and_one_of_them_runs(
+    store: Store, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran: list[int] = []
+    read, together, been = store.schedules, threading.Barrier(10), threading.local()
+
+    def schedules(names: Iterable[str] | None = None) -> list[Standing]:
+        found = read(names)
+        if not hasattr(been, "there"):
+            been.there = True
+            together.wait(PATIENT)  # all have read that it is free before the first one writes
+        return found
+
+    monkeypatch.setattr(store, "schedules", schedules)
     report = Guard("report", every="1d", open=opened)(ran.append)
     threads = [threading.Thread(target=report, args=(n,)) for n in range(10)]
     for thread in threads:
@@ -332,17 +357,21 @@ def test_progress_is_stored_within_a_second_without_a_flush(store: Store, opened
         until(lambda: (view := store.get(str(job.id))) and view.progress == 0.25, "progress to be stored")
 
 
-def test_a_cancel_stops_a_block_at_its_next_word_and_an_async_one_where_it_waits(store: Store, opened: Opened) -> None:
+def test_a_cancel_stops_a_block_at_its_next_word_and_an_async_one_where_it_waits(
+    store: Unreliable, opened: Opened
+) -> None:
     guard = Guard("report", every=OFTEN, open=opened)
     with pytest.raises(JobStopped, match="cancel"), guard as job:
         store.cancel([str(job.id)], "not today")
+        store.passes(BEAT)
         until(lambda: job.stopping == "cancel", "the cancel to be heard")
         job.progress(0.5)
 
     async def main() -> None:
         async with guard as job:
             store.cancel([str(job.id)], "nor tomorrow")
-            await asyncio.sleep(30)
+            store.passes(BEAT)
+            await asyncio.sleep(PATIENT)
 
     with pytest.raises(JobStopped, match="cancel"):
         asyncio.run(main())
@@ -353,17 +382,20 @@ def test_a_cancel_stops_a_block_at_its_next_word_and_an_async_one_where_it_waits
     ]
 
 
-def test_a_timeout_is_a_failure_whatever_the_function_returns(store: Store, opened: Opened) -> None:
+def test_a_timeout_is_a_failure_whatever_the_function_returns(store: Unreliable, opened: Opened) -> None:
     guard = Guard("report", every=OFTEN, timeout="50ms", open=opened)
     with pytest.raises(JobStopped, match="timeout"), guard as job:
+        store.passes(0.05)
         until(lambda: job.stopping, "the timeout")
         job.progress()
     with guard as job:
+        store.passes(0.05)
         until(lambda: job.stopping, "the timeout")
 
     @guard
     async def slow() -> None:
-        await asyncio.sleep(30)
+        store.passes(0.05)
+        await asyncio.sleep(PATIENT)
 
     with pytest.raises(JobStopped, match="timeout"):
         asyncio.run(slow())
@@ -378,7 +410,7 @@ def test_a_caller_that_is_cancelled_hears_of_that_and_it_is_written_down(store: 
         @Guard("report", every="1d", open=opened)
         async def slow() -> None:
             begun.set()
-            await asyncio.sleep(30)
+            await asyncio.sleep(PATIENT)
 
         task = asyncio.create_task(slow())
         await begun.wait()
@@ -417,27 +449,44 @@ def test_a_store_that_stays_away_is_waited_for_and_then_said(
     store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded, "PATIENCE", 0.05)
+    monkeypatch.setattr(guarded, "sleep", store.passes)
     store.away = {"change"}
 
     with pytest.raises(StoreAway, match="report: the store was out of reach for 50ms: change: nobody there"):
         Guard("report", every="1d", open=opened)(lambda: None)()
 
 
-def test_an_outcome_waits_for_the_store_until_the_lease_ends(store: Unreliable, opened: Opened) -> None:
+def test_an_outcome_waits_for_the_store_until_the_lease_ends(
+    store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        store.passes(seconds)
+        if len(waits) == 3:
+            store.away.clear()
+
+    monkeypatch.setattr(guarded, "sleep", wait)
     with Guard("report", every="1d", open=opened):
         store.away = {"finish"}
-        threading.Timer(0.3, store.away.clear).start()
 
+    assert len(waits) == 3
     assert [tick.status for tick in ticks(store)] == ["success"]
 
 
-def test_who_cannot_renew_is_asked_to_stop_and_its_lock_is_taken_over(store: Unreliable, opened: Opened) -> None:
+def test_who_cannot_renew_is_asked_to_stop_and_its_lock_is_taken_over(
+    store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded, "sleep", store.passes)  # it tries to record its end until its lease has ended
     guard = Guard("report", every=OFTEN, open=opened)
     with pytest.raises(LeaseLost), guard as job:
         store.away = {"renew", "finish"}
+        store.passes(LEASE * 0.7)
         until(lambda: job.stopping == "lease_lost", "the fence")
         job.progress(0.5)
     store.away.clear()
+    store.passes(0.1)
 
     until(lambda: Guard("report", every=OFTEN, open=opened)(lambda: "ran")(), "the lock to end")
 
@@ -449,6 +498,7 @@ def test_who_was_declared_dead_has_lost_its_lock_and_records_nothing(store: Unre
     with pytest.raises(LeaseLost), Guard("report", every="1d", open=opened) as job:
         store.declare_dead([view.identity.id for view in store.workers()])
         store.rescue()
+        store.passes(BEAT)
         until(lambda: job.stopping == "lease_lost", "the fence")
         job.flush()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import psycopg
@@ -14,6 +15,7 @@ from servers import shared_postgres
 from tenure.errors import StoreAway, StoreBusy
 from tenure.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
 from tenure.ports import Busy, Landed, Progress
+from tenure.stores import postgres
 from tenure.stores.postgres import PostgresStore, server
 
 
@@ -120,31 +122,54 @@ def test_a_cancel_waits_for_who_changes_the_job(store: PostgresStore, other: psy
 
 def test_settings_of_a_callers_transaction_end_with_it(store: PostgresStore) -> None:
     with store.transaction() as tx:
-        tx.execute(
-            "SET synchronous_commit = off; SET statement_timeout = '1ms'; SET default_transaction_read_only = on"
-        )
+        tx.execute("SET synchronous_commit = off; SET statement_timeout = '1h'; SET default_transaction_read_only = on")
 
     shown = "SELECT current_setting('synchronous_commit'), current_setting('statement_timeout')"
     assert store._server.fetch(shown) == [("on", "0")]
     assert finish(store, running(store), Completed()) is State.COMPLETED
 
 
-def test_a_connection_that_hears_nothing_more_is_given_up(
-    store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server.Server.fetch, "__kwdefaults__", {"seconds": 1.0})
+@contextmanager
+def line(url: str) -> Iterator[tuple[Proxy, PostgresStore]]:
+    """A store behind a proxy."""
     parts = urlsplit(url)
     with Proxy(parts.hostname or "", parts.port or 0) as proxy:
         through = PostgresStore(parts._replace(netloc=parts.netloc.replace(str(parts.port), str(proxy.port))).geturl())
         through.open()
+        yield proxy, through
+        proxy.heal()
+        through.close()
+
+
+def test_operators_take_more_than_a_slow_line_lets_a_verb_do(
+    store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [put(store) for _ in range(100)]
+    monkeypatch.setattr(postgres, "OPERATED_SECONDS", 0.5)
+    with line(url) as (proxy, through):
+        monkeypatch.setattr(server.Server.run, "__defaults__", (2.0,))
+        proxy.latency(0.005)  # four questions a job, each there and back: four seconds
+
+        assert through.cancel(["no id", *jobs, jobs[0]], "not wanted") == {
+            "no id": None,
+            **dict.fromkeys(jobs, State.CANCELLED),
+        }
+        assert through.replay(jobs) == dict.fromkeys(jobs, Landed(State.QUEUED))
+
+
+def test_a_connection_that_hears_nothing_more_is_given_up(
+    store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with line(url) as (proxy, through):
         worker = start(through)
         proxy.blackhole()
-        with pytest.raises(StoreAway, match="out of reach"):
-            through.renew([worker])
+        with monkeypatch.context() as hurry:  # only here: what is answered may be answered late
+            hurry.setattr(server.Server.fetch, "__kwdefaults__", {"seconds": 1.0})
+            with pytest.raises(StoreAway, match="out of reach"):
+                through.renew([worker])
         proxy.heal()
 
         assert through.renew([worker]) == {worker}
-        through.close()
 
 
 def test_a_database_that_cannot_hold_every_text_is_refused(url: str) -> None:
@@ -154,7 +179,7 @@ def test_a_database_that_cannot_hold_every_text_is_refused(url: str) -> None:
         with pytest.raises(Exception, match="LATIN1, which can't hold every text"):
             PostgresStore(databases.url("narrow")).migrate()
     finally:
-        databases.execute("DROP DATABASE narrow")
+        databases.execute("DROP DATABASE narrow WITH (FORCE)")  # the session of whoever was refused may not be over
 
 
 def test_claims_step_over_what_is_held(store: PostgresStore, other: psycopg.Connection) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import asyncpg
@@ -29,6 +30,7 @@ from servers import shared_postgres
 from tenure.errors import BadData, StoreError
 from tenure.job import awaited, settled
 from tenure.ports import Awaited
+from tenure.stores.postgres import commits
 from tenure.stores.postgres.commits import STATUS, CommitWatch
 from tenure.stores.postgres.joins import WHERE, Database, Joins
 
@@ -388,6 +390,12 @@ class Rig:
         self._own.close()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing a watch waits for its last look, however slow the machine: what was heard is complete by then."""
+    monkeypatch.setattr(commits, "_CLOSING", 60.0)
+
+
 @pytest.fixture(scope="module")
 def loop() -> Iterator[Loop]:
     loop = Loop()
@@ -627,8 +635,12 @@ def test_a_watch_outlives_errors_of_its_store_and_of_who_listens(caplog: pytest.
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_who_stays_open_is_asked_for_ever_more_rarely_while_others_come_and_go() -> None:
+def test_who_stays_open_is_asked_for_ever_more_rarely_while_others_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[list[str]] = []
+    now = [1_000.0]  # by the real clock a slow machine would have time for a look at `open` with every other
+    monkeypatch.setattr(commits, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def ask(xids: Any) -> dict[str, str | None]:
         asked.append(list(xids))
@@ -639,6 +651,7 @@ def test_who_stays_open_is_asked_for_ever_more_rarely_while_others_come_and_go()
     for number in range(100):
         heard = threading.Event()
         watch.add(str(number), heard.set)
+        now[0] += 0.003
         assert heard.wait(30)
     looks = sum("open" in xids for xids in asked)
     watch.close()
@@ -663,7 +676,7 @@ def test_a_watch_that_is_closed_looks_once_more_and_leaves_no_thread() -> None:
 
     assert heard == ["2"]
     assert asked[-1][0] == "1"
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # one of another test may have ended meanwhile
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -26,7 +26,7 @@ from tenure.executor import run_inline
 from tenure.lifecycle import Lease, Outcome, Released, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Ring
-from tenure.stores.postgres import PostgresStore
+from tenure.stores.postgres import PostgresStore, commits
 
 
 class Bell(PollNotifier):
@@ -88,7 +88,8 @@ ORDER = text("INSERT INTO orders VALUES (1)")
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setattr(commits, "_CLOSING", 60.0)  # a closing store rings for all that has committed, also slowly
     server = shared_postgres()
     url = server.create_database()
     shop = Shop(url, tmp_path)

@@ -41,8 +41,13 @@ def server(running: Valkey) -> Iterator[Valkey]:
 
 
 @pytest.fixture
-def new_notifier(server: Valkey) -> Iterator[NewNotifier]:
-    """Notifiers of one server. At the end none of their threads and descriptors may be left."""
+def new_notifier(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewNotifier]:
+    """Notifiers of one server. At the end none of their threads and descriptors may be left.
+
+    However busy this machine is, an answer is not late, and the last words are said.
+    """
+    for name in ("_ANSWER_SECONDS", "_LAST_WORDS"):
+        monkeypatch.setattr(redis, name, LIMIT)
     threads, descriptors = set(threading.enumerate()), open_descriptors()
     made: list[RedisNotifier] = []
 
@@ -74,8 +79,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 def hearing(notifier: RedisNotifier) -> RedisListener:
     """A listener that hears, with nothing left to hear."""
     ear = notifier.listen()
-    until(lambda: ear.drain() == [], "a listener that hears")
-    assert ear.problem == ""
+    until(lambda: ear.drain() == [] and not ear.problem, "a listener that hears")
     return ear
 
 
@@ -222,8 +226,11 @@ def test_a_ring_is_sent_by_who_announces_it_and_no_thread(new_notifier: NewNotif
 
 def test_the_stream_stays_short(new_notifier: NewNotifier, server: Valkey) -> None:
     notifier = connected(new_notifier())
+    announcer = notifier._announcer
     for number in range(3000):
         notifier.announce([Ring("queued", f"q{number % 7}")])
+        if number % 300 == 0:  # more unanswered ones would be gathered and sent anew, as a few
+            until(lambda: not notifier.problem() and not announcer._unanswered, "the answers")
     notifier.close()
     assert redis.KEPT <= server.execute("XLEN", BELL) <= 2 * redis.KEPT
 
@@ -295,7 +302,9 @@ def test_a_fork_forgets_and_leaves_its_parent_alone(new_notifier: NewNotifier, s
 def run_python(code: str, url: str) -> None:
     lines = "\n".join(line.removeprefix(" " * 8) for line in code.splitlines())
     head = (
-        "import os, sys, time\nfrom tenure.notifiers.redis import *\nfrom tenure.stores.redis.server import Server\n"
+        "import os, sys, time\nfrom tenure.notifiers import redis\nfrom tenure.notifiers.redis import *\n"
+        "from tenure.stores.redis.server import Server\n"
+        "redis._ANSWER_SECONDS = redis._LAST_WORDS = 60.0\n"  # a busy machine may need more than a second to connect
         "notifier = RedisNotifier(Server(os.environ['DOORBELL'], 'tenure', None), 'tenure')\n"
     )
     run = subprocess.run(
@@ -303,7 +312,7 @@ def run_python(code: str, url: str) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DOORBELL": url},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")
@@ -381,14 +390,16 @@ def test_it_hears_again_after_the_server_was_killed_and_started(
 def test_a_stopped_server_holds_up_nobody_who_announces(new_notifier: NewNotifier, server: Valkey) -> None:
     ear, notifier = hearing(new_notifier()), connected(new_notifier())
     rings = [Ring("queued", f"{number:03}-".ljust(100, "q")) for number in range(300)]
+    slowest = 0.0
     os.kill(server.pid, signal.SIGSTOP)
-    started = time.monotonic()
     try:
         for _ in range(500):  # far more than the buffers between us hold
+            started = time.monotonic()
             notifier.announce(rings)
+            slowest = max(slowest, time.monotonic() - started)
         notifier.announce([QUEUED])
         assert notifier._announcer._connection is None
-        assert time.monotonic() - started < ANSWER_SECONDS
+        assert slowest < ANSWER_SECONDS, "one that waited for an answer would have waited for so long"
     finally:
         os.kill(server.pid, signal.SIGCONT)
     assert heard(ear, {QUEUED})
@@ -419,9 +430,7 @@ def test_a_server_that_is_cut_off_without_a_word_is_noticed_from_both_sides(
 
         proxy.blackhole()
         notifier.announce([QUEUED])
-        until(lambda: ear.problem, "a problem of the listener")
-        assert "polling every second" in ear.problem
-        assert ANY in ear.drain()
+        until(lambda: "polling every second" in ear.problem and ANY in ear.drain(), "a problem of the listener")
         until(lambda: notifier.problem() and notifier._announcer._connection is None, "who announces has noticed")
         proxy.heal()
 

@@ -38,7 +38,7 @@ from tenure.ticks import Plan as Ticks
 from tenure.timetable import Timetable, _declare
 from tenure.worker import End, Plan, Worker
 
-SECONDS = 20.0
+SECONDS = 30.0
 
 
 class Shop:
@@ -113,7 +113,7 @@ def test_what_has_ended_and_is_not_stored_yet_is_not_run_again(shop: Shop, monke
 
     job = pack.enqueue()
     with shop.jobs.worker(concurrency=2):
-        job.result("20s")
+        job.result("30s")
     assert shop.runs == [1]
 
 
@@ -146,7 +146,7 @@ def test_what_is_stored_while_the_owned_ones_are_read_is_not_run_again(
 
     job = pack.enqueue()
     with shop.jobs.worker(concurrency=2):
-        job.result("20s")
+        job.result("30s")
         assert again.wait(SECONDS)
     assert shop.runs == [1]
 
@@ -180,7 +180,7 @@ def test_a_claim_waits_until_the_owned_ones_are_read(shop: Shop, monkeypatch: py
 
     with shop.jobs.worker(concurrency=2):
         assert reading.wait(SECONDS)
-        pack.enqueue().result("20s")
+        pack.enqueue().result("30s")
     assert shop.runs == [1]
 
 
@@ -322,7 +322,7 @@ def test_two_attempts_of_one_job_never_run_in_one_process(shop: Shop) -> None:
     with shop.jobs.worker(concurrency=2):
         assert shop.begun.wait(SECONDS)
         shop.end_it()
-        job.result("20s")
+        job.result("30s")
     assert story == ["begin 1", "end 1", "begin 2", "end 2"]
 
 
@@ -341,7 +341,7 @@ def test_an_outcome_is_told_until_the_store_has_answered(shop: Shop, monkeypatch
 
     job = pack.enqueue()
     with shop.jobs.worker():
-        job.result("20s")
+        job.result("30s")
     assert (shop.runs, shop.view(job).attempt) == ([1], 1)
 
 

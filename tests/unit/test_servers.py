@@ -66,7 +66,7 @@ def proxy(database: str) -> Generator[Proxy]:
 
 
 def through(proxy: Proxy, database: str) -> psycopg.Connection:
-    return psycopg.connect(database, host="127.0.0.1", port=proxy.port, autocommit=True, connect_timeout=5)
+    return psycopg.connect(database, host="127.0.0.1", port=proxy.port, autocommit=True, connect_timeout=60)
 
 
 def numbers(database: str) -> list[int]:
@@ -180,7 +180,7 @@ def test_a_killed_test_run_leaves_nothing_behind() -> None:
     run.stdout.close()
 
     for pidfd in alive:
-        assert select([pidfd], [], [], 20)[0]
+        assert select([pidfd], [], [], 60)[0]
         os.close(pidfd)
     for folder in words[3:]:
         gone(Path(folder))
@@ -241,7 +241,8 @@ def test_a_namespace_takes_its_streams_with_it() -> None:
     with server.namespace() as prefix:
         asyncio.run(add_stream(server.url, f"{prefix}_jobs"))
         asyncio.run(add_stream(server.url, f"kept_{prefix}"))
-    assert asyncio.run(streams(server.url)) == [f"kept_{prefix}"]
+    found = asyncio.run(streams(server.url))  # beside those of other tests of this process
+    assert [name for name in found if name and prefix in name] == [f"kept_{prefix}"]
 
 
 def test_valkey_keeps_its_keys_however_it_ends_and_loses_them_when_wiped() -> None:
@@ -419,15 +420,18 @@ def test_any_protocol_is_cut_when_its_answer_is_told() -> None:
     with server.namespace() as prefix, Proxy("127.0.0.1", int(server.url.rpartition(":")[2])) as proxy:
         proxy.cut_reply_to(b"STREAM.CREATE", answered=lambda answer: b"stream_create_response" in answer)
         with pytest.raises((NatsError, OSError)):
-            asyncio.run(lost_reply(f"nats://127.0.0.1:{proxy.port}", prefix))
+            asyncio.run(lost_reply(f"nats://127.0.0.1:{proxy.port}", prefix, proxy))
         assert proxy.cuts == 1
         assert prefix in asyncio.run(streams(server.url))
 
 
-async def lost_reply(url: str, name: str) -> None:
-    connection = await nats.connect(url, allow_reconnect=False, error_cb=quiet)
+async def lost_reply(url: str, name: str, proxy: Proxy) -> None:
+    connection = await nats.connect(url, allow_reconnect=False, connect_timeout=60, error_cb=quiet)
     try:
-        await connection.jetstream(timeout=1).add_stream(name=name, subjects=[name])
+        adding = asyncio.create_task(connection.jetstream(timeout=1).add_stream(name=name, subjects=[name]))
+        while not proxy.cuts:  # it may give up before the server has answered; pytest's timeout ends it
+            await asyncio.sleep(0.01)
+        await adding
     finally:
         await connection.close()
 
@@ -461,11 +465,11 @@ def test_a_blackhole_keeps_the_connection_and_its_bytes(database: str, proxy: Pr
 
 
 def test_latency_delays_the_answer_in_each_direction(database: str, proxy: Proxy) -> None:
-    with ThreadPoolExecutor() as threads, through(proxy, database) as connection:
+    with through(proxy, database) as connection:
         proxy.latency(0.2)
-        answer = threads.submit(connection.execute, "SELECT 1")
-        assert wait([answer], timeout=0.3).done == set()
-        assert answer.result().fetchone() == (1,)
+        before = time.monotonic()
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert time.monotonic() - before > 0.39
 
 
 def test_a_server_that_is_away_resets_the_client(database: str) -> None:
@@ -490,7 +494,8 @@ def test_a_throttled_connection_is_slow_and_whole(database: str, proxy: Proxy) -
             assert connection.execute("SELECT repeat('x', 20000)").fetchone() == ("x" * 20_000,)
             return time.monotonic() - before
 
-        quick = seconds()
+        while (quick := seconds()) > 0.4:  # this machine held it up; pytest's timeout ends it
+            continue
         proxy.throttle(20_000)
         slow = seconds()
         proxy.heal()

@@ -160,11 +160,11 @@ def test_writes_that_wait_together_are_committed_together(tmp_path: Path) -> Non
     def first(connection: apsw.Connection) -> None:
         connection.set_commit_hook(lambda: commits.__setitem__(0, commits[0] + 1) or False)
         started.set()
-        go.wait(10)
+        go.wait(60)
 
     threads = [threading.Thread(target=database.write, args=(first,))]
     threads[0].start()
-    started.wait(10)
+    started.wait(60)
     for number in range(20):
         insert = f"INSERT INTO n VALUES ({number})"
         threads.append(threading.Thread(target=database.write, args=(lambda c, sql=insert: c.execute(sql) and None,)))
@@ -186,7 +186,7 @@ def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
     held, waiting = threading.Event(), threading.Event()
 
     def hold() -> None:
-        store._file.write(lambda connection: held.set() or waiting.wait(10))
+        store._file.write(lambda connection: held.set() or waiting.wait(60))
 
     def enqueue(number: int, priority: int) -> None:
         try:
@@ -196,7 +196,7 @@ def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
 
     threads = [threading.Thread(target=hold)]
     threads[0].start()
-    held.wait(10)
+    held.wait(60)
     for number in range(10):
         threads.append(threading.Thread(target=enqueue, args=(number, 1000 if number == 4 else 0)))
         threads[-1].start()
@@ -264,7 +264,10 @@ def test_a_transaction_that_sqlite_has_rolled_back_takes_nothing_more(tmp_path: 
 
 
 @pytest.mark.parametrize("use", ["read", "write"])
-def test_closing_waits_for_whoever_is_in_the_middle_of_something(tmp_path: Path, use: str) -> None:
+def test_closing_waits_for_whoever_is_in_the_middle_of_something(
+    tmp_path: Path, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "CLOSE_SECONDS", 60.0)  # it must not give up while this test is held up
     database = DatabaseFile(str(tmp_path / "tenure.db"))
     database.open()
     begun, may_end = threading.Event(), threading.Event()
@@ -272,12 +275,12 @@ def test_closing_waits_for_whoever_is_in_the_middle_of_something(tmp_path: Path,
     def slowly(connection: apsw.Connection) -> object:
         begun.set()
         cursor = connection.execute("SELECT 1 UNION SELECT 2")
-        assert may_end.wait(10)
+        assert may_end.wait(60)
         return cursor.fetchall()
 
     with ThreadPoolExecutor() as threads:
         answer = threads.submit(getattr(database, use), slowly)
-        assert begun.wait(10)
+        assert begun.wait(60)
         closing = threads.submit(database.close)
         assert wait([closing], timeout=0.2).done == set()
         may_end.set()

@@ -13,7 +13,7 @@ import pytest
 from tenure.errors import InvalidOption
 from tenure.lifecycle import State
 from tenure.ports import Filter, Store
-from tenure.stores.sqlite import SqliteStore
+from tenure.stores.sqlite import SqliteStore, file
 
 BEGAN = 1_800_000_000_000
 EACH_LOOK = 100  #: instructions of SQLite's machine, of which a row that is looked at costs some ten
@@ -57,6 +57,12 @@ def meter() -> Iterator[Meter]:
     apsw.connection_hooks.append(meter.watch)
     yield meter
     apsw.connection_hooks.remove(meter.watch)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filling a file is one transaction, which a slow machine may keep open for longer than an application should."""
+    monkeypatch.setattr(file, "TRANSACTION_SECONDS", 60.0)
 
 
 def at(number: int) -> datetime:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -974,6 +975,26 @@ def test_what_a_handler_has_entered_it_leaves(jobs: Tenure) -> None:
         left_by = [point for point in queue.kill_everywhere(visit.bind, check) if point.endswith("__exit__")]
 
     assert left_by == ["call Room.__exit__", "call made_of_a_generator.__exit__"]
+
+
+def test_a_garbage_collection_within_a_handler_is_no_call_of_it(jobs: Tenure) -> None:
+    collected = 0
+
+    def look_on(phase: str, _: object) -> None:  # as a library may have left one
+        nonlocal collected
+        collected += phase == "start"
+
+    @jobs.task
+    def tidy() -> None:
+        gc.collect()
+
+    gc.callbacks.append(look_on)
+    try:
+        with jobs.testing() as queue:
+            assert queue.kill_everywhere(tidy.bind, lambda: None) == ["start", "call collect", "end", "outcome"]
+    finally:
+        gc.callbacks.remove(look_on)
+    assert collected >= 3
 
 
 def test_who_lost_its_lease_is_told_so_at_each_call(jobs: Tenure) -> None:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +42,8 @@ from tenure.ports import Store
 
 WIDE, NARROW = ViewportSize(width=1280, height=900), ViewportSize(width=360, height=740)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
+PATIENCE_SECONDS = 60.0
 _FLAGS = [
     "--no-sandbox",  # it refuses to run as root with one
     "--disable-gpu",
@@ -111,7 +113,11 @@ def system(
         yield live
         live.workers()
         _stop(process)
-        left = [pid for pid in live.below if psutil.pid_exists(pid) and not _is_zombie(pid)]
+        deadline = time.monotonic() + PATIENCE_SECONDS  # whom nobody waits for is gone a moment later
+        while left := [pid for pid in live.below if psutil.pid_exists(pid) and not _is_zombie(pid)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
         assert not left, f"it has ended, and left running: {left}"
         assert process.returncode == 0, f"it ended with {process.returncode}\n{live.complaints()}"
         assert by_way_of or not live.complaints(), live.complaints()
@@ -126,7 +132,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -247,3 +253,4 @@ def sign_in(page: Page, token: str) -> None:
     page.goto("/login")
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(lambda url: urlsplit(url).path != "/login")

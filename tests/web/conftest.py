@@ -8,8 +8,22 @@ import pytest
 from playwright.sync_api import Browser
 
 from crash.backends import Place, postgres, redis, sqlite
+from tenure.web import memo, site
+from tenure.web.crew import Crew
 
 from .browser import Visits, chromium, visits_of
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dashboards made in this process do as if nothing ever held them up.
+
+    What a read costs is measured by the real clock: one that was held up for a moment is kept for 60 times as long, and
+    for a while even after somebody acted. And the health page gives a store two seconds.
+    """
+    monkeypatch.setattr(memo._Cell, "cost", 0.0)
+    monkeypatch.setattr(memo, "_PATIENCE", 60.0)
+    monkeypatch.setattr(site, "Crew", lambda name, threads, patience: Crew(name, threads, patience=60.0))
 
 
 @pytest.fixture(scope="module")

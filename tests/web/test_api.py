@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import count
@@ -41,6 +42,8 @@ TOKENS = {
 }
 NOWHERE = "00000000-0000-0000-0000-00000000dead"
 LATE = "2100-01-01T00:00:00Z"
+
+pytestmark = pytest.mark.usefixtures("unhurried")
 
 
 @dataclass(frozen=True)
@@ -852,7 +855,7 @@ def test_an_error_that_nobody_foresaw_is_logged_once_and_not_told(
         problem = refused(Api(create(broken, settings))("GET", "/api/v1/queues"), 500)
 
     assert "t0p" not in json.dumps(problem)
-    (record,) = caplog.records
+    (record,) = [each for each in caplog.records if each.name.startswith("tenure")]
     assert record.exc_info
     assert record.exc_info[0] is ZeroDivisionError
 
@@ -885,7 +888,7 @@ def test_it_answers_in_another_app_too_and_says_where_it_is(api: Api) -> None:
 # ── Events ──
 
 
-async def events_of(api: Api, most: int) -> AsyncIterator[dict[str, Any]]:
+async def events_of(api: Api, most: int) -> AsyncGenerator[dict[str, Any]]:
     """As they come. ASGITransport waits for the end of an answer, so this speaks ASGI itself."""
     sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     secret = TOKENS[api.who].rpartition(":")[2].encode()
@@ -907,7 +910,7 @@ async def events_of(api: Api, most: int) -> AsyncIterator[dict[str, Any]]:
     numbers = count(1)
     try:
         while True:
-            message = await asyncio.wait_for(sent.get(), 30)
+            message = await asyncio.wait_for(sent.get(), 60)
             assert message.get("status", 200) == 200
             for line in message.get("body", b"").decode().splitlines():
                 if line.startswith("data: "):
@@ -922,18 +925,21 @@ async def events_of(api: Api, most: int) -> AsyncIterator[dict[str, Any]]:
 def test_events_tell_all_at_first_then_what_changed(api: Api, store: Store) -> None:
     async def watch() -> list[dict[str, Any]]:
         told = list[dict[str, Any]]()
-        async for event in events_of(api.by("bob"), 2):
-            told.append(event)
-            if len(told) == 1:
-                await asyncio.to_thread(put, store)
+        async with aclosing(events_of(api.by("bob"), 10)) as events:
+            async for event in events:
+                told.append(event)
+                if len(told) == 1:
+                    await asyncio.to_thread(put, store)
+                elif "counts" in event:  # the queue may come before: it is another read
+                    break
         return told
 
-    first, second = asyncio.run(watch())
+    first, *others = asyncio.run(watch())
 
     assert {"counts", "rates", "queues", "workers", "problems"} <= set(first)
     assert first["counts"]["queued"] == 0
-    assert second["counts"]["queued"] == 1 or second["queues"]
-    assert "workers" not in second
+    assert others[-1]["counts"]["queued"] == 1
+    assert not any("workers" in each for each in others)
 
 
 def test_an_event_says_that_the_store_is_away_and_when_it_is_back(store: Store, settings: Settings) -> None:

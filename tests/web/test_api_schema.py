@@ -45,6 +45,8 @@ BEYOND_SCHEMA = frozenset({"get_jobs", "get_dead", "act_on_jobs", "count_jobs", 
     "backfill_schedule",
 }
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 
 def fill(world: World, store: Store) -> None:
     """Jobs in every state with all that they can have, schedules with a past, workers alive and dead."""
@@ -95,11 +97,11 @@ def serving(app: Any) -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(60)
         yield url_of(listening)
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         listening.close()
 
 

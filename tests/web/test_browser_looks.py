@@ -7,6 +7,7 @@ What is asked here does not depend on the store: one is enough, with something o
 # (axe-playwright-python and Chromium's own protocol leave their answers untyped)
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from tenure.job_log import LogLine, encode
 from tenure.lifecycle import Lease
 from tenure.ports import Progress
 
-from .browser import NARROW, WIDE, System, Visits, sign_in, system
+from .browser import NARROW, PATIENCE_SECONDS, WIDE, System, Visits, sign_in, system
 from .stock import Stock, stock
 
 pytestmark = pytest.mark.timeout(300)
@@ -230,9 +231,15 @@ def test_a_tab_left_open_grows_no_nodes_and_no_listeners(live: System, stocked: 
         page.evaluate("tell(20)")
         before = _counted(memory)
         page.evaluate("tell(200)")
-        after = _counted(memory)
-        for what, most in {"nodes": 50, "jsEventListeners": 2, "documents": 0}.items():
-            assert after[what] - before[what] <= most, f"{path}: {what} {before[what]} → {after[what]}"
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while grown := _grown(before, after := _counted(memory)):  # not all that is garbage goes at once
+            assert time.monotonic() < deadline, f"{path}: {', '.join(grown)}: {before} → {after}"
+            page.wait_for_timeout(200)
+
+
+def _grown(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    most = {"nodes": 50, "jsEventListeners": 2, "documents": 0}
+    return [what for what in most if after[what] - before[what] > most[what]]
 
 
 def _counted(memory: CDPSession) -> dict[str, int]:
@@ -260,12 +267,12 @@ def test_while_the_store_is_away_pages_say_so_keep_what_they_know_and_recover_by
             page.evaluate("window.marker = 1")
             completed = page.locator(".figures a", has_text="completed").locator(".big")
             expect(completed).not_to_have_text("0")
-            known = completed.inner_text()
+            known = int(completed.inner_text())
 
             proxy.refuse()
             expect(page.locator("#trouble")).to_contain_text("The store can't be read")
             expect(page.locator("#live")).to_have_text("store away")
-            expect(completed).to_have_text(known)
+            assert int(completed.inner_text()) >= known  # the last that it was told: jobs went on ending till then
             other = page.context.new_page()
             other.goto("/audit")  # nobody has read it yet, so nothing of it is known
             expect(other.get_by_role("heading", name="The store is away")).to_be_visible()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from crash.backends import Place
 from tenure.config import load
 
-from .browser import System, Visits, sign_in, system, visits_of
+from .browser import PATIENCE_SECONDS, System, Visits, sign_in, system, visits_of
 from .stock import Stock, stock
 
 pytestmark = pytest.mark.timeout(300)
@@ -64,8 +66,8 @@ def shows(page: Page, *fields: str) -> None:
 
 
 def follow(page: Page, name: str) -> None:
-    page.locator("main").get_by_role("link", name=name).first.click()
-    page.wait_for_load_state()
+    with page.expect_navigation():
+        page.locator("main").get_by_role("link", name=name).first.click()
 
 
 def test_no_text_of_a_job_a_worker_or_a_schedule_runs_and_each_is_shown_as_it_is(
@@ -84,6 +86,7 @@ def test_no_text_of_a_job_a_worker_or_a_schedule_runs_and_each_is_shown_as_it_is
     expect(page.locator("main tbody tr")).to_have_count(len(evil.jobs))
     page.get_by_label("all that match").check()
     page.get_by_role("button", name="Delete…").click()
+    expect(page.get_by_role("heading", name=re.compile(r"^Delete \d+ jobs\?$"))).to_be_visible()
     shows(page, "queue")
     for kind, fields in {
         "processing": ("stage", "message", "checkpoint", "log line", "worker", "meta", "argument", "unique key"),
@@ -178,12 +181,21 @@ def test_what_the_policy_forbids_is_kept_from_running_and_told_by_browser_and_se
                 setTimeout(() => { throw new Error('of a page'); });
             }"""
         )
-        page.wait_for_function("() => true")
-        page.goto("/queues")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+
+        def until(text: str, told: Callable[[], str]) -> None:
+            """Each comes a little later than what it tells of."""
+            while text not in told():
+                assert time.monotonic() < deadline, f"nobody told {text!r}\n{told()}"
+                page.wait_for_timeout(50)
+
+        def by_browser() -> str:
+            return "\n".join(visits.found())
+
+        until("policy: script-src-elem forbids inline", by_browser)
+        until("policy: img-src forbids http://other.example/", by_browser)
+        until(": of a page", by_browser)
+        until("kept a page from what its policy forbids", live.complaints)
         assert page.evaluate("window.ran") is None
-        told = "\n".join(visits.found())
+        page.goto("/queues")
         visits.forgive()
-    assert "policy: script-src-elem forbids inline" in told
-    assert "policy: img-src forbids http://other.example/" in told
-    assert "error: Error: of a page" in told or "error: of a page" in told
-    assert "kept a page from what its policy forbids" in live.complaints()

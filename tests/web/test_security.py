@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
@@ -78,7 +78,7 @@ class Place:
     clients: ExitStack = field(default_factory=ExitStack)
 
     def client(self, **headers: str) -> httpx.Client:
-        made = httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=10)
+        made = httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60)
         return self.clients.enter_context(made)
 
     def bearer(self, secret: str, **headers: str) -> httpx.Client:
@@ -87,11 +87,17 @@ class Place:
     def raw(self, sent: bytes) -> tuple[int, str]:
         """What a client that keeps to no rules gets: the status, and all of the answer."""
         at = urlsplit(self.url)
-        with socket.create_connection((at.hostname or "", at.port or 0), timeout=10) as sock:
-            sock.sendall(sent.replace(b"HOST", at.netloc.encode()))
-            sock.shutdown(socket.SHUT_WR)
-            answer = b"".join(iter(functools.partial(sock.recv, 65_536), b"")).decode("latin-1")
-        return int(answer.split(" ", 2)[1]), answer
+        answer = b""
+        with socket.create_connection((at.hostname or "", at.port or 0), timeout=60) as sock:
+            # Who is refused before all is said may be cut off: while they go on, or once they have read the answer.
+            with suppress(ConnectionError):
+                sock.sendall(sent.replace(b"HOST", at.netloc.encode()))
+                sock.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
+                while piece := sock.recv(65_536):
+                    answer += piece
+        said = answer.decode("latin-1")
+        return int(said.split(" ", 2)[1]), said
 
 
 @contextmanager
@@ -103,12 +109,12 @@ def running(app: Any, security: Security) -> Iterator[Place]:
     thread.start()
     place = Place(url_of(listening), security, server)
     try:
-        assert ready.wait(10)
+        assert ready.wait(60)
         yield place
     finally:
         place.clients.close()
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         listening.close()
         assert not thread.is_alive()
 

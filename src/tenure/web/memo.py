@@ -78,9 +78,10 @@ class Memo:
                 cell.value = read()
                 cell.taken_at = monotonic()
                 cell.costs = (*cell.costs[-2:], cell.taken_at - began)
+                once = len(cell.costs) == 1  # it may have been held up: read it again before it counts as dear
+                kept = max(fresh, (_HASTE if once else share) * cell.cost)
                 # What began before somebody acted may not show it.
-                kept = max(fresh, share * cell.cost) if acts == self._acts else _HASTE * cell.cost
-                cell.stale_at = cell.taken_at + kept
+                cell.stale_at = cell.taken_at + (kept if acts == self._acts else _HASTE * cell.cost)
         finally:
             cell.lock.release()
 

@@ -90,6 +90,7 @@ _FACTS = tuple(field.name for field in fields(Draft))
 COPY_FROM = 50  #: as many drafts are worth a COPY
 COPY_AT_ONCE = 500
 HELD_SECONDS = 0.5
+OPERATED_SECONDS = 2.0  #: of a verb's eight; what it has locked by then is let go, too
 WARY_SECONDS = 5.0
 MARK_FROM = 50  #: a batch of so many may be one of a long queue
 _ENQUEUE_TRIES = 5
@@ -243,10 +244,23 @@ class PostgresStore:
         return self._each(ids, lambda connection, job_id: operators.delete(connection, self._sql, job_id))
 
     def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T | None]:
-        wanted = list(dict.fromkeys(ids))
-        return self._locking(
-            lambda connection: {job_id: step(connection, job_id) if reads.is_id(job_id) else None for job_id in wanted}
-        )
+        """One after the other, in as many transactions as it takes: on a slow line hundreds don't fit into a verb."""
+        answers: dict[str, T | None] = dict.fromkeys(ids)
+        left = [job_id for job_id in answers if reads.is_id(job_id)]
+
+        def some(connection: Connection) -> dict[str, T]:
+            done, until = dict[str, T](), monotonic() + OPERATED_SECONDS
+            for job_id in left:
+                done[job_id] = step(connection, job_id)
+                if monotonic() > until:
+                    break
+            return done
+
+        while left:
+            done = self._locking(some)
+            answers.update(done)
+            del left[: len(done)]
+        return answers
 
     def _locking(self, call: Callable[[Connection], T]) -> T:
         """Several statements, one transaction."""
