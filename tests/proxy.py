@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Self
 
-from servers import free_port
+from servers import hold_port
 
 Answered = Callable[[bytes], bool]
 _SSL_REQUEST, _GSS_REQUEST, _CANCEL_REQUEST = 80877103, 80877104, 80877102
@@ -29,7 +29,8 @@ class Proxy:
     """Forwards to one address until told otherwise. Each method returns when it is in force; `heal` undoes them all."""
 
     def __init__(self, target_host: str, target_port: int) -> None:
-        self.port = free_port()
+        self._held = hold_port()  # also while it refuses: nobody else is to listen there
+        self.port: int = self._held.getsockname()[1]
         self.cuts = 0
         self._target = (target_host, target_port)
         self._latency = self._jitter = 0.0
@@ -49,6 +50,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self._do(self._close())
         self._thread.join()
+        self._held.close()
 
     def refuse(self) -> None:
         """Reset every connection and refuse new ones."""

@@ -55,7 +55,8 @@ class _Server:
 
     def __init__(self, name: str, *, user: pwd.struct_passwd | None = None) -> None:
         self.name = name
-        self.port = free_port()
+        self._held = hold_port()
+        self.port = self._held.getsockname()[1]
         self.folder = Path(tempfile.mkdtemp(prefix=f"tenure-{name}-", dir="/tmp"))  # short, and others can enter it
         self.log = self.folder / "server.log"
         self._user = user
@@ -131,6 +132,7 @@ class _Server:
     def close(self) -> None:
         """Kill it and remove its folder."""
         self.kill()
+        self._held.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stop(self, how: signal.Signals) -> None:
@@ -631,7 +633,7 @@ def shared_valkey() -> Keys:
 @functools.cache
 def shared_cluster() -> ValkeyCluster:
     """This process's cluster, started when first asked for."""
-    cluster = ValkeyCluster()
+    cluster = ValkeyCluster({"cluster-node-timeout": 60_000})  # a node that is held up for a moment has not failed
     atexit.register(cluster.close)
     return cluster
 
@@ -694,15 +696,26 @@ def _unprivileged() -> pwd.struct_passwd:
 
 def free_port() -> int:
     """A port on 127.0.0.1 that nobody listens on, and that no client is given."""
+    with hold_port() as held:
+        port: int = held.getsockname()[1]
+        return port
+
+
+def hold_port() -> socket.socket:
+    """Who knows the port of this socket may listen on it, now and again; nobody else is given it until it closes."""
     for _ in range(100):
         port = secrets.choice(_PORTS)  # not `random`: test workers share a seed
         if port in _given:
             continue
-        with socket.socket() as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            _given.add(port)
-            return port
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", port))
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: others are let in, but by nobody's probe
+        _given.add(port)
+        return held
     raise ServerError(f"no free port found between {_PORTS.start} and {_PORTS.stop}")
 
 

@@ -27,7 +27,7 @@ from functools import partial
 from operator import attrgetter
 from random import random
 from time import monotonic
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from tenure.config import Settings
 from tenure.durations import spell
@@ -80,6 +80,7 @@ from tenure.tally import Tally
 from tenure.task import Program
 
 T = TypeVar("T")
+_Duty = Literal["claim", "store", "beat"]
 
 _QUEUE, _TASK = attrgetter("queue"), attrgetter("claimed.task")
 STOP_SECONDS = 10.0  #: from being asked to stop to being stuck
@@ -187,6 +188,7 @@ class Worker:
         self._telling: set[Attempt] = set()  # of those reported, who is on the way to the store
         self._storing = threading.Lock()
         self._away_since: float | None = None
+        self._failing: set[_Duty] = set()
         self._released = 0
         self._tally = tally or Tally()
         self._begun: dict[str, float] = {}
@@ -363,7 +365,7 @@ class Worker:
                 continue
             async with turn:
                 claimed = await self._claim(limit)
-            if len(claimed) < limit and self._away_since is None:
+            if len(claimed) < limit and "claim" not in self._failing:
                 self._dry = not self._capped  # the queues are empty: a slot that frees itself is no news
                 await self._sleep(wake, self._poll_seconds())
 
@@ -397,7 +399,7 @@ class Worker:
             if full and not hungry_at:
                 hungry_at = now + (FULL_SECONDS if self._deaf_since is None else 0.0)
             try:
-                if now >= poll_at or self._away_since is not None or (not hand.unused and 0.0 < hungry_at <= now):
+                if now >= poll_at or "claim" in self._failing or (not hand.unused and 0.0 < hungry_at <= now):
                     async with self._claim_turn:
                         claimed = await self._claim(limit)
                     full, hungry_at = len(claimed) == limit, 0.0
@@ -412,7 +414,7 @@ class Worker:
                     due = min(poll_at, hungry_at or poll_at) - now
                     await self._sleep(wake, min(due, PAUSED_SECONDS))
             except StoreError as error:
-                self._away(error)
+                self._away("claim", error)
                 hand.store_is_away()
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -456,13 +458,13 @@ class Worker:
                 claimed = await self._in(self._claims, self._ask_store, self._wanted(1), 1, True)
                 self._alone = bool(claimed)
         except StoreError as error:
-            self._away(error)
+            self._away("claim", error)
             if self._hand is not None:
                 self._hand.store_is_away()
             await asyncio.sleep(RETRY_SECONDS)
             self._beat_wake.set()  # it may have been claimed all the same: only the store knows
             return []
-        self._back()
+        self._back("claim")
         if self._hand is not None:
             self._hand.bind(claimed)
         self._count_claims(claimed)
@@ -573,10 +575,10 @@ class Worker:
                 try:
                     refused = await self._in(self._writes, self._store_progress, attempts)
                 except StoreError as error:
-                    self._away(error)
+                    self._away("store", error)
                     self._reported.update(attempts)
                 else:
-                    self._back()
+                    self._back("store")
                     for attempt in refused:
                         # Who has ended is told by the answer to its outcome, and asked nothing any more.
                         if not attempt.finished and self.running.get(attempt.claimed.id) is attempt:
@@ -647,11 +649,11 @@ class Worker:
                     await self._in(self._writes, self._store_progress, last_words)
                 answers = await self._in(self._writes, self._finish, ends)
             except StoreError as error:
-                self._away(error)
+                self._away("store", error)
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 break
-        self._back()
+        self._back("store")
         odd: list[tuple[End, Answer]] = []
         held: list[End] = []
         for end, answer in zip(ends, answers, strict=True):
@@ -732,11 +734,13 @@ class Worker:
             try:
                 await self._settle_owned()
             except StoreError as error:
-                self._away(error)
+                self._away("beat", error)
                 await asyncio.sleep(RETRY_SECONDS)
                 self._beat_wake.set()
             else:
-                self._back()
+                self._back("beat")
+                if not self._free():  # nothing is claimed that could tell
+                    self._back("claim")
 
     async def _settle_owned(self) -> None:
         async with self._claim_turn:  # with a claim in flight, its jobs would be there and not here
@@ -806,13 +810,16 @@ class Worker:
         finally:
             timer.cancel()
 
-    def _away(self, error: StoreError) -> None:
+    def _away(self, duty: _Duty, error: StoreError) -> None:
+        self._failing.add(duty)
         if self._away_since is None:
             self._away_since = self._loop.time()
             self._events.emit(StoreAway(error=str(error)))
 
-    def _back(self) -> None:
-        if self._away_since is not None:
+    def _back(self, duty: _Duty) -> None:
+        """What failed works again. Another duty that works tells nothing: a full disk can be read."""
+        self._failing.discard(duty)
+        if self._away_since is not None and not self._failing:
             self._events.emit(StoreBack(seconds=self._loop.time() - self._away_since))
             self._away_since = None
 

@@ -438,6 +438,36 @@ def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
     assert (len(verdicts), free) == (1, 0)
 
 
+def test_a_disk_that_is_full_is_told_of_once_though_it_can_be_read(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tenure.store")
+    looks, claim, owned = list[int](), shop.store.claim, shop.store.owned
+
+    def told() -> list[str]:
+        return [each.levelname for each in caplog.records if each.name == "tenure.store"]
+
+    def look(worker_id: str) -> list[Owned]:
+        looks.append(1)
+        return owned(worker_id)
+
+    monkeypatch.setattr(shop.store, "owned", look)
+
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+
+    with shop.jobs.worker():
+        monkeypatch.setattr(shop.store, "claim", away)
+        job = pack.enqueue()
+        until(told, "the first word of it")
+        seen = len(looks)
+        until(lambda: len(looks) > seen + 5, "looks at what it owns")
+        monkeypatch.setattr(shop.store, "claim", claim)
+        job.result("30s")
+    assert told() == ["WARNING", "INFO"], "away, and back"
+
+
 # ── code stops first ──
 
 
