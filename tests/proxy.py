@@ -101,9 +101,6 @@ class Proxy:
     async def _close(self) -> None:
         self._flowing.set()
         await self._refuse()
-        for _ in range(10):  # whom the kernel let in just before gets a link first, and is not left open
-            await asyncio.sleep(0)
-        await self._cut()
         await asyncio.gather(*(link.gone.wait() for link in self._links))
         self._closing.set()
 
@@ -115,9 +112,13 @@ class Proxy:
             self._listener = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     async def _refuse(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            for each in listener.sockets:
+                self._loop.remove_reader(each.fileno())
+            for _ in range(10):  # whom the kernel has let in gets a link first: a server that closes forgets them, open
+                await asyncio.sleep(0)
+            listener.close()
         await self._cut()
 
     async def _blackhole(self) -> None:
