@@ -5,14 +5,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from select import select
 from typing import Any
@@ -475,6 +478,26 @@ def test_latency_delays_the_answer_in_each_direction(database: str, proxy: Proxy
 def test_a_server_that_is_away_resets_the_client(database: str) -> None:
     with Proxy("127.0.0.1", servers.free_port()) as proxy, pytest.raises(psycopg.OperationalError):
         through(proxy, database)
+
+
+def test_who_comes_just_when_a_proxy_refuses_is_not_left_open(databases: Databases) -> None:
+    target, done = conninfo_to_dict(databases.url()), threading.Event()
+    with Proxy(str(target["host"]), int(target["port"] or 5432)) as proxy:
+
+        def come() -> None:
+            while not done.is_set():
+                with suppress(OSError):
+                    socket.create_connection(("127.0.0.1", proxy.port), 60).close()
+
+        with ThreadPoolExecutor(4) as pool:
+            coming = [pool.submit(come) for _ in range(4)]
+            for _ in range(50):
+                proxy.refuse()
+                proxy.heal()
+            done.set()
+            for each in coming:
+                each.result()
+    gc.collect()  # an error here, of a socket that nobody has closed, fails this test
 
 
 def test_a_half_closed_connection_ends_for_the_client_alone(database: str, proxy: Proxy) -> None:
