@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.cron import Cron, Every, Rule, read
+from tenure.cron import Cron, Dst, Every, Rule, read
 from tenure.durations import spell
 from tenure.errors import InvalidOption, TenureError
 from tenure.lifecycle import GUARD, State
@@ -51,6 +51,12 @@ def rule_of(schedule: Schedule) -> Rule:
 
 
 _read = lru_cache(10_000)(read)
+
+
+@lru_cache(20_000)  # of thousands of schedules each look asks this
+def _before(rule: str, tz: str, dst: Dst, tick: datetime) -> datetime | None:
+    """The tick before this one."""
+    return _read(rule, tz, dst).upto(tick - _MOMENT)
 
 
 def understood(schedule: Schedule) -> bool:
@@ -554,8 +560,8 @@ def set_back(schedule: Schedule, now: datetime) -> bool:
     s = schedule
     if s.idle or s.job is None or s.next_tick is None or (s.start is not None and s.start > now) or not understood(s):
         return False
-    coming = rule_of(s).after(now + timedelta(seconds=max(s.grace, SET_BACK)))
-    return coming is not None and coming < s.next_tick
+    before = _before(s.rule, s.tz, s.dst, s.next_tick)
+    return before is not None and before > now + timedelta(seconds=max(s.grace, SET_BACK))
 
 
 def overdue_by(standing: Standing, now: datetime) -> float | None:
