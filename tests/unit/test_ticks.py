@@ -30,7 +30,7 @@ from tenure.schedule import (
     decode_tick,
 )
 from tenure.stores.outcomes import body_of
-from tenure.ticks import LOOK_AGAIN, Began, Held, Plan, Refused, begin_guard, jitter, overdue_by, run_id
+from tenure.ticks import LOOK_AGAIN, Began, Held, Plan, Refused, begin_guard, jitter, overdue_by, run_id, set_back
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 HOUR, DAY = 3_600.0, 86_400.0
@@ -1091,6 +1091,17 @@ def test_nothing_idle_is_overdue(idle: str) -> None:
     since: dict[str, Any] = {idle: NOON}
 
     assert overdue_by(Standing(declared().but(**since)), at(9 * HOUR)) is None
+
+
+@pytest.mark.parametrize("rule", ["every 1h", "0 * * * *"])
+def test_a_clock_that_is_set_back_by_more_than_an_hour_or_the_grace_is_told(rule: str) -> None:
+    stands, patient = declared(rule=rule), declared(rule=rule, grace=2 * HOUR)
+
+    assert [set_back(stands, at(now)) for now in (HOUR, 0, -HOUR, -HOUR - 1)] == [False, False, False, True]
+    assert [set_back(patient, at(now)) for now in (-HOUR - 1, -2 * HOUR, -2 * HOUR - 1)] == [False, False, True]
+    assert not set_back(stands.but(paused_at=NOON), at(-DAY))
+    assert not set_back(stands.but(start=NOON), at(-DAY)), "it was to begin later"
+    assert not set_back(declared(rule="0 0 1 1 *"), at(-DAY)), "its next tick is the one that comes"
 
 
 @pytest.mark.parametrize("cause", ["tick", "trigger", "backfill"])
