@@ -298,6 +298,8 @@ def ring_the_bell(store: RedisStore, namespace: str) -> None:
         ("redis://:x@a:1,b,c:3/2", [("a", 1), ("b", 6379), ("c", 3)], False, "", 2, "redis://a:1,b,c:3/2"),
         ("redis://[::1]:7/15", [("::1", 7)], False, "", 15, "redis://[::1]:7/15"),
         ("redis://[fe80::1],h:1", [("fe80::1", 6379), ("h", 1)], False, "", 0, "redis://[fe80::1],h:1"),
+        ("redis://me:x@h,[::1]:3/1", [("h", 6379), ("::1", 3)], False, "", 1, "redis://me@h,[::1]:3/1"),
+        (" Redis://h/1\n", [("h", 6379)], False, "", 1, "redis://h/1"),
         ("redis://a%40b:x@h", [("h", 6379)], False, "", 0, "redis://a%40b@h"),
         ("redis+sentinel://a,b:7/main", [("a", 26379), ("b", 7)], False, "main", 0, "redis+sentinel://a,b:7/main"),
         ("valkeys+sentinel://a/m/4?sentinel_password=x", [("a", 26379)], True, "m", 4, "valkeys+sentinel://a/m/4"),

@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from tenure.errors import InvalidOption
 
 Address = tuple[str, int]
 
 _SHAPE = "redis://[USER:PASSWORD@]HOST[:PORT][,HOST…][/DATABASE]"
+_URL = re.compile(r"([a-zA-Z+]+)://([^/?]*)([^?]*)(?:\?(.*))?")
+_DROPPED = dict.fromkeys(map(ord, "\t\r\n"))  #: as everybody does who reads URLs
 _SCHEMES = {
     "redis": False,
     "valkey": False,
@@ -55,15 +57,15 @@ def read(url: str, password: str | None) -> tuple[Place, str]:
 
 def _read(url: str, password: str | None) -> tuple[Place, str] | None:
     try:
-        parts = urlsplit(url)
-        secure = _SCHEMES[parts.scheme]
-        user, _, hosts = parts.netloc.rpartition("@")
+        scheme, place, where, query = _parts(url)
+        secure = _SCHEMES[scheme]
+        user, _, hosts = place.rpartition("@")
         name, _, secret = user.partition(":")
-        addresses = tuple(_address(host, sentinel="+" in parts.scheme) for host in hosts.split(","))
-        path = [unquote(each) for each in parts.path.split("/") if each]
-        service = path.pop(0) if "+" in parts.scheme else ""
+        addresses = tuple(_address(host, sentinel="+" in scheme) for host in hosts.split(","))
+        path = [unquote(each) for each in where.split("/") if each]
+        service = path.pop(0) if "+" in scheme else ""
         (database,) = path or ["0"]
-        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
     except (ValueError, KeyError, IndexError):
         return None
     if "#" in url or not re.fullmatch(r"\d{1,9}", database, re.ASCII):
@@ -81,8 +83,17 @@ def _read(url: str, password: str | None) -> tuple[Place, str] | None:
         "username": options.pop("sentinel_username", None),
         "password": options.pop("sentinel_password", None),
     }
-    shown = f"{parts.scheme}://{quote(unquote(name)) + '@' if name else ''}{hosts}{parts.path}"
+    shown = f"{scheme}://{quote(unquote(name)) + '@' if name else ''}{hosts}{where}"
     return Place(addresses, service, secure, login, sentinel, _tls(options)), shown
+
+
+def _parts(url: str) -> tuple[str, str, str, str]:
+    """Scheme, hosts, path, query. Not by `urlsplit`: of late it refuses several hosts if one is an IPv6 address."""
+    found = _URL.fullmatch(url.translate(_DROPPED).strip())
+    if found is None:
+        raise ValueError
+    scheme, place, path, query = found.groups("")
+    return scheme.lower(), place, path, query
 
 
 def _address(host: str, *, sentinel: bool) -> Address:
