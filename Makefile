@@ -15,8 +15,8 @@ demo: .venv/.run  ## See real work survive a killed worker
 	@$(BIN)/tenure demo
 
 test: .venv/.dev .venv/.browser  ## All tests; about a quarter of an hour on two cores
-	$(BIN)/pytest -q -n 3 tests --ignore tests/crash --ignore tests/chaos --ignore-glob 'tests/web/test_browser*'
-	$(BIN)/pytest -q -n 4 tests/crash tests/chaos tests/web/test_browser*.py  # these wait more than they work
+	$(BIN)/pytest -q -n 2 tests --ignore tests/crash --ignore tests/chaos --ignore-glob 'tests/web/test_browser*'
+	$(BIN)/pytest -q -n 3 tests/crash tests/chaos tests/web/test_browser*.py  # these wait more than they work
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/ruff check .
