@@ -28,7 +28,7 @@ TITLE = "Schedules"
 MANY = 10_000
 BATCH = 500
 SETTLE_SECONDS = 6.0
-IDLE_SECONDS = 25.0
+IDLE_SECONDS = 90.0  #: alerts look at them all every half a minute: a shorter span may miss that
 PATIENCE = timedelta(seconds=55)
 AT_ONCE = timedelta(seconds=20)  #: from now on, the least until the minute in which all are due
 
