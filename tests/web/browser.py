@@ -89,7 +89,12 @@ def system(
     which may be away now and then; else it must not have complained of anything."""
     runtime = tempfile.mkdtemp(prefix="tn")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
-    ours = {"TENURE_NAMESPACE": namespace, "TENURE_RUNTIME_DIR": runtime, "PYTHONUNBUFFERED": "1"}
+    ours = {
+        "TENURE_NAMESPACE": namespace,
+        "TENURE_RUNTIME_DIR": runtime,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
     log = folder / "dashboard.log"
     store = open_store(load({"url": store_url, "namespace": namespace, "runtime_dir": runtime}))
     store.migrate()
@@ -134,7 +139,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
         try:
             process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()
+            process.send_signal(signal.SIGABRT)  # its log says what each thread was at
             process.wait()
 
 

@@ -327,8 +327,7 @@ class Line:
             finally:
                 self._client = None
                 self._up.clear()
-                with suppress(*_FAULTS, asyncio.CancelledError):
-                    await asyncio.wait_for(client.close(), CLOSE_SECONDS)
+                await _close(client)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _stay(self, client: Client) -> None:
@@ -687,7 +686,20 @@ class Line:
 
 async def _first(event: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+async def _close(client: Client) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await client.close()
+    except _FAULTS:
+        return
+    except asyncio.CancelledError:  # of a task of its own, or of ours
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
 
 
 def _told(error: Exception) -> str:

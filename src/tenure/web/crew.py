@@ -30,7 +30,8 @@ class Crew:
         """Raises StoreAway when it takes too long: what has not begun is left, what has goes on unheard."""
         work = asyncio.get_running_loop().run_in_executor(self._pool, partial(fn, *args, **options))
         try:
-            return await asyncio.wait_for(work, self._patience)
+            async with asyncio.timeout(self._patience):  # wait_for() swallows a cancel that comes with the answer
+                return await work
         except TimeoutError as error:
             late = f"the store has not answered for {self._patience:.0f}s; an action goes on: look before you ask again"
             raise StoreAway(late) from error

@@ -92,7 +92,8 @@ class Feeds:
             yield "retry: 1000\n\n"
             while monotonic() < ends:
                 try:
-                    await asyncio.wait_for(watcher.rung.wait(), _STILL_THERE)
+                    async with asyncio.timeout(_STILL_THERE):
+                        await watcher.rung.wait()
                 except TimeoutError:
                     yield ": still there\n\n"
                     continue

@@ -1,0 +1,46 @@
+"""What runs for the pages that somebody watches ends when it is told to, whatever it is at just then."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tenure.web.crew import Crew
+from tenure.web.live import Feeds
+from tenure.web.site import Site
+
+_FEEDS, _ROUNDS = 10, 60
+
+
+@pytest.fixture
+def feeds(monkeypatch: pytest.MonkeyPatch) -> Feeds:
+    monkeypatch.setattr("tenure.web.live.Renderer", lambda site: None)  # no page is rendered here
+    return Feeds(cast(Site, SimpleNamespace(feeders=Crew("feed", 4, patience=60.0))))
+
+
+async def _watch(feeds: Feeds, key: Any) -> None:
+    numbers = itertools.count()
+    async for _ in await feeds.watch(key, lambda: {"number": str(next(numbers))}, every=0.0):
+        pass
+
+
+def test_streams_and_looks_end_at_the_first_word_also_when_news_come_with_it(feeds: Feeds) -> None:
+    """A cancel that was swallowed left a look for ever, and a dashboard that was told to stop never did."""
+
+    async def look_and_leave() -> set[asyncio.Task[Any]]:
+        ours = asyncio.current_task()
+        streams = [asyncio.create_task(_watch(feeds, number)) for number in range(_FEEDS)]
+        while len(told := asyncio.all_tasks() - {ours}) < 2 * _FEEDS:  # each stream has a look
+            await asyncio.sleep(random.uniform(0.001, 0.01))
+        for stream in streams:
+            stream.cancel()
+        return (await asyncio.wait(told, timeout=20.0))[1]
+
+    for _ in range(_ROUNDS):
+        left = asyncio.run(look_and_leave())
+        assert not left, f"{len(left)} went on"
