@@ -16,7 +16,7 @@ demo: .venv/.run  ## See real work survive a killed worker
 
 test: .venv/.dev .venv/.browser  ## All tests; about a quarter of an hour on two cores
 	$(BIN)/pytest -q -n 2 tests --ignore tests/crash --ignore tests/chaos --ignore-glob 'tests/web/test_browser*'
-	$(BIN)/pytest -q -n 3 tests/crash tests/chaos tests/web/test_browser*.py  # these wait more than they work
+	$(BIN)/pytest -q -n 3 --dist loadgroup tests/crash tests/chaos tests/web/test_browser*.py  # these wait more than they work
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/ruff check .
@@ -46,7 +46,7 @@ chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECON
 evidence: .venv/.dev  ## Half an hour of faults a store, the crash tests in full, the deleted guards (hours)
 	for store in sqlite sqlite-nats postgres postgres-poll postgres-nats redis redis-nats redis-cluster; do \
 		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 1800 || exit 1; done
-	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash tests/chaos
+	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash tests/chaos tests/web/test_browser*.py
 	$(BIN)/python -m tests.guards --json .chaos/guards.json
 	PYTHONPATH=tests $(BIN)/python -m chaos.evidence .chaos docs/evidence.md
 

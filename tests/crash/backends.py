@@ -94,8 +94,9 @@ def migrate(place: Place) -> None:
     open_store(load({"url": place.url, "namespace": place.namespace})).migrate()
 
 
-#: On these every test runs that can, on the others those `everywhere`.
-BY_DEFAULT = frozenset(os.environ.get("TENURE_TEST_BACKENDS", "sqlite,postgres").split(","))
+_NAMED = frozenset(filter(None, os.environ.get("TENURE_TEST_BACKENDS", "").split(",")))
+
+
 # ── Servers that may be stopped and killed, by the first word of a backend's name ───────────────────────────────
 
 
@@ -143,7 +144,15 @@ BACKENDS = (
     Backend("redis-cluster", frozenset({"bell"}), redis_cluster),  # a proxy stands only before the node of the URL
     *(
         [Backend("redis-7", frozenset({"server", "bell"}), partial(redis, server=shared_redis))]
-        if redis_is_here() or "redis-7" in BY_DEFAULT
+        if redis_is_here() or "redis-7" in _NAMED
         else []
     ),
 )
+
+
+def backends(*needed: str, everywhere: bool) -> list[Backend]:
+    """Those on which a test runs: of all that it can run on those in TENURE_TEST_BACKENDS, without that the first."""
+    able = [each for each in BACKENDS if each.has.issuperset(needed)]
+    if everywhere:
+        return able
+    return [each for each in able if each.name in _NAMED] if _NAMED else able[:1]

@@ -9,27 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from .backends import BACKENDS, BY_DEFAULT, SERVERS, Backend, Place, Server
+from .backends import SERVERS, Backend, Place, Server, backends
 from .harness import FULL, Site
 
 MEASURED = "measured"
 Tell = Callable[[str], None]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    for marker in (
-        "needs(*what): runs only on backends that have all of it (backends.py)",
-        "everywhere: runs on every backend also by default; with TENURE_TEST_FULL=1 every test does",
-    ):
-        config.addinivalue_line("markers", marker)
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" not in metafunc.fixturenames:
         return
-    needed = {what for mark in metafunc.definition.iter_markers("needs") for what in mark.args}
+    needed = [what for mark in metafunc.definition.iter_markers("needs") for what in mark.args]
     everywhere = FULL or metafunc.definition.get_closest_marker("everywhere") is not None
-    chosen = [each for each in BACKENDS if needed <= each.has and (everywhere or each.name in BY_DEFAULT)]
+    chosen = backends(*needed, everywhere=everywhere)
     metafunc.parametrize("backend", chosen, ids=lambda backend: backend.name)
 
 

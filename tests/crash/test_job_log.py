@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from contextlib import nullcontext
 
-import pytest
-
 from tenure.job import JobHandle
 from tenure.job_log import Log, decode
 
@@ -19,7 +17,6 @@ def logs(site: Site, job: JobHandle[None]) -> dict[int, Log]:
     return {attempt: decode(text) for attempt, text in site.store.logs(str(job.id)).items()}
 
 
-@pytest.mark.everywhere
 def test_the_lines_of_a_killed_attempt_stay_beside_those_of_the_next(site: Site) -> None:
     site.supervisor(lease="2s")
     job = shop.talk.enqueue()
@@ -40,7 +37,6 @@ def test_the_lines_of_a_killed_attempt_stay_beside_those_of_the_next(site: Site)
     assert first.lines[0].at < second.lines[-1].at
 
 
-@pytest.mark.everywhere
 def test_the_refused_outcome_of_a_former_owner_is_kept_with_its_attempt(site: Site) -> None:
     site.supervisor(lease="4m")  # its supervisor must not hear of its death, and end it, before it has spoken
     job = shop.talk.enqueue()

@@ -94,7 +94,6 @@ def who_acted(site: Site) -> list[int]:
     return [line.pid for line in site.lines(event="acts")]
 
 
-@pytest.mark.everywhere
 def test_of_two_processes_one_acts_for_as_long_as_it_takes_and_both_get_what_it_got(site: Site) -> None:
     one = Asks(site, hold=LONGER)
     began = one.seen("acts").at

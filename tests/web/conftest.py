@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from crash.backends import Place, postgres, redis, sqlite
+from crash.harness import FULL
 from tenure.web import memo, site
 from tenure.web.crew import Crew
 
@@ -32,7 +33,19 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-@pytest.fixture(scope="module", params=[sqlite, postgres, redis], ids=lambda place: place.__name__)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "place" in metafunc.fixturenames:
+        places = (sqlite, postgres, redis) if FULL else (sqlite,)
+        metafunc.parametrize("place", places, indirect=True, ids=lambda place: place.__name__, scope="module")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):  # what they share is dear to start: one process has them all
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@pytest.fixture(scope="module")
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """A store with nothing in it."""
     with request.param(tmp_path_factory.mktemp("store")) as place:

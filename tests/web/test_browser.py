@@ -1,4 +1,4 @@
-"""The dashboard in a real browser, on every store: each button and form, pages that move, and a worker that is killed.
+"""The dashboard in a real browser: each button and form, pages that move, and a worker that is killed.
 
 The tests of a store share one demo, and each keeps to its own jobs; the last word on what is shown has the store.
 """
