@@ -39,7 +39,7 @@ TABLE = Table(
         Guard("a claim takes no more than was asked for", STORE, "want = min(most, limit - len(claimed))", "want = most"),
         Guard("a claim takes no more than was asked for", STORE, "want = min(most, limit - len(claimed))", "want = limit - len(claimed)"),
         Guard("the attempt number rises with every claim", STATEMENTS, "'processing', attempt = attempt + 1", "'processing', attempt = max(attempt, 1)"),
-        Guard("two claimers never get one job", FILE, "    connection.execute(\"BEGIN IMMEDIATE\")\n        try:\n            for op", "    connection.execute(\"BEGIN\")\n        try:\n            for op"),
+        Guard("two claimers never get one job", FILE, "connection.execute(\"BEGIN IMMEDIATE\")\n            for op", "connection.execute(\"BEGIN\")\n            for op"),
         Guard("a job that is claimed too late says so", STATEMENTS, "iif({attempt} = 1 AND expires_at < :now", "iif(FALSE"),
         Guard("only a first attempt can be too late", STATEMENTS, "iif({attempt} = 1 AND expires_at", "iif(expires_at"),
         Guard("a worker id is used once", STORE, "if connection.changes() == 0:\n                raise", "if False:\n                raise"),

@@ -376,14 +376,38 @@ def test_behind_a_pooler_it_says_so_and_polls_until_it_hears(
         notifier.close()
 
 
+def test_a_server_that_lets_one_in_and_answers_nothing_is_told_and_left(
+    new_notifier: NewNotifier, server: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "_ANSWER", 0.5)
+    with Pooler(server.port) as pooler:
+        pooler.deaf, pooler.silent = False, True
+        good = urlsplit(server.url())
+        netloc = f"{good.username}:{good.password}@127.0.0.1:{pooler.port}"
+        notifier = new_notifier(good._replace(netloc=netloc, query="sslmode=disable&gssencmode=disable").geturl())
+        notifier.announce([QUEUED])
+        until(lambda: "no answer in 0.5s" in notifier.problem(), "a problem of who announces")
+        ear = notifier.listen()
+        until(lambda: "no answer in 0.5s" in ear.problem, "a problem of the listener")
+
+        monkeypatch.setattr(postgres, "_ANSWER", LIMIT)
+        pooler.silent = False
+        until(lambda: ear.drain() == [], "a listener that hears")
+        until(lambda: not notifier.problem(), "no problem any more")
+        ear.close()
+        notifier.close()
+
+
 class Pooler:
     """Between clients and a server, losing notifications as a pooler in transaction mode does.
 
-    Only what arrives while a statement runs gets through: a stray one just after LISTEN.
+    Only what arrives while a statement runs gets through: a stray one just after LISTEN. A silent one lets in, and
+    passes on no answer after that.
     """
 
     def __init__(self, server_port: int) -> None:
         self.deaf = True
+        self.silent = False
         self._server_port = server_port
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
@@ -424,11 +448,12 @@ class Pooler:
 
     def _to_client(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError), server.makefile("rb") as messages:
-            listening = False
+            listening = entered = False
             while head := messages.read(5):
                 body = messages.read(int.from_bytes(head[1:], "big") - 4)
-                if self.deaf and head[:1] == b"A":
+                if (self.deaf and head[:1] == b"A") or (self.silent and entered):
                     continue
+                entered = entered or head[:1] == b"Z"
                 client.sendall(head + body)
                 listening = listening or (head[:1], body) == (b"C", b"LISTEN\0")
                 if listening and self.deaf and head[:1] == b"Z":

@@ -44,6 +44,7 @@ from tenure.lifecycle import Completed, Crashed, Failed, Lease, Released, Snooze
 from tenure.ports import Filter, Landed, Progress
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres import server as module
+from tenure.stores.postgres.commits import CommitWatch
 
 WRONG = "Wr0ng-w0rd"
 NEWEST = module.migrations()[-1][0]
@@ -1109,6 +1110,44 @@ def test_a_forked_child_is_told_and_harms_its_parent_by_nothing(store: PostgresS
     assert all("was opened before a fork()" in line for line in lines)
     assert backends() == before
     assert len(everything(store)) == 2
+
+
+# ── No answer, and no thread ──
+
+
+def no_more_threads(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_verb_without_an_answer_ends_in_time_although_the_store_is_closed_meanwhile(
+    server: Postgres, store: PostgresStore
+) -> None:
+    with ThreadPoolExecutor() as threads:
+        verb = threads.submit(store._server.fetch, "SELECT pg_sleep(30)", seconds=2.0)
+        until(lambda: sessions(server, store.url, "query LIKE '%pg_sleep(30)%'") == 1, "the verb to be in flight")
+        store.close()
+        assert "no answer in 2s" in refused(verb.result, StoreAway)
+
+
+def test_a_verb_has_its_time_limit_also_where_no_thread_can_be_started(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.close()
+    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    store.open()
+    assert "no answer in 0.5s" in refused(lambda: store._server.fetch("SELECT pg_sleep(30)", seconds=0.5), StoreAway)
+    assert store.counts()[State.QUEUED] == 0
+
+
+def test_what_came_of_a_commit_is_asked_as_soon_as_a_thread_can_be_started_again() -> None:
+    watch = CommitWatch(lambda xids: dict.fromkeys(xids, "committed"))
+    heard = [threading.Event(), threading.Event()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more_threads)
+        watch.add("1", heard[0].set)
+    watch.add("2", heard[1].set)
+    assert all(each.wait(60) for each in heard)
+    watch.close()
 
 
 def test_a_store_that_is_not_open_says_so(url: str) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import count
 from pathlib import Path
 
 import apsw
@@ -208,6 +213,135 @@ def test_one_bad_write_does_not_fail_its_neighbours(tmp_path: Path) -> None:
 
     assert (len(errors), sum(store.counts().values())) == (1, 9)
     store.close()
+
+
+def struck(at: int, call: Callable[[], object]) -> bool:
+    """Do it, with Ctrl-C at this step: an exception comes where a function is entered or one in C has returned."""
+    steps = count()
+
+    def step(_frame: object, event: str, _arg: object) -> None:
+        if event in {"call", "c_return"} and next(steps) == at:
+            raise KeyboardInterrupt
+
+    try:
+        sys.setprofile(step)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+def with_a_table(path: Path) -> DatabaseFile:
+    database = DatabaseFile(str(path))
+    database.open()
+    database.write(lambda each: each.execute(f"PRAGMA application_id = {file.APPLICATION_ID}; CREATE TABLE n (n, who)"))
+    return database
+
+
+def insert(number: int, who: str) -> Callable[[apsw.Connection], str]:
+    def step(connection: apsw.Connection) -> str:
+        connection.execute("INSERT INTO n VALUES (?, ?)", (number, who))
+        return who
+
+    return step
+
+
+def inserted(database: DatabaseFile, number: int) -> list[str]:
+    rows = database.read(lambda each: file.fetch(each, "SELECT who FROM n WHERE n = ? ORDER BY who", (number,)))
+    return [who for (who,) in rows]
+
+
+def test_ctrl_c_at_any_step_of_a_group_is_heard_by_whom_it_struck_and_costs_nobody_else_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = with_a_table(tmp_path / "t.db")
+    turn = threading.RLock()  # so that the other one can be made to wait, and this thread to carry both
+    monkeypatch.setattr(database, "_turn", turn)
+    seen: set[tuple[str, ...]] = set()
+
+    with ThreadPoolExecutor(1) as threads:
+        for at in count():
+            with turn:
+                other = threads.submit(database.write, insert(at, "other"))
+                while not database._waiting:
+                    threading.Event().wait(0.001)
+                heard = struck(at, lambda at=at: database.write(insert(at, "mine")))  # type: ignore[misc]
+            assert other.result(60) == "other"
+            assert not database._waiting
+            if not heard:
+                assert inserted(database, at) == ["mine", "other"]
+                break
+            seen.add(tuple(inserted(database, at)))
+
+    assert seen == {("other",), ("mine", "other")}  # before the commit, and after it
+    database.close()
+
+
+def test_ctrl_c_at_any_step_of_a_transaction_leaves_the_file_to_others(tmp_path: Path) -> None:
+    database, other = with_a_table(tmp_path / "t.db"), DatabaseFile(str(tmp_path / "t.db"))
+    other.open()
+
+    def use(at: int) -> None:
+        with database.transaction() as tx:
+            tx.run(insert(at, "mine"))
+
+    for at in count():
+        heard = struck(at, lambda at=at: use(at))  # type: ignore[misc]
+        assert not database._turn.locked()
+        other.write(insert(at, "other"))
+        assert inserted(database, at) in ([["mine", "other"], ["other"]] if heard else [["mine", "other"]])
+        if not heard:
+            break
+
+    other.close()
+    database.close()
+
+
+def test_ctrl_c_while_it_waits_for_its_turn_takes_a_write_back(tmp_path: Path) -> None:
+    database = with_a_table(tmp_path / "t.db")
+    with database._turn, ThreadPoolExecutor(1) as threads:
+        main = threading.get_ident()
+
+        def press() -> None:
+            while not database._waiting:
+                threading.Event().wait(0.001)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        pressing = threads.submit(press)
+        with pytest.raises(KeyboardInterrupt):
+            database.write(insert(1, "mine"))
+        pressing.result(60)
+
+    database.write(insert(1, "next"))
+    assert inserted(database, 1) == ["next"]
+    database.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("use", ["read", "write", "transaction"])
+def test_a_forked_child_is_told_so_also_when_its_parent_was_just_using_the_file(tmp_path: Path, use: str) -> None:
+    database = with_a_table(tmp_path / "t.db")
+    calls: dict[str, Callable[[], object]] = {
+        "read": lambda: database.read(insert(1, "child")),
+        "write": lambda: database.write(insert(1, "child")),
+        "transaction": lambda: database.transaction().__enter__(),
+    }
+    with database._turn, database._reading:  # as other threads of the parent may hold them
+        child = os.fork()
+        if child == 0:
+            told = ""
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(60)
+                calls[use]()
+            except StoreError as error:
+                told = str(error)
+            finally:
+                os._exit("was opened before a fork()" not in told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    database.close()
 
 
 def test_a_locked_file_is_away_not_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,21 +21,24 @@ from random import uniform
 from secrets import token_hex
 from threading import Condition, Thread
 from time import monotonic
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakSet, finalize
 
 import msgspec
 import psycopg
 from psycopg import sql
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tenure.errors import InvalidOption
 from tenure.notifiers.inbox import Inbox
 from tenure.ports import ANY, Ring
 
+T = TypeVar("T")
+
 CHANNEL_LIMIT = 63  # bytes of an identifier
 PAYLOAD_LIMIT = 7999  # bytes of a notification
-_DEBOUNCE, _SILENCE, _LAST_WORDS = 0.01, 60.0, 1.0
+_DEBOUNCE, _ANSWER, _SILENCE, _LAST_WORDS = 0.01, 8.0, 60.0, 1.0
 _BURST = 10  #: rings that may go at once after a quiet moment: somebody waits for those
 _PROOF_EVERY, _PROOF_WITHIN = 10.0, 5.0
 _KINDS: tuple[Literal["queued", "due", "cancel"], ...] = ("queued", "due", "cancel")
@@ -284,7 +287,7 @@ class _Server:
 
     def connect(self, name: str) -> psycopg.Connection:
         conninfo = make_conninfo(**{"application_name": name} | self._options)
-        return psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        return _Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
 
     def told(self, error: psycopg.Error) -> str:
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
@@ -293,6 +296,27 @@ class _Server:
         if password := self._options.get("password"):
             reason = reason.replace(str(password), "***")
         return f"PostgreSQL's doorbell is out of reach: polling every second until it answers ({reason[:500]})"
+
+
+class _Connection(psycopg.Connection):
+    """One that has to answer in time: a server that hangs goes on acknowledging packets, and keepalives too."""
+
+    def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
+        return super().wait(_in_time(gen), *args, **options)
+
+
+def _in_time(gen: PQGen[T]) -> PQGen[T]:
+    """psycopg goes on with it ten times a second, whether there is something to read or not."""
+    answer_by = monotonic() + _ANSWER
+    ready: Any = None
+    while True:
+        try:
+            wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        ready = yield wanted
+        if monotonic() > answer_by:
+            raise psycopg.OperationalError(f"no answer in {_ANSWER:g}s")
 
 
 class _NotHeard(Exception):

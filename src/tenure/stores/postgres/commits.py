@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 #: Ids in (one array), each with its status out. The log of commits knows of one a moment before others see its rows,
@@ -58,8 +59,10 @@ class CommitWatch:
             now = time.monotonic()
             self._waiting.setdefault(xid, _Waiting(now, now + _SHORTEST)).committed.append(committed)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="tenure-commits", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, name="tenure-commits", daemon=True)
+                with suppress(RuntimeError):  # no thread can be started now: the next one to come tries again
+                    thread.start()
+                    self._thread = thread
             self._changed.notify()
 
     def close(self) -> None:

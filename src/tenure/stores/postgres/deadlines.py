@@ -1,4 +1,4 @@
-"""No verb waits for ever: a connection that gets no answer in time is shut down under whoever waits for it.
+"""No verb waits for ever: a connection that gets no answer in time is closed by whoever waits for it.
 
 Keepalives don't help there. A server that hangs, or a pooler or a firewall that has lost the way, goes on
 acknowledging packets, and libpq waits for an answer without a limit.
@@ -6,69 +6,45 @@ acknowledging packets, and libpq waits for an answer without a limit.
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
+import math
 import time
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
 
-_LOOK_SECONDS = 0.5
-_IDLE_SECONDS = 5.0
+T = TypeVar("T")
 
 
-class Deadlines:
-    """One thread looks after all connections of a store, while any of them is in use and a little longer."""
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """One that can be given a time to answer in."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._until: dict[psycopg.Connection[Any], float] = {}
-        self._thread: threading.Thread | None = None
-        self._closed = False
+    _seconds = _answer_by = math.inf
 
     @contextmanager
-    def within(self, seconds: float, connection: psycopg.Connection[Any]) -> Generator[None]:
-        """What is asked through this connection in the block has to be answered in so many seconds."""
-        with self._changed:
-            self._until[connection] = time.monotonic() + seconds
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._watch, name="tenure-deadlines", daemon=True)
-                self._thread.start()
+    def within(self, seconds: float) -> Generator[None]:
+        """What is asked in the block has to be answered in so many seconds."""
+        self._seconds, self._answer_by = seconds, time.monotonic() + seconds
         try:
             yield
         finally:
-            with self._changed:
-                del self._until[connection]
+            self._seconds = self._answer_by = math.inf
 
-    def close(self) -> None:
-        """End the thread; the next use starts one again."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-            thread = self._thread
-        if thread is not None:
-            thread.join()
-        self._closed = False
+    def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
+        """Where psycopg waits, however it was asked."""
+        return super().wait(self._in_time(gen), *args, **options)
 
-    def _watch(self) -> None:
-        idle_since = time.monotonic()
-        with self._changed:
-            while not self._closed:
-                self._changed.wait(_LOOK_SECONDS)
-                now = time.monotonic()
-                if self._until:
-                    idle_since = now
-                elif now - idle_since > _IDLE_SECONDS:
-                    break
-                for connection, until in self._until.items():
-                    if now > until:
-                        _shut(connection)
-            self._thread = None
-
-
-def _shut(connection: psycopg.Connection[Any]) -> None:
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
+    def _in_time(self, gen: PQGen[T]) -> PQGen[T]:
+        """It is gone on with ten times a second, whether there is something to read or not."""
+        ready: Any = None
+        while True:
+            try:
+                wanted = gen.send(ready)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            ready = yield wanted
+            if time.monotonic() > self._answer_by:
+                self.close()
+                raise psycopg.OperationalError(f"no answer in {self._seconds:g}s")

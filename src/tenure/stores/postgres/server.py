@@ -23,10 +23,10 @@ from psycopg import conninfo, pq
 
 from tenure.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
-from tenure.stores.postgres.deadlines import Deadlines
+from tenure.stores.postgres import deadlines
 
 T = TypeVar("T")
-Connection = psycopg.Connection[tuple[Any, ...]]
+Connection = deadlines.Connection
 
 OLDEST = 14
 MOST_CONNECTIONS = 20
@@ -172,7 +172,6 @@ class Server:
         self.pid = os.getpid()
         self._open = False
         self._pooled: bool | None = None  # None: not known yet
-        self._deadlines = Deadlines()
 
     # ── statements ──
 
@@ -203,12 +202,11 @@ class Server:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-        self._deadlines.close()
 
     @contextmanager
     def connection(self, seconds: float = ANSWER_SECONDS) -> Generator[Connection]:
         """A connection for one verb. Errors leave in our words, and a broken connection is not used again."""
-        with self._lent() as connection, self.telling(), self._deadlines.within(seconds, connection):
+        with self._lent() as connection, self.telling(), connection.within(seconds):
             yield connection
 
     @contextmanager
@@ -277,9 +275,9 @@ class Server:
 
     def connect(self, session: LiteralString = _SESSION) -> Connection:
         """A connection of one's own."""
-        connection = psycopg.connect(self.conninfo, autocommit=True, prepare_threshold=2)
+        connection = Connection.connect(self.conninfo, autocommit=True, prepare_threshold=2)
         try:
-            with self._deadlines.within(ANSWER_SECONDS, connection):
+            with connection.within(ANSWER_SECONDS):
                 if self._pooled is None:
                     self._pooled = _pooled(connection)
                 if self._pooled:  # a setting would be left to strangers, a prepared statement not be found again
@@ -367,12 +365,8 @@ class Server:
 
     def migrate(self) -> int:
         """Apply what is missing, in one transaction, one migrator at a time."""
-        try:
-            with self.telling(), self.connect() as connection, connection.transaction():
-                return self._migrate(connection, migrations())
-        finally:
-            if not self._open:
-                self._deadlines.close()
+        with self.telling(), self.connect() as connection, connection.transaction():
+            return self._migrate(connection, migrations())
 
     def _migrate(self, connection: Connection, scripts: list[tuple[int, str]]) -> int:
         self._check_server(connection)

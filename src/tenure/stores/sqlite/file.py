@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -121,13 +121,13 @@ def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
 class _Op:
     """One write waiting for its turn, and what became of it."""
 
-    __slots__ = ("call", "done", "error", "result")
+    __slots__ = ("call", "committed", "error", "result")
 
     def __init__(self, call: Callable[[apsw.Connection], Any]) -> None:
         self.call = call
-        self.done = False
+        self.committed: Sequence[object] = ()  #: shared by a group: not empty once its COMMIT has returned
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.error: Exception | None = None
 
 
 class Transaction:
@@ -136,10 +136,16 @@ class Transaction:
     def __init__(self, file: DatabaseFile, connection: apsw.Connection) -> None:
         self._file = file
         self._connection = connection
-        self._deadline = time.monotonic() + TRANSACTION_SECONDS
         self._open = True
         self._lock = threading.Lock()
         self.committed: list[Callable[[], None]] = []  #: to be called once it has committed
+
+    def begin(self) -> None:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+        except apsw.Error as error:
+            raise mapped(error, self._file.path) from error
+        self._deadline = time.monotonic() + TRANSACTION_SECONDS
 
     def execute(self, sql: str, bindings: Any = ()) -> apsw.Cursor:
         """Run SQL of your own in it; it commits, or not, together with the jobs."""
@@ -181,6 +187,9 @@ class DatabaseFile:
 
     Writes are committed in groups: whoever gets the writer's turn carries everything that waits, in one transaction,
     so that many small writes share one fsync. If one of a group fails, all are rolled back and run one by one.
+
+    A signal's exception (KeyboardInterrupt, SystemExit) may strike the carrier anywhere. It leaves at once: what it
+    had not committed is carried by those who wait for it, each of whom gets the turn; what it had, they find committed.
     """
 
     def __init__(self, path: str) -> None:
@@ -284,11 +293,15 @@ class DatabaseFile:
     def _connection(self, connection: apsw.Connection | None) -> apsw.Connection:
         if connection is None:
             raise StoreError(f"{self.path} is not open")
-        if os.getpid() != self._pid:
-            raise StoreError(f"{self.path} was opened before a fork(): a child process must open the store itself")
         return connection
 
+    def _refuse_child(self) -> None:
+        """Comes before every lock: a child has them as they were at the fork, with nobody left to release them."""
+        if os.getpid() != self._pid:
+            raise StoreError(f"{self.path} was opened before a fork(): a child process must open the store itself")
+
     def read(self, call: Callable[[apsw.Connection], T]) -> T:
+        self._refuse_child()
         with self._reading:
             connection = self._connection(self._reader)
             try:
@@ -297,14 +310,22 @@ class DatabaseFile:
                 raise mapped(error, self.path) from error
 
     def write(self, call: Callable[[apsw.Connection], T]) -> T:
+        self._refuse_child()
         op = _Op(call)
-        self._waiting.append(op)
-        with self._turn:
-            if not op.done:
-                group: list[_Op] = []
-                while self._waiting:
-                    group.append(self._waiting.popleft())
-                self._commit(group)
+        try:
+            self._waiting.append(op)
+            with self._turn:
+                if not op.committed and op.error is None:
+                    group: list[_Op] = []
+                    while self._waiting:
+                        group.append(self._waiting.popleft())
+                    if op not in group:  # whoever carried it was struck
+                        group.append(op)
+                    self._commit(group)
+        except BaseException:
+            with suppress(ValueError):  # it must not be done some time later, by whoever writes next
+                self._waiting.remove(op)
+            raise
         if op.error is not None:
             raise mapped(op.error, self.path) from op.error
         return op.result  # type: ignore[no-any-return]
@@ -313,42 +334,42 @@ class DatabaseFile:
         try:
             connection = self._connection(self._writer)
             self._commit_together(connection, group)
-        except BaseException as error:
+        except Exception as error:
+            if group[0].committed:  # what a signal's handler raised, a moment too late to undo it
+                raise
             if len(group) > 1 and not isinstance(mapped(error, self.path), StoreAway):
                 for op in group:
                     self._commit([op])
                 return
             for op in group:
-                op.error, op.done = error, True
+                op.error = error
 
     def _commit_together(self, connection: apsw.Connection, group: list[_Op]) -> None:
-        connection.execute("BEGIN IMMEDIATE")
+        committed: list[apsw.Cursor] = []
         try:
+            connection.execute("BEGIN IMMEDIATE")
             for op in group:
+                op.committed = committed
                 op.result = op.call(connection)
-            connection.execute("COMMIT")
+            # COMMIT and the note of it are one step of the interpreter: no signal's exception can come between them.
+            committed.extend(map(connection.execute, ("COMMIT",)))  # pyright: ignore[reportUnknownArgumentType]
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        for op in group:
-            op.done = True
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
+        self._refuse_child()
         with self._turn:
-            connection = self._connection(self._writer)
+            transaction = Transaction(self, self._connection(self._writer))
             try:
-                connection.execute("BEGIN IMMEDIATE")
-            except apsw.Error as error:
-                raise mapped(error, self.path) from error
-            transaction = Transaction(self, connection)
-            try:
+                transaction.begin()
                 yield transaction
+                transaction.end(commit=True)
             except BaseException:
                 transaction.end(commit=False)
                 raise
-            transaction.end(commit=True)
         for committed in transaction.committed:
             committed()
 
