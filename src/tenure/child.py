@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -63,7 +63,26 @@ class Handles:
     parent: int
 
 
-def run_child(handles: Handles, load: Callable[[], Loaded]) -> int:
+def run_child(handles: Handles, load: Callable[[], Loaded]) -> NoReturn:
+    code = 1
+    try:
+        code = _run(handles, load)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: threads of the app, or of a handler, must not hold up the end of a worker."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
     die_with_parent(handles.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = Link(socket.socket(fileno=handles.link))
@@ -82,12 +101,7 @@ def run_child(handles: Handles, load: Callable[[], Loaded]) -> int:
         raise
     link.send("hello", **hello)
     sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
+    return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
 
 
 def _introduction(loaded: Loaded) -> dict[str, Any]:
@@ -131,7 +145,7 @@ class Child:
         self._idle_since = 0.0
         self._due_told = 0.0
 
-    async def serve(self) -> int:
+    async def serve(self) -> NoReturn:
         self._loop = loop = asyncio.get_running_loop()
         loop.add_reader(self._link.fileno(), self._receive)
         loop.add_signal_handler(signal.SIGTERM, self._drain, self._loaded.settings.grace)
@@ -142,9 +156,7 @@ class Child:
             await self._work(order)
         self._tell_counts()
         self._link.send("drained")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # a handler's own threads must not hold up the end of a drained worker
+        _leave(0)  # and not by way of the loop's end, which would wait for its threads
 
     async def _work(self, order: Mapping[str, Any]) -> None:
         loaded, settings = self._loaded, self._loaded.settings

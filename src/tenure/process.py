@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import IO, Any
 
 from tenure.host import TOKEN_ENV, new_token, worker_id
@@ -35,6 +36,7 @@ class WorkerProcess:
     ready: bool = False
     draining: bool = False
     drained: bool = False
+    end_by: float = inf  #: by the supervisor's count of the time that it had
     stopped_since: float | None = None
     hello: Mapping[str, Any] = field(default_factory=dict[str, Any])
     kill_reason: str = ""  #: we killed it, and why

@@ -58,6 +58,7 @@ COUNT_SECONDS = 1.0
 MOST_BACKOFF_SECONDS = 30.0
 SETTLE_SECONDS = 5.0  #: told to stop and without workers: how long the store may still be away
 HUNG_GRACE_SECONDS = 10.0  #: a hung job is its worker's business first
+END_SECONDS = 13.0  #: past the grace: a worker names code that does not stop within 10 s; one that says nothing is deaf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,7 @@ class Supervisor:
         self._maintain_wake = threading.Event()
         self._renew_wake = threading.Event()
         self._stopping = 0  # how many stop signals came
+        self._turned = self._given = 0.0  # the last turn, and the time that workers had to end, by a clock of its own
         self._done = False
         self._exit_code = 0
         self._settling: frozenset[str] = frozenset()  #: gone, and not yet settled: ours, with what we know of them
@@ -145,7 +147,7 @@ class Supervisor:
         for _ in range(self._options.workers):
             self._start("worker")
         try:
-            while self._children or self._unsettled or self._start_at:
+            while self._children or self._unsettled or (self._start_at and not self._stopping):
                 self._turn()
         finally:
             self._done = True
@@ -168,6 +170,9 @@ class Supervisor:
         while not self._orders.empty():
             self._orders.get()()
         now = self._boot()
+        if self._away_since is None:  # without the store nobody ends well: then the lease is the limit
+            self._given += min(now - self._turned, STALL_SECONDS)  # for longer the machine slept, or we were stopped
+        self._turned = now
         for child in list(self._children.values()):
             self._look_after(child, now)
         self._retry_unsettled()
@@ -198,7 +203,6 @@ class Supervisor:
     def _stop(self) -> None:
         """First signal: drain. Second: without grace. Third: kill."""
         self._stopping += 1
-        self._start_at.clear()
         for child in list(self._children.values()):
             if self._stopping >= 3:
                 self._kill(child, "the supervisor was told to stop three times")
@@ -217,11 +221,14 @@ class Supervisor:
 
     def _tell_to_drain(self, child: WorkerProcess, grace: float) -> None:
         child.draining = True
+        child.end_by = min(child.end_by, self._given + grace + END_SECONDS)
         child.link.send("drain", grace=grace)
 
     # ── starting workers ──
 
     def _start(self, runner: Runner, replaces: str = "") -> None:
+        if self._stopping:
+            return
         try:
             child = WorkerProcess.start(self._options.command, runner, replaces)
         except OSError as error:
@@ -233,6 +240,8 @@ class Supervisor:
         if child.pidfd >= 0:
             self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._ended(child))
         self._selector.register(child.link, selectors.EVENT_READ, lambda: self._heard(child))
+        if self._stopping:  # the signal came while nobody knew of this one
+            self._kill(child, "told to stop before it had begun")
 
     def _heard(self, child: WorkerProcess) -> None:
         if child.link.closed:
@@ -366,8 +375,7 @@ class Supervisor:
     def _try_again_later(self) -> None:
         self._failed_starts += 1
         delay = min(2.0 ** (self._failed_starts - 1), MOST_BACKOFF_SECONDS)
-        if not self._stopping:
-            self._start_at.append(self._boot() + delay)
+        self._start_at.append(self._boot() + delay)
 
     def _start_what_is_due(self) -> None:
         now = self._boot()
@@ -375,7 +383,7 @@ class Supervisor:
         self._start_at = [at for at in self._start_at if at > now]
         for _ in due:
             self._start("worker")
-        if self._solo_wanted and not self._stopping:
+        if self._solo_wanted:
             running = sum(child.runner == "solo" and not child.draining for child in self._children.values())
             for _ in range(min(self._solo_wanted, os.cpu_count() or 1) - running):
                 self._start("solo")
@@ -396,6 +404,8 @@ class Supervisor:
         else:
             child.stopped_since = None
             self._watch_for_stalls(child, now)
+            if self._given > child.end_by:
+                self._kill(child, "it was told to end, and did not")
 
     def _watch_for_stalls(self, child: WorkerProcess, now: float) -> None:
         silent = now - child.lifeline.tick
@@ -516,7 +526,7 @@ class Supervisor:
         )
 
     def _replace(self, child: WorkerProcess) -> None:
-        if self._stopping or child.runner == "solo":
+        if child.runner == "solo":
             return
         if child.ready:
             self._start_what_is_due()  # a job that must run alone comes first: it is the one that waits

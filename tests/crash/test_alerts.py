@@ -8,6 +8,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from tenure.schedule import Schedule
 from tenure.ticks import Began, Plan, begin_guard
 from tenure.timetable import Timetable
 
+from .altered import altered
 from .harness import Site, Supervised, until
 
 APP = """
@@ -354,3 +356,40 @@ def test_what_was_noticed_is_told_though_its_supervisor_is_killed_before_it_coul
     told(site, inbox, lambda: opened in inbox.told() and delivered(site), "the message")
     assert inbox.told() == {opened: 1}
     assert len({name for name, _ in inbox.requests}) == 1
+
+
+@contextmanager
+def dripping() -> Generator[tuple[str, threading.Event]]:
+    """A receiver that answers a byte now and then, and never has said it all. It tells when one has come."""
+    came, closing = threading.Event(), threading.Event()
+
+    class Drip(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.set()
+            self.wfile.write(b"HTTP/1.0 204 No Content\r\nX-Drip: ")
+            while not closing.wait(0.5):
+                self.wfile.write(b".")
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Drip)
+    with serving(server):
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/hook", came
+        finally:
+            closing.set()
+
+
+@pytest.mark.needs("file")
+def test_a_receiver_that_never_has_said_it_all_does_not_hold_up_a_supervisor(site: Site, inbox: Inbox) -> None:
+    impatient = altered("import tenure.alerts; tenure.alerts.LAST_SECONDS = 0.5")
+    (site.folder / "broken").touch()
+    with dripping() as (url, came):
+        env = watched(site, inbox) | {"TENURE_ALERTS": url}
+        supervisor = site.supervisor(app="watched", grace="100ms", env=env, before=impatient)
+        site.until(site.store.workers, "a worker")
+        site.store.enqueue([Draft(id=new_id(), task="flaky", payload="{}", max_failures=1)])
+        told(site, inbox, came.is_set, "the message to be on its way")
+
+        supervisor.signal(signal.SIGTERM)
+
+        assert supervisor.exit_code(60) == 0
+        assert "Traceback" not in supervisor.log().partition("the disk is full")[2]

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from tenure.job import JobHandle
 
 from . import shop
+from .altered import altered
+from .backends import Place, Server, there
 from .conftest import Tell
 from .harness import Site, Supervised, alive, boot, children, send
 
+BRIEFLY = "import tenure.supervisor; tenure.supervisor.END_SECONDS = 1.0"
+#: Once the file is there, 1,000 s have passed while the machine slept.
+SLEEPY = """
+import dataclasses, pathlib, tenure.supervisor
+true, slept = tenure.supervisor.system_clock(), pathlib.Path("slept")
+told = dataclasses.replace(true, boot=lambda: true.boot() + 1000.0 * slept.exists())
+tenure.supervisor.system_clock = lambda: told
+"""
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -122,6 +136,63 @@ def test_three_signals_kill(site: Site) -> None:
 
     assert site.job(job).state == "queued"
     assert site.outcomes(job) == ["released"]
+
+
+@pytest.mark.parametrize(
+    ("grace", "signals"),
+    [("100ms", [signal.SIGTERM]), ("10m", [signal.SIGTERM, signal.SIGINT])],
+    ids=["once", "twice, in its grace"],
+)
+def test_a_worker_that_does_not_even_hear_that_it_is_to_end_is_ended(
+    site: Site, grace: str, signals: Sequence[int]
+) -> None:
+    neighbour = shop.wait.enqueue()
+    supervisor = running(site, site.supervisor(grace=grace, lease="1h", before=altered(BRIEFLY)), neighbour)
+    job = shop.block_the_loop.enqueue()
+    pid = site.seen(job, "begin").pid
+
+    for number in signals:
+        supervisor.signal(number)
+
+    assert supervisor.exit_code(60) == 0
+    assert not alive(pid)
+    for each in (job, neighbour):
+        view = site.job(each)
+        assert (view.state, view.failures, view.crashes_total) == ("queued", 0, 0)
+        assert site.outcomes(each) == ["released"]
+
+
+def test_nobody_is_ended_for_the_time_in_which_the_machine_slept(site: Site) -> None:
+    job = shop.block_the_loop.enqueue()
+    supervisor = site.supervisor(grace="1m", lease="1h", before=altered(SLEEPY))
+    site.seen(job, "begin")
+
+    supervisor.signal(signal.SIGTERM)
+    (site.folder / "slept").touch()
+    site.until(lambda: re.search(r"its loop is blocked for 1\dm", supervisor.log()), "its supervisor to wake up")
+    site.go()
+
+    assert supervisor.exit_code(60) == 0
+    assert (site.job(job).state, site.job(job).attempt) == ("completed", 1)
+
+
+@pytest.mark.needs("server")
+def test_nobody_is_ended_for_the_time_in_which_the_store_was_away(place: Place, server: Server, tmp_path: Path) -> None:
+    with Site(tmp_path, there(place, server)) as site:
+        job = shop.wait.enqueue()
+        patience = "import tenure.supervisor; tenure.supervisor.END_SECONDS = 10.0"
+        supervisor = running(site, site.supervisor(grace="100ms", lease="2m", before=altered(patience)), job)
+        server.stop()
+        site.until(lambda: "the store is out of reach" in supervisor.log(), "its absence to be noticed", 60.0)
+        site.go()
+        site.seen(job, "end")
+
+        supervisor.signal(signal.SIGTERM)
+        time.sleep(14.0)  # the absence itself: nothing is waited for
+        server.process.start()
+
+        assert supervisor.exit_code(60) == 0
+        assert (site.job(job).state, site.job(job).attempt) == ("completed", 1)
 
 
 def test_until_empty_runs_what_there_is_and_exits_0(site: Site) -> None:

@@ -11,8 +11,23 @@ from tenure.ids import new_id
 from tenure.ports import Draft, JobView
 
 from . import shop
-from .harness import Site, send
+from .altered import altered
+from .harness import Site, alive, send
 
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\n"
+#: A supervisor that is told to stop in the moment in which a worker has been started, and nobody knows of it.
+INTERRUPTED = """
+import signal
+from tenure.process import WorkerProcess
+start = WorkerProcess.start
+def interrupted(*given):
+    child = start(*given)
+    with open("started", "a") as file:
+        file.write(f"{child.process.pid}\\n")
+    signal.raise_signal(signal.SIGTERM)
+    return child
+WorkerProcess.start = interrupted
+"""
 ODD = """
 import asyncio, sys, time
 from tenure import Fail, Job, Snooze, Tenure
@@ -99,6 +114,31 @@ def test_an_app_that_hangs_in_its_import_ends_at_the_first_signal(site: Site) ->
     supervisor.signal(signal.SIGTERM)
 
     assert supervisor.exit_code() == 0
+
+
+@pytest.mark.parametrize(
+    ("app", "told"),
+    [
+        ("from tenure import Tenure\njobs = Tenure()\n", "the app has no tasks"),
+        ("raise RuntimeError('no')\n", "the app can't be imported: RuntimeError: no"),
+    ],
+    ids=["without tasks", "broken"],
+)
+def test_an_app_that_is_refused_ends_also_if_it_has_started_a_thread(site: Site, app: str, told: str) -> None:
+    (site.folder / "odd.py").write_text(THREAD + app)
+    supervisor = site.supervisor(app="odd")
+
+    assert supervisor.exit_code(60) == 2
+    assert told in supervisor.log()
+
+
+def test_no_worker_outlives_a_signal_that_came_while_it_was_being_started(site: Site) -> None:
+    (site.folder / "odd.py").write_text("import time\ntime.sleep(1000)\n")
+    supervisor = site.supervisor(app="odd", workers=2, before=altered(INTERRUPTED))
+
+    assert supervisor.exit_code(60) == 0
+    (pid,) = (site.folder / "started").read_text().split()  # and none was started after it
+    assert not alive(int(pid))
 
 
 def test_until_empty_is_not_ended_by_a_worker_that_drains_alone(site: Site) -> None:

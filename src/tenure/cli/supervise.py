@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import traceback
 
 from tenure.app import supervise
 from tenure.cli import logs
 
 if __name__ == "__main__":
-    sys.exit(supervise(json.loads(sys.argv[1]), logs.follow))
+    code = 1
+    try:
+        code = supervise(json.loads(sys.argv[1]), logs.follow)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # the interpreter would wait for the threads that deliver alerts, however long they take

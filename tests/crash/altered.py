@@ -1,0 +1,16 @@
+"""A supervisor that is another one in something: in a number that is long, or in when a signal reaches it."""
+
+from __future__ import annotations
+
+import sys
+
+_GO_ON = """
+import runpy, sys
+del sys.argv[: sys.argv.index("-m") + 1]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def altered(change: str) -> tuple[str, ...]:
+    """The words before its command that have this code run in it first."""
+    return (sys.executable, "-c", f"{change}\n{_GO_ON}")
