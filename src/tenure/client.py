@@ -258,7 +258,8 @@ class _Gathering:
                     loop = asyncio.get_running_loop()
                     answers = await loop.run_in_executor(self._thread, self._write, [drafts for drafts, _ in group])
                 except BaseException as error:  # no thread, or this loop is ending: nobody may wait for ever
-                    for _, future in group:
+                    later, self._waiting = self._waiting, []
+                    for _, future in group + later:
                         if not future.done():
                             future.set_exception(StoreAway(f"the jobs could not be handed to the store: {error!r}"))
                     raise

@@ -103,7 +103,8 @@ class Embedded:
     ) -> None:
         self._closing.set()
         if self._failure is None:
-            self._loop.call_soon_threadsafe(self._wake.set)
+            with suppress(RuntimeError):  # it has failed just now, and its loop has ended
+                self._loop.call_soon_threadsafe(self._wake.set)
         for thread in self._threads:
             thread.join()
         if self._alarm is not None:
@@ -154,8 +155,14 @@ class Embedded:
                 worker.start()
                 self._ready.set()
                 await self._wake.wait()
-                await worker.drain(self._settings.grace if self._closing.is_set() else 0.0)
+                await worker.drain(self._settings.grace if self._closing.is_set() else 0.0, left=self._closing.is_set)
                 await worker.close()
+                if worker.unstored:
+                    logging.getLogger("tenure.worker").warning(
+                        "left while the store was away: %d outcome%s not stored, to be run again when the lease ends",
+                        worker.unstored,
+                        "s" * (worker.unstored > 1),
+                    )
                 self._settle()
 
     def _new_worker(self, resources: Mapping[type, object]) -> Worker:

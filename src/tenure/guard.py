@@ -170,9 +170,6 @@ class _Entered:
         outer = False
         if self._cancelled and self._task is not None:
             outer = self._task.uncancel() > self._cancelling
-            if not isinstance(error, asyncio.CancelledError):
-                with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0)  # our cancel, that nobody has met yet
         await settled(end)
         if self._cancelled and not outer and isinstance(error, asyncio.CancelledError):
             raise LeaseLost(self.run.name) if reason == "lease_lost" else JobStopped(reason or "cancel")

@@ -102,6 +102,7 @@ class GuardedRun:
         self._wake = threading.Event()
         self._ending = self._over = False
         self._heart: threading.Thread | None = None
+        self._told = ""  # of what its heart failed last
         self.late = ""  #: "late by 2h", if it is
 
     @property
@@ -289,23 +290,32 @@ class GuardedRun:
                 self._look()
                 self._timeout_at = _NEVER
             if self._report is not None and self._next_report <= self._boot():
-                with suppress(StoreError, LeaseLost):
-                    self.store_report()
+                self._done(self.store_report)
             if beat <= self._boot() and not self._over:
-                pause = lease / 3 if self._renew() else min(RETRY_SECONDS, lease / 3)
+                pause = lease / 3 if self._done(self._renew) else min(RETRY_SECONDS, lease / 3)
                 beat = self._boot() + pause
+                self._look()
 
-    def _renew(self) -> bool:
-        sent = self._boot()
+    def _done(self, duty: Callable[[], None]) -> bool:
+        """A heart that ended silently would never ask the code to stop. What fails is tried again, and told once."""
         try:
-            alive = self.worker_id in self.store.renew([self.worker_id])
-        except StoreError:
-            self._look()
+            duty()
+        except (StoreError, LeaseLost):
             return False
+        except Exception as error:
+            if repr(error) != self._told:
+                self._told = repr(error)
+                _log.critical("%s: its heartbeat has failed, and is tried again", self.name, exc_info=True)
+            return False
+        return True
+
+    def _renew(self) -> None:
+        sent = self._boot()
+        alive = self.worker_id in self.store.renew([self.worker_id])
         self._look()  # a renewal that lands too late does not undo that it was late
         if not alive:
             self._lose("it was declared dead")
-            return True
+            return
         self._renewed = sent
         self._on_renewed(self.ask_at, self.kill_at)
         with suppress(StoreError):
@@ -314,7 +324,6 @@ class GuardedRun:
                 self._lose("somebody else has ended it")
             elif held.cancel_reason is not None:
                 self._ask("cancel", held.cancel_reason)
-        return True
 
     def _lose(self, why: str) -> None:
         if not self._ending:

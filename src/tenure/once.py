@@ -83,14 +83,17 @@ class Key:
             self._done.set()
 
     def _renew(self) -> None:
-        pause = HOLD_SECONDS / 3
+        pause, told = HOLD_SECONDS / 3, ""
         while not self._done.wait(pause):
             with self._turn:
                 if self._done.is_set():
                     return
                 try:
                     held = self._swapped(self._mine, self._mine) or self._swapped(None, self._mine)
-                except StoreError:
+                except Exception as error:
+                    if not isinstance(error, StoreError) and repr(error) != told:
+                        told = repr(error)
+                        _log.critical("once(%r): to renew it has failed, and is tried again", self._name, exc_info=True)
                     pause = min(RETRY_SECONDS, HOLD_SECONDS / 3)
                     continue
             pause = HOLD_SECONDS / 3

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from operator import attrgetter
 from random import random
 from time import monotonic
@@ -92,6 +93,7 @@ MAX_REFUSAL = 500  # characters that tell of a refused write
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
 ANY_SECONDS = 1.0
+SETTLE_SECONDS = 5.0  #: left, and nothing runs: how long the store may still be away
 HOLD_SECONDS = 1.0  #: how long permits may wait in hand for a slot
 DEAF_SECONDS = 1.0  #: between two polls while the notifier is down
 FULL_SECONDS = 0.01  #: so long permits may take to come before a poll that came back full comes again
@@ -228,8 +230,11 @@ class Worker:
             task.add_done_callback(self._die_loudly)
         self._gather.install()
 
-    async def drain(self, grace: float) -> None:
-        """Claim nothing more, wait for what runs, then ask it to stop. Returns when nothing runs, or when stuck."""
+    async def drain(self, grace: float, *, left: Callable[[], bool] = lambda: False) -> None:
+        """Claim nothing more, wait for what runs, then ask it to stop. Returns when nothing runs, or when stuck.
+
+        `left`: has its block been left? Then a store that is away is waited for `SETTLE_SECONDS`, and no longer.
+        """
         self.stop_claiming()
         await self._wait_idle(grace)
         self.hand_back("drained")
@@ -237,7 +242,7 @@ class Worker:
         if self._away_since is None:
             async with self._claim_turn:  # what a claim on its way brings goes back now, not when our lease ends
                 pass
-        await self._wait_flushed()
+        await self._wait_flushed(left)
         self._events.emit(Drained(worker_id=self.worker_id, released=self._released))
 
     def stop_claiming(self) -> None:
@@ -269,6 +274,11 @@ class Worker:
     def idle(self) -> bool:
         return not self.running and not self._ends and not self._flushing
 
+    @property
+    def unstored(self) -> int:
+        """How many outcomes the store has not confirmed."""
+        return sum(end.outcome is not None for end in (*self._flushing, *self._ends))
+
     async def _wait_idle(self, seconds: float | None) -> None:
         try:
             async with asyncio.timeout(seconds):
@@ -278,10 +288,15 @@ class Worker:
         except TimeoutError:
             return
 
-    async def _wait_flushed(self) -> None:
+    async def _wait_flushed(self, left: Callable[[], bool]) -> None:
+        leave_at = inf
         while self._ends or self._flushing:
+            now = self._loop.time()
+            leave_at = min(leave_at, now + SETTLE_SECONDS) if left() and "store" in self._failing else inf
+            if now >= leave_at:
+                return
             self._idle.clear()
-            await self._idle.wait()
+            await self._sleep(self._idle, RETRY_SECONDS)
 
     async def _in(self, pool: ThreadPoolExecutor, call: Callable[..., T], *args: object) -> T:
         return await self._loop.run_in_executor(pool, call, *args)

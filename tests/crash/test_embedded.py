@@ -13,6 +13,7 @@ from tenure import Retry
 from tenure.errors import TenureError
 
 from . import shop
+from .backends import Server, there
 from .conftest import Tell
 from .harness import HERE, Site, boot, overlaps, runs_of
 
@@ -169,6 +170,46 @@ def test_an_embedded_worker_keeps_its_lease_until_its_last_handler_has_ended(sit
 def renewed(site: Site) -> datetime:
     (at,) = (each.renewed_at for each in site.store.workers() if each.identity.runner == "embedded")
     return at
+
+
+@pytest.mark.needs("server")
+def test_its_block_can_be_left_while_the_store_is_away_and_its_job_runs_again(
+    site: Site, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = there(site.place, server)
+    site.configure(url=here.url)
+    script = site.folder / "leaves.py"
+    script.write_text(LEAVES)
+    left = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=site.env("30s", {}, {"TENURE_URL": here.url}),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    site.until(lambda: site.lines(event="begin"), "its job to begin")
+    server.stop()
+    site.go()
+    _, told = left.communicate(timeout=60)
+
+    assert (left.returncode, len(site.lines(event="end"))) == (0, 1), told
+    assert told.count("1 outcome not stored") == 1
+    with monkeypatch.context() as patch:
+        patch.delenv("TENURE_TEST_LEDGER")  # at its end a site kills what carries it
+        server.process.start()
+    with shop.jobs.worker():
+        site.until(lambda: site.lines(event="end", attempt=2), "its job to run again")
+
+
+LEAVES = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import shop
+
+with shop.jobs.worker():
+    shop.wait.enqueue()
+    while not shop.gone_ahead():
+        shop.time.sleep(0.01)
+"""
 
 
 @pytest.mark.parametrize("duty", ["renew", "promote"])

@@ -267,6 +267,16 @@ def test_a_store_that_is_away_for_all_is_not_asked_for_each(rig: Rig, monkeypatc
     assert sum(pauses) <= client.PATIENCE
 
 
+def test_callers_of_a_closed_client_hear_that_however_many_writes_they_are(rig: Rig) -> None:
+    async def main() -> list[Any]:
+        await rig.client.aenqueue([draft()])
+        rig.client.close()
+        calls = [rig.client.aenqueue([draft()] * 600) for _ in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 60)
+
+    assert [type(answer) for answer in asyncio.run(main())] == [StoreAway] * 3
+
+
 def test_a_cancelled_caller_takes_only_its_own_job_along(rig: Rig) -> None:
     started, go = threading.Event(), threading.Event()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep, time
 
@@ -424,6 +424,24 @@ def test_a_caller_that_is_cancelled_hears_of_that_and_it_is_written_down(store: 
     assert "CancelledError" in tick.why
 
 
+def test_a_cancel_that_comes_while_an_async_block_is_left_is_its_callers(store: Unreliable, opened: Opened) -> None:
+    async def main() -> None:
+        async def tidy() -> None:
+            async with Guard("report", every="1d", open=opened) as job:
+                store.cancel([str(job.id)], "not today")
+                store.passes(BEAT)
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(PATIENT)
+                asyncio.get_running_loop().call_soon(task.cancel)
+
+        task = asyncio.create_task(tidy())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert [tick.status for tick in ticks(store)] == ["success"]
+
+
 def test_a_block_ends_only_by_being_left(opened: Opened) -> None:
     with Guard("report", every="1d", open=opened) as job, pytest.raises(TenureError, match="when it is left"):
         job.finish(tx=object())
@@ -492,6 +510,55 @@ def test_who_cannot_renew_is_asked_to_stop_and_its_lock_is_taken_over(
 
     assert [tick.status for tick in ticks(store)] == ["failure", "success"]
     assert "lost its lease" in ticks(store)[0].why
+
+
+def test_a_heart_that_fails_asks_its_block_to_stop_before_the_lease_ends_and_tells_why(
+    store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = threading.Event()
+
+    def broken(*_: object, **__: object) -> None:
+        tried.set()
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        async with Guard("report", every="1d", open=opened):
+            monkeypatch.setattr(store, "renew", broken)
+            store.passes(BEAT)
+            assert await asyncio.to_thread(tried.wait, PATIENT)
+            store.passes(BEAT)
+            await asyncio.sleep(PATIENT)
+
+    with pytest.raises(LeaseLost):
+        asyncio.run(main())
+
+    assert [(tick.status, tick.why) for tick in ticks(store)] == [
+        ("failure", "stopped: its lease could not be renewed")
+    ]
+    assert caplog.text.count("report: its heartbeat has failed") == 1
+    assert "RuntimeError: can't start new thread" in caplog.text
+
+
+def test_progress_that_fails_ends_no_heart(
+    store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = threading.Event()
+
+    def broken(*_: object) -> None:
+        tried.set()
+        raise TypeError("a mistake in the store")
+
+    with pytest.raises(JobStopped, match="cancel"), Guard("report", every="1d", open=opened) as job:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "progress", broken)
+            job.progress(0.5)
+            assert tried.wait(PATIENT)
+        store.cancel([str(job.id)], "not today")
+        store.passes(BEAT)
+        until(lambda: job.stopping == "cancel", "the cancel to be heard")
+        job.progress(0.6)
+
+    assert "TypeError: a mistake in the store" in caplog.text
 
 
 def test_who_was_declared_dead_has_lost_its_lock_and_records_nothing(store: Unreliable, opened: Opened) -> None:

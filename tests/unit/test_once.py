@@ -43,7 +43,7 @@ class Store(MemoryStore):
         clock = system_clock()
         super().__init__(Clock(lambda: self.at or clock.unix(), clock.boot, clock.boot_id))
         self.at = 0.0  #: its time, where a test says how that goes by; else the machine's
-        self.away: list[str] = []  #: for the next swaps: "before", "after", or "" for none
+        self.away: list[str] = []  #: for the next swaps: "before", "after", "broken", or "" for none
         self.lost_again = threading.Event()
         self.renewals = threading.Semaphore(0)
         self.swapping: Callable[[], None] = lambda: None
@@ -54,6 +54,8 @@ class Store(MemoryStore):
         how = self.away.pop(0) if self.away else ""
         if how == "before":
             raise StoreAway("out of reach")
+        if how == "broken":
+            raise RuntimeError("can't start new thread")
         swapped = super().swap(key, old, new, ttl=ttl, drafts=drafts)
         self.swapping()
         if how == "after":
@@ -510,12 +512,15 @@ def test_keeping_is_tried_again_and_nobody_acts_twice(jobs: Tenure, store: Store
     assert calls.count == 1
 
 
+@pytest.mark.parametrize(("how", "told"), [("before", 0), ("broken", 1)])
 @pytest.mark.usefixtures("short_hold")
-def test_renewing_is_tried_again(jobs: Tenure, store: Store, threads: ThreadPoolExecutor) -> None:
+def test_renewing_is_tried_again(
+    jobs: Tenure, store: Store, threads: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture, how: str, told: int
+) -> None:
     calls = Calls()
     acting = threads.submit(jobs.once, "k", calls.slowly)
     assert calls.begun.wait(PATIENT)
-    store.away = ["before"]
+    store.away = [how, how]
     until(lambda: store.away == [])
     while store.renewals.acquire(blocking=False):  # those before it was away
         pass
@@ -523,6 +528,7 @@ def test_renewing_is_tried_again(jobs: Tenure, store: Store, threads: ThreadPool
     calls.go.set()
 
     assert acting.result(PATIENT) == 1
+    assert caplog.text.count("RuntimeError: can't start new thread") == told
 
 
 def test_an_error_is_the_functions_own_also_when_the_store_is_away(jobs: Tenure, store: Store) -> None:

@@ -21,7 +21,7 @@ from conformance.factories import schedule as some_schedule
 from tenure import Job, Retry, Tenure
 from tenure.clock import system_clock
 from tenure.config import load
-from tenure.errors import JobStopped, LeaseLost, StoreAway
+from tenure.errors import JobStopped, LeaseLost, StoreAway, TenureError
 from tenure.events import Events
 from tenure.executor import Attempt, _Inline
 from tenure.guard import Guard
@@ -609,6 +609,56 @@ def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_nex
         monkeypatch.setattr(shop.store, "owned", away)
         shop.store.declare_dead([each.identity.id for each in shop.store.workers()])
         assert shop.stopped.wait(SECONDS)
+
+
+def test_a_block_that_is_left_waits_a_while_for_a_store_that_is_away(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tenure.worker.SETTLE_SECONDS", 600.0)
+    finish, leaving, drain = shop.store.finish, threading.Event(), Worker.drain
+
+    def finish_late(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        return finish(ends, tx=tx) if leaving.is_set() else away()
+
+    async def tell(worker: Worker, grace: float, *, left: Callable[[], bool]) -> None:
+        asyncio.get_running_loop().call_later(0.1, leaving.set)
+        await drain(worker, grace, left=left)
+
+    monkeypatch.setattr(shop.store, "finish", finish_late)
+    monkeypatch.setattr(Worker, "drain", tell)
+
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        until(lambda: shop.runs, "its run")
+    assert (shop.runs, shop.view(job).state) == ([1], State.COMPLETED)
+    assert "not stored" not in caplog.text
+
+
+def test_a_block_can_be_left_at_the_moment_its_worker_fails(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a mistake in the store")
+
+    @shop.jobs.task
+    def pack() -> None: ...
+
+    worker, here = shop.jobs.worker(), threading.current_thread()
+    with pytest.raises(TenureError, match="failed while the block ran"), worker:
+        say = worker._loop.call_soon_threadsafe
+
+        def say_too_late(callback: Callable[[], object], *args: Any, context: Any = None) -> Any:
+            if threading.current_thread() is here:  # it has seen no failure, and says that the block is left
+                monkeypatch.setattr(shop.store, "promote", broken)
+                worker._maintain_wake.set()
+                worker._threads[0].join(SECONDS)
+            return say(callback, *args, context=context)
+
+        monkeypatch.setattr(worker._loop, "call_soon_threadsafe", say_too_late)
+
+    assert not any(thread.is_alive() for thread in worker._threads)
 
 
 # ── who was away declares nobody ──
