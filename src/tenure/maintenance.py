@@ -24,6 +24,7 @@ from tenure.timetable import Declared, Timetable
 
 _log = logging.getLogger("tenure.schedules")
 BATCH = 100
+PRUNE_BATCH = 1000
 PRUNE_SECONDS = 60.0
 UPKEEP_SECONDS = 1.0
 
@@ -160,14 +161,14 @@ class Maintenance:
     def prune_if_due(self) -> None:
         if time.monotonic() >= self._next_prune:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
-            while self._store.prune(keep=self._keep, keep_dead=self._keep_dead):
-                pass
-            while self._store.forget(keep=self._keep_history):
-                pass
+            gone = self._store.prune(keep=self._keep, keep_dead=self._keep_dead, limit=PRUNE_BATCH)
+            gone += self._store.forget(keep=self._keep_history, limit=PRUNE_BATCH)
+            if gone >= PRUNE_BATCH:
+                self._next_prune = 0.0  # there may be more; the other duties come first
 
     def next_wake(self, *next_due: float | None) -> float:
-        """Seconds to sleep: until the next scan or upkeep, or until the next job or tick is due."""
-        duty = min(self._next_scan, self._next_upkeep) - time.monotonic()
+        """Seconds to sleep: until the next scan, upkeep or prune, or until the next job or tick is due."""
+        duty = min(self._next_scan, self._next_upkeep, self._next_prune) - time.monotonic()
         return max(0.0, min((duty, *(each for each in next_due if each is not None))))
 
     def tell(self, rescued: list[Rescued], outcomes: Mapping[str, str] = MappingProxyType({})) -> list[Rescued]:

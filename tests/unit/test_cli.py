@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Timer
 from typing import Any
 from uuid import UUID
 
@@ -566,12 +567,15 @@ def test_a_single_picture_needs_no_terminal(run: Run, busy: Store) -> None:
     assert json.loads(run("top", "--once", "--json")[1])["overview"]["counts"]["processing"] == 30
 
 
-def test_q_leaves_the_moving_picture(busy: Store) -> None:
+@pytest.mark.parametrize("before", ["", "\x1b[B" * 3])  # nothing; one notch of a mouse wheel
+def test_q_leaves_the_moving_picture_whatever_was_pressed_before(busy: Store, before: str) -> None:
     terminal = Terminal()
     with process("top", stdin=terminal.theirs, stdout=terminal.theirs, stderr=terminal.theirs) as watching:
+        (too_long := Timer(60, watching.kill)).start()
         terminal.read_until("RUNNING")
-        terminal.press("q")
+        terminal.press(before + "q")
         terminal.read_to_end()
+    too_long.cancel()
 
     assert watching.returncode == 0
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from math import inf
 
 import pytest
 
-from conformance.factories import LEASE, World, start
+from conformance.factories import LEASE, World, bring, start
 from tenure.events import Events
+from tenure.lifecycle import State
 from tenure.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Store
@@ -17,16 +19,16 @@ def world() -> World:
     return World(MemoryStore)
 
 
-def watching(world: World, store: Store, mine: str) -> Maintenance:
+def watching(world: World, store: Store, mine: str, keep: float = 1e9) -> Maintenance:
     """One whose own renewals have been regular for long; the last one was sent, and landed, just now."""
     maintenance = Maintenance(
         store,
         PollNotifier(),
         Events(),
         lease=LEASE,
-        keep=1e9,
+        keep=keep,
         keep_dead=None,
-        keep_history=1e9,
+        keep_history=keep,
         mine=lambda: frozenset({mine}),
     )
     maintenance._boot, maintenance._quiet_until = world.clock.boot, 0.0
@@ -99,3 +101,27 @@ def test_after_an_outage_others_have_the_time_to_be_renewed_too(world: World) ->
     maintenance.scan()
 
     assert store.renew([other]) == {other}
+
+
+# ── What has ended long ago goes bit by bit, for the other duties have their turn in the same thread ────────────
+
+
+def test_much_to_prune_goes_in_batches_and_the_next_one_is_due_at_once_for_as_long_as_they_are_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.maintenance.PRUNE_BATCH", 2)
+    monkeypatch.setattr("tenure.maintenance.PRUNE_SECONDS", 1e6)
+    store = world.store()
+    mine = start(store)
+    for _ in range(5):
+        bring(store, State.COMPLETED, worker_id=mine)
+    world.advance(3601)
+    maintenance = watching(world, store, mine, keep=3600)
+    maintenance._next_prune, maintenance._next_scan, maintenance._next_upkeep = 0.0, inf, inf
+
+    passes: list[tuple[int, bool]] = []
+    for _ in range(4):
+        maintenance.prune_if_due()
+        passes.append((store.counts()[State.COMPLETED], maintenance.next_wake(None) > 0))
+
+    assert passes == [(3, False), (1, False), (0, True), (0, True)]

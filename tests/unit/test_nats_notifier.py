@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from servers import Nats
 from tenure import Job, Tenure
@@ -31,6 +32,7 @@ from tenure.ids import new_id
 from tenure.job import JobHandle
 from tenure.lifecycle import State
 from tenure.maintenance import Maintenance
+from tenure.notifiers import jetstream
 from tenure.notifiers.nats import NatsListener, NatsNotifier, parse_url
 from tenure.ports import Filter, Permit, Ring, WorkerIdentity
 from tenure.stores.sqlite import SqliteStore
@@ -459,6 +461,24 @@ def test_what_is_announced_leaves_before_the_interpreter_ends(wire: Wire) -> Non
     url = wire.url.replace("127.0.0.1", "localhost")
     subprocess.run([sys.executable, "-W", "error", "-c", script, url, new_id()], check=True, timeout=100)
     assert wire.messages() == 1
+
+
+def test_a_line_that_is_closed_just_when_an_answer_comes_ends(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Event()
+
+    class Meanwhile(jetstream._Client):
+        async def _request_sub_callback(self, msg: Msg) -> None:
+            await super()._request_sub_callback(msg)
+            if closed.is_set():
+                line._main.cancel()  # as `close` has it called, in the very turn in which the answer is there
+
+    monkeypatch.setattr(jetstream, "_Client", Meanwhile)
+    line = up(wire.notifier())._opened()
+    closed.set()
+    line.call(line._look.set)
+
+    line._thread.join(SECONDS / 2)
+    assert not line._thread.is_alive()
 
 
 # ── URLs ──

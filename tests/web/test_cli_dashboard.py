@@ -34,6 +34,22 @@ jobs = Tenure()
 def add(a: int, b: int = 1) -> int:
     return a + b
 """
+LEFT_BEHIND = """
+from threading import Event, Thread, main_thread
+
+def stay() -> None:
+    main_thread().join()
+    print("all over", flush=True)
+    Event().wait()
+
+Thread(target=stay).start()
+"""
+BROWSER = """
+import httpx, sys
+from pathlib import Path
+
+Path("seen").write_text(httpx.get(sys.argv[1], trust_env=False, timeout=60).text)
+"""
 ANYWHERE = ("--listen", "127.0.0.1:0")
 SECRET = "0123456789-secret-of-ada"
 
@@ -109,6 +125,31 @@ def test_it_says_where_it_is_and_ends_well_also_while_somebody_watches(folder: P
         assert "Traceback" not in dashboard.log.partition("Cancel")[2]
         assert dashboard.process.stdout is not None
         assert dashboard.process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_an_app_leaves_running_is_waited_for_until_it_is_told_to_end_once_more(
+    folder: Path, number: signal.Signals
+) -> None:
+    (folder / "shop.py").write_text(APP + LEFT_BEHIND)
+    with running(folder, "shop", *ANYWHERE) as dashboard:
+        dashboard.process.send_signal(number)
+        assert dashboard.process.stdout is not None
+        assert dashboard.process.stdout.readline() == "all over\n"
+        deadline = time.monotonic() + 60
+        while dashboard.process.poll() is None:  # Python may miss a Ctrl-C just as it begins to wait
+            assert time.monotonic() < deadline
+            dashboard.process.send_signal(number)
+            time.sleep(0.1)
+
+
+def test_a_browser_that_does_not_return_before_it_has_the_page_is_given_it(folder: Path) -> None:
+    (folder / "browser.py").write_text(BROWSER)
+    with running(folder, *ANYWHERE, "--open", BROWSER=f"{sys.executable} browser.py %s"):
+        seen, deadline = folder / "seen", time.monotonic() + 60
+        while not (seen.exists() and "</html>" in seen.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_with_json_it_says_one_line_of_json(folder: Path) -> None:

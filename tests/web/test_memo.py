@@ -41,13 +41,13 @@ def test_a_value_is_read_again_when_it_is_no_longer_fresh(clock: Clock) -> None:
     assert memo.get("k", read, fresh=1.0) == 1
 
 
-def known_as_dear(clock: Clock, memo: Memo) -> Callable[[], int]:
-    """The value of `k` was read twice, and took 0.4 s each time; the second is there."""
+def known_as_dear(clock: Clock, memo: Memo, key: str = "k") -> Callable[[], int]:
+    """The value of `key` was read twice, and took 0.4 s each time; the second is there."""
     read = clock.read_in(0.4, list[int]())
-    memo.get("k", read, fresh=0.0)
+    memo.get(key, read, fresh=0.0)
     clock.now += 2.1
-    memo.get("k", read, fresh=0.0)
-    with memo._cell("k").lock:  # it was read aside
+    memo.get(key, read, fresh=0.0)
+    with memo._cell(key).lock:  # it was read aside
         return read
 
 
@@ -102,6 +102,39 @@ def test_what_goes_wrong_aside_is_heard_by_who_comes_next(clock: Clock) -> None:
     memo._readers.shutdown()
     with pytest.raises(ConnectionError):
         memo.get("k", fail, fresh=0.1)
+
+
+def test_what_had_not_begun_when_it_was_closed_can_be_read_afterwards(clock: Clock) -> None:
+    memo, began, go_on = Memo(), Barrier(3), Event()
+    for key in "abc":
+        known_as_dear(clock, memo, key)
+    clock.now += 0.4 * SHARE + 1.0
+
+    def slowly() -> int:
+        began.wait(60)
+        assert go_on.wait(60)
+        return 2
+
+    for key in "ab":
+        memo.get(key, slowly, fresh=0.1)
+    began.wait(60)  # both who read aside are busy
+    assert memo.get("c", lambda: 2, fresh=0.1) == 1
+    memo.close()
+    go_on.set()
+
+    clock.now += 59.0 + 3 * 0.4 * SHARE
+    assert memo.get("c", lambda: 3, fresh=0.1) == 3
+
+
+def test_where_nobody_can_read_aside_there_is_the_last_value_and_then_who_comes_reads(clock: Clock) -> None:
+    memo = Memo()
+    known_as_dear(clock, memo)
+    clock.now += 0.4 * SHARE + 1.0
+    memo._readers.shutdown()  # as in the middle of `close`
+
+    assert memo.get("k", lambda: 2, fresh=0.1) == 1
+    clock.now += 59.0 + 3 * 0.4 * SHARE
+    assert memo.get("k", lambda: 3, fresh=0.1) == 3
 
 
 def test_a_value_that_is_old_is_not_shown_before_it_is_read_again(clock: Clock) -> None:

@@ -7,6 +7,7 @@ import secrets
 import webbrowser
 from collections.abc import Callable
 from contextlib import ExitStack
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -77,7 +78,7 @@ def dashboard(
             said = json.dumps({"url": url, "store": redact(settings.url)}) if shared.json else f"dashboard at {url}"
             print(said, flush=True)
             if browser:
-                webbrowser.open(url)
+                Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # one may run until it is left
 
         Server(security, ready, behind_proxy=behind_proxy).run([listening])
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
@@ -82,7 +83,7 @@ def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
         try:
             while True:
                 live.update(frame(reading, screen.width, screen.height, problem), refresh=True)
-                if _pressed(_REFRESH) in {"q", "Q"}:
+                if _told_to_leave(_REFRESH):
                     return
                 try:
                     reading, problem = read(admin, reading), ""
@@ -107,9 +108,12 @@ def _keys() -> Generator[None]:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def _pressed(wait: float) -> str:
+def _told_to_leave(wait: float) -> bool:
     ready, _, _ = select.select([sys.stdin], [], [], wait)
-    return sys.stdin.read(1) if ready else ""
+    if not ready:
+        return False
+    keys = os.read(sys.stdin.fileno(), 1024)  # all there are: `select` does not see what waits in a buffer of ours
+    return not keys or b"q" in keys.lower()
 
 
 # ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 from uuid import UUID
 
 import msgspec
@@ -43,6 +43,7 @@ MOST_TRIES = 3
 CLOSE_SECONDS = 1.0
 WARN_SECONDS = 10.0
 
+T = TypeVar("T")
 _log = logging.getLogger("tenure.notifier")
 _FAULTS = (NatsError, OSError, TimeoutError)
 _KINDS: tuple[Literal["queued", "due", "cancel"], ...] = ("queued", "due", "cancel")
@@ -310,7 +311,7 @@ class Line:
         while True:
             client = _Client()
             try:
-                await client.connect(
+                connecting = client.connect(
                     list(self._address.servers),
                     name=f"tenure-{os.getpid()}",
                     allow_reconnect=False,
@@ -321,6 +322,7 @@ class Line:
                     closed_cb=self._heard_close,
                     **self._address.options,
                 )
+                await _heeding(connecting)
                 await self._stay(client)
             except _FAULTS as error:
                 self._down(_told(error))
@@ -396,7 +398,7 @@ class Line:
             raise _Refused(f"NATS at {self._address}: the connection is lost")
         payload = b"" if body is None else msgspec.json.encode(body)
         try:
-            message = await client.request(f"$JS.API.{verb}", payload, timeout=CALL_SECONDS)
+            message = await _heeding(client.request(f"$JS.API.{verb}", payload, timeout=CALL_SECONDS))
         except NoRespondersError:
             raise _Refused(f"NATS at {self._address} has no JetStream: start nats-server with -js") from None
         except _FAULTS as error:
@@ -690,16 +692,25 @@ async def _first(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
 
 
-async def _close(client: Client) -> None:
+async def _heeding(call: Coroutine[Any, Any, T]) -> T:
+    """What nats-py answers. Up to Python 3.11 its `wait_for` loses a cancel that comes together with the answer."""
     try:
+        return await call
+    finally:
+        _heed_cancel()
+
+
+def _heed_cancel() -> None:
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+async def _close(client: Client) -> None:
+    with suppress(*_FAULTS, asyncio.CancelledError):  # of a task of its own, or of ours
         async with asyncio.timeout(CLOSE_SECONDS):
             await client.close()
-    except _FAULTS:
-        return
-    except asyncio.CancelledError:  # of a task of its own, or of ours
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
+    _heed_cancel()
 
 
 def _told(error: Exception) -> str:

@@ -64,7 +64,7 @@ class Memo:
                 if wait or cell.cost < _DEAR:
                     self._read(cell, read, fresh, share)
                 else:
-                    self._readers.submit(self._read_aside, cell, read, fresh, share)
+                    self._hand_over(cell, read, fresh, share)
             elif wait:
                 raise StoreAway(f"the store has not answered for {_PATIENCE:.0f}s, and others wait for it, too")
         assert cell.taken_at is not None
@@ -84,6 +84,15 @@ class Memo:
                 cell.stale_at = cell.taken_at + (kept if acts == self._acts else _HASTE * cell.cost)
         finally:
             cell.lock.release()
+
+    def _hand_over(self, cell: _Cell, read: Callable[[], Any], fresh: float, share: int) -> None:
+        """As `_read`, in another thread. What is not begun lets go of the lock, too: others come."""
+        try:
+            reading = self._readers.submit(self._read_aside, cell, read, fresh, share)
+        except RuntimeError:  # closed just now, or no thread is to be had: what there is will do
+            cell.lock.release()
+        else:
+            reading.add_done_callback(lambda each: cell.lock.release() if each.cancelled() else None)
 
     def _read_aside(self, cell: _Cell, read: Callable[[], Any], fresh: float, share: int) -> None:
         try:

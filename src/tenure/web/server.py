@@ -72,9 +72,13 @@ class Server(uvicorn.Server):
         log.addFilter(lambda _: not self.should_exit)  # that a stop cuts streams off is no news
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn's own handlers raise them once more when all is over
-            signal.signal(number, self._asked_to_stop)
-        super().run(sockets)
+        former = {number: signal.signal(number, self._asked_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        super().run(sockets)  # which raises those that it got once more when all is over: to no effect
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -100,6 +104,3 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if isinstance(self._app, Security):
             self._app.close()
-
-    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
-        self.should_exit = True
