@@ -75,11 +75,11 @@ class Nemesis:
     def strike(self, fault: Fault) -> None:
         """Returns when it is over."""
         time.sleep(fault.after)
-        self._keep_all_running()
+        self.keep_all_running()
         self._ways[fault.name](fault)
-        self._keep_all_running()
+        self.keep_all_running()
 
-    def _keep_all_running(self) -> None:
+    def keep_all_running(self) -> None:
         """As a service manager does: whoever has ended by itself is started again, and it is written down."""
         for host in self._stage.hosts:
             if host.supervisor.process.poll() is not None:
