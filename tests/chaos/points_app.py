@@ -209,10 +209,10 @@ class Client:
 
     def run(self, first: int) -> None:
         for number in count(first):
+            here().write(f"- 0 round {number}")
+            self.round(number)  # also one in which a client was killed: what it has not cancelled would wait for ever
             if (here().ledger.parent / STOP).exists():
                 return
-            here().write(f"- 0 round {number}")
-            self.round(number)
             while sum(sum(view.counts.values()) for view in self._store.queues()) > MOST_WAITING + 2 * LATER:
                 time.sleep(0.02)
 
