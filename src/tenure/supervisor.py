@@ -601,16 +601,15 @@ class Supervisor:
                     self._watch_hung()
                 next_tick = ground.maintenance.fire()
                 ground.maintenance.prune_if_due()
-            except StoreError as error:
-                self._away(error)
-                self._maintain_wake.wait(RETRY_SECONDS)
-            else:
                 wake = ground.maintenance.next_wake(next_due, next_tick)
                 if self._options.until_empty or self._options.reload:
                     wake = min(wake, 0.5)
                     self._end_if_empty(next_due)
                     self._reload_if_changed()
-                self._maintain_wake.wait(wake)
+            except StoreError as error:
+                self._away(error)
+                wake = RETRY_SECONDS
+            self._maintain_wake.wait(wake)
             self._maintain_wake.clear()
 
     def _queues(self) -> list[str]:

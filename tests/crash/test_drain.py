@@ -29,6 +29,17 @@ true, slept = tenure.supervisor.system_clock(), pathlib.Path("slept")
 told = dataclasses.replace(true, boot=lambda: true.boot() + 1000.0 * slept.exists())
 tenure.supervisor.system_clock = lambda: told
 """
+#: The first three times that somebody asks what is in the queues the store is away.
+BLINKING = """
+from tenure.errors import StoreAway
+from tenure.stores.sqlite import SqliteStore
+looks, queues = iter(range(3)), SqliteStore.queues
+def blink(store):
+    for look in looks:
+        raise StoreAway(f"gone for a moment, {look}")
+    return queues(store)
+SqliteStore.queues = blink
+"""
 UNSHARE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -193,6 +204,16 @@ def test_nobody_is_ended_for_the_time_in_which_the_store_was_away(place: Place, 
 
         assert supervisor.exit_code(60) == 0
         assert (site.job(job).state, site.job(job).attempt) == ("completed", 1)
+
+
+@pytest.mark.needs("file")
+def test_until_empty_outlives_a_store_that_is_away_when_it_looks_what_is_left(site: Site) -> None:
+    job = shop.effect.enqueue(0.01)
+    supervisor = site.supervisor(until_empty=True, before=altered(BLINKING))
+
+    assert supervisor.exit_code(60) == 0
+    assert site.job(job).state == "completed"
+    assert "gone for a moment" in supervisor.log()
 
 
 def test_until_empty_runs_what_there_is_and_exits_0(site: Site) -> None:
