@@ -29,14 +29,14 @@ import psutil
 from bench.measure import cpu_seconds
 from bench.report import here, judged
 from bench.schedules import opened, place
-from tenure.app import open_notifier
-from tenure.clock import system_clock
+from tenure.backends import open_notifier
 from tenure.config import load
-from tenure.ids import new_id
-from tenure.lifecycle import Completed, Failed, Lease, Outcome, State
+from tenure.core.clock import system_clock
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
 from tenure.ports import Draft, Notifier, Ring, Store, WorkerIdentity
-from tenure.schedule import Schedule, Standing
-from tenure.ticks import Plan
+from tenure.ports.schedules import Schedule, Standing
+from tenure.schedules.plan import Plan
 
 BATCH = 500
 DRAINED, LIGHT, LATER, PAST = "default", "light", "later", "past"  #: queues

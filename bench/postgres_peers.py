@@ -15,16 +15,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from bench.measure import Worker
+from bench.measure import worker
 
 QUEUE = "default"
 CONNECTIONS = 20  # of whoever enqueues; the workers of those that have a pool get as many
-
-
-def worker() -> Worker:
-    """Who counts in this process, as whoever started it wants."""
-    order = json.loads(os.environ["BENCH_WORKER"])
-    return Worker(order["folder"], order["lap"], order["servers"])
 
 
 @dataclass
@@ -89,7 +83,7 @@ class TenurePeer(Peer):
         os.environ |= {"TENURE_URL": self.url, "TENURE_NAMESPACE": "tenure", "TENURE_NOTIFIER": self.nats or "auto"}
 
     async def install(self) -> None:
-        from tenure.app import open_store
+        from tenure.backends import open_store
         from tenure.config import load
 
         open_store(load({})).migrate()

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from tests.servers import Valkey
 
 from bench.report import here
-from tenure.ids import new_id
+from tenure.core.ids import new_id
 from tenure.ports import Draft
 from tenure.stores.redis import RedisStore
 

@@ -18,11 +18,11 @@ import psutil
 from tests.servers import Postgres, Valkey
 
 from bench.report import here
-from tenure.app import open_store
+from tenure.backends import open_store
 from tenure.config import load
 from tenure.ports import Draft, Store
-from tenure.schedule import Schedule, Standing
-from tenure.ticks import Plan
+from tenure.ports.schedules import Schedule, Standing
+from tenure.schedules.plan import Plan
 
 TITLE = "Schedules"
 MANY = 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bench.postgres_peers import worker
+from bench.measure import worker
 from tenure import Tenure
 
 jobs = Tenure()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from difflib import unified_diff
 from pathlib import Path
 
-from tenure.lifecycle import MOVES, Move, State
+from tenure.core.lifecycle import MOVES, Move, State
 
 
 def chart() -> str:

@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from conformance.factories import NewWorld, World
 from servers import Keys, redis_is_here, shared_cluster, shared_postgres, shared_redis, shared_valkey
-from tenure.clock import Clock
+from tenure.core.clock import Clock
 from tenure.ports import Store
 from tenure.stores.memory import MemoryStore
 

@@ -12,11 +12,12 @@
 from __future__ import annotations
 
 from tenure.app import Tenure
-from tenure.arguments import Secret
+from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import GuardSkipped, JobStopped, TenureError
-from tenure.job import Job, JobHandle
-from tenure.retry import Fail, Retry, Snooze
-from tenure.task import NewJob, Task
+from tenure.tasks.arguments import Secret
+from tenure.tasks.handle import JobHandle
+from tenure.tasks.job import Job
+from tenure.tasks.task import NewJob, Task
 
 __all__ = [
     "Fail",

@@ -1,10 +1,9 @@
-"""The app: `Tenure` puts the parts together, `load_app` finds one. The only file that knows stores and runtime."""
+"""The app: `Tenure` puts the parts together. With backends.py and processes.py it is the composition root."""
 
 from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -16,39 +15,41 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
-from importlib import import_module, util
-from pathlib import Path
 from threading import RLock
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakSet
 
 import msgspec
 
-from tenure import config
+from tenure import backends, config
 from tenure.config import Settings
-from tenure.cron import Dst
-from tenure.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
-from tenure.durations import Duration, seconds, spell
+from tenure.core.durations import Duration, seconds
+from tenure.core.imports import import_named
+from tenure.core.retry import Retry
 from tenure.errors import InvalidOption
-from tenure.job import Desk, Job, JobHandle, handle_of, refuse_on_loop, valid_key
-from tenure.once import decode_result
 from tenure.ports import Notifier, Store
-from tenure.retry import Retry
-from tenure.schedule import Schedule
-from tenure.task import NewJob, Program, Registry, returned, task_decorator
+from tenure.ports.schedules import Dst, Schedule
+from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
+from tenure.tasks.handle import Desk, JobHandle, handle_of
+from tenure.tasks.job import Job, valid_key
+from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.once import decode_result
+from tenure.tasks.registry import Registry, task_decorator
+from tenure.tasks.task import NewJob, returned
+from tenure.worker.program import Program
 
 if TYPE_CHECKING:
-    from tenure.client import Client
-    from tenure.embedded import Embedded
-    from tenure.guard import Guard
-    from tenure.task import _TaskDecorator
+    from tenure.guards.guard import Guard
+    from tenure.schedules.timetable import Declared
+    from tenure.tasks.client import Client
+    from tenure.tasks.registry import TaskDecorator
     from tenure.testing import TestQueue
-    from tenure.timetable import Declared
+    from tenure.worker.embedded import Embedded
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -108,7 +109,7 @@ class Tenure:
     # ── declaring ──
 
     @property
-    def task(self) -> _TaskDecorator:
+    def task(self) -> TaskDecorator:
         """`@jobs.task`, or `@jobs.task(queue="slow", retry=3)`: make a function a task."""
         return task_decorator(self, self._registry)
 
@@ -148,15 +149,15 @@ class Tenure:
         Example: `@jobs.guard("daily-report", every="1d")` above a function, plain or async, which returns None when it
         is skipped; `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped. Raises InvalidOption.
         """
-        from tenure.guard import Guard
+        from tenure.guards.guard import Guard
 
         return Guard(name, every=every, cron=cron, tz=tz, timeout=timeout, open=self._ground)
 
     def _ground(self) -> tuple[Store, Notifier, Settings]:
         if self._testing is not None:
             return self._testing.client.store, self._testing.client.notifier, self.settings
-        store = _open(self.settings)
-        return store, open_notifier(self.settings, store), self.settings
+        store = backends.connect(self.settings)
+        return store, backends.open_notifier(self.settings, store), self.settings
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
         """Open what this generator yields once a worker process; `job.resource(Kind)` finds it by its type."""
@@ -226,13 +227,21 @@ class Tenure:
 
     def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded:
         """A worker inside this process, in a web app or a script. Example: `with jobs.worker(): …`"""
-        from tenure.embedded import Embedded
-        from tenure.worker import queue_caps
+        from tenure.worker.embedded import Embedded
+        from tenure.worker.worker import queue_caps
 
         program = self.program
         program.tasks.resolve()
-        check_timers(program, self.settings, queue_caps(program, self.settings, queues))
-        return Embedded(program, _open, open_notifier, self.settings, queues, concurrency)
+        backends.check_timers(program, self.settings, queue_caps(program, self.settings, queues))
+        return Embedded(
+            program,
+            backends.connect,
+            backends.open_notifier,
+            self.settings,
+            queues,
+            concurrency,
+            new_alarm=backends.new_alarm,
+        )
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
         """Its pages and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
@@ -240,17 +249,17 @@ class Tenure:
         `auth(request)`, plain or async, says who comes: a `tenure.web.access.User`, a role (read, operate, admin), True
         (an admin) or None (nobody). Without it TENURE_TOKENS count; without those only this machine gets in.
         """
-        from tenure.admin import Admin
+        from tenure.operations.admin import Admin
 
-        def connect() -> Admin:
+        def admin() -> Admin:
             client = self._opened()
             _ = self.tasks
             return Admin(client.store, client.notifier, self.settings)
 
-        with extra("web"):
-            from tenure.web.site import create
+        with backends.extra("web"):
+            from tenure.web.dashboard import create
 
-            return create(connect, self.settings, tasks=self._registry, auth=auth)
+            return create(admin, self.settings, tasks=self._registry, auth=auth)
 
     @contextmanager
     def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:
@@ -258,9 +267,9 @@ class Tenure:
 
         Example: `with jobs.testing() as queue: signup(); queue.assert_enqueued(send_welcome, "a@b.c"); queue.drain()`
         """
-        from tenure.client import Client
         from tenure.notifiers.poll import PollNotifier
         from tenure.stores.memory import MemoryStore
+        from tenure.tasks.client import Client
         from tenure.testing import TestQueue, VirtualClock
 
         clock = VirtualClock()
@@ -276,7 +285,7 @@ class Tenure:
     def tasks(self) -> Registry:
         """Its tasks, those of `imports` too."""
         for name in self._imports:
-            _import(name, "imports")
+            import_named(name, "imports")
         return self._registry
 
     @property
@@ -292,7 +301,7 @@ class Tenure:
 
     def declare(self, *, force: bool = False) -> Declared:
         """Put its schedules into the store, as its workers do at start. `force`: over those of a newer release."""
-        from tenure.timetable import Timetable
+        from tenure.schedules.timetable import Timetable
 
         client, program = self._opened(), self.program
         timetable = Timetable(client.store, client.notifier)
@@ -348,12 +357,12 @@ class Tenure:
         client = self._client
         if client is not None:
             return client
-        from tenure.client import Client
+        from tenure.tasks.client import Client
 
         with self._lock:
             if self._client is None:
-                store = _open(self.settings)
-                self._client = Client(store, open_notifier(self.settings, store), self.settings)
+                store = backends.connect(self.settings)
+                self._client = Client(store, backends.open_notifier(self.settings, store), self.settings)
             return self._client
 
     async def _aopened(self) -> Client:
@@ -427,262 +436,3 @@ def _common_tx(jobs: Sequence[NewJob[Any]], tx: object) -> object:
     if len(found) > 1:
         raise InvalidOption("enqueue_many: these jobs name different transactions; one call can join only one")
     return next(iter(found.values()), None)
-
-
-# ── Stores and notifiers by name ────────────────────────────────────────────────────────────────────────────────
-
-
-def open_store(settings: Settings) -> Store:
-    """The store that `url` names, not yet connected."""
-    scheme, _, rest = settings.url.partition(":")
-    match scheme:
-        case "sqlite":
-            from tenure.stores.sqlite import SqliteStore
-
-            return SqliteStore(_sqlite_path(rest, settings.namespace))
-        case "postgresql" | "postgres":
-            with extra("postgres"):
-                from tenure.stores.postgres import PostgresStore
-
-            return PostgresStore(settings.url, schema=settings.namespace, password=settings.password)
-        case scheme if scheme in _REDIS:
-            with extra("redis"):
-                from tenure.stores.redis import RedisStore
-
-            rings = settings.notifier == "auto"
-            return RedisStore(settings.url, namespace=settings.namespace, password=settings.password, rings=rings)
-        case "memory":
-            raise InvalidOption("a store in memory would be another one in every process; for tests: jobs.testing()")
-        case _:
-            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite, postgresql, redis, valkey")
-
-
-@contextmanager
-def extra(name: str) -> Generator[None]:
-    """What is imported here comes with an extra of the package."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise InvalidOption(f'{error.name} is not installed: pip install "tenure[{name}]"') from error
-
-
-def open_notifier(settings: Settings, store: Store) -> Notifier:
-    """The doorbell that `notifier` names; `auto` is the store's own."""
-    from tenure.notifiers.poll import PollNotifier
-
-    match settings.notifier:
-        case "poll":
-            return PollNotifier()
-        case "auto" if store.url.startswith("sqlite:///"):
-            from tenure.notifiers.sqlite import SqliteNotifier
-
-            return SqliteNotifier(store.url.removeprefix("sqlite:///"), str(settings.runtime_dir))
-        case url if url.startswith(_NATS):
-            notifier: Notifier = _nats().NatsNotifier(url, settings.namespace)
-            return notifier
-        case url if url.startswith(_POSTGRES) or (url == "auto" and store.url.startswith(_POSTGRES)):
-            with extra("postgres"):
-                from tenure.notifiers.postgres import PostgresNotifier
-
-            return PostgresNotifier(getattr(store, "conninfo", "") if url == "auto" else url, settings.namespace)
-        case url if url.partition(":")[0] in _REDIS or (url == "auto" and store.url.partition(":")[0] in _REDIS):
-            with extra("redis"):
-                from tenure.notifiers.redis import RedisNotifier
-                from tenure.stores.redis.server import Server
-
-            theirs: Any = getattr(store, "server", None) if url == "auto" else None
-            server = theirs or Server(url, settings.namespace, None)
-            return RedisNotifier(server, settings.namespace, rung=theirs is not None)
-        case name:
-            known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler), redis://host:port"
-            raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")
-
-
-def check_timers(program: Program, settings: Settings, queues: Iterable[str]) -> None:
-    """Refuse an `ack_wait` within which a hung job may not have been noticed: the queue would deliver it too early."""
-    if not settings.notifier.startswith(_NATS):
-        return
-    ack_wait = _nats().parse_url(settings.notifier).ack_wait
-    served = set(queues)
-    for task in sorted(program.tasks, key=lambda task: task.stale_after or 0.0, reverse=True):
-        least = (task.stale_after or 0.0) + 2 * settings.lease
-        if task.stale_after is not None and task.queue in served and ack_wait <= least:
-            raise InvalidOption(
-                f"notifier: ack_wait is {spell(ack_wait)}, but task {task.name} of queue {task.queue} may be silent "
-                f"for {spell(task.stale_after)} (stale_after), and two leases ({spell(settings.lease)} each) pass "
-                f"before it is taken back: set ack_wait to more than {spell(least)}, or a shorter stale_after"
-            )
-
-
-_NATS = ("nats://", "tls://")
-_REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
-_POSTGRES = ("postgresql://", "postgres://")
-
-
-def _nats() -> ModuleType:
-    with extra("nats"):
-        return import_module("tenure.notifiers.nats")
-
-
-def _sqlite_path(rest: str, namespace: str) -> str:
-    path = rest.removeprefix("///")
-    if path == rest or not Path(path).name or path == ":memory:":
-        raise InvalidOption(f"url: expected sqlite:///NAME.db or sqlite:////FOLDER/NAME.db, got 'sqlite:{rest}'")
-    if namespace == "tenure":
-        return path
-    return str(Path(path).with_name(f"{Path(path).stem}.{namespace}{Path(path).suffix}"))
-
-
-# ── Finding the app ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def load_app(target: str | None = None) -> Tenure:
-    """Import an app and all its tasks: `module`, `module:attribute`, `module:make()`, or a file's path.
-
-    Without a target: TENURE_APP, else `app` of [tool.tenure] in the nearest pyproject.toml. The current folder is
-    first on the path. Raises InvalidOption that says what is missing.
-    """
-    target = target or config.load().app or _app_of_pyproject()
-    if not target:
-        raise InvalidOption(
-            "no app: name its module (tenure worker shop.jobs), or set TENURE_APP, or app in [tool.tenure] of "
-            "pyproject.toml"
-        )
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    name, _, attribute = target.partition(":")
-    module = _import_file(Path(name)) if name.endswith(".py") else _import(name, "app")
-    app = _attribute(module, attribute) if attribute else _only_app(module)
-    if not isinstance(app, Tenure):
-        raise InvalidOption(f"app: {target} is a {type(app).__name__}, not a Tenure")
-    _ = app.tasks
-    return app
-
-
-def _app_of_pyproject() -> str | None:
-    import tomllib
-
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        path = folder / "pyproject.toml"
-        if path.is_file():
-            found = tomllib.loads(path.read_text()).get("tool", {}).get("tenure", {}).get("app")
-            if found is not None and not isinstance(found, str):
-                raise InvalidOption(f'{path}: [tool.tenure] app: expected "module:attribute", got {found!r}')
-            return found
-    return None
-
-
-def _import(name: str, what: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; what it imports is not
-        raise InvalidOption(
-            f"{what}: there is no module {error.name!r}; looked in {Path.cwd()} and on sys.path"
-        ) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    spec = util.spec_from_file_location(path.stem, path) if path.is_file() else None
-    if spec is None or spec.loader is None:
-        raise InvalidOption(f"app: there is no file {path.absolute()}")
-    known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) == spec.origin:
-        return known
-    sys.path.insert(0, str(path.absolute().parent))
-    module = sys.modules[path.stem] = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _attribute(module: ModuleType, attribute: str) -> object:
-    name = attribute.removesuffix("()")
-    found: Any = module
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        raise InvalidOption(f"app: {module.__name__} has no attribute {name!r}; {_apps_told(module)}") from error
-    return found() if name != attribute else found
-
-
-def _only_app(module: ModuleType) -> Tenure:
-    apps = _apps_in(module)
-    if len({id(app) for app in apps.values()}) == 1:
-        return next(iter(apps.values()))
-    raise InvalidOption(f"app: {module.__name__}: {_apps_told(module)}; write {module.__name__}:NAME")
-
-
-def _apps_in(module: ModuleType) -> dict[str, Tenure]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, Tenure)}
-
-
-def _apps_told(module: ModuleType) -> str:
-    names = ", ".join(_apps_in(module))
-    return f"it has these apps: {names}" if names else "it makes no Tenure"
-
-
-# ── The two kinds of process ────────────────────────────────────────────────────────────────────────────────────
-
-_FLAGS = ("url", "notifier", "queues", "concurrency", "workers", "grace", "listen")
-
-
-def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
-    """Become the supervisor that `tenure worker` asked for. Imports no user code: its workers do."""
-    from tenure.supervisor import Options, Supervisor
-
-    settings = config.load(_flags(order))
-    log(settings)
-    command = (sys.executable, "-m", "tenure.cli.child", msgspec.json.encode(order).decode())
-    options = Options(
-        command=command,
-        workers=settings.workers,
-        until_empty=bool(order.get("until_empty")),
-        reload=bool(order.get("reload")),
-        counts=settings.listen is not None,
-    )
-    supervisor = Supervisor(options, _open, open_notifier, _say)
-    if settings.listen is not None:
-        from tenure.metrics import Page, serve
-
-        try:
-            server = serve(settings.listen, Page(supervisor.tally, supervisor.vitals, _open))
-        except OSError as error:
-            _say(f"listen: {settings.listen} can't be had: {error.strerror}; name another HOST:PORT, or none")
-            return 2
-        with closing(server):
-            _say(f"tenure: metrics at {server.url}/metrics, health at {server.url}/healthz")
-            return supervisor.run()
-    return supervisor.run()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settings], None]) -> int:
-    """Be a worker process of the supervisor that handed these over."""
-    from tenure.child import Handles, Loaded, run_child
-    from tenure.worker import queue_caps
-
-    def load() -> Loaded:
-        app = load_app(order.get("app"))
-        app.configure(_flags(order))
-        log(app.settings)
-        app.tasks.resolve()
-        check_timers(app.program, app.settings, queue_caps(app.program, app.settings))
-        return Loaded(app.program, app.settings, _open, open_notifier)
-
-    return run_child(Handles(*handles), load)
-
-
-def _flags(order: Mapping[str, Any]) -> dict[str, object]:
-    return {name: order[name] for name in _FLAGS if order.get(name) is not None}
-
-
-def _open(settings: Settings) -> Store:
-    store = open_store(settings)
-    store.open()
-    return store

@@ -18,14 +18,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from tenure.arguments import KEY_NAMES
-from tenure.durations import seconds, spell
+from tenure.core.durations import seconds, spell
+from tenure.core.lifecycle import GUARD
 from tenure.errors import InvalidOption
-from tenure.lifecycle import GUARD
 
 PREFIX = "TENURE_"
 Role = Literal["read", "operate", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  #: each may do what those before it may
+#: what sounds like a secret, unless the setting `redact` says otherwise
+KEY_NAMES = ("password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie", "private_key")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
 _SIZE = re.compile(r"(\d+)\s*(KiB|MiB|B)?", re.ASCII)

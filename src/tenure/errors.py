@@ -1,4 +1,4 @@
-"""Every error Tenure raises. (`Snooze` and `Fail`, which a handler raises, are in `tenure.retry`.)
+"""Every error Tenure raises. (`Snooze` and `Fail`, which a handler raises, are in `tenure.core.retry`.)
 
 TenureError
 ├── InvalidOption       a setting, option, name or duration that cannot be; also a ValueError

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from tenure.durations import spell
-from tenure.lifecycle import State
+from tenure.core.durations import spell
+from tenure.core.lifecycle import State
 from tenure.ports import Rescued, Runner
 
 

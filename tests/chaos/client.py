@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from tenure.app import open_store
+from tenure.backends import open_store
 from tenure.errors import StoreError
 from tenure.ports import Landed
 

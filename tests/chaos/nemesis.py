@@ -13,9 +13,9 @@ from typing import Any
 from crash.harness import alive, boot, children, filled, send, until
 from proxy import Proxy
 from servers import Postgres
-from tenure.app import open_notifier
+from tenure.backends import open_notifier
+from tenure.core.lifecycle import Completed, Lease
 from tenure.errors import StoreError
-from tenure.lifecycle import Completed, Lease
 from tenure.ports import AttemptView, Filter, Landed, Progress, Ring, Store
 
 from . import workload

@@ -19,10 +19,11 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 from crash.shop import note
 from tenure import Fail, Job, Retry, Snooze, Task, Tenure
-from tenure.app import load_app, open_store
-from tenure.executor import Attempt
-from tenure.lifecycle import Released, State
+from tenure.backends import open_store
+from tenure.core.lifecycle import Released, State
 from tenure.ports import Store
+from tenure.processes import load_app
+from tenure.worker.executor import Attempt
 
 from . import points
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from crash.harness import alive, boot, until
-from tenure.admin import Admin
-from tenure.app import open_notifier
+from tenure.backends import open_notifier
 from tenure.errors import StoreError
+from tenure.operations.admin import Admin
 from tenure.ports import Filter, JobView, Store
 
 from . import faults, history, workload

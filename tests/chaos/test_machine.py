@@ -40,9 +40,9 @@ from crash.storm import verdict
 from crash.test_lost_replies_redis import all_jobs
 from crash.test_redis import WINDOW, Loss, enqueueing
 from servers import Nats, Postgres
-from tenure.clock import system_clock
+from tenure.core.clock import system_clock
+from tenure.core.lifecycle import ENDED, Completed, State
 from tenure.errors import StoreAway
-from tenure.lifecycle import ENDED, Completed, State
 from tenure.ports import JobView, Progress
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.sqlite import SqliteStore

@@ -28,12 +28,12 @@ import pytest
 from crash.backends import BACKENDS, Backend, Place
 from crash.conftest import Tell
 from crash.harness import FULL, SOURCE, Line, Site, Supervised, boot, overlaps, runs_of, send
-from tenure.app import open_notifier, open_store
-from tenure.clock import system_clock
+from tenure.backends import open_notifier, open_store
 from tenure.config import load
-from tenure.host import new_token, pid_namespace
-from tenure.ids import new_id
-from tenure.lifecycle import ENDED, LIVE
+from tenure.core.clock import system_clock
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import ENDED, LIVE
+from tenure.liveness.host import new_token, pid_namespace
 from tenure.ports import AttemptView, Draft, Filter, JobView, Listener, Notifier, Permits, Store, WorkerIdentity
 
 from . import points

@@ -11,11 +11,11 @@ from time import monotonic, sleep
 from typing import Any, TypeVar
 from uuid import UUID
 
-from tenure.clock import Clock
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import ENDED, GUARD, Cancelled, Completed, Failed, Lease, Outcome, Released, State
 from tenure.errors import StoreBusy
-from tenure.lifecycle import ENDED, GUARD, Cancelled, Completed, Failed, Lease, Outcome, Released, State
 from tenure.ports import AttemptView, Busy, Claimed, Draft, Filter, JobView, Landed, Store, WorkerIdentity
-from tenure.schedule import Change, Schedule, Standing, Tick
+from tenure.ports.schedules import Change, Schedule, Standing, Tick
 
 T = TypeVar("T")
 

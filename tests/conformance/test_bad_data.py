@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conformance.factories import assert_sound, draft, everything, finish, look, memory_of, put, running
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Outcome, Released, Snoozed, State
 from tenure.errors import BadData
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Outcome, Released, Snoozed, State
 from tenure.ports import Progress, Store
 
 LAST = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.factories import World, claim, claim_one, draft, look, put, start
-from tenure.lifecycle import Completed, Failed, Lease, Released, State
+from tenure.core.lifecycle import Completed, Failed, Lease, Released, State
 from tenure.ports import Landed, Store
 
 MANY = 1300

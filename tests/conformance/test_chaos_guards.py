@@ -25,11 +25,11 @@ from conformance.factories import (
     start,
     tick,
 )
-from tenure.clock import Clock
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import GUARD, Completed, Failed, Outcome, Released, State
 from tenure.errors import StoreAway
-from tenure.lifecycle import GUARD, Completed, Failed, Outcome, Released, State
 from tenure.ports import Rescued, Store
-from tenure.schedule import Change
+from tenure.ports.schedules import Change
 
 
 @pytest.mark.parametrize("outcome", [Completed('"done"'), Failed("no", final=True), Released("drained")])

@@ -17,7 +17,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.lifecycle import Crashed, Failed, Outcome, Released, State
+from tenure.core.lifecycle import Crashed, Failed, Outcome, Released, State
 from tenure.ports import Claimed, Owned, Progress, Store
 
 

@@ -8,8 +8,8 @@ from threading import Lock, Thread, current_thread
 import pytest
 
 from conformance.factories import World, claim, identity, look, put, start
-from tenure.clock import Clock
-from tenure.lifecycle import State
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import State
 from tenure.ports import Store
 
 LEASE = identity().lease

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from conformance.factories import World, bring, claim, draft, finish, look, put, race, start
-from tenure.lifecycle import Failed, Lease, State
+from tenure.core.lifecycle import Failed, Lease, State
 from tenure.ports import Answer, Edit, Landed, Progress
 
 

@@ -22,8 +22,8 @@ from conformance.factories import (
     running,
     start,
 )
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, State
 from tenure.errors import BadData
-from tenure.lifecycle import Completed, Crashed, Failed, Lease, Released, State
 from tenure.ports import Edit, Landed, NotLanded, OnceRecord, Progress, Store
 
 NOBODY = "00000000-0000-0000-0000-000000000000"

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from conformance.factories import World, bring, draft, everything, finish, look, put, running, start
-from tenure.lifecycle import Completed, Failed, State
+from tenure.core.lifecycle import Completed, Failed, State
 from tenure.ports import Enqueued, Promoted, Store
 
 

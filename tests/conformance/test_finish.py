@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from conformance.factories import World, claim_one, finish, look, memory_of, running, start
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.ports import AttemptView, Landed, NotLanded, Progress, Store
 
 ENDINGS: list[Outcome] = [

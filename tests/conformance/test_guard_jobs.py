@@ -27,10 +27,10 @@ from conformance.factories import (
     start,
     tick,
 )
+from tenure.core.lifecycle import GUARD, Cancelled, Completed, Crashed, Failed, Lease, Outcome, State, legal
 from tenure.errors import BadData
-from tenure.lifecycle import GUARD, Cancelled, Completed, Crashed, Failed, Lease, Outcome, State, legal
 from tenure.ports import Draft, Filter, NotLanded, Progress, Rescued, Store
-from tenure.schedule import Change, Run, Schedule
+from tenure.ports.schedules import Change, Run, Schedule
 
 
 def guarded(store: Store, **options: Any) -> Schedule:

@@ -14,7 +14,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.lifecycle import Completed, Failed, Lease, Released, State
+from tenure.core.lifecycle import Completed, Failed, Lease, Released, State
 from tenure.ports import Landed, NotLanded, OnceRecord, Progress, Store
 
 

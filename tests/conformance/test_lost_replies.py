@@ -19,8 +19,8 @@ from conformance.factories import (
     running,
     start,
 )
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.errors import StoreAway
-from tenure.lifecycle import Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.ports import Landed, OnceRecord, Progress, Store
 
 

@@ -22,7 +22,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.lifecycle import (
+from tenure.core.lifecycle import (
     MOVES,
     VERBS,
     Cancelled,
@@ -39,7 +39,7 @@ from tenure.lifecycle import (
     legal,
 )
 from tenure.ports import JobView, Landed, Progress, Rescued, Store
-from tenure.schedule import Change
+from tenure.ports.schedules import Change
 
 OUTCOMES: list[Outcome] = [
     Completed('"result"'),

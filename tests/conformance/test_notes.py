@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 
 from conformance.factories import World, bring, draft, everything, look, made, put, race
+from tenure.core.lifecycle import State
 from tenure.errors import BadData
-from tenure.lifecycle import State
 from tenure.ports import Store
-from tenure.schedule import Swapped
+from tenure.ports.schedules import Swapped
 
 NUL, SURROGATE = "a\x00b", "a\ud800b"
 bad_text = pytest.mark.parametrize("bad", [NUL, SURROGATE], ids=["nul", "surrogate"])

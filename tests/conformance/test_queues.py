@@ -18,7 +18,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.lifecycle import Completed, Failed, State
+from tenure.core.lifecycle import Completed, Failed, State
 from tenure.ports import Landed, NotLanded, Promoted, Store
 
 NOBODY = "00000000-0000-0000-0000-000000000000"

@@ -24,7 +24,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.lifecycle import Completed, Crashed, Failed, Lease, Outcome, Released, State
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Outcome, Released, State
 from tenure.ports import Filter, Landed, Store
 
 P = ParamSpec("P")

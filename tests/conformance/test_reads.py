@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from conformance.factories import World, begin_guarded, bring, claim_one, finish, made, put, running, start
+from tenure.core.lifecycle import ENDED, Cancelled, Completed, Failed, Lease, State
 from tenure.errors import InvalidOption
-from tenure.lifecycle import ENDED, Cancelled, Completed, Failed, Lease, State
 from tenure.ports import Ended, Filter, JobView, Page, Store
 
 

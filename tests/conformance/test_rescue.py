@@ -19,7 +19,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, State
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, State
 from tenure.ports import Hung, Progress, Rescued, Store
 
 STALE = 300.0

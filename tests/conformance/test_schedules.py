@@ -29,13 +29,13 @@ from conformance.factories import (
     start,
     tick,
 )
+from tenure.core.lifecycle import Completed, Failed, Lease, State
 from tenure.errors import BadData
-from tenure.lifecycle import Completed, Failed, Lease, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Landed, Store
-from tenure.schedule import REPLACED, Change, Run, Schedule, Tick
-from tenure.ticks import Refused
-from tenure.timetable import Timetable
+from tenure.ports.schedules import REPLACED, Change, Run, Schedule, Tick
+from tenure.schedules.plan import Refused
+from tenure.schedules.timetable import Timetable
 
 NUL, SURROGATE = "a\x00b", "a\ud800b"
 bad_text = pytest.mark.parametrize("bad", [NUL, SURROGATE], ids=["nul", "surrogate"])

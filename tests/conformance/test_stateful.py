@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from conformance.factories import NewWorld, World, assert_sound, draft, everything, start
-from tenure.lifecycle import (
+from tenure.core.lifecycle import (
     ENDED,
     LIVE,
     Cancelled,

@@ -21,8 +21,8 @@ from conformance.factories import (
     put,
     running,
 )
+from tenure.core.lifecycle import LIVE, Completed, Failed, State
 from tenure.errors import LeaseLost, StoreAway, StoreError
-from tenure.lifecycle import LIVE, Completed, Failed, State
 from tenure.ports import Landed, Store
 
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from conformance.factories import DAY, LEASE, World, claim, identity, put, running, start
+from tenure.core.lifecycle import Crashed
 from tenure.errors import StoreError
-from tenure.lifecycle import Crashed
 from tenure.ports import Store
 
 

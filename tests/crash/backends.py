@@ -26,7 +26,7 @@ from servers import (
     shared_redis,
     shared_valkey,
 )
-from tenure.app import open_store
+from tenure.backends import open_store
 from tenure.config import load
 
 

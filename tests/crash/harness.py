@@ -26,11 +26,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import tenure
-from tenure.app import open_store
-from tenure.clock import system_clock
+from tenure.backends import open_store
 from tenure.config import load
-from tenure.job import JobHandle
+from tenure.core.clock import system_clock
 from tenure.ports import AttemptView, Filter, JobView, WorkerView
+from tenure.tasks.handle import JobHandle
 
 from . import shop
 from .backends import Place

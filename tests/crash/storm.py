@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tenure.job import JobHandle
 from tenure.ports import Filter, JobView
+from tenure.tasks.handle import JobHandle
 
 from . import shop
 from .backends import BACKENDS

@@ -24,17 +24,17 @@ from typing import Any
 import pytest
 
 from conformance.factories import identity
-from tenure.alerts import problems
-from tenure.clock import system_clock
 from tenure.config import load
-from tenure.host import pid_namespace, started
-from tenure.ids import new_id
-from tenure.lifecycle import Completed, Lease, State
+from tenure.core.clock import system_clock
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import Completed, Lease, State
+from tenure.liveness.host import pid_namespace, started
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.alerts import problems
 from tenure.ports import Draft, Filter
-from tenure.schedule import Schedule
-from tenure.ticks import Began, Plan, begin_guard
-from tenure.timetable import Timetable
+from tenure.ports.schedules import Schedule
+from tenure.schedules.plan import Began, Plan, begin_guard
+from tenure.schedules.timetable import Timetable
 
 from .altered import altered
 from .harness import Site, Supervised, until
@@ -380,7 +380,7 @@ def dripping() -> Generator[tuple[str, threading.Event]]:
 
 @pytest.mark.needs("file")
 def test_a_receiver_that_never_has_said_it_all_does_not_hold_up_a_supervisor(site: Site, inbox: Inbox) -> None:
-    impatient = altered("import tenure.alerts; tenure.alerts.LAST_SECONDS = 0.5")
+    impatient = altered("from tenure.operations import alerts; alerts.LAST_SECONDS = 0.5")
     (site.folder / "broken").touch()
     with dripping() as (url, came):
         env = watched(site, inbox) | {"TENURE_ALERTS": url}

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tenure.cli.demo_history import make_up
+from tenure.demo.history import make_up
 
 from .backends import Place
 from .harness import until

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tenure.job import JobHandle
+from tenure.tasks.handle import JobHandle
 
 from . import shop
 from .altered import altered
@@ -21,7 +21,7 @@ from .backends import Place, Server, there
 from .conftest import Tell
 from .harness import Site, Supervised, alive, boot, children, send
 
-BRIEFLY = "import tenure.supervisor; tenure.supervisor.END_SECONDS = 1.0"
+BRIEFLY = "from tenure.supervisor import supervisor; supervisor.END_SECONDS = 1.0"
 #: Once the file is there, 1,000 s have passed while the machine slept.
 SLEEPY = """
 import dataclasses, pathlib, tenure.supervisor
@@ -191,7 +191,7 @@ def test_nobody_is_ended_for_the_time_in_which_the_machine_slept(site: Site) -> 
 def test_nobody_is_ended_for_the_time_in_which_the_store_was_away(place: Place, server: Server, tmp_path: Path) -> None:
     with Site(tmp_path, there(place, server)) as site:
         job = shop.wait.enqueue()
-        patience = "import tenure.supervisor; tenure.supervisor.END_SECONDS = 10.0"
+        patience = "from tenure.supervisor import supervisor; supervisor.END_SECONDS = 10.0"
         supervisor = running(site, site.supervisor(grace="100ms", lease="2m", before=altered(patience)), job)
         server.stop()
         site.until(lambda: "the store is out of reach" in supervisor.log(), "its absence to be noticed", 60.0)

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 
 import pytest
 
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed
 from tenure.errors import LeaseLost
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed
 from tenure.ports import NotLanded, Progress, Store
 
 from . import shop

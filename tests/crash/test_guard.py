@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from proxy import Proxy
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
 from tenure.ports import JobView
-from tenure.schedule import Tick
+from tenure.ports.schedules import Tick
 
 from .backends import Place, Server, by_way_of, there
 from .harness import Site, alive, send, until
 
 OFTEN = "100ms"  #: the shortest there is: starting a process takes longer than half of it
 TENURE = "from tenure.cli.main import run; run()"
-IMPATIENT = f"import tenure.guarded; tenure.guarded.PATIENCE = 0.3; {TENURE}"
+IMPATIENT = f"from tenure.guards import run as guarded; guarded.PATIENCE = 0.3; {TENURE}"
 LEASE = 4.5  #: what is over after two thirds of it, and must be gone after four fifths, has some time between
 
 #: A command with a child; both end when they are told to.

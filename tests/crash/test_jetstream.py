@@ -25,8 +25,8 @@ from nats.aio.client import Client
 
 from proxy import Proxy
 from servers import Nats, free_port
-from tenure.ids import new_id
-from tenure.job import JobHandle
+from tenure.core.ids import new_id
+from tenure.tasks.handle import JobHandle
 
 from . import shop
 from .backends import Place, by_way_of, postgres, sqlite

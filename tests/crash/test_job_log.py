@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from contextlib import nullcontext
 
-from tenure.job import JobHandle
-from tenure.job_log import Log, decode
+from tenure.tasks.handle import JobHandle
+from tenure.worker.job_log import Log, decode
 
 from . import shop
 from .harness import Site, send

@@ -14,8 +14,8 @@ import pytest
 from conformance.factories import assert_sound, claim, draft, everything, look, memory_of, running, start
 from proxy import Proxy
 from servers import shared_postgres
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.errors import StoreAway
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.ports import Landed
 from tenure.stores.postgres import PostgresStore
 

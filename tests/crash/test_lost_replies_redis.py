@@ -30,9 +30,9 @@ from conformance.factories import (
 )
 from proxy import Proxy
 from servers import Valkey
-from tenure.clock import Clock
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import LIVE, Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.errors import StoreAway, StoreError
-from tenure.lifecycle import LIVE, Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.ports import Enqueued, Filter, JobView, Landed, NotLanded, OnceRecord, Progress, Rescued, Store
 from tenure.stores.redis import RedisStore
 from tenure.stores.redis.server import load

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tenure.lifecycle import Released
+from tenure.core.lifecycle import Released
 
 from . import shop
 from .harness import Site, Supervised, send

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tenure.ids import new_id
+from tenure.core.ids import new_id
 from tenure.ports import Draft, JobView
 
 from . import shop
@@ -18,7 +18,7 @@ THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000
 #: A supervisor that is told to stop in the moment in which a worker has been started, and nobody knows of it.
 INTERRUPTED = """
 import signal
-from tenure.process import WorkerProcess
+from tenure.supervisor.process import WorkerProcess
 start = WorkerProcess.start
 def interrupted(*given):
     child = start(*given)

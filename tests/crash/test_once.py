@@ -23,7 +23,7 @@ SCRIPT = f"""
 import os, sys, time
 sys.path.insert(0, {str(HERE)!r})
 import shop
-from tenure import once
+from tenure.tasks import once
 from tenure.errors import StoreAway
 
 once.HOLD_SECONDS = float(sys.argv[1])

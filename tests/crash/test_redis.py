@@ -24,10 +24,10 @@ import pytest
 
 from conformance.factories import draft
 from servers import Valkey
+from tenure.core.lifecycle import ENDED
 from tenure.errors import StoreAway
-from tenure.job import JobHandle
-from tenure.lifecycle import ENDED
 from tenure.ports import JobView, Store
+from tenure.tasks.handle import JobHandle
 
 from . import shop
 from .backends import Place

@@ -10,7 +10,7 @@ from itertools import cycle, pairwise
 
 import pytest
 
-from tenure.schedule import Tick
+from tenure.ports.schedules import Tick
 
 from .conftest import Tell
 from .harness import FULL, HERE, SOURCE, Site, Supervised, boot

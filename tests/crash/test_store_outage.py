@@ -14,7 +14,7 @@ import pytest
 
 from proxy import Proxy
 from tenure.errors import StoreAway
-from tenure.job import JobHandle
+from tenure.tasks.handle import JobHandle
 
 from . import shop
 from .backends import Place, Server, by_way_of, there

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from proxy import Proxy
-from tenure.job import JobHandle
+from tenure.tasks.handle import JobHandle
 
 from . import shop
 from .backends import Place, by_way_of

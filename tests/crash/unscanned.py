@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from tenure.maintenance import Maintenance
+from tenure.maintenance.maintenance import Maintenance
 
 
 def look_away(self: Maintenance) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from docs.test_pages import ROOT, blocks
 from servers import free_port
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
 
 PAGE = (ROOT / "docs" / "dashboard.md").read_text()
 _TENURE = [sys.executable, "-c", "from tenure.cli.main import run; run()"]

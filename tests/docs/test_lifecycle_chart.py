@@ -1,4 +1,4 @@
-"""What the pages say about the life-cycle is what `tenure.lifecycle` says."""
+"""What the pages say about the life-cycle is what `tenure.core.lifecycle` says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tenure.lifecycle import MOVES, State
+from tenure.core.lifecycle import MOVES, State
 
 DOCS = Path(__file__).parents[2] / "docs"
 

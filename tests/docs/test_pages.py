@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tenure
-from tenure.lifecycle import VERBS, State
+from tenure.core.lifecycle import VERBS, State
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])

@@ -18,9 +18,9 @@ import pytest
 
 from docs.test_pages import ROOT, blocks, tenure_command
 from servers import shared_postgres
-from tenure.alerts import PATIENCE
-from tenure.schedule import OVERLAPS
-from tenure.sinks import KINDS, signature
+from tenure.operations.alerts import PATIENCE
+from tenure.operations.sinks import KINDS, signature
+from tenure.ports.schedules import OVERLAPS
 
 PAGE = (ROOT / "docs" / "schedules.md").read_text()
 SECRET = "whsec_" + "c2VjcmV0" * 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from docs.test_pages import ROOT, _environment, blocks
-from tenure import testing
+from tenure.testing import queue as testing
 
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 PROGRAMS = {text.split(maxsplit=2)[1]: text.partition("\n")[2] for text in blocks(PAGE, "python")}

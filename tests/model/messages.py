@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from tenure.lifecycle import ENDED, State
+from tenure.core.lifecycle import ENDED, State
 
 from .search import Step
 from .world import BOTH, FORMER, NAMES, Row, Supervisor, allows, decided

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
 
 from . import declarations, messages, schedules, world
 from .declarations import Declarations, Net

@@ -1,6 +1,6 @@
 """The ownership protocol as steps: one job, two workers, their supervisors, and what can go wrong between them.
 
-Read `tenure/lifecycle.py` and `world.py` first. What a verb may do and where an outcome leads is taken from the former
+Read `core/lifecycle.py` and `world.py` first. What a verb may do and where an outcome leads is taken from the former
 (`MOVES`, `legal`, `decide`); here is who does what, in which order, and what may happen in between. Every rule that
 keeps the promise is a flag of `Guards`. The search shows that nothing goes wrong with all of them, and that each one
 is needed.
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tenure.lifecycle import ENDED, State
+from tenure.core.lifecycle import ENDED, State
 
 from .search import Step
 from .world import (

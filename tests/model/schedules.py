@@ -1,6 +1,6 @@
 """Schedules, searched: two supervisors fire the ticks of one schedule, and workers of two releases declare it.
 
-What becomes of a tick is decided by the code itself (`Plan` of `tenure/ticks.py`); here is who reads, who writes, in
+What becomes of a tick is decided by the code itself (`Plan` of `schedules/plan.py`); here is who reads, who writes, in
 which order, and what may happen in between: a supervisor that crashes between its reading and its write, a write that
 is carried out late, a job that waits for its retry or outlasts the next tick, hours in which nobody fires, a deploy
 that changes the rule, and an older release that starts again. The promises: each tick ends in one row, a job or a
@@ -21,10 +21,10 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import NamedTuple
 
-from tenure.lifecycle import LIVE, State
+from tenure.core.lifecycle import LIVE, State
 from tenure.ports import Draft, JobView
-from tenure.schedule import CatchUp, Change, Overlap, Run, Schedule, Standing, Tick
-from tenure.ticks import Plan
+from tenure.ports.schedules import CatchUp, Change, Overlap, Run, Schedule, Standing, Tick
+from tenure.schedules.plan import Plan
 
 from .search import Step
 

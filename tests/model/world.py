@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
-from tenure.lifecycle import (
+from tenure.core.lifecycle import (
     ENDED,
     MOVES,
     Cancelled,

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from conformance.factories import World, bring, draft, finish, put, running, start
-from tenure.admin import Admin, Verb
+from tenure.core.lifecycle import GUARD, Completed, Crashed, Failed, Snoozed, State
 from tenure.errors import UnknownJob
-from tenure.explain import Explanation
-from tenure.lifecycle import GUARD, Completed, Crashed, Failed, Snoozed, State
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin, Verb
+from tenure.operations.explain import Explanation
 from tenure.ports import Filter, Progress, Ring, Store
 
 

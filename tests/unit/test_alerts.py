@@ -14,18 +14,18 @@ from threading import Event
 import pytest
 
 from conformance.factories import World, claim, draft, identity, put
-from tenure.alerts import MOST_OPEN, PREFIX, QUEUE, Alarm, Problem, Watch, delivery, problems
 from tenure.config import load, sink_label
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome
+from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
-from tenure.lifecycle import Completed, Failed, Lease, Outcome
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.alerts import MOST_OPEN, PREFIX, QUEUE, Alarm, Problem, Watch, delivery, problems
+from tenure.operations.sinks import Incident, Message, Undelivered, open_sinks, signature
 from tenure.ports import Claimed, Filter, Store, WorkerView
-from tenure.retry import Fail, Snooze
-from tenure.schedule import Change, Schedule
-from tenure.sinks import Incident, Message, Undelivered, open_sinks, signature
+from tenure.ports.schedules import Change, Schedule
+from tenure.schedules.plan import Began, Plan, begin_guard
+from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
-from tenure.ticks import Began, Plan, begin_guard
-from tenure.timetable import Timetable
 
 HOOK = "https://hooks.example/T0/B0?token=s3cret"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

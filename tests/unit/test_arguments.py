@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure import Job, Secret, Tenure
-from tenure.arguments import Arguments, redacted
 from tenure.errors import InvalidArguments, InvalidOption
+from tenure.tasks.arguments import Arguments, redacted
 
 if TYPE_CHECKING:
     from fractions import Fraction

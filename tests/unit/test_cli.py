@@ -23,10 +23,10 @@ from conformance.factories import bring, claim, claim_one, draft, finish, look, 
 from tenure.cli import bench, top
 from tenure.cli.logs import JsonFormatter, TextFormatter, add_job
 from tenure.cli.main import main
-from tenure.clock import system_clock
+from tenure.core.clock import system_clock
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
 from tenure.errors import StoreAway
 from tenure.events import Running, current
-from tenure.lifecycle import Completed, Failed, Lease, Outcome, State
 from tenure.ports import Filter, Progress, Store
 from tenure.stores.sqlite import SqliteStore
 
@@ -543,8 +543,8 @@ def busy(store: Store) -> Store:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_picture_fits_its_screen_and_names_what_stalls(busy: Store, width: int) -> None:
-    from tenure.admin import Admin
     from tenure.notifiers.poll import PollNotifier
+    from tenure.operations.admin import Admin
 
     reading = top.read(Admin(busy, PollNotifier()), None)
     screen = Console(width=width, height=40, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123

@@ -22,14 +22,14 @@ import pytest
 from conformance.factories import claim, draft, finish, start
 from tenure.cli.main import main
 from tenure.cli.schedules_screen import MARKS
-from tenure.clock import system_clock
-from tenure.cron import Every
-from tenure.lifecycle import Completed, Failed, Lease, Outcome, State
+from tenure.core.clock import system_clock
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft, Filter, Store
-from tenure.schedule import Change, Schedule, Status, Tick
+from tenure.ports.schedules import Change, Schedule, Status, Tick
+from tenure.schedules.cron import Every
+from tenure.schedules.timetable import MOST_BACKFILLED, Record, Timetable
 from tenure.stores.sqlite import SqliteStore
-from tenure.timetable import MOST_BACKFILLED, Record, Timetable
 
 APP = """
 from tenure import Secret, Tenure

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tenure import JobHandle, Tenure, client, config
-from tenure.client import Client
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import Cancelled, Completed, Failed, Lease, Outcome, State
 from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import Running, current
-from tenure.ids import new_id
-from tenure.job import handle_of
-from tenure.lifecycle import Cancelled, Completed, Failed, Lease, Outcome, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft, Enqueued, JobView, Ring, WorkerIdentity
 from tenure.stores.memory import MemoryStore
+from tenure.tasks.client import Client
+from tenure.tasks.handle import handle_of
 
 WORKER = "host-1-abc"
 

@@ -14,12 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tenure.errors import JobFailed
-from tenure.examples import code_evolution as example
-from tenure.examples import git_history
-from tenure.examples.code_evolution import Evolution, Summary, code_evolution, jobs, picture, resume
-from tenure.examples.evolution_chart import Picture, draw
-from tenure.examples.git_history import (
+from tenure.demo import code_evolution as example
+from tenure.demo import git_history
+from tenure.demo.code_evolution import Evolution, Summary, code_evolution, jobs, picture, resume
+from tenure.demo.evolution_chart import Picture, draw
+from tenure.demo.git_history import (
     Commit,
     MainLine,
     Mirror,
@@ -28,6 +27,7 @@ from tenure.examples.git_history import (
     open_mirror,
     repository_name,
 )
+from tenure.errors import JobFailed
 
 ADA, GRACE = "Ada <ada@example.org>", "Grace <grace@example.org>"
 HOUR = 3600

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure import cron
-from tenure.cron import Cron, Every, Rule, outlook, read, rule
 from tenure.errors import InvalidOption
-from tenure.zones import tzdata_version
+from tenure.schedules import cron
+from tenure.schedules.cron import Cron, Every, Rule, outlook, read, rule
+from tenure.schedules.zones import tzdata_version
 
 NEW_YORK = "America/New_York"
 GAP = datetime(2026, 3, 8, 5, tzinfo=UTC)  # midnight in New York, where clocks go 02:00→03:00

@@ -1,4 +1,4 @@
-"""The oracle: every minute around every change of the clocks, decided by Debian cron's rules, against `tenure.cron`.
+"""The oracle: every minute around every change of the clocks by Debian cron's rules, against schedules/cron.py.
 
 Nothing here is shared with the code under test: its own parser, its own table of each zone's minutes. Per zone: three
 days around every change of five years, and sixty other days; five expressions, each compared tick by tick.
@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tenure.cron import Cron
 from tenure.errors import InvalidOption
+from tenure.schedules.cron import Cron
 
 SEED = 20260329
 PAIRS = 5

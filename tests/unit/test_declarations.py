@@ -17,13 +17,13 @@ from uuid import uuid4
 import pytest
 
 from tenure import Job, Retry, Task, Tenure, config
-from tenure.client import Client
 from tenure.errors import InvalidOption
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Store
-from tenure.schedule import Change, Schedule
+from tenure.ports.schedules import Change, Schedule
+from tenure.schedules.timetable import Declared, Timetable, encode_schedules
 from tenure.stores.memory import MemoryStore
-from tenure.timetable import Declared, Timetable, encode_schedules
+from tenure.tasks.client import Client
 
 PATIENT = 60.0
 NEW_YEAR = datetime(2030, 1, 1, tzinfo=UTC)
@@ -175,7 +175,7 @@ def sync(region: str, what: dict[str, int]) -> None: ...
 
 jobs.schedule(every="10m", name="sync-eu")(sync.using(meta={"b": "1", "a": "2"}).bind("eu", {"z": 1, "a": 2}))
 """
-ENCODED = "from tenure.app import load_app; from tenure.timetable import encode_schedules"
+ENCODED = "from tenure.processes import load_app; from tenure.schedules.timetable import encode_schedules"
 
 
 # ── what is refused ──

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure.durations import seconds, spell
+from tenure.core.durations import seconds, spell
 from tenure.errors import InvalidOption
 
 

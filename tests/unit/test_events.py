@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from tenure.core.lifecycle import State
 from tenure.events import Drained, Event, Events, JobDied, JobRescued, StoreBack, WorkerDied
-from tenure.lifecycle import State
 from tenure.ports import Rescued
 
 DIED = JobDied(job_id="1", task="add", queue="sums", attempt=3, worker_id="w", error="ValueError: no\n\n  File …")

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from conformance.factories import World, draft, start
-from tenure import cron
-from tenure.lifecycle import LIVE, Cancelled, Completed, Crashed, Failed, Lease, Outcome, Snoozed, State
+from tenure.core.lifecycle import LIVE, Cancelled, Completed, Crashed, Failed, Lease, Outcome, Snoozed, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Filter, JobView
-from tenure.schedule import CATCH_UPS, OVERLAPS, Schedule, Tick
+from tenure.ports.schedules import CATCH_UPS, OVERLAPS, Schedule, Tick
+from tenure.schedules import cron
+from tenure.schedules.plan import Refused, jitter
+from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
-from tenure.ticks import Refused, jitter
-from tenure.timetable import Timetable
 
 STORIES = int(os.environ.get("TENURE_TEST_STORIES", "60"))
 FIRST = int(os.environ.get("TENURE_TEST_SEED", "1"))

@@ -12,18 +12,18 @@ from time import monotonic, sleep, time
 
 import pytest
 
-from tenure import guarded
 from tenure.cli.main import main
-from tenure.clock import Clock, system_clock
 from tenure.config import Settings, load
+from tenure.core.clock import Clock, system_clock
+from tenure.core.lifecycle import Lease, Outcome, State
 from tenure.errors import GuardSkipped, InvalidOption, JobStopped, LeaseLost, StoreAway, TenureError, WouldBlock
-from tenure.guard import Guard
-from tenure.lifecycle import Lease, Outcome, State
+from tenure.guards import run as guarded
+from tenure.guards.guard import Guard
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Answer, Busy, Draft, Filter, Notifier, Store, WorkerIdentity
-from tenure.schedule import Change, Schedule, Standing, Tick
+from tenure.ports.schedules import Change, Schedule, Standing, Tick
+from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
-from tenure.timetable import Timetable
 
 OFTEN = "100ms"
 PATIENT = 30.0

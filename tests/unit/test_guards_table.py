@@ -33,6 +33,6 @@ def test_every_guard_names_tests_that_are_there() -> None:
 
 
 def test_a_guard_whose_text_has_changed_is_named() -> None:
-    gone = Guard("a renewal revives nobody", "lifecycle.py", "no such text", "")
-    assert mistakes(gone) == "a renewal revives nobody: lifecycle.py has 'no such text' 0 times; the table says 1"
+    gone = Guard("a renewal revives nobody", "core/lifecycle.py", "no such text", "")
+    assert mistakes(gone) == "a renewal revives nobody: core/lifecycle.py has 'no such text' 0 times; the table says 1"
     assert "there is no" in mistakes(gone._replace(file="no_such_file.py"))

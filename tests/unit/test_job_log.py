@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from tenure import Job, Retry, Tenure
-from tenure.clock import system_clock
 from tenure.config import Settings
-from tenure.embedded import Embedded
+from tenure.core.clock import system_clock
+from tenure.core.lifecycle import Lease, Outcome
 from tenure.errors import BadData, StoreAway
 from tenure.events import Running, current
-from tenure.executor import Attempt
-from tenure.host import memories
-from tenure.job import JobHandle
-from tenure.job_log import MAX_BYTES, MAX_LINES, Gather, JobLog, Log, LogLine, decode, encode
-from tenure.lifecycle import Lease, Outcome
+from tenure.liveness.host import memories
 from tenure.ports import Progress
 from tenure.stores.memory import MemoryStore
-from tenure.worker import Worker
+from tenure.tasks.handle import JobHandle
+from tenure.worker.embedded import Embedded
+from tenure.worker.executor import Attempt
+from tenure.worker.job_log import MAX_BYTES, MAX_LINES, Gather, JobLog, Log, LogLine, decode, encode
+from tenure.worker.worker import Worker
 
 log = logging.getLogger("shop.parcels")
 AT = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)
@@ -121,7 +121,7 @@ def test_what_belongs_to_no_job_or_to_the_engine_is_not_gathered(bench: Bench) -
     with within(ONE):
         logging.getLogger("tenure.worker").warning("the engine's")
         logging.getLogger("tenured").warning("somebody else's")
-        logging.getLogger("tenure.examples.code_evolution").warning("an example's")
+        logging.getLogger("tenure.demo.code_evolution").warning("an example's")
     with within(ONE._replace(job_id="elsewhere")):
         log.warning("of a job that runs elsewhere")
 
@@ -309,7 +309,7 @@ class Shop:
         def opened(settings: Settings) -> MemoryStore:
             return store
 
-        monkeypatch.setattr("tenure.app.open_store", opened)
+        monkeypatch.setattr("tenure.backends.open_store", opened)
         self.store = store
         self.jobs = Tenure("memory:", notifier="poll", retry=Retry(3, base="10ms", cap="10ms"))
         self.jobs.configure({"poll_interval": "50ms"})
@@ -440,7 +440,7 @@ def test_a_log_that_cant_be_stored_costs_nobody_anything_else(shop: Shop) -> Non
 def test_lines_wait_for_a_store_that_is_away_and_the_outcome_comes_after_them(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.worker.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.worker.worker.RETRY_SECONDS", 0.02)
 
     @shop.jobs.task
     async def pack() -> None:
@@ -457,7 +457,7 @@ def test_lines_wait_for_a_store_that_is_away_and_the_outcome_comes_after_them(
 def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.worker.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.worker.worker.RETRY_SECONDS", 0.02)
     telling, ended = threading.Event(), threading.Event()
     progress, end = shop.store.progress, Worker.ended
 
@@ -487,7 +487,7 @@ def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
 
 def test_a_refused_outcome_is_told_to_who_looks_into_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody but the refusal tells the worker that its job is another's: neither its look at what it owns, nor its beat.
-    monkeypatch.setattr("tenure.worker.ANY_SECONDS", 1e9)
+    monkeypatch.setattr("tenure.worker.worker.ANY_SECONDS", 1e9)
     monkeypatch.setattr(Embedded, "_begin_anew", lambda self, dead: None)  # pyright: ignore[reportUnknownLambdaType]
     begun, go = threading.Event(), threading.Event()
 

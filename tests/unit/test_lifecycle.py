@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenure import lifecycle
-from tenure.lifecycle import (
+from tenure.core import lifecycle
+from tenure.core.lifecycle import (
     ENDED,
     LIVE,
     MOVES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from tenure.lifeline import Lifeline
+from tenure.liveness.lifeline import Lifeline
 
 
 def test_deadlines_move_on_with_a_renewal() -> None:

@@ -6,9 +6,9 @@ from math import inf
 import pytest
 
 from conformance.factories import LEASE, World, bring, start
+from tenure.core.lifecycle import State
 from tenure.events import Events
-from tenure.lifecycle import State
-from tenure.maintenance import Maintenance
+from tenure.maintenance.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Store
 from tenure.stores.memory import MemoryStore
@@ -109,8 +109,8 @@ def test_after_an_outage_others_have_the_time_to_be_renewed_too(world: World) ->
 def test_much_to_prune_goes_in_batches_and_the_next_one_is_due_at_once_for_as_long_as_they_are_full(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.maintenance.PRUNE_BATCH", 2)
-    monkeypatch.setattr("tenure.maintenance.PRUNE_SECONDS", 1e6)
+    monkeypatch.setattr("tenure.maintenance.maintenance.PRUNE_BATCH", 2)
+    monkeypatch.setattr("tenure.maintenance.maintenance.PRUNE_SECONDS", 1e6)
     store = world.store()
     mine = start(store)
     for _ in range(5):

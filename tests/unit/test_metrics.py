@@ -21,17 +21,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from conformance.factories import bring, put, running, start
-from tenure import metrics
 from tenure.cli.main import main
-from tenure.clock import system_clock
 from tenure.config import Settings, host_and_port, load
+from tenure.core.clock import system_clock
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
 from tenure.events import Events, JobRescued, LeaseRefused
-from tenure.lifecycle import State
-from tenure.metrics import METRICS, Page, Reader, Server, health, serve, text
+from tenure.operations import metrics
+from tenure.operations.metrics import METRICS, Page, Reader, Server, health, serve, text
 from tenure.ports import Rescued, Store
 from tenure.stores.sqlite import SqliteStore
-from tenure.tally import BOUNDS, Tally, Vitals, timed
+from tenure.worker.tally import BOUNDS, Tally, Vitals, timed
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOT = system_clock().boot_id
@@ -596,7 +596,8 @@ def test_the_bounds_of_buckets_rise(bounds: tuple[float, ...]) -> None:
 
 
 def test_a_worker_and_a_supervisor_without_listen_never_load_the_library() -> None:
-    code = "import sys, tenure.child, tenure.supervisor; print({'prometheus_client', 'http.server'} & {*sys.modules})"
+    runtime = "tenure.worker.child, tenure.supervisor.supervisor"
+    code = f"import sys, {runtime}; print({{'prometheus_client', 'http.server'}} & {{*sys.modules}})"
 
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
 

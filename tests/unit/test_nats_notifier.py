@@ -24,18 +24,18 @@ from nats.aio.msg import Msg
 
 from servers import Nats
 from tenure import Job, Tenure
-from tenure.app import check_timers
-from tenure.clock import system_clock
+from tenure.backends import check_timers
 from tenure.config import load, redact
+from tenure.core.clock import system_clock
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
-from tenure.ids import new_id
-from tenure.job import JobHandle
-from tenure.lifecycle import State
-from tenure.maintenance import Maintenance
+from tenure.maintenance.maintenance import Maintenance
 from tenure.notifiers import jetstream
 from tenure.notifiers.nats import NatsListener, NatsNotifier, parse_url
 from tenure.ports import Filter, Permit, Ring, WorkerIdentity
 from tenure.stores.sqlite import SqliteStore
+from tenure.tasks.handle import JobHandle
 
 T = TypeVar("T")
 STREAM = "tenure_tenure"
@@ -573,7 +573,7 @@ def test_jobs_run_by_their_messages_and_each_is_acknowledged(
     shop: Shop, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for timer in ("HOLD_SECONDS", "MAX_UNFLUSHED_SECONDS"):  # a slow commit would send permits back, to come again
-        monkeypatch.setattr(f"tenure.worker.{timer}", SECONDS)
+        monkeypatch.setattr(f"tenure.worker.worker.{timer}", SECONDS)
     with shop.jobs.worker(concurrency=3):
         until(lambda: wire.consumer().get("num_waiting"), "the worker to ask for permits")
         handles = shop.jobs.enqueue_many(shop.note.bind(n) for n in range(50))
@@ -705,7 +705,7 @@ def test_what_is_promoted_or_tried_again_is_told_too(shop: Shop, wire: Wire) -> 
 def test_the_queue_finds_a_dead_owner_by_itself(
     shop: Shop, wire: Wire, quiet_store: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.embedded.ASK_AFTER", 1e9)  # a worker that is held up for a second keeps what it runs
+    monkeypatch.setattr("tenure.worker.embedded.ASK_AFTER", 1e9)  # one that is held up for a second keeps its jobs
     shop.jobs.configure({"lease": "1s"})
     ear, handle = wire.listener(), shop.note.enqueue(1)
     ear.permits.want({"default": 1})

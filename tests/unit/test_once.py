@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from tenure import Tenure, config, once
-from tenure.client import Client
-from tenure.clock import Clock, system_clock
+from tenure.core.clock import Clock, system_clock
 from tenure.errors import InvalidArguments, InvalidOption, StoreAway, StoreError, TenureError, WouldBlock
-from tenure.host import host_name
+from tenure.liveness.host import host_name
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft
-from tenure.schedule import Swapped
+from tenure.ports.schedules import Swapped
 from tenure.stores.memory import MemoryStore
+from tenure.tasks.client import Client
 
 PATIENT = 60.0
 

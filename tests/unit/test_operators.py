@@ -9,14 +9,14 @@ import pytest
 
 from conformance.factories import World, bring, draft, put, running
 from tenure import Tenure
-from tenure.admin import EDITS, Admin
-from tenure.arguments import Stars
-from tenure.audit import Trail
 from tenure.config import load
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidArguments, InvalidOption
-from tenure.lifecycle import State
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import EDITS, Admin
+from tenure.operations.audit import Trail
 from tenure.ports import Filter, Store
+from tenure.tasks.arguments import Stars
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 from conformance.factories import claim, claim_one, finish, look, put, running, start
 from proxy import Proxy
 from servers import shared_postgres
+from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
 from tenure.errors import StoreAway, StoreBusy
-from tenure.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
 from tenure.ports import Busy, Landed, Progress
 from tenure.stores import postgres
 from tenure.stores.postgres import PostgresStore, server

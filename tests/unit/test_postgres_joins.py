@@ -28,11 +28,11 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from servers import shared_postgres
 from tenure.errors import BadData, StoreError
-from tenure.job import awaited, settled
 from tenure.ports import Awaited
 from tenure.stores.postgres import commits
 from tenure.stores.postgres.commits import STATUS, CommitWatch
 from tenure.stores.postgres.joins import WHERE, Database, Joins
+from tenure.tasks.loops import awaited, settled
 
 T = TypeVar("T")
 

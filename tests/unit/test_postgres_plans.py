@@ -22,7 +22,7 @@ from psycopg import sql as quoting
 
 from conformance.factories import claim, draft, start
 from servers import Databases, shared_postgres
-from tenure.lifecycle import ENDED, LIVE, Lease, State
+from tenure.core.lifecycle import ENDED, LIVE, Lease, State
 from tenure.ports import Filter, Page, Progress
 from tenure.stores.postgres import PostgresStore, reads, statements
 from tenure.stores.postgres.marks import START, Place

@@ -17,12 +17,12 @@ from psycopg.rows import dict_row
 
 from conformance.factories import begin, claim_one, draft, finish, look, put, running, standing, start
 from servers import shared_postgres
+from tenure.core.lifecycle import Completed, Failed, Outcome, State
 from tenure.errors import BadData, StoreBusy
-from tenure.lifecycle import Completed, Failed, Outcome, State
-from tenure.schedule import REPLACED, Change, Schedule, Standing
+from tenure.ports.schedules import REPLACED, Change, Schedule, Standing
+from tenure.schedules.plan import Plan
+from tenure.schedules.timetable import Record, record
 from tenure.stores.postgres import PostgresStore, operators, schedules, server
-from tenure.ticks import Plan
-from tenure.timetable import Record, record
 
 MIGRATIONS = server.migrations()
 

@@ -39,8 +39,8 @@ from servers import Postgres
 from tenure.app import Tenure
 from tenure.cli.main import main
 from tenure.config import load
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
-from tenure.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State
 from tenure.ports import Filter, Landed, Progress
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres import server as module

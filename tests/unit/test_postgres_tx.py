@@ -20,13 +20,13 @@ from sqlalchemy.orm import Session
 from conformance.factories import claim, look, start
 from servers import shared_postgres
 from tenure import Job, Tenure, config
-from tenure.client import Client
+from tenure.core.lifecycle import Lease, Outcome, Released, State
 from tenure.errors import StoreError
-from tenure.executor import run_inline
-from tenure.lifecycle import Lease, Outcome, Released, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Ring
 from tenure.stores.postgres import PostgresStore, commits
+from tenure.tasks.client import Client
+from tenure.worker.executor import run_inline
 
 
 class Bell(PollNotifier):

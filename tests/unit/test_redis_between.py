@@ -10,8 +10,8 @@ import pytest
 
 from conformance.factories import World, claim_one, finish, look, running, start
 from servers import shared_valkey
-from tenure.clock import Clock
-from tenure.lifecycle import Completed, Crashed, Failed, Lease, Released, State
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, State
 from tenure.ports import NotLanded, Progress, Store
 from tenure.stores.redis import RedisStore
 

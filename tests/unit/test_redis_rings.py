@@ -11,7 +11,7 @@ import pytest
 
 from conformance.factories import finish, put, start
 from servers import shared_valkey
-from tenure.lifecycle import Completed, Failed, Lease, Released, State
+from tenure.core.lifecycle import Completed, Failed, Lease, Released, State
 from tenure.notifiers.redis import RedisNotifier
 from tenure.ports import Ring
 from tenure.stores.redis import RedisStore

@@ -26,16 +26,16 @@ from conformance.factories import (
     tick,
 )
 from servers import Valkey, shared_valkey
-from tenure.clock import Clock
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import GUARD, Completed, Crashed, Failed, Lease, Released, State
 from tenure.errors import BadData, StoreAway
-from tenure.lifecycle import GUARD, Completed, Crashed, Failed, Lease, Released, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Landed, NotLanded, Store
-from tenure.schedule import Change, Schedule, Tick
+from tenure.ports.schedules import Change, Schedule, Tick
+from tenure.schedules.timetable import Timetable
 from tenure.stores.redis import RedisStore
 from tenure.stores.redis import server as module
 from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches
-from tenure.timetable import Timetable
 
 
 class Time:

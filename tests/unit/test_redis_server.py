@@ -45,14 +45,15 @@ from conformance.factories import (
     start,
 )
 from servers import Sentinel, Valkey, ValkeyCluster, free_port
-from tenure.app import Tenure, open_store
+from tenure.app import Tenure
+from tenure.backends import open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
+from tenure.core.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
 from tenure.errors import InvalidOption, StoreAway, StoreError
-from tenure.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
 from tenure.notifiers.redis import RedisNotifier
 from tenure.ports import Draft, Edit, Filter, Landed, Progress, Ring
-from tenure.schedule import Change
+from tenure.ports.schedules import Change
 from tenure.stores.redis import SCHEMA, RedisStore, reads
 from tenure.stores.redis import server as module
 

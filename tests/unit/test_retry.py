@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure import Fail, Retry, Snooze
+from tenure.core.retry import full_jitter
 from tenure.errors import InvalidOption
-from tenure.retry import full_jitter
 
 
 @given(st.integers(0, 10_000), st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1, exclude_max=True))

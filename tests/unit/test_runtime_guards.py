@@ -19,24 +19,24 @@ import pytest
 from conformance.factories import LEASE, World, put, running, start
 from conformance.factories import schedule as some_schedule
 from tenure import Job, Retry, Tenure
-from tenure.clock import system_clock
 from tenure.config import load
+from tenure.core.clock import system_clock
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, State
 from tenure.errors import JobStopped, LeaseLost, StoreAway, TenureError
 from tenure.events import Events
-from tenure.executor import Attempt, _Inline
-from tenure.guard import Guard
-from tenure.host import TOKEN_ENV
-from tenure.job import JobHandle
-from tenure.lifecycle import Completed, Failed, Lease, Outcome, Released, State
-from tenure.maintenance import Maintenance
+from tenure.guards.guard import Guard
+from tenure.liveness.host import TOKEN_ENV
+from tenure.maintenance.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
-from tenure.permits import Hand
 from tenure.ports import Answer, Busy, Claimed, Filter, JobView, Owned, Permit
-from tenure.schedule import Change, Standing
+from tenure.ports.schedules import Change, Standing
+from tenure.schedules.plan import Plan as Ticks
+from tenure.schedules.timetable import Timetable, _declare
 from tenure.stores.memory import MemoryStore
-from tenure.ticks import Plan as Ticks
-from tenure.timetable import Timetable, _declare
-from tenure.worker import End, Plan, Worker
+from tenure.tasks.handle import JobHandle
+from tenure.worker.executor import Attempt, _Inline
+from tenure.worker.permits import Hand
+from tenure.worker.worker import End, Plan, Worker
 
 SECONDS = 30.0
 
@@ -80,8 +80,8 @@ def away(*_: object, **__: object) -> Any:
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
     store = MemoryStore(system_clock())
-    monkeypatch.setattr("tenure.app.open_store", lambda _: store)
-    monkeypatch.setattr("tenure.worker.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.backends.open_store", lambda _: store)
+    monkeypatch.setattr("tenure.worker.worker.RETRY_SECONDS", 0.02)
     return Shop(store)
 
 
@@ -255,7 +255,7 @@ def test_a_lease_that_is_lost_stops_its_code_at_its_word(
     word: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shop.store, "owned", away)
-    monkeypatch.setattr("tenure.worker.PROGRESS_SECONDS", SECONDS)
+    monkeypatch.setattr("tenure.worker.worker.PROGRESS_SECONDS", SECONDS)
     taken, raised = threading.Event(), list[BaseException]()
 
     @shop.jobs.task
@@ -394,8 +394,8 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.worker.STOP_SECONDS", 0.1)
-    monkeypatch.setattr("tenure.worker.TICK_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.worker.worker.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("tenure.worker.worker.TICK_SECONDS", 0.02)
     store, jobs, go = MemoryStore(system_clock()), Tenure("memory:"), threading.Event()
     plan = Plan(
         worker_id=start(store),
@@ -591,7 +591,7 @@ def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop, mon
 def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_next_beat(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.embedded.ASK_AFTER", 1e9)  # and not only when its lease is over
+    monkeypatch.setattr("tenure.worker.embedded.ASK_AFTER", 1e9)  # and not only when its lease is over
     shop.jobs.configure({"poll_interval": "50ms", "grace": "0s", "lease": "1s"})
 
     @shop.jobs.task
@@ -614,7 +614,7 @@ def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_nex
 def test_a_block_that_is_left_waits_a_while_for_a_store_that_is_away(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tenure.worker.SETTLE_SECONDS", 600.0)
+    monkeypatch.setattr("tenure.worker.worker.SETTLE_SECONDS", 600.0)
     finish, leaving, drain = shop.store.finish, threading.Event(), Worker.drain
 
     def finish_late(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
@@ -670,9 +670,9 @@ class Scanner:
     def __init__(self, world: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.store, self.processes = world, store, dict[int, str]()
         self.mine = start(store)
-        monkeypatch.setattr("tenure.maintenance.system_clock", lambda: world.clock)
-        monkeypatch.setattr("tenure.maintenance.pid_namespace", lambda: "ours")
-        monkeypatch.setattr("tenure.maintenance.started", lambda pid: self.processes.get(pid, ""))
+        monkeypatch.setattr("tenure.maintenance.maintenance.system_clock", lambda: world.clock)
+        monkeypatch.setattr("tenure.maintenance.maintenance.pid_namespace", lambda: "ours")
+        monkeypatch.setattr("tenure.maintenance.maintenance.started", lambda pid: self.processes.get(pid, ""))
         self.maintenance = Maintenance(
             store,
             PollNotifier(),

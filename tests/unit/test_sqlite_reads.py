@@ -10,8 +10,8 @@ from pathlib import Path
 import apsw
 import pytest
 
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption
-from tenure.lifecycle import State
 from tenure.ports import Filter, Store
 from tenure.stores.sqlite import SqliteStore, file
 

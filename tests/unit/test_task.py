@@ -14,8 +14,8 @@ from uuid import UUID
 import pytest
 
 from tenure import Fail, Job, Retry, Secret, Snooze, Tenure
+from tenure.core.ids import new_id
 from tenure.errors import InvalidArguments, InvalidOption, TenureError, UnknownTask, WouldBlock
-from tenure.ids import new_id
 from tenure.ports import Draft
 
 

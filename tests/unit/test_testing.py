@@ -13,10 +13,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from tenure import Fail, Job, JobHandle, Retry, Secret, Snooze, Task, Tenure, testing
+from tenure import Fail, Job, JobHandle, Retry, Secret, Snooze, Task, Tenure
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, JobFailed, LeaseLost, TenureError, UnknownTask, WouldBlock
-from tenure.lifecycle import State
 from tenure.testing import TestQueue
+from tenure.testing import queue as testing
 
 
 @dataclass

@@ -12,15 +12,15 @@ from uuid import UUID
 import pytest
 
 from conformance.factories import draft, schedule
-from tenure.cron import Cron, Dst, Every
+from tenure.core.lifecycle import ENDED, GUARD, State
 from tenure.errors import InvalidOption
-from tenure.lifecycle import ENDED, GUARD, State
 from tenure.ports import AttemptView, JobView
-from tenure.schedule import (
+from tenure.ports.schedules import (
     CATCH_UPS,
     OVERLAPS,
     CatchUp,
     Change,
+    Dst,
     Overlap,
     Run,
     Schedule,
@@ -29,8 +29,20 @@ from tenure.schedule import (
     decode_schedule,
     decode_tick,
 )
+from tenure.schedules.cron import Cron, Every
+from tenure.schedules.plan import (
+    LOOK_AGAIN,
+    Began,
+    Held,
+    Plan,
+    Refused,
+    begin_guard,
+    jitter,
+    overdue_by,
+    run_id,
+    set_back,
+)
 from tenure.stores.outcomes import body_of
-from tenure.ticks import LOOK_AGAIN, Began, Held, Plan, Refused, begin_guard, jitter, overdue_by, run_id, set_back
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 HOUR, DAY = 3_600.0, 86_400.0

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from conformance.factories import World, begin_guarded, claim_one, draft, finish, look, put, schedule, start
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, State
 from tenure.errors import StoreError
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Ring
-from tenure.schedule import REPLACED, Change, Schedule, Standing, Tick
+from tenure.ports.schedules import REPLACED, Change, Schedule, Standing, Tick
+from tenure.schedules.plan import Began, Held, Plan, Refused, begin_guard
+from tenure.schedules.timetable import HELD_SECONDS, Declared, Timetable, UnknownSchedule, record
 from tenure.stores.memory import MemoryStore
-from tenure.ticks import Began, Held, Plan, Refused, begin_guard
-from tenure.timetable import HELD_SECONDS, Declared, Timetable, UnknownSchedule, record
 
 HOUR = 3_600.0
 
@@ -285,7 +285,7 @@ class Rivals(MemoryStore):
 
 def test_who_loses_reads_again_and_says_so_when_it_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("tenure.timetable.sleep", waits.append)
+    monkeypatch.setattr("tenure.schedules.timetable.sleep", waits.append)
     world = World(Rivals)
     store = world.store()
     assert isinstance(store, Rivals)

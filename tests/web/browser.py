@@ -36,7 +36,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tenure.app import open_store
+from tenure.backends import open_store
 from tenure.config import load
 from tenure.ports import Store
 

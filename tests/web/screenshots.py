@@ -19,12 +19,12 @@ from time import monotonic
 
 from playwright.sync_api import Page, expect
 
-from tenure.admin import Admin
 from tenure.config import load
-from tenure.declarations import schedule
-from tenure.ids import new_id
+from tenure.core.ids import new_id
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.ports import Draft
+from tenure.schedules.declarations import schedule
 
 from .browser import NARROW, WIDE, System, chromium, system, visits_of
 from .stock import Stock, stock

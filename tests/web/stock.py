@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
-from tenure.admin import Admin
-from tenure.clock import system_clock
 from tenure.config import Settings
-from tenure.declarations import schedule
-from tenure.ids import new_id
-from tenure.job_log import LogLine, encode
-from tenure.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome
+from tenure.core.clock import system_clock
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.ports import Draft, Progress, Store, WorkerIdentity
-from tenure.schedule import Change, Status, Tick
+from tenure.ports.schedules import Change, Status, Tick
+from tenure.schedules.declarations import schedule
+from tenure.worker.job_log import LogLine, encode
 
 Say = Callable[[str], str]  #: the text for a field, by its name
 

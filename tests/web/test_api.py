@@ -21,17 +21,18 @@ from starlette.routing import Mount
 
 from conformance.factories import World, begin, begin_guarded, bring, identity, made, put, running, tick
 from tenure import Secret, Tenure
-from tenure.admin import Admin
 from tenure.config import Settings, load
+from tenure.core.lifecycle import Crashed, State
 from tenure.errors import StoreAway
-from tenure.job_log import LogLine, encode
-from tenure.lifecycle import Crashed, State
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.ports import Filter, Progress, Store
-from tenure.schedule import Change
+from tenure.ports.schedules import Change
 from tenure.stores.sqlite import SqliteStore
+from tenure.web.dashboard import create
 from tenure.web.errors import PROBLEM
-from tenure.web.site import Demo, create
+from tenure.web.site import Demo
+from tenure.worker.job_log import LogLine, encode
 
 TOKENS = {
     "root": "root:admin:root-secret-0123456789",

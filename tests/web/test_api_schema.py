@@ -22,15 +22,16 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from conformance.factories import World, begin, bring, identity, made, put, running, tick
 from tenure import Tenure
-from tenure.admin import Admin
 from tenure.config import load
-from tenure.job_log import LogLine, encode
-from tenure.lifecycle import Crashed, State
+from tenure.core.lifecycle import Crashed, State
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.ports import Filter, Progress, Store
-from tenure.schedule import Change
+from tenure.ports.schedules import Change
+from tenure.web.dashboard import create
 from tenure.web.server import Server, listen_at, url_of
-from tenure.web.site import Demo, create
+from tenure.web.site import Demo
+from tenure.worker.job_log import LogLine, encode
 
 EXAMPLES = 100 if os.environ.get("TENURE_TEST_FULL") else 2  #: of each operation, good ones and bad ones, on each store
 SECRET = "root-secret-0123456789"

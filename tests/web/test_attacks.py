@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tenure.admin import Admin
 from tenure.config import load
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.stores.sqlite import SqliteStore
 from tenure.web import memo as memos
 from tenure.web import server
+from tenure.web.dashboard import create
 from tenure.web.memo import Memo
-from tenure.web.site import create
 from web.test_security import running
 
 ROOT = "root-secret-0123456789"

@@ -17,12 +17,12 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from crash.backends import Place
-from tenure.admin import Admin
-from tenure.declarations import schedule
-from tenure.ids import new_id
-from tenure.lifecycle import LIVE, State
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import LIVE, State
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.ports import Draft, Filter
+from tenure.schedules.declarations import schedule
 
 from .browser import PATIENCE_SECONDS, System, Visits, system
 

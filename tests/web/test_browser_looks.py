@@ -22,9 +22,9 @@ from crash.backends import Place, by_way_of, postgres, redis
 from crash.harness import FULL
 from proxy import Proxy
 from tenure.config import load
-from tenure.job_log import LogLine, encode
-from tenure.lifecycle import Lease
+from tenure.core.lifecycle import Lease
 from tenure.ports import Progress
+from tenure.worker.job_log import LogLine, encode
 
 from .browser import NARROW, PATIENCE_SECONDS, WIDE, System, Visits, sign_in, system
 from .stock import Stock, stock

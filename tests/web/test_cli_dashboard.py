@@ -254,7 +254,7 @@ def test_an_app_mounts_it_in_one_line(folder: Path) -> None:
 
 
 def test_an_app_without_the_extra_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tenure.web.site", None)
+    monkeypatch.setitem(sys.modules, "tenure.web.dashboard", None)
     monkeypatch.delitem(sys.modules, "tenure.web", raising=False)
 
     with pytest.raises(InvalidOption, match=r'pip install "tenure\[web\]"'):

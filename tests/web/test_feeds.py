@@ -12,15 +12,16 @@ import pytest
 
 from tenure.web.crew import Crew
 from tenure.web.live import Feeds
+from tenure.web.pages import Renderer
 from tenure.web.site import Site
 
 _FEEDS, _ROUNDS = 10, 60
 
 
 @pytest.fixture
-def feeds(monkeypatch: pytest.MonkeyPatch) -> Feeds:
-    monkeypatch.setattr("tenure.web.live.Renderer", lambda site: None)  # no page is rendered here
-    return Feeds(cast(Site, SimpleNamespace(feeders=Crew("feed", 4, patience=60.0))))
+def feeds() -> Feeds:
+    site = cast(Site, SimpleNamespace(feeders=Crew("feed", 4, patience=60.0)))
+    return Feeds(site, cast(Renderer, None))  # no page is rendered here
 
 
 async def _watch(feeds: Feeds, key: Any) -> None:

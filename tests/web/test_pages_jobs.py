@@ -18,17 +18,18 @@ import pytest
 
 from conformance.factories import World, bring, draft, finish, look, made, put, running, schedule, standing, start, tick
 from tenure import Secret, Tenure
-from tenure.admin import Admin
 from tenure.config import Settings, load
-from tenure.ids import new_id
-from tenure.job_log import LogLine, encode
-from tenure.lifecycle import Completed, Crashed, State
+from tenure.core.ids import new_id
+from tenure.core.lifecycle import Completed, Crashed, State
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.ports import Filter, Progress, Store
-from tenure.schedule import Change
+from tenure.ports.schedules import Change
+from tenure.schedules.timetable import UnknownSchedule
 from tenure.stores.sqlite import SqliteStore
-from tenure.timetable import UnknownSchedule
-from tenure.web.site import LOOK, create
+from tenure.web.dashboard import create
+from tenure.web.site import LOOK
+from tenure.worker.job_log import LogLine, encode
 
 TOKENS = {
     "root": "root:admin:root-secret-0123456789",
@@ -276,8 +277,8 @@ def test_many_are_deleted_by_an_admin_alone_who_types_how_many(web: Web, store: 
 def test_after_ten_thousand_it_says_how_many_are_done_and_offers_to_go_on(
     web: Web, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.admin.MOST_AT_ONCE", 4)
-    monkeypatch.setattr("tenure.admin._BATCH", 2)
+    monkeypatch.setattr("tenure.operations.admin.MOST_AT_ONCE", 4)
+    monkeypatch.setattr("tenure.operations.admin._BATCH", 2)
     monkeypatch.setattr("tenure.web.views.jobs.MOST_AT_ONCE", 4)
     ids = [put(store) for _ in range(6)]
 

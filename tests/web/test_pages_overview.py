@@ -21,19 +21,20 @@ from starlette.datastructures import QueryParams
 from conformance.factories import World, identity, put, running
 from servers import free_port
 from tenure import Tenure
-from tenure.admin import Admin
-from tenure.alerts import Problem
 from tenure.config import Settings, load
-from tenure.lifecycle import Completed, Crashed, Failed, State
+from tenure.core.lifecycle import Completed, Crashed, Failed, State
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
+from tenure.operations.alerts import Problem
+from tenure.operations.sinks import Kind
 from tenure.ports import Filter, Progress, Store
-from tenure.sinks import Kind
 from tenure.stores.sqlite import SqliteStore
 from tenure.web.access import LOCAL
+from tenure.web.dashboard import create
 from tenure.web.pages import Renderer, View, match
 from tenure.web.pulse import SLICE, Slice
 from tenure.web.server import Server, listen_at, url_of
-from tenure.web.site import Demo, Site, create
+from tenure.web.site import Demo, Site
 from tenure.web.views import PAGES
 from tenure.web.views.overview import advice, latency, throughput
 
@@ -150,7 +151,7 @@ def test_a_page_on_which_only_time_passes_sends_nothing(world: World, store: Sto
     running(store, task="long")
     put(store)
     site = Site(lambda: Admin(store, PollNotifier(), settings), settings, demo=DEMO)
-    renderer = Renderer(site)
+    renderer = Renderer(site, PAGES)
     while not all(each.known for each in site.slices()[:-1]):  # the charts' past is read bit by bit
         site.acted()
 
@@ -206,7 +207,7 @@ def test_advice_on_every_kind_of_problem_leads_to_a_page(settings: Settings, kin
     assert said.title
     assert said.do.endswith(".")
     site = Site(lambda: pytest.fail("nobody looks"), settings)
-    assert match(site, LOCAL, said.path) is not None, said.path
+    assert match(PAGES, site, LOCAL, said.path) is not None, said.path
 
 
 def test_figures_and_lists_show_what_runs_and_what_has_ended(pages: Dashboard, store: Store) -> None:

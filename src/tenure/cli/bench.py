@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tenure.cli.output import say, show_json
+from tenure.core.lifecycle import State
 from tenure.errors import StoreError
-from tenure.job import JobHandle
-from tenure.lifecycle import State
 from tenure.ports import Store
-from tenure.task import Task
+from tenure.tasks.handle import JobHandle
+from tenure.tasks.task import Task
 
 PATIENCE_SECONDS = 120.0
 STARTS = 400
@@ -65,7 +65,7 @@ def bench(url: str | None = None, jobs: int = 20_000, slots: int = 500, *, json:
 
 def measure(url: str, count: int, slots: int, folder: str) -> Figures:
     """All figures of one store, in turn: bulk enqueue, drain, single enqueue, start latency."""
-    from tenure.app import open_store
+    from tenure.backends import open_store
     from tenure.cli.bench_tasks import jobs, nothing, stamp
     from tenure.config import load
 

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from tenure.cli.output import progress_bar, say, show_json, table
 from tenure.cli.shared import Shared, app_of, confirm, store_of
 from tenure.config import Settings, redact
-from tenure.durations import spell
+from tenure.core.durations import spell
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway, TenureError
-from tenure.lifecycle import State
 from tenure.ports import Filter, QueueView, Store
 
 SHARED = Shared()
@@ -93,7 +93,7 @@ def _config(settings: Settings, shared: Shared) -> int:
 
 
 def _metrics(settings: Settings, shared: Shared) -> int:
-    from tenure.admin import metrics_samples, metrics_text
+    from tenure.operations.admin import metrics_samples, metrics_text
 
     store = store_of(settings)
     store.open()
@@ -141,7 +141,7 @@ def _latency(store: Store) -> Finding:
 
 def _notifier(settings: Settings, store: Store) -> Finding:
     """Told, and no fault: without rings jobs start later, and none is lost."""
-    from tenure.app import open_notifier
+    from tenure.backends import open_notifier
 
     notifier = open_notifier(settings, store)
     try:
@@ -172,7 +172,7 @@ def _dead_letters(store: Store) -> Finding:
 
 
 def _work(store: Store) -> list[Finding]:
-    from tenure.alerts import works_for_all
+    from tenure.operations.alerts import works_for_all
 
     alive, queues, counts = list(filter(works_for_all, store.workers())), store.queues(), store.counts()
     waiting = counts.get(State.QUEUED, 0)
@@ -199,8 +199,8 @@ def _work(store: Store) -> list[Finding]:
 
 
 def _problems(store: Store, settings: Settings, *, alert: bool) -> list[Finding]:
-    from tenure.alerts import problems, tell_now
-    from tenure.app import open_notifier
+    from tenure.backends import open_notifier
+    from tenure.operations.alerts import problems, tell_now
 
     found = problems(store, settings)
     findings = [Finding(False, each.kind, each.says) for each in found]

@@ -19,8 +19,8 @@ from tenure.config import host_and_port, redact
 from tenure.errors import InvalidOption, StoreAway
 
 if TYPE_CHECKING:
-    from tenure.admin import Admin
     from tenure.config import Settings
+    from tenure.operations.admin import Admin
 
 SHARED = Shared()
 DEFAULT = "127.0.0.1:3000"
@@ -51,15 +51,15 @@ def dashboard(
     behind_proxy
         Go by X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine (elsewhere: FORWARDED_ALLOW_IPS).
     """
-    from tenure.app import extra
+    from tenure.backends import extra
 
     spec = app or shared.settings(listen=listen).app
     loaded = app_of(shared, spec, listen=listen) if spec else None
     settings = loaded.settings if loaded else shared.settings(listen=listen)
     place = settings.listen or DEFAULT
     with extra("web"):
+        from tenure.web.dashboard import create
         from tenure.web.server import Server, listen_at, url_of
-        from tenure.web.site import create
 
     _refuse_strangers(settings, place, behind_proxy=behind_proxy)
     with ExitStack() as opened:
@@ -97,8 +97,8 @@ def _refuse_strangers(settings: Settings, place: str, *, behind_proxy: bool) -> 
 
 
 def _connected(settings: Settings, opened: ExitStack, *, may_create: bool) -> Admin:
-    from tenure.admin import Admin
-    from tenure.app import open_notifier
+    from tenure.backends import open_notifier
+    from tenure.operations.admin import Admin
 
     store = store_of(settings, may_create=may_create)
     try:

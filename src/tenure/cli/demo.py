@@ -10,9 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,23 +19,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
-from tenure.cli.demo_history import History, find_history
 from tenure.cli.demo_screen import Check, Kill, Report, Screen, Takeover
+from tenure.cli.demo_supervisor import running_supervisor
 from tenure.cli.output import complain, show_json
 from tenure.cli.shared import Shared, admin_of
 from tenure.config import redact
-from tenure.durations import spell
+from tenure.core.durations import spell
+from tenure.core.lifecycle import ENDED, State
+from tenure.demo.history import History, find_history
 from tenure.errors import InvalidOption, TenureError
-from tenure.lifecycle import ENDED, State
 from tenure.ports import Filter
 
 if TYPE_CHECKING:
-    from tenure.admin import Admin
-    from tenure.examples.code_evolution import Summary
+    from tenure.demo.code_evolution import Summary
+    from tenure.operations.admin import Admin
     from tenure.ports import JobView, WorkerIdentity
 
 SHARED = Shared()
-LEASE, GRACE = "10s", "1s"
+GRACE = "1s"
 LATER = "3s"
 ANALYSIS_SECONDS = 9.0
 KILL_AT = 0.4
@@ -142,7 +141,7 @@ def _run(
     place = {"url": store, "notifier": notifier}
     names = _enqueue(place, queue, history, folder)
     screen.tell(f"{len(names)} jobs are enqueued; a supervisor starts a worker for them")
-    order = {**place, "app": "tenure.cli.demo_tasks", "queues": [queue], "concurrency": 5, "workers": 1}
+    order = {**place, "app": "tenure.demo.tasks", "queues": [queue], "concurrency": 5, "workers": 1}
     log = folder / "supervisor.log"
     with admin_of(Shared(url=store)) as admin:
         with running_supervisor({**order, "grace": GRACE}, log) as supervisor:
@@ -185,7 +184,7 @@ def _tell_history(screen: Screen, history: History | None) -> None:
 
 def _enqueue(place: Mapping[str, str | None], queue: str, history: History | None, folder: Path) -> dict[str, str]:
     """The names of the jobs by their ids, in the order in which they are shown."""
-    from tenure.cli.demo_tasks import code_evolution, doomed, flaky, greet, jobs, later
+    from tenure.demo.tasks import code_evolution, doomed, flaky, greet, jobs, later
 
     new = {
         "greet Ada": greet.using(queue=queue).bind("Ada"),
@@ -208,48 +207,6 @@ def _enqueue(place: Mapping[str, str | None], queue: str, history: History | Non
             pace=f"{ANALYSIS_SECONDS / history.commits * 1000:.1f}ms",
         )
     return {**names, str(analysis.id): _ANALYSIS}
-
-
-# ── The supervisor ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextmanager
-def running_supervisor(order: Mapping[str, object], log: Path) -> Generator[subprocess.Popen[bytes]]:
-    """A supervisor for as long as it lasts. It ends when its standard input does: also when this process is killed."""
-    environment = {**os.environ, "TENURE_LEASE": LEASE, "TENURE_LOG_LEVEL": "info", "TENURE_LOG_FORMAT": "text"}
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tenure.cli.demo", json.dumps(order)],
-            stdin=subprocess.PIPE,
-            stdout=file,
-            stderr=file,
-            env=environment,
-            process_group=0,  # Ctrl-C is for the demo alone
-        )
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(10)
-        finally:
-            if process.poll() is None:
-                process.kill()  # its workers die with it
-                process.wait()
-
-
-def _become_supervisor(order: str) -> int:
-    from tenure.app import supervise
-    from tenure.cli import logs
-
-    def end_with_the_demo() -> None:
-        os.read(0, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=end_with_the_demo, name="demo-end", daemon=True).start()
-    return supervise(json.loads(order), logs.follow)
 
 
 # ── Watching ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -333,7 +290,7 @@ def _workers(admin: Admin, queue: str) -> list[WorkerIdentity]:
 
 
 def _analysis(jobs: Mapping[str, JobView]) -> Summary | None:
-    from tenure.cli.demo_tasks import code_evolution
+    from tenure.demo.tasks import code_evolution
 
     job = jobs.get(_ANALYSIS)
     return code_evolution.decode_result(job.result) if job and job.result else None
@@ -422,9 +379,5 @@ def _next(store: str | None) -> dict[str, str]:
     return {
         "tenure demo --keep": "keep the store, to look into it: tenure jobs, dead",
         "tenure demo --repo PATH-OR-URL": "the history of another repository",
-        "tenure worker tenure.cli.demo_tasks": "a worker of your own, for these tasks",
+        "tenure worker tenure.demo.tasks": "a worker of your own, for these tasks",
     }
-
-
-if __name__ == "__main__":
-    sys.exit(_become_supervisor(sys.argv[1]))

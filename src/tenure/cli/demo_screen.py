@@ -22,12 +22,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tenure.cli.demo_history import History
 from tenure.cli.output import COLOURS, console
-from tenure.durations import spell
+from tenure.core.durations import spell
+from tenure.core.lifecycle import State
+from tenure.demo.code_evolution import Summary
+from tenure.demo.history import History
 from tenure.events import headline
-from tenure.examples.code_evolution import Summary
-from tenure.lifecycle import State
 from tenure.ports import JobView
 
 _WIDEST, _PIPE_WIDTH = 110, 120

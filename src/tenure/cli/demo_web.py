@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tenure.cli.demo_supervisor import running_supervisor
 from tenure.cli.output import say
 from tenure.config import Settings, redact
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
-    from tenure.admin import Admin
+    from tenure.operations.admin import Admin
 
 QUEUE = "demo"
 _EVERY = "demo-every-20s"
@@ -22,19 +23,19 @@ _PLACE = "127.0.0.1:3000"
 
 def serve(folder: Path, place: Mapping[str, str | None], listen: str | None) -> None:
     """Jobs of every kind, a schedule, workers for them, and the pages that show them."""
-    from tenure.app import extra, open_notifier, open_store
+    from tenure.backends import extra, open_notifier, open_store
 
     with extra("web"):
+        from tenure.web.dashboard import create
         from tenure.web.server import Server, listen_at, url_of
-        from tenure.web.site import Demo, create
+        from tenure.web.site import Demo
 
-    from tenure.admin import Admin
-    from tenure.cli.demo import running_supervisor
-    from tenure.cli.demo_tasks import jobs
+    from tenure.demo.tasks import jobs
+    from tenure.operations.admin import Admin
 
     jobs.configure({**place, "listen": listen})
     settings = jobs.settings
-    order = {**place, "app": "tenure.cli.demo_tasks", "queues": [QUEUE], "concurrency": 5, "workers": 2}
+    order = {**place, "app": "tenure.demo.tasks", "queues": [QUEUE], "concurrency": 5, "workers": 2}
     log = folder / "supervisor.log"
     with listen_at(settings.listen or _PLACE) as listening, jobs, running_supervisor(order, log):
         store = open_store(settings)
@@ -58,7 +59,7 @@ def _told(url: str, settings: Settings, log: Path) -> None:
 
 
 def _enqueue() -> None:
-    from tenure.cli.demo_tasks import crash_once, doomed, flaky, greet, jobs, later
+    from tenure.demo.tasks import crash_once, doomed, flaky, greet, jobs, later
 
     names = ["Ada", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Tony", "Margaret"]
     jobs.enqueue_many(greet.using(queue=QUEUE).bind(name) for name in names)
@@ -71,8 +72,8 @@ def _enqueue() -> None:
 @contextmanager
 def _scheduled(admin: Admin) -> Generator[None]:
     """One tick every 20 s; it is gone with the demo."""
-    from tenure.cli.demo_tasks import greet
-    from tenure.declarations import schedule
+    from tenure.demo.tasks import greet
+    from tenure.schedules.declarations import schedule
 
     draft = greet.using(queue=QUEUE).bind("whoever comes by").draft()
     new = schedule(_EVERY, None, every="20s")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
-from tenure.arguments import redacted
 from tenure.cli.output import complain, say, show_json, table
 from tenure.cli.shared import Shared, app_of
-from tenure.durations import seconds, spell
+from tenure.core.durations import seconds, spell
 from tenure.errors import InvalidArguments, InvalidOption, TenureError
+from tenure.tasks.arguments import redacted
 
 if TYPE_CHECKING:
-    from tenure.task import Task
+    from tenure.tasks.task import Task
 
 SHARED = Shared()
 _ARGUMENT = re.compile(r"([^\W\d]\w*)(:?=)(.*)", re.DOTALL)

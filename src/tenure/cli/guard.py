@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from tenure.cli.output import complain
 from tenure.cli.shared import Shared
-from tenure.durations import seconds
+from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, StoreAway, StoreError
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def guard(
         What to do when the store is still out of reach after 30 s: fail (75), or run without the lock. A store that
         goes away later is waited for until two thirds of the lease.
     """
-    from tenure.command import Wishes, run_command
-    from tenure.guarded import declared
+    from tenure.guards.command import Wishes, run_command
+    from tenure.guards.run import declared
 
     if not command:
         raise InvalidOption(f"guard {name}: expected a command: tenure guard {name} --every 1d -- COMMAND…")
@@ -86,7 +86,7 @@ def guard(
         )
 
     def opened() -> tuple[Store, Notifier, Settings]:
-        from tenure.app import open_notifier, open_store
+        from tenure.backends import open_notifier, open_store
 
         store = open_store(settings)
         try:

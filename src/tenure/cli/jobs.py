@@ -11,14 +11,14 @@ from cyclopts import App, Parameter
 
 from tenure.cli.output import complain, jobs_table, pairs, progress_bar, say, show_json, table
 from tenure.cli.shared import Shared, admin_of, confirm
+from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption
 from tenure.events import headline
-from tenure.explain import progress_text, stamp
-from tenure.lifecycle import GUARD, State
+from tenure.operations.explain import progress_text, stamp
 from tenure.ports import Filter
 
 if TYPE_CHECKING:
-    from tenure.admin import Acted, Admin, JobRef, Verb
+    from tenure.operations.admin import Acted, Admin, JobRef, Verb
     from tenure.ports import JobView
 
 jobs = App(name="jobs", help="Find jobs, look at them, act on them.", help_epilogue="")

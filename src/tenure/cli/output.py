@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
+from tenure.core.lifecycle import State
 from tenure.events import headline
-from tenure.explain import progress_text
-from tenure.lifecycle import State
+from tenure.operations.explain import progress_text
 
 if TYPE_CHECKING:
     from rich.console import Console

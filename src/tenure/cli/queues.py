@@ -8,7 +8,7 @@ from cyclopts import App, Parameter
 
 from tenure.cli.output import ago, brief, complain, say, show_json, table
 from tenure.cli.shared import Shared, admin_of
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
 from tenure.ports import QueueView
 
 if TYPE_CHECKING:

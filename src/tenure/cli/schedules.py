@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.arguments import redacted
 from tenure.cli import schedules_screen as screen
 from tenure.cli.output import complain, plain, say, show_json
 from tenure.cli.schedules_add import WHEN, When, instant
 from tenure.cli.shared import Shared, admin_of, confirm
-from tenure.cron import outlook
-from tenure.durations import seconds, spell
+from tenure.core.durations import seconds, spell
 from tenure.errors import InvalidOption, TenureError
-from tenure.schedule import Schedule
-from tenure.ticks import overdue_by, rule_of
-from tenure.timetable import record
+from tenure.ports.schedules import Schedule
+from tenure.schedules.cron import outlook
+from tenure.schedules.plan import overdue_by, rule_of
+from tenure.schedules.timetable import record
+from tenure.tasks.arguments import redacted
 
 if TYPE_CHECKING:
-    from tenure.admin import Admin
+    from tenure.operations.admin import Admin
 
 schedules = App(name="schedules", help="Schedules: what runs when, and whether it did.", help_epilogue="")
 schedules.command("tenure.cli.schedules_add:add", name="add", help="Make a schedule by hand.")
@@ -289,7 +289,7 @@ def trigger(
 
 
 def _result(admin: Admin, shared: Shared, job_id: str, limit: float | None) -> str:
-    from tenure.client import Client
+    from tenure.tasks.client import Client
 
     try:
         return redacted(Client(admin.store, admin.notifier, shared.settings()).result(job_id, limit))

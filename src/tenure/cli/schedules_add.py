@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from cyclopts import Parameter
 
-from tenure import cron
 from tenure.cli.enqueue import read_arguments
 from tenure.cli.output import complain, plain, say, show_json
 from tenure.cli.schedules_screen import away, clock, declared_words, understood
 from tenure.cli.shared import Shared, app_of, confirm, operator
-from tenure.cron import Dst, Rule
-from tenure.declarations import schedule
 from tenure.errors import InvalidOption
-from tenure.schedule import CatchUp, Overlap, Schedule
-from tenure.timetable import record
+from tenure.ports.schedules import CatchUp, Dst, Overlap, Schedule
+from tenure.schedules import cron
+from tenure.schedules.cron import Rule
+from tenure.schedules.declarations import schedule
+from tenure.schedules.timetable import record
 
 if TYPE_CHECKING:
-    from tenure.admin import Admin
-    from tenure.client import Client
+    from tenure.operations.admin import Admin
     from tenure.ports import Draft
+    from tenure.tasks.client import Client
 
 SHARED = Shared()
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
@@ -149,7 +149,7 @@ def add(
         known = jobs.tasks[task]
         job = known.using(queue=queue, priority=priority).bind(**read_arguments(known, arguments))
         client = cast("Client", jobs.desk())
-        from tenure.admin import Admin
+        from tenure.operations.admin import Admin
 
         return _put(Admin(client.store, client.notifier, jobs.settings, who=operator()), new, job.draft(), shared)
 

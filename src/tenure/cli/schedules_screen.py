@@ -9,13 +9,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tenure.cli.output import brief, console, pairs, plain, say, table
-from tenure.cron import Cron, Every, Outlook, Rule
-from tenure.durations import spell
+from tenure.core.durations import spell
 from tenure.errors import InvalidOption
 from tenure.events import headline
-from tenure.schedule import Run, Schedule, Standing, Status, Tick
-from tenure.ticks import overdue_by, rule_of
-from tenure.timetable import Declared, Overdue, Record, record
+from tenure.ports.schedules import Run, Schedule, Standing, Status, Tick
+from tenure.schedules.cron import Cron, Every, Outlook, Rule
+from tenure.schedules.plan import overdue_by, rule_of
+from tenure.schedules.timetable import Declared, Overdue, Record, record
 
 if TYPE_CHECKING:
     from rich.text import Text

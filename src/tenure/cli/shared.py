@@ -18,9 +18,9 @@ from cyclopts import Parameter
 from tenure.errors import InvalidOption, TenureError
 
 if TYPE_CHECKING:
-    from tenure.admin import Admin
     from tenure.app import Tenure
     from tenure.config import Settings
+    from tenure.operations.admin import Admin
     from tenure.ports import Store
 
 
@@ -42,7 +42,7 @@ class Shared:
 
 def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
     """The app with its tasks, under these flags. Code that can't be imported is said with its place."""
-    from tenure.app import load_app
+    from tenure.processes import load_app
 
     try:
         app = load_app(spec)
@@ -66,7 +66,7 @@ def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
 
 def store_of(settings: Settings, *, may_create: bool = False) -> Store:
     """The store these settings name, not yet opened. Looking into an SQLite file that isn't there makes none."""
-    from tenure.app import open_store
+    from tenure.backends import open_store
 
     store = open_store(settings)
     path = Path(store.url.removeprefix("sqlite:///"))
@@ -82,8 +82,8 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
 @contextmanager
 def admin_of(shared: Shared) -> Generator[Admin]:
     """The store, opened, in an operator's hands."""
-    from tenure.admin import Admin
-    from tenure.app import open_notifier
+    from tenure.backends import open_notifier
+    from tenure.operations.admin import Admin
 
     settings = shared.settings()
     store = store_of(settings)

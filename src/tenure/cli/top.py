@@ -19,14 +19,14 @@ from tenure.cli.grid import Cell, grid
 from tenure.cli.output import COLOURS, ago, console, show_json
 from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, WORKER_HEADS, WORKER_NUMBERS, queue_row, worker_row
 from tenure.cli.shared import Shared, admin_of
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
-from tenure.lifecycle import State
 from tenure.ports import Filter
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tenure.admin import Admin, Overview
+    from tenure.operations.admin import Admin, Overview
     from tenure.ports import JobView
 
 SHARED = Shared()

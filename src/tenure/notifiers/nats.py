@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 from weakref import WeakSet
 
-from tenure.durations import seconds
+from tenure.core.durations import seconds
 from tenure.errors import InvalidOption
 from tenure.notifiers.inbox import Inbox
 from tenure.notifiers.jetstream import CLOSE_SECONDS, RETRY_SECONDS, Address, Line, Names, NatsPermits

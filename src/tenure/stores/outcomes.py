@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenure.core.lifecycle import Completed, Crashed, Lease, Outcome, State, outcome_name, reason_of
 from tenure.errors import BadData
-from tenure.lifecycle import Completed, Crashed, Lease, Outcome, State, outcome_name, reason_of
 from tenure.ports import Answer, Edit, Landed, NotLanded
-from tenure.schedule import Schedule, Tick
+from tenure.ports.schedules import Schedule, Tick
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 encode = msgspec.json.Encoder().encode

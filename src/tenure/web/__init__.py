@@ -1,1 +1,1 @@
-"""The dashboard: pages for people and a REST API, over `tenure.admin`. Needs the extra `web`."""
+"""The dashboard: pages for people and a REST API, over `tenure.operations`. Needs the extra `web`."""

@@ -18,8 +18,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tenure.errors import BadData, InvalidArguments, InvalidOption, StoreAway, TenureError, UnknownJob, UnknownTask
-from tenure.ticks import Refused
-from tenure.timetable import UnknownSchedule
+from tenure.schedules.plan import Refused
+from tenure.schedules.timetable import UnknownSchedule
 from tenure.web.access import User
 from tenure.web.pages import CSRF, Renderer, View
 from tenure.web.security import Problem

@@ -54,8 +54,8 @@ class _Feed:
 
 
 class Feeds:
-    def __init__(self, site: Site) -> None:
-        self.renderer = Renderer(site)
+    def __init__(self, site: Site, renderer: Renderer) -> None:
+        self.renderer = renderer
         self._crew = site.feeders
         self._feeds: dict[Hashable, _Feed] = {}
         self._watchers = 0
@@ -136,12 +136,12 @@ def _timed(look: Callable[[], Mapping[str, str]]) -> tuple[dict[str, str], float
     return dict(look()), thread_time() - began
 
 
-def add(web: FastAPI, site: Site) -> Feeds:
-    feeds = Feeds(site)
+def add(web: FastAPI, site: Site, renderer: Renderer) -> None:
+    feeds = Feeds(site, renderer)
 
     async def live(request: Request) -> Response:
         user: User = request.state.user
-        found = match(site, user, request.query_params.get("at", ""))
+        found = match(renderer.pages, site, user, request.query_params.get("at", ""))
         if found is None:
             raise Problem(HTTPStatus.NOT_FOUND, "No such page", "at: expected the path and query of a page")
         events = await feeds.page(*found, request.scope["root_path"], request.state.csrf)
@@ -149,4 +149,3 @@ def add(web: FastAPI, site: Site) -> Feeds:
 
     web.state.feeds = feeds
     web.add_route("/live", live, methods=["GET"], include_in_schema=False)
-    return feeds

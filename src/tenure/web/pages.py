@@ -25,7 +25,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import compile_path
 
-from tenure.admin import Admin
+from tenure.operations.admin import Admin
 from tenure.web import words
 from tenure.web.access import Role, User
 from tenure.web.security import Problem
@@ -83,8 +83,8 @@ class Again(Problem):
 class Renderer:
     """Templates, rendered. Safe to use from several threads."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, pages: Sequence[Page]) -> None:
+        self._site, self.pages = site, pages
         env = Environment(
             loader=PackageLoader("tenure.web"),
             autoescape=True,
@@ -112,7 +112,7 @@ class Renderer:
         """The page. `session`: whoever looks can sign out; `shown`: this, and not what the page looks at."""
         _root.set(root)
         context = {**(page.look(view) if shown is None else shown), "view": view, "page": page}
-        around = {"flash": flash, "session": session, "navigation": navigation(view)}
+        around = {"flash": flash, "session": session, "navigation": self._navigation(view)}
         return self._env.get_template(page.template).render({**context, **around})
 
     def blocks(self, page: Page, view: View, root: str) -> dict[str, str]:
@@ -122,21 +122,20 @@ class Renderer:
         context = template.new_context({**page.look(view), "view": view, "page": page})
         return {name: "".join(block(context)) for name, block in template.blocks.items() if name.startswith("live_")}
 
+    def _navigation(self, view: View) -> list[Page]:
+        return [page for page in self.pages if page.title and (page.path != "/try" or view.site.demo)]
+
     def problem(self, view: View, status: int, title: str, detail: str, root: str, *, session: bool = False) -> str:
         _root.set(root)
-        shown = {"view": view, "status": status, "title": title, "detail": detail, "navigation": navigation(view)}
+        shown = {"view": view, "status": status, "title": title, "detail": detail, "navigation": self._navigation(view)}
         return self._env.get_template("problem.html").render(shown, flash="", page=None, session=session)
 
 
-def navigation(view: View) -> list[Page]:
-    return [page for page in _pages() if page.title and (page.path != "/try" or view.site.demo)]
-
-
-def match(site: Site, user: User, at: str) -> tuple[Page, View] | None:
+def match(pages: Sequence[Page], site: Site, user: User, at: str) -> tuple[Page, View] | None:
     """The page at this path and query, as they stand in a browser's address behind our root."""
     path, _, text = at.partition("?")
     path = unquote(path)
-    for page in _pages():
+    for page in pages:
         found = compile_path(page.path)[0].match(path)
         if found:
             return page, _view(
@@ -145,10 +144,10 @@ def match(site: Site, user: User, at: str) -> tuple[Page, View] | None:
     return None
 
 
-def add(web: FastAPI, site: Site, renderer: Renderer) -> None:
-    for page in _pages():
+def add(web: FastAPI, site: Site, renderer: Renderer, actions: Sequence[Action]) -> None:
+    for page in renderer.pages:
         web.add_route(page.path, _endpoint(page, site, renderer), methods=["GET"], include_in_schema=False)
-    for action in _actions():
+    for action in actions:
         web.add_route(action.path, _form(action, site, renderer), methods=["POST"], include_in_schema=False)
 
 
@@ -231,15 +230,3 @@ def _asset(name: str) -> str:
 def _fingerprint(name: str) -> str:
     """Of a file that may be kept for ever under this address."""
     return sha256((files("tenure.web") / "static" / name).read_bytes()).hexdigest()[:12]
-
-
-def _pages() -> list[Page]:
-    from tenure.web.views import PAGES
-
-    return PAGES
-
-
-def _actions() -> list[Action]:
-    from tenure.web.views import ACTIONS
-
-    return ACTIONS

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from threading import Lock
 from time import monotonic
 
-from tenure.admin import Admin
-from tenure.lifecycle import ENDED, State
+from tenure.core.lifecycle import ENDED, State
+from tenure.operations.admin import Admin
 from tenure.ports import Ended
 
 SLICE = 5  #: seconds

@@ -1,4 +1,4 @@
-"""The dashboard put together: what pages, API and live streams share, and the one ASGI app of it all."""
+"""What pages, API and live streams share: the store's answers, read for all who look together."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
-from importlib.resources import files
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from starlette.staticfiles import StaticFiles
-
-from tenure.admin import MOST_ENDED, Admin
 from tenure.config import Settings
-from tenure.lifecycle import ENDED, LIVE, State
+from tenure.core.lifecycle import ENDED, LIVE, State
+from tenure.operations.admin import MOST_ENDED, Admin
 from tenure.ports import Ended, JobView, QueueView, WorkerView
-from tenure.schedule import Standing
-from tenure.web.access import Access
+from tenure.ports.schedules import Standing
 from tenure.web.crew import Crew
 from tenure.web.memo import Memo
 from tenure.web.pulse import Pulse, Slice
-from tenure.web.security import Security
 
 if TYPE_CHECKING:
-    from tenure.alerts import Problem
-    from tenure.task import Registry
+    from tenure.operations.alerts import Problem
+    from tenure.tasks.registry import Registry
 
 _JUST_NOW = 1.0  #: seconds: a count so fresh needs nothing added
 _RARELY = 200  #: as `SHARE` of the memo: where all jobs are dear to count, those that ended since are added instead
@@ -148,31 +142,3 @@ class Site:
         from importlib.metadata import version
 
         return version("tenure")
-
-
-def create(
-    connect: Callable[[], Admin],
-    settings: Settings,
-    *,
-    tasks: Registry | None = None,
-    auth: Callable[..., Any] | None = None,
-    demo: Demo | None = None,
-) -> Security:
-    """The dashboard as an ASGI app: run it, or mount it in another one. It needs no lifespan."""
-    from tenure.web import api, errors, live, pages
-
-    site = Site(connect, settings, tasks=tasks, demo=demo)
-    web = FastAPI(
-        title="Tenure",
-        version=site.version,
-        description="Jobs that are owned until they are done: look, and act.",
-        docs_url=None,  # their pages load scripts from other hosts
-        redoc_url=None,
-        openapi_url="/api/openapi.json",
-    )
-    feeds = live.add(web, site)
-    pages.add(web, site, feeds.renderer)
-    api.add(web, site)
-    errors.add(web, site, feeds.renderer)
-    web.mount("/static", StaticFiles(directory=str(files("tenure.web") / "static")), name="static")
-    return Security(web, Access(settings, auth), site.close)

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from tenure.durations import spell
+from tenure.core.durations import spell
 
 
 def when(at: datetime | None) -> Markup:

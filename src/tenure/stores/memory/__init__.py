@@ -18,10 +18,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from tenure.clock import Clock, system_clock
-from tenure.durations import spell
-from tenure.errors import LeaseLost, StoreAway, StoreError
-from tenure.lifecycle import (
+from tenure.core.clock import Clock, system_clock
+from tenure.core.durations import spell
+from tenure.core.lifecycle import (
     ENDED,
     GUARD,
     LIVE,
@@ -38,6 +37,7 @@ from tenure.lifecycle import (
     outcome_name,
     reason_of,
 )
+from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     NO_EDITS,
     Answer,
@@ -65,7 +65,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
-from tenure.schedule import REPLACED, Change, Due, Run, Schedule, Standing, Swapped, Tick, decode_schedule
+from tenure.ports.schedules import REPLACED, Change, Due, Run, Schedule, Standing, Swapped, Tick, decode_schedule
 from tenure.stores.memory.rows import (
     FORGOTTEN,
     SAID,
@@ -552,7 +552,7 @@ class MemoryStore:
         """The only place where a state changes, and only as the table says."""
         source = row.view.state
         if not any(move.verb == verb and source in move.sources and to in move.targets for move in MOVES):
-            raise StoreError(f"{verb} does not lead from {source} to {to}; see the table in tenure.lifecycle")
+            raise StoreError(f"{verb} does not lead from {source} to {to}; see the table in tenure.core.lifecycle")
         return self._keep(row, state=to, **changes)
 
     def _keep(self, row: Row, **changes: Any) -> Row:

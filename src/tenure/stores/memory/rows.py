@@ -11,10 +11,10 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from tenure.core.lifecycle import GUARD, Crashed, Lease, Outcome, State, outcome_name, reason_of
 from tenure.errors import BadData, InvalidOption
-from tenure.lifecycle import GUARD, Crashed, Lease, Outcome, State, outcome_name, reason_of
 from tenure.ports import AttemptView, Draft, Edit, Filter, JobView, WorkerIdentity
-from tenure.schedule import Tick
+from tenure.ports.schedules import Tick
 
 Cause = Literal["crash", "host", "stale", "queue"]
 

@@ -23,9 +23,8 @@ from typing import Any, LiteralString, TypeVar
 
 import psycopg
 
-from tenure.clock import Clock
-from tenure.errors import BadData, LeaseLost, StoreBusy, StoreError
-from tenure.lifecycle import (
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import (
     ENDED,
     Charges,
     Completed,
@@ -37,6 +36,7 @@ from tenure.lifecycle import (
     outcome_name,
     reason_of,
 )
+from tenure.errors import BadData, LeaseLost, StoreBusy, StoreError
 from tenure.ports import (
     NO_EDITS,
     Answer,
@@ -64,7 +64,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
-from tenure.schedule import Change, Due, Standing, Swapped, Tick
+from tenure.ports.schedules import Change, Due, Standing, Swapped, Tick
 from tenure.stores.outcomes import (
     COMPLETED,
     RESCUES,

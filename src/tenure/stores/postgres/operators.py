@@ -7,7 +7,7 @@ from typing import LiteralString
 
 import psycopg
 
-from tenure.lifecycle import ENDED, GUARD, State
+from tenure.core.lifecycle import ENDED, GUARD, State
 from tenure.ports import Answer, Edit, Landed, NotLanded
 from tenure.stores.postgres.server import Connection
 

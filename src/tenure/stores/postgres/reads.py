@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from tenure.core.lifecycle import ENDED, GUARD, LIVE, State
 from tenure.errors import InvalidOption
-from tenure.lifecycle import ENDED, GUARD, LIVE, State
 from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
 from tenure.stores.postgres.server import Server
 

@@ -13,7 +13,7 @@ from typing import Any, LiteralString, TypeVar
 
 from tenure.errors import StoreAway
 from tenure.ports import Draft, Enqueued
-from tenure.schedule import (
+from tenure.ports.schedules import (
     REPLACED,
     Change,
     Due,

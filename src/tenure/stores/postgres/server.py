@@ -21,7 +21,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import conninfo, pq
 
-from tenure.clock import Clock
+from tenure.core.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
 from tenure.stores.postgres import deadlines
 

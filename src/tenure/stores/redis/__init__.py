@@ -36,9 +36,8 @@ from typing import Any
 
 import msgspec
 
-from tenure.clock import Clock
-from tenure.errors import BadData, StoreAway, StoreError
-from tenure.lifecycle import (
+from tenure.core.clock import Clock
+from tenure.core.lifecycle import (
     Charges,
     Completed,
     Crashed,
@@ -50,6 +49,7 @@ from tenure.lifecycle import (
     outcome_name,
     reason_of,
 )
+from tenure.errors import BadData, StoreAway, StoreError
 from tenure.ports import (
     NO_EDITS,
     Answer,
@@ -76,7 +76,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
-from tenure.schedule import Change, Due, Standing, Swapped, Tick
+from tenure.ports.schedules import Change, Due, Standing, Swapped, Tick
 from tenure.stores.outcomes import (
     COMPLETED,
     RESCUES,

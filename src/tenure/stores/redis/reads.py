@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from tenure.core.lifecycle import ENDED, GUARD, State
 from tenure.errors import InvalidOption
-from tenure.lifecycle import ENDED, GUARD, State
 from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
 from tenure.stores.redis.drafts import MOST
 from tenure.stores.redis.facts import decode_facts, task_in

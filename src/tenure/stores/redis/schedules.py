@@ -1,4 +1,4 @@
-"""Schedules, what became of their ticks, and notes. `ticks.py` decides what they mean; scripts compare and write."""
+"""Schedules, what became of their ticks, and notes. `schedules/plan.py` says what they mean; scripts compare and write."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
 from tenure.ports import Draft, JobView
-from tenure.schedule import (
+from tenure.ports.schedules import (
     REPLACED,
     Change,
     Due,

@@ -26,7 +26,7 @@ from redis import exceptions
 from redis.connection import Connection as PlainConnection
 from redis.connection import SSLConnection
 
-from tenure.clock import Clock
+from tenure.core.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
 from tenure.stores.redis.place import Address, read
 

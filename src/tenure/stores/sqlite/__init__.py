@@ -24,9 +24,8 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from tenure.clock import Clock, system_clock
-from tenure.errors import LeaseLost, StoreError
-from tenure.lifecycle import (
+from tenure.core.clock import Clock, system_clock
+from tenure.core.lifecycle import (
     ENDED,
     Charges,
     Completed,
@@ -38,6 +37,7 @@ from tenure.lifecycle import (
     outcome_name,
     reason_of,
 )
+from tenure.errors import LeaseLost, StoreError
 from tenure.ports import (
     NO_EDITS,
     Answer,
@@ -65,7 +65,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
-from tenure.schedule import Change, Due, Standing, Swapped, Tick
+from tenure.ports.schedules import Change, Due, Standing, Swapped, Tick
 from tenure.stores.outcomes import (
     COMPLETED,
     RESCUES,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import apsw
 
-from tenure.lifecycle import ENDED, GUARD, State
+from tenure.core.lifecycle import ENDED, GUARD, State
 from tenure.ports import Answer, Edit, Landed, NotLanded
 from tenure.stores.outcomes import GUARDED
 from tenure.stores.sqlite.file import first

@@ -11,8 +11,8 @@ from typing import Any
 
 import apsw
 
+from tenure.core.lifecycle import ENDED, GUARD, State
 from tenure.errors import InvalidOption
-from tenure.lifecycle import ENDED, GUARD, State
 from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
 from tenure.stores.sqlite.file import fetch, first
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import apsw
 
 from tenure.ports import Draft
-from tenure.schedule import REPLACED, Change, Due, Run, Standing, Swapped, Tick, decode_schedule, decode_tick
+from tenure.ports.schedules import REPLACED, Change, Due, Run, Standing, Swapped, Tick, decode_schedule, decode_tick
 from tenure.stores.outcomes import body_of, encode
 from tenure.stores.sqlite import operators, reads
 from tenure.stores.sqlite.file import fetch, first

@@ -8,7 +8,7 @@ from typing import Any
 
 import apsw
 
-from tenure.lifecycle import Lease, State
+from tenure.core.lifecycle import Lease, State
 from tenure.ports import Draft, Enqueued
 from tenure.stores.outcomes import check_text
 from tenure.stores.sqlite.file import first

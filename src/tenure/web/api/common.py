@@ -10,8 +10,8 @@ from fastapi import Depends, Path
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 
-from tenure.admin import Admin
 from tenure.config import Role
+from tenure.operations.admin import Admin
 from tenure.web.access import User
 from tenure.web.models.values import Name
 from tenure.web.security import needs

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Query, Response
 
-from tenure.admin import Acted, Verb
-from tenure.lifecycle import State
-from tenure.task import Task
+from tenure.core.lifecycle import State
+from tenure.operations.admin import Acted, Verb
+from tenure.tasks.task import Task
 from tenure.web.api.common import Administrator, Caller, JobId, Operator, Reader, can, operation_id
 from tenure.web.models import jobs as models
 from tenure.web.security import Problem

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption
-from tenure.lifecycle import State
 from tenure.ports import Filter
 from tenure.web.api.common import Administrator, Operator, Reader, can, operation_id
 from tenure.web.api.jobs import enqueue

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from tenure.admin import metrics_text
 from tenure.errors import StoreAway, StoreError
+from tenure.operations.admin import metrics_text
 from tenure.web import pulse
 from tenure.web.api.common import Administrator, NameOf, Operator, Reader, operation_id, site_of
 from tenure.web.models import overview as models

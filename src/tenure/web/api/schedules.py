@@ -9,11 +9,11 @@ from uuid import UUID
 
 from fastapi import APIRouter, Body, Query, Response
 
-from tenure import cron
-from tenure.cron import Dst, Rule, outlook
 from tenure.errors import InvalidOption
-from tenure.schedule import Schedule
-from tenure.ticks import rule_of
+from tenure.ports.schedules import Dst, Schedule
+from tenure.schedules import cron
+from tenure.schedules.cron import Rule, outlook
+from tenure.schedules.plan import rule_of
 from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id
 from tenure.web.models import schedules as models
 from tenure.web.models.values import AskedAt, Changed, Length, shown

@@ -8,10 +8,9 @@ from uuid import UUID
 
 from pydantic import AfterValidator, Field
 
-from tenure.admin import Acted, Bulk, Edited, JobDetail, Verb
-from tenure.explain import Explanation
-from tenure.job_log import Log
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
+from tenure.operations.admin import Acted, Bulk, Edited, JobDetail, Verb
+from tenure.operations.explain import Explanation
 from tenure.ports import AttemptView, Filter, JobView
 from tenure.web.models.values import (
     AskedAt,
@@ -28,6 +27,7 @@ from tenure.web.models.values import (
     read,
     shown,
 )
+from tenure.worker.job_log import Log
 
 
 class Where(Model):

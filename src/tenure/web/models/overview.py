@@ -8,8 +8,8 @@ from uuid import UUID
 
 from pydantic import Field
 
-from tenure.audit import Entry
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
+from tenure.operations.audit import Entry
 from tenure.ports import QueueView, WorkerView
 from tenure.web.models.values import At, Model
 

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from pydantic import Field
 
-from tenure.cron import Outlook
-from tenure.lifecycle import State
-from tenure.schedule import Cause, RunStatus, Standing, Status, Tick
-from tenure.ticks import overdue_by
-from tenure.timetable import Overdue, record
+from tenure.core.lifecycle import State
+from tenure.ports.schedules import Cause, RunStatus, Standing, Status, Tick
+from tenure.schedules.cron import Outlook
+from tenure.schedules.plan import overdue_by
+from tenure.schedules.timetable import Overdue, record
 from tenure.web.models.values import AskedAt, At, Json, Model, Payloads, Words, read, shown
 
 

@@ -6,7 +6,7 @@ import re
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from tenure.audit import Entry
+from tenure.operations.audit import Entry
 from tenure.web.pages import Action, Page, View
 from tenure.web.security import Problem
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tenure.core.lifecycle import GUARD, State
 from tenure.events import headline
-from tenure.lifecycle import GUARD, State
 from tenure.ports import Filter
 from tenure.web.pages import Action, Page, View
 from tenure.web.site import LOOK

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from tenure.admin import CAN, JobDetail, Verb
-from tenure.arguments import STARS
+from tenure.core.ids import canonical
+from tenure.core.lifecycle import ENDED, State
 from tenure.errors import InvalidArguments, InvalidOption, UnknownJob
 from tenure.events import headline
-from tenure.ids import canonical
-from tenure.job_log import Log
-from tenure.lifecycle import ENDED, State
+from tenure.operations.admin import CAN, JobDetail, Verb
 from tenure.ports import AttemptView, JobView
+from tenure.tasks.arguments import STARS
 from tenure.web.pages import Action, Again, Page, View, back
 from tenure.web.security import Problem
 from tenure.web.views.jobs import NEEDS, is_guards
 from tenure.web.words import duration, pretty
+from tenure.worker.job_log import Log
 
 STEPS = 100  #: attempts that are shown, the newest
 _TOLD = re.compile(r"attempt \d+ |progress: |its last sign of life ")  #: what the page shows anyway

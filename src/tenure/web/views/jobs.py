@@ -11,13 +11,13 @@ from urllib.parse import quote, urlencode
 
 from starlette.datastructures import QueryParams
 
-from tenure.admin import CAN, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
 from tenure.config import Role
-from tenure.durations import seconds
+from tenure.core.durations import seconds
+from tenure.core.ids import canonical
+from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
-from tenure.ids import canonical
-from tenure.lifecycle import GUARD, State
+from tenure.operations.admin import CAN, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
 from tenure.ports import Filter, JobView
 from tenure.ports import Page as Found
 from tenure.web.pages import Action, Page, View, back, count

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from tenure.alerts import Problem
+from tenure.core.lifecycle import State
 from tenure.errors import UnknownJob
-from tenure.lifecycle import State
+from tenure.operations.alerts import Problem
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
 from tenure.web.pulse import SLICE, Slice, quantile, rates

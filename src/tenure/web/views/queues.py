@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tenure.alerts import works_for_all
 from tenure.config import valid_queue
-from tenure.lifecycle import GUARD, State
+from tenure.core.lifecycle import GUARD, State
+from tenure.operations.alerts import works_for_all
 from tenure.ports import QueueView, WorkerView
 from tenure.web.pages import Action, Page, View, back
 from tenure.web.site import Site

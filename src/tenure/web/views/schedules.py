@@ -10,13 +10,13 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from tenure.cron import Cron, Every, Outlook, Rule, outlook
-from tenure.durations import spell
+from tenure.core.durations import spell
 from tenure.errors import InvalidOption
 from tenure.events import headline
-from tenure.schedule import Run, Schedule, Standing, Status, Tick
-from tenure.ticks import Refused, overdue_by, rule_of
-from tenure.timetable import Record, UnknownSchedule, record, why_overdue
+from tenure.ports.schedules import Run, Schedule, Standing, Status, Tick
+from tenure.schedules.cron import Cron, Every, Outlook, Rule, outlook
+from tenure.schedules.plan import Refused, overdue_by, rule_of
+from tenure.schedules.timetable import Record, UnknownSchedule, record, why_overdue
 from tenure.web.pages import Action, Page, View, back, count
 from tenure.web.security import Problem
 

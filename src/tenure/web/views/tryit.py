@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from tenure.core.lifecycle import State
 from tenure.errors import UnknownTask
-from tenure.lifecycle import State
 from tenure.ports import Draft, Filter
 from tenure.web.pages import Action, Page, View
 from tenure.web.security import Problem

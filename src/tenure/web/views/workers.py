@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from tenure.lifecycle import State
+from tenure.core.lifecycle import State
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
 from tenure.web.site import light

@@ -1,0 +1,132 @@
+"""Stores and notifiers by their URLs, and what every process that has them needs with them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tenure import config
+from tenure.config import Settings
+from tenure.core.durations import spell
+from tenure.errors import InvalidOption
+from tenure.maintenance.maintenance import Alarm
+from tenure.ports import Notifier, Store
+from tenure.worker.program import Program
+
+_NATS = ("nats://", "tls://")
+_REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
+_POSTGRES = ("postgresql://", "postgres://")
+
+
+def open_store(settings: Settings) -> Store:
+    """The store that `url` names, not yet connected."""
+    scheme, _, rest = settings.url.partition(":")
+    match scheme:
+        case "sqlite":
+            from tenure.stores.sqlite import SqliteStore
+
+            return SqliteStore(_sqlite_path(rest, settings.namespace))
+        case "postgresql" | "postgres":
+            with extra("postgres"):
+                from tenure.stores.postgres import PostgresStore
+
+            return PostgresStore(settings.url, schema=settings.namespace, password=settings.password)
+        case scheme if scheme in _REDIS:
+            with extra("redis"):
+                from tenure.stores.redis import RedisStore
+
+            rings = settings.notifier == "auto"
+            return RedisStore(settings.url, namespace=settings.namespace, password=settings.password, rings=rings)
+        case "memory":
+            raise InvalidOption("a store in memory would be another one in every process; for tests: jobs.testing()")
+        case _:
+            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite, postgresql, redis, valkey")
+
+
+def connect(settings: Settings) -> Store:
+    """The store that `url` names, connected and checked."""
+    store = open_store(settings)
+    store.open()
+    return store
+
+
+def new_alarm(settings: Settings, store: Store, notifier: Notifier) -> Alarm:
+    """What looks for trouble beside a supervisor, or an embedded worker."""
+    from tenure.operations import alerts
+
+    return alerts.Alarm(store, notifier, settings, connect, open_notifier)
+
+
+@contextmanager
+def extra(name: str) -> Generator[None]:
+    """What is imported here comes with an extra of the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InvalidOption(f'{error.name} is not installed: pip install "tenure[{name}]"') from error
+
+
+def open_notifier(settings: Settings, store: Store) -> Notifier:
+    """The doorbell that `notifier` names; `auto` is the store's own."""
+    from tenure.notifiers.poll import PollNotifier
+
+    match settings.notifier:
+        case "poll":
+            return PollNotifier()
+        case "auto" if store.url.startswith("sqlite:///"):
+            from tenure.notifiers.sqlite import SqliteNotifier
+
+            return SqliteNotifier(store.url.removeprefix("sqlite:///"), str(settings.runtime_dir))
+        case url if url.startswith(_NATS):
+            notifier: Notifier = _nats().NatsNotifier(url, settings.namespace)
+            return notifier
+        case url if url.startswith(_POSTGRES) or (url == "auto" and store.url.startswith(_POSTGRES)):
+            with extra("postgres"):
+                from tenure.notifiers.postgres import PostgresNotifier
+
+            return PostgresNotifier(getattr(store, "conninfo", "") if url == "auto" else url, settings.namespace)
+        case url if url.partition(":")[0] in _REDIS or (url == "auto" and store.url.partition(":")[0] in _REDIS):
+            with extra("redis"):
+                from tenure.notifiers.redis import RedisNotifier
+                from tenure.stores.redis.server import Server
+
+            theirs: Any = getattr(store, "server", None) if url == "auto" else None
+            server = theirs or Server(url, settings.namespace, None)
+            return RedisNotifier(server, settings.namespace, rung=theirs is not None)
+        case name:
+            known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler), redis://host:port"
+            raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")
+
+
+def check_timers(program: Program, settings: Settings, queues: Iterable[str]) -> None:
+    """Refuse an `ack_wait` within which a hung job may not have been noticed: the queue would deliver it too early."""
+    if not settings.notifier.startswith(_NATS):
+        return
+    ack_wait = _nats().parse_url(settings.notifier).ack_wait
+    served = set(queues)
+    for task in sorted(program.tasks, key=lambda task: task.stale_after or 0.0, reverse=True):
+        least = (task.stale_after or 0.0) + 2 * settings.lease
+        if task.stale_after is not None and task.queue in served and ack_wait <= least:
+            raise InvalidOption(
+                f"notifier: ack_wait is {spell(ack_wait)}, but task {task.name} of queue {task.queue} may be silent "
+                f"for {spell(task.stale_after)} (stale_after), and two leases ({spell(settings.lease)} each) pass "
+                f"before it is taken back: set ack_wait to more than {spell(least)}, or a shorter stale_after"
+            )
+
+
+def _nats() -> ModuleType:
+    with extra("nats"):
+        return import_module("tenure.notifiers.nats")
+
+
+def _sqlite_path(rest: str, namespace: str) -> str:
+    path = rest.removeprefix("///")
+    if path == rest or not Path(path).name or path == ":memory:":
+        raise InvalidOption(f"url: expected sqlite:///NAME.db or sqlite:////FOLDER/NAME.db, got 'sqlite:{rest}'")
+    if namespace == "tenure":
+        return path
+    return str(Path(path).with_name(f"{Path(path).stem}.{namespace}{Path(path).suffix}"))

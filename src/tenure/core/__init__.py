@@ -1,0 +1,1 @@
+"""What needs nothing but the standard library: the life-cycle, durations, clock, ids."""

@@ -1,0 +1,20 @@
+"""Importing what a setting or a command line names."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from tenure.errors import InvalidOption
+
+
+def import_named(name: str, what: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there; what it imports is not
+        raise InvalidOption(
+            f"{what}: there is no module {error.name!r}; looked in {Path.cwd()} and on sys.path"
+        ) from error

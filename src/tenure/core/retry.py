@@ -1,0 +1,111 @@
+"""Backoff with full jitter, the policy that says which errors are retried, and the handler's own word on it.
+
+The rule is AWS's "full jitter": a random delay between zero and the capped exponential. It spreads a burst of
+failures best of the known variants, at the price of an early retry now and then
+(Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tenure.core.durations import Duration, seconds
+from tenure.errors import InvalidOption
+
+Raises = type[Exception] | tuple[type[Exception], ...]
+
+
+def full_jitter(failures: int, base: float, cap: float, draw: float) -> float:
+    """Seconds to wait after the n-th failure: `draw * min(base * 2**(n - 1), cap)`, clamped to 0…cap.
+
+    >>> [full_jitter(n, 1.0, 30.0, draw=1.0) for n in (1, 2, 3, 6, 5000)]
+    [1.0, 2.0, 4.0, 30.0, 30.0]
+    """
+    # 2**63 s is past every cap; a larger exponent would only overflow the float.
+    ceiling = min(base * 2.0 ** min(max(failures - 1, 0), 63), cap)
+    return min(max(draw * ceiling, 0.0), cap)
+
+
+@dataclass(frozen=True, init=False)
+class Retry:
+    """When a failed attempt is tried again.
+
+    `max_failures` counts failures, not retries: `Retry(3)` runs at most three times, `Retry(1)` once. The wait after
+    the n-th failure is random between 0 and `base * 2**(n - 1)`, at most `cap`. Only errors in `on` and not in
+    `never` are retried; others are final. `delay(error, failures)` may return its own wait, or None for the usual.
+
+    Example: `Retry(8, base="5s", cap="10m", on=OSError, never=PermissionError)`
+
+    Raises InvalidOption for a count below 1, or a negative or unreadable duration.
+    """
+
+    max_failures: int
+    base: float  #: seconds
+    cap: float  #: seconds
+    on: tuple[type[Exception], ...]
+    never: tuple[type[Exception], ...]
+    delay: Callable[[Exception, int], Duration | None] | None
+
+    def __init__(
+        self,
+        max_failures: int = 10,
+        *,
+        base: Duration = "1s",
+        cap: Duration = "30s",
+        on: Raises = Exception,
+        never: Raises = (),
+        delay: Callable[[Exception, int], Duration | None] | None = None,
+    ) -> None:
+        if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"max_failures: expected a whole number from 1 (1 = no retry), got {max_failures!r}")
+        put = object.__setattr__
+        put(self, "max_failures", max_failures)
+        put(self, "base", seconds(base, "base"))
+        put(self, "cap", seconds(cap, "cap"))
+        put(self, "on", on if isinstance(on, tuple) else (on,))
+        put(self, "never", never if isinstance(never, tuple) else (never,))
+        put(self, "delay", delay)
+        for name, kinds in (("on", self.on), ("never", self.never)):
+            for kind in kinds:
+                if not (isinstance(kind, type) and issubclass(kind, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                    raise InvalidOption(f"{name}: expected Exception types, got {kind!r}")
+
+    @classmethod
+    def of(cls, value: Retry | int) -> Retry:
+        """`retry=3` is short for `retry=Retry(3)`."""
+        return value if isinstance(value, Retry) else cls(value)
+
+    def retries(self, error: Exception) -> bool:
+        """Is this error worth another attempt?"""
+        return isinstance(error, self.on) and not isinstance(error, self.never)
+
+    def wait(self, error: Exception, failures: int) -> float | None:
+        """Seconds the policy's own `delay` asks for after the n-th failure; None leaves it to the usual backoff."""
+        asked = self.delay(error, failures) if self.delay is not None else None
+        return None if asked is None else seconds(asked, "delay")
+
+
+class Snooze(Exception):
+    """Raise it in a handler to be run again after `delay`; nothing is charged.
+
+    Example: `raise Snooze("10m", "market closed")`
+    """
+
+    def __init__(self, delay: Duration, reason: str = "") -> None:
+        super().__init__(reason or f"snoozed for {delay}")
+        self.delay = seconds(delay, "Snooze delay")
+        self.reason = str(reason)  # `raise Fail(error)` is what people write
+
+
+class Fail(Exception):
+    """Raise it in a handler to fail this attempt with a delay of your own, or for good.
+
+    Example: `raise Fail("rate limited", retry_in="90s")` or `raise Fail("no such page", final=True)`
+    """
+
+    def __init__(self, reason: str, *, retry_in: Duration | None = None, final: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = str(reason)
+        self.retry_in = None if retry_in is None else seconds(retry_in, "Fail retry_in")
+        self.final = final

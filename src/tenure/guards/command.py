@@ -1,0 +1,465 @@
+"""A guarded command: what it prints goes through untouched, its end is recorded, and it does not outlive its lock.
+
+The command is forked before anything else happens here (no thread, no connection yet), and waits for its word to
+start; beside it a *watcher*, in a session of its own. Neither needs this process to run:
+
+- The watcher hears of every renewal. When they stop coming (the store is away, or this process is stopped) it sends
+  SIGTERM at two thirds of the lease and SIGKILL at four fifths; when this process dies it kills at once.
+- The command leads a process group of its own. SIGKILL also finds what has left that group, by the token in its
+  environment. What it leaves in the background when it ends by itself goes on, as under a shell: the lock is free by
+  then, and this process stays to pass on what they print, as cron does, until they close it.
+
+Standard input is inherited. So is an output that is a terminal: the command has the terminal itself, and its tail is
+not kept. It is in the foreground there, so Ctrl-C is the command's, and Ctrl-Z suspends both (for longer than the
+lease: the lock is lost and the command killed). Any other output comes by a pipe, one for both where both go to the
+same place, so that their order stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NamedTuple, NoReturn, Self
+
+from tenure.core.clock import system_clock
+from tenure.core.durations import spell
+from tenure.core.lifecycle import Cancelled, Completed, Failed, Outcome
+from tenure.core.text import clean
+from tenure.errors import GuardSkipped, StoreAway
+from tenure.guards.run import GuardedRun, Open, Stopping
+from tenure.liveness.host import TOKEN_ENV, cause_of, die_with_parent, end_leftovers, kill_group, new_token, token_of
+from tenure.ports.schedules import Schedule
+
+TIMED_OUT, AWAY, NOT_EXECUTABLE, NOT_FOUND, BY_SIGNAL = 124, 75, 126, 127, 128
+TAIL = 4096  #: bytes kept of what it printed, of each of its outputs
+_CHUNK = 1 << 16
+_DRAIN_SECONDS = 1.0
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NEWS = struct.Struct("dd8s")  #: when to ask, when to kill, and the token of the command
+_NEVER = float("inf")
+_boot = system_clock().boot
+
+
+# ── Before it starts ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Output:
+    """One output of the command, or both: `theirs` it writes to, from there it goes to `ours`."""
+
+    def __init__(self, fds: Sequence[int], *, quiet: bool) -> None:
+        self.fds, self._ours, self._quiet = fds, fds[0], quiet
+        self._tail = b""
+        self._pump: threading.Thread | None = None
+        if quiet:  # nobody passes it on, and it is not lost on those who stay in the background
+            with tempfile.TemporaryFile() as file:
+                self._read = os.dup(file.fileno())
+            self.theirs = self._read
+        else:
+            self._read, self.theirs = os.pipe()
+
+    def start(self) -> None:
+        """The command has it: pass on what comes."""
+        if not self._quiet:
+            os.close(self.theirs)
+            self._pump = threading.Thread(target=self._pass_on, name="tenure-output", daemon=True)
+            self._pump.start()
+
+    def _pass_on(self) -> None:
+        # When nobody reads ours any more, nobody reads theirs: the command is told as it would be without us.
+        with suppress(OSError):
+            while chunk := os.read(self._read, _CHUNK):
+                self._tail = (self._tail + chunk)[-TAIL:]
+                _write(self._ours, chunk)
+        os.close(self._read)
+
+    def tail(self) -> bytes:
+        """The last of it, when the command has ended. (Others may hold it open.)"""
+        if self._pump is not None:
+            self._pump.join(_DRAIN_SECONDS)
+            return self._tail
+        return os.pread(self._read, TAIL, max(0, os.fstat(self._read).st_size - TAIL)) if self._quiet else b""
+
+    def show(self) -> None:
+        """Print what was held back."""
+        offset = 0
+        while self._quiet and (chunk := os.pread(self._read, _CHUNK, offset)):
+            offset += len(chunk)
+            _write(self._ours, chunk)
+
+    def pass_all_on(self) -> None:
+        """Return when whoever has it has closed it."""
+        if self._pump is not None:
+            self._pump.join()
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:  # somebody made our output non-blocking
+            select.select([], [fd], [])
+
+
+def _outputs(*, quiet: bool) -> list[_Output]:
+    piped = [fd for fd in (1, 2) if quiet or not os.isatty(fd)]
+    if piped == [1, 2] and os.path.sameopenfile(1, 2):
+        return [_Output((1, 2), quiet=quiet)]
+    return [_Output((fd,), quiet=quiet) for fd in piped]
+
+
+class Command:
+    """A command that waits for its word to start. `with Command(["report.py"], quiet=False) as command: …`
+
+    Make it in the main thread, before any other one: it is forked, and dies with the thread that made it.
+    """
+
+    def __init__(self, argv: Sequence[str], *, quiet: bool) -> None:
+        while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
+            """None of our pipes takes the place of a standard one that came closed."""
+        os.close(spare)
+        self.outputs = _outputs(quiet=quiet)
+        self._bell, self._ring = os.pipe()
+        for end in (self._bell, self._ring):
+            os.set_blocking(end, False)
+        self._terminal = _our_terminal()
+        word, self._word = os.pipe()
+        self._refusal, refusal = os.pipe()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, nobody could be waited for
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._word)
+            _become(argv, parent, self.outputs, word, refusal)
+        with suppress(OSError):  # it has done it itself, and may have ended
+            os.setpgid(self.pid, self.pid)
+        os.close(word)
+        os.close(refusal)
+        news, self._news = os.pipe()
+        self._lock = threading.Lock()
+        self._deadlines, self._token = (_NEVER, _NEVER), b""
+        self._watcher = os.fork()
+        if self._watcher == 0:
+            _watch(self.pid, news)
+        os.close(news)
+        os.set_blocking(self._news, False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Without its word it never starts; without its guard it ends."""
+        if self._word >= 0:
+            os.close(self._word)
+            os.waitpid(self.pid, 0)
+        self._let_go_of_watcher()
+
+    # ── its watcher ──
+
+    def renewed(self, ask_at: float, kill_at: float) -> None:
+        """Until when it may run, on the boot clock. From any thread."""
+        self._deadlines = ask_at, kill_at
+        with self._lock, suppress(OSError):  # it is gone, or stopped and full: `_run` has an eye on the time too
+            if self._watcher:
+                os.write(self._news, _NEWS.pack(ask_at, kill_at, self._token))
+
+    def _let_go_of_watcher(self) -> None:
+        with self._lock:
+            watcher, self._watcher = self._watcher, 0
+        if watcher:
+            os.kill(watcher, signal.SIGKILL)  # before the pipe tells it that we are gone
+            os.waitpid(watcher, 0)
+            os.close(self._news)
+
+    # ── running ──
+
+    def start(self, token: str) -> OSError | None:
+        """Say its word; what it could not be started for."""
+        if self._terminal is not None:
+            with suppress(OSError):
+                os.tcsetpgrp(self._terminal, self.pid)
+        self._token = token.encode()
+        self.renewed(*self._deadlines)
+        os.write(self._word, self._token)
+        os.close(self._word)
+        self._word = -1
+        for output in self.outputs:
+            output.start()
+        refusal = os.read(self._refusal, 16)
+        return OSError(int(refusal), os.strerror(int(refusal))) if refusal else None
+
+    def wake(self) -> None:
+        """Have `wait` look at everything again. From any thread."""
+        with suppress(BlockingIOError):
+            os.write(self._ring, b"\0")
+
+    @contextmanager
+    def signals(self) -> Generator[list[int]]:
+        """Those sent to us, in order; what is ignored stays ignored (nohup)."""
+        got: list[int] = []
+        mine = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda n, _: got.append(n)) for number in (*mine, signal.SIGCHLD)}
+        before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        wakeup = signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
+        try:
+            yield got
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def rest(self, until: float) -> None:
+        """Sleep until then (boot clock), or until something happens."""
+        select.select([self._bell], [], [], min(max(0.0, until - _boot()), 3600.0))
+        with suppress(BlockingIOError):
+            while os.read(self._bell, _CHUNK):
+                pass
+
+    def ended(self) -> int | None:
+        """Its exit code, once it has one; negative for a signal. When it is suspended, so are we."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+        if pid == 0:
+            return None
+        if os.WIFSTOPPED(status):
+            self._suspend(os.WSTOPSIG(status))
+            return None
+        self._take_terminal_back()
+        return os.waitstatus_to_exitcode(status)
+
+    def done(self) -> None:
+        """It has ended by itself, and what it left behind goes on."""
+        self._let_go_of_watcher()
+
+    def _suspend(self, number: int) -> None:
+        if self._terminal is None or number != signal.SIGTSTP:
+            return
+        self._take_terminal_back()
+        os.kill(os.getpid(), signal.SIGSTOP)  # here the shell says so, and later goes on with us
+        with suppress(OSError):
+            os.tcsetpgrp(self._terminal, self.pid)
+        self.send(signal.SIGCONT)
+
+    def _take_terminal_back(self) -> None:
+        if self._terminal is not None:
+            with suppress(OSError):
+                os.tcsetpgrp(self._terminal, os.getpgrp())
+
+    def send(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def kill(self) -> None:
+        kill_group(self.pid)
+
+
+def _our_terminal() -> int | None:
+    """The terminal in whose foreground we are: the command takes our place there."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        return None
+    if os.tcgetpgrp(terminal) == os.getpgrp():
+        return terminal
+    os.close(terminal)
+    return None
+
+
+def _become(argv: Sequence[str], parent: int, outputs: Sequence[_Output], word: int, refusal: int) -> NoReturn:
+    """In the fork: wait for the word, then be the command."""
+    try:
+        os.setpgid(0, 0)
+        die_with_parent(parent)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+            signal.signal(number, signal.SIG_DFL)
+        token = os.read(word, 64).decode()
+        if not token:
+            os._exit(0)
+        for output in outputs:
+            for fd in output.fds:
+                os.dup2(output.theirs, fd)
+        os.execvpe(argv[0], [*argv], {**os.environ, TOKEN_ENV: token})
+    except OSError as error:
+        os.write(refusal, str(error.errno).encode())
+    finally:
+        os._exit(NOT_EXECUTABLE)
+
+
+def _watch(group: int, news: int) -> NoReturn:
+    """In the fork: kill the group when its guard can't, or is no more."""
+    try:
+        os.setsid()
+        for number in _PASSED_ON:
+            signal.signal(number, signal.SIG_IGN)
+        os.dup2(news, 0)
+        os.closerange(1, 4096)
+        _watch_over(group)
+    finally:
+        os._exit(0)
+
+
+def _watch_over(group: int) -> None:
+    ask_at, kill_at, token, asks = _NEVER, _NEVER, b"", True
+    while True:
+        wake_at = min(ask_at if asks else _NEVER, kill_at, _boot() + 3600.0)
+        if select.select([0], [], [], max(0.0, wake_at - _boot()))[0]:
+            told = os.read(0, _CHUNK)
+            if not told:
+                kill_group(group)
+                end_leftovers(token.decode())
+                return
+            ask_at, kill_at, token = _NEWS.unpack(told[-_NEWS.size :])
+        elif _boot() >= kill_at:
+            kill_group(group)
+            end_leftovers(token.decode())
+            kill_at = _NEVER
+        elif asks and _boot() >= ask_at:
+            asks = False
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGTERM)
+
+
+# ── Its run ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """How a command is to be run. Durations are seconds."""
+
+    timeout: float | None
+    grace: float  #: from SIGTERM to SIGKILL
+    force: bool
+    quiet: bool
+    skip_exit: int
+    unguarded: bool  #: run it also when the store is out of reach
+
+
+class _End(NamedTuple):
+    code: int  #: negative for a signal
+    stop: Stopping | None = None
+    passed_on: int = 0  #: the signal that was sent to its guard
+    refused: OSError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.refused is not None:
+            missing = self.refused.errno in (errno.ENOENT, errno.ENOTDIR)
+            return NOT_FOUND if missing else NOT_EXECUTABLE
+        if self.stop in ("timeout", "lease_lost"):
+            return TIMED_OUT if self.stop == "timeout" else AWAY
+        return BY_SIGNAL - self.code if self.code < 0 else self.code
+
+
+def run_command(
+    argv: Sequence[str], schedule: Schedule, open_store: Open, wishes: Wishes, say: Callable[[str], None]
+) -> int:
+    """Run it as a tick of this schedule; its exit code.
+
+    Its own, 128+n if signal n ended it, 124 timed out, 126 can't be executed, 127 not found, 75 the store was out of
+    reach or the lock is lost. Raises StoreAway when it did not run for that, InvalidOption, and other StoreErrors.
+    """
+    with Command(argv, quiet=wishes.quiet) as command:
+        try:
+            run = _begun(command, schedule, open_store, wishes, say)
+        except GuardSkipped as skipped:
+            if not wishes.quiet:
+                say(str(skipped))
+            return wishes.skip_exit
+        with command.signals() as got:
+            end = _run(command, run, got, wishes)
+            text = _text([output.tail() for output in command.outputs])
+            if run is not None and not run.end(_outcome(end, run, wishes, text), text):
+                end = end._replace(stop="lease_lost")
+        if wishes.quiet and end.exit_code:
+            for output in command.outputs:
+                output.show()
+        if end.refused is not None:
+            say(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
+        if end.stop is not None:
+            say(_stopped(end.stop, run, wishes))
+            return end.exit_code
+        for output in command.outputs:
+            output.pass_all_on()
+    return end.exit_code
+
+
+def _text(tails: Sequence[bytes]) -> str:
+    joined = b"".join(tail if tail.endswith(b"\n") else tail + b"\n" for tail in tails if tail)
+    return clean(joined.decode(errors="replace"), len(joined))
+
+
+def _begun(
+    command: Command, schedule: Schedule, open_store: Open, wishes: Wishes, say: Callable[[str], None]
+) -> GuardedRun | None:
+    run = GuardedRun(schedule, open_store, force=wishes.force, on_renewed=command.renewed, on_asked=command.wake)
+    try:
+        run.begin()
+    except StoreAway as away:
+        if not wishes.unguarded:
+            raise StoreAway(f"not run. {away}. --if-unreachable run runs it all the same, without its lock") from away
+        say(f"it runs unguarded. {away}")
+        return None
+    if run.late and not wishes.quiet:
+        say(run.late)
+    return run
+
+
+def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishes) -> _End:
+    refused = command.start(new_token() if run is None else token_of(run.worker_id))
+    stop: Stopping | None = None
+    passed_on, kill_at = 0, _NEVER
+    timeout_at = _NEVER if wishes.timeout is None else _boot() + wishes.timeout
+    while (code := command.ended()) is None:
+        while got:
+            passed_on = passed_on or got[0]
+            command.send(got.pop(0))
+        asked = None if run is None else run.stopping
+        if asked == "lease_lost" and run is not None:  # its watcher has asked it
+            stop, kill_at = asked, min(kill_at, _boot() if run.dead else run.kill_at)
+        elif stop is None and (asked or _boot() >= timeout_at):
+            stop, kill_at = asked or "timeout", _boot() + wishes.grace
+            command.send(signal.SIGTERM)
+        if _boot() >= kill_at:
+            command.kill()
+            kill_at = _boot() + 1.0
+        fenced_at = _NEVER if run is None or asked == "lease_lost" else run.ask_at
+        command.rest(min(kill_at, fenced_at, _NEVER if stop else timeout_at))
+    if stop is None and code < 0 and run is not None and run.stopping == "lease_lost":
+        stop = "lease_lost"  # its watcher did it while we were stopped
+    if stop is not None:
+        command.kill()  # what is left of its group
+    command.done()
+    return _End(code, stop, passed_on, refused)
+
+
+def _outcome(end: _End, run: GuardedRun, wishes: Wishes, text: str) -> Outcome:
+    if end.refused is not None:
+        return Failed(f"exit code {end.exit_code}: {end.refused.strerror}", final=True)
+    if end.stop == "cancel":
+        return Cancelled(run.why)
+    if end.stop is not None:
+        return Failed(_stopped(end.stop, run, wishes), final=True)
+    if end.passed_on:
+        sent = signal.Signals(end.passed_on).name
+        return Failed(f"ended by signal: {sent} was sent to its guard; {cause_of(end.code)}", final=True)
+    if end.code == 0:
+        return Completed('{"exit_code":0}')
+    said = text.rstrip().rpartition("\n")[2].strip()
+    return Failed(f"{cause_of(end.code)}{said and ': '}{said}", final=True)
+
+
+def _stopped(stop: Stopping, run: GuardedRun | None, wishes: Wishes) -> str:
+    if stop == "timeout":
+        return f"timed out after {spell(wishes.timeout or 0.0)}"
+    why = "" if run is None else run.why
+    return f"cancelled: {why}" if stop == "cancel" else f"stopped, the lock is lost: {why}"

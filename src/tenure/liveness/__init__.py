@@ -1,0 +1,1 @@
+"""Who this process is, and until when it may act."""

@@ -1,0 +1,148 @@
+"""What is known of this machine and its processes: identities, proof of death, and process groups."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tenure.core.clock import HOST_ENV
+
+TOKEN_ENV = "_TENURE_WORKER"  #: in the environment of a worker, and so of everything it starts
+_PR_SET_PDEATHSIG = 1
+
+
+def new_token() -> str:
+    return secrets.token_hex(4)
+
+
+def host_name() -> str:
+    return os.environ.get(HOST_ENV) or socket.gethostname()
+
+
+def worker_id(pid: int, token: str) -> str:
+    """`hostname-pid-random`: readable in a log or a query, distinct for every process start."""
+    return f"{host_name()}-{pid}-{token}"
+
+
+def token_of(worker_id: str) -> str:
+    return worker_id.rpartition("-")[2]
+
+
+def pid_namespace() -> str:
+    try:
+        return os.environ.get(HOST_ENV) or str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def started(pid: int) -> str:
+    """When this process started, as its kernel tells it; '' when there is none, or only its zombie.
+
+    A pid alone proves nothing: it is used again.
+    """
+    try:
+        fields = _stat(pid)
+    except OSError:
+        return "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name in parentheses, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii", "replace").split()
+
+
+def _started_elsewhere(pid: int) -> str:
+    found = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def is_stopped(pid: int) -> bool:
+    """Is it stopped (SIGSTOP), so that it runs nothing but keeps everything?"""
+    try:
+        return _stat(pid)[0] in "Tt"
+    except OSError:
+        return False
+
+
+def memory(pid: int) -> int | None:
+    """The bytes of this process that are in memory now; None when it is gone, or its kernel does not tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE") or None  # a zombie has none
+
+
+def memories(pids: Mapping[str, int]) -> dict[str, int]:
+    """The memory of each worker, by its id, as far as it is known."""
+    return {worker: found for worker, pid in pids.items() if (found := memory(pid)) is not None}
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process with its supervisor. Elsewhere than on Linux the closed pipe tells.
+
+    The signal is tied to the parent's *thread* that started us, and a parent that died before this call sends none:
+    so the supervisor starts us from its main thread, and we look who our parent is (prctl(2), PR_SET_PDEATHSIG).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL for a worker's whole process group."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def end_leftovers(token: str, patience: float = 5.0) -> bool:
+    """Kill everything a dead worker left behind, also what has left its process group. True when all is gone.
+
+    Only processes that carry its token in their environment are killed: a number may belong to others by now.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        left = _carriers(token)
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        if not left or time.monotonic() > deadline:
+            return not left
+        time.sleep(0.002)
+
+
+def _carriers(token: str) -> list[int]:
+    marker = f"{TOKEN_ENV}={token}".encode()
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    except OSError:
+        return []
+    return [pid for pid in pids if pid != os.getpid() and _carries(pid, marker) and started(pid)]
+
+
+def _carries(pid: int, marker: bytes) -> bool:
+    try:
+        return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def cause_of(code: int) -> str:
+    """How a process ended, in words."""
+    if code < 0:
+        return f"signal {-code} ({signal.Signals(-code).name})" if -code in set(signal.Signals) else f"signal {-code}"
+    return f"exit code {code}"

@@ -1,0 +1,1 @@
+"""What keeps a store honest: rescue, promotion, ticks, pruning."""

@@ -1,0 +1,1 @@
+"""What the command line, the pages and the API read and do."""

@@ -1,0 +1,230 @@
+"""Why a job is not running, or how it ended: the question behind most others, answered from the store alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from tenure.core.durations import spell
+from tenure.core.lifecycle import LIVE, State
+from tenure.events import headline
+from tenure.operations.alerts import works_for_all
+from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The verdict in one sentence, what it rests on, and what to do about it (empty: nothing needs doing)."""
+
+    job: JobView
+    verdict: str
+    reasons: tuple[str, ...]
+    what_to_do: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    job: JobView
+    now: datetime
+    attempts: Sequence[AttemptView]
+    owner: WorkerView | None
+    workers: Sequence[WorkerView]  #: alive ones that run jobs like this one
+    dead: Sequence[WorkerView]  #: those of the last day
+    queue: QueueView | None
+    store_url: str
+
+    def ago(self, when: datetime) -> str:
+        return spell(max((self.now - when).total_seconds(), 0.0))
+
+    def until(self, when: datetime) -> str:
+        return spell(max((when - self.now).total_seconds(), 0.0))
+
+
+def explain(store: Store, job: JobView) -> Explanation:
+    """Look once at everything that could hold this job back."""
+    now, everyone = store.now(), store.workers(dead=True)
+    rows = [row for row in everyone if works_for_all(row) or job.queue in row.identity.queues]
+    facts = _Facts(
+        job=job,
+        now=now,
+        attempts=store.attempts(job.id),
+        owner=next((row for row in everyone if row.identity.id == job.worker_id), None),
+        workers=[row for row in rows if _alive(row, now)],
+        dead=[row for row in rows if not _alive(row, now)],
+        queue=next((each for each in store.queues() if each.name == job.queue), None) if job.state in LIVE else None,
+        store_url=store.url,
+    )
+    match job.state:
+        case State.SCHEDULED:
+            return _scheduled(facts)
+        case State.QUEUED:
+            return _queued(facts)
+        case State.PROCESSING:
+            return _processing(facts)
+        case State.COMPLETED:
+            ended = f"it completed {_when(facts, job.ended_at)}"
+            return Explanation(job, ended, tuple(_history(facts)), "")
+        case State.CANCELLED:
+            why = job.cancel_reason or job.error or "no reason was given"
+            ended = f"it was cancelled {_when(facts, job.ended_at)}: {headline(why)}"
+            return Explanation(job, ended, (*_history(facts), *_rival(store, job)), _REPLAY.format(id=job.id))
+        case State.DEAD:
+            ended = f"it is a dead letter since {_when(facts, job.ended_at)}"
+            advice = f"remove the cause, then {_REPLAY.format(id=job.id)}"
+            return Explanation(job, ended, (*_budgets(job), *_history(facts), *_rival(store, job)), advice)
+
+
+_REPLAY = "run it again: tenure jobs replay {id}"
+
+
+def _scheduled(facts: _Facts) -> Explanation:
+    job = facts.job
+    last = facts.attempts[-1] if facts.attempts and facts.attempts[-1].attempt == job.attempt else None
+    match last.outcome if last else None:
+        case None:
+            waits = "it was enqueued for later"
+        case "failed":
+            waits = f"it waits for its next try after failure {job.failures} of {job.max_failures}"
+        case "crashed":
+            waits = f"it waits for its next try after losing its worker ({job.crashes} of {job.max_crashes} crashes)"
+        case _:
+            waits = "it asked to be run later"
+    reasons = [f"the last attempt ended so: {headline(last.error)}"] if last else []
+    blockers = list(_blockers(facts))
+    if job.run_at > facts.now:
+        verdict = f"{waits}: due in {facts.until(job.run_at)}, at {stamp(job.run_at)}"
+        advice = f"run it now: tenure jobs promote {job.id}"
+    else:
+        verdict = f"{waits}, is due for {facts.ago(job.run_at)}, and is queued as soon as a worker looks"
+        advice = ""
+    reasons += [f"when it is due: {blocker}" for blocker, _ in blockers]
+    return Explanation(job, verdict, tuple(reasons), advice or next((fix for _, fix in blockers), ""))
+
+
+def _queued(facts: _Facts) -> Explanation:
+    job, blockers = facts.job, list(_blockers(facts))
+    waiting = f"due for {facts.ago(job.run_at)}"
+    others = (facts.queue.counts.get(State.QUEUED, 1) if facts.queue else 1) - 1
+    ahead = [f"at most {others} other jobs of queue {job.queue} are ahead of it"] if others > 0 else []
+    if blockers:
+        verdict, advice = blockers[0]
+        reasons = [reason for reason, _ in blockers[1:]]
+        return Explanation(job, verdict, (waiting, *reasons, *ahead, *_history(facts)), advice)
+    verdict = "it is about to start: a worker that knows it has a free slot"
+    return Explanation(job, verdict, (waiting, *ahead, *_history(facts)), "")
+
+
+def _processing(facts: _Facts) -> Explanation:
+    job, owner = facts.job, facts.owner
+    since = f", since {_when(facts, job.started_at)}" if job.started_at else ""
+    verdict = f"it is running: attempt {job.attempt} on {job.worker_id}{since}"
+    advice = ""
+    reasons: list[str] = []
+    if owner is None or not _alive(owner, facts.now):
+        verdict = f"its worker {job.worker_id} is gone; the next scan of any live worker takes the job back"
+        advice = "" if facts.workers else "start a worker: tenure worker"
+    if job.cancel_reason is not None:
+        verdict = f"a cancel was asked for, and its code is still stopping on {job.worker_id}"
+        reasons.append(f"the cancel's reason: {job.cancel_reason or 'none given'}")
+    if job.last_activity_at is not None:
+        limit = f" (it counts as hung after {spell(job.stale_after)})" if job.stale_after is not None else ""
+        reasons.append(f"its last sign of life was {facts.ago(job.last_activity_at)} ago{limit}")
+    if done := progress_text(job):
+        reasons.append(f"progress: {done}")
+    if job.timeout is not None and job.started_at is not None:
+        reasons.append(f"it may run for {spell(job.timeout)}")
+    if owner is not None and owner.note:
+        reasons.append(f"its worker: {owner.note}")
+    return Explanation(job, verdict, (*reasons, *_history(facts)), advice)
+
+
+def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
+    """What keeps the job from being claimed, the first to mend first, and how to mend it."""
+    job, workers = facts.job, facts.workers
+    if job.expires_at is not None and job.expires_at < facts.now:
+        yield f"it expired at {stamp(job.expires_at)}: a worker cancels it instead of running it", ""
+    if facts.queue is not None and facts.queue.paused_at is not None:
+        since = _when(facts, facts.queue.paused_at)
+        yield f"its queue {job.queue} is paused since {since}", f"resume it: tenure queues resume {job.queue}"
+    if not workers:
+        yield _nobody(facts), "start a worker there: tenure worker"
+        return
+    serving = [row for row in workers if not row.identity.queues or job.queue in row.identity.queues]
+    if not serving:
+        names = ", ".join(sorted({queue for row in workers for queue in row.identity.queues}))
+        yield f"no live worker serves queue {job.queue}; they serve {names}", f"serve it: tenure worker -q {job.queue}"
+        return
+    knowing = [row for row in serving if job.task in row.identity.tasks]
+    if not knowing:
+        names = ", ".join(sorted({task for row in serving for task in row.identity.tasks})) or "none at all"
+        yield (
+            f"no live worker knows the task {job.task}; they know {names}",
+            "deploy the code that has it, or give the renamed task aliases=[…]",
+        )
+        return
+    if job.solo:
+        why = "its task is isolated" if job.isolated else f"its process died {_times(job.crashes)}"
+        alone = [row for row in knowing if row.identity.runner == "solo"]
+        if not any(_free(row) for row in alone):
+            state = "they are all busy" if alone else "none is up yet: supervisors start one when such jobs wait"
+            yield f"it must run alone, since {why}, on a one-slot worker; {state}", ""
+        return
+    ordinary = [row for row in knowing if row.identity.runner != "solo"]
+    if ordinary and not any(_free(row) for row in ordinary):
+        busy = "; ".join(f"{row.identity.id} {row.processing} of {row.identity.slots}" for row in ordinary)
+        yield f"all slots are busy: {busy}", "wait, or add slots: tenure worker -c N, or more workers"
+
+
+def _nobody(facts: _Facts) -> str:
+    if not facts.dead:
+        return f"no worker has ever opened {facts.store_url}, or not for a day; is yours in another folder?"
+    last = max(facts.dead, key=lambda row: row.renewed_at)
+    return f"no worker is alive; the last one, {last.identity.id}, was seen {facts.ago(last.renewed_at)} ago"
+
+
+def _alive(row: WorkerView, now: datetime) -> bool:
+    return row.died_at is None and row.expires_at >= now
+
+
+def _free(row: WorkerView) -> bool:
+    return row.processing < row.identity.slots
+
+
+def _budgets(job: JobView) -> Iterator[str]:
+    yield f"failures: {job.failures} of {job.max_failures}; crashes: {job.crashes}, {job.max_crashes} are allowed"
+    if job.error:
+        yield f"the last error: {headline(job.error)}"
+
+
+def _history(facts: _Facts) -> Iterator[str]:
+    for attempt in facts.attempts[-3:]:
+        seen = "".join(f", {name} {value}" for name, value in attempt.evidence.items())
+        ran = spell(max((attempt.ended_at - attempt.started_at).total_seconds(), 0.0))
+        yield f"attempt {attempt.attempt} {attempt.outcome} after {ran}: {headline(attempt.error)}{seen}"
+
+
+def _rival(store: Store, job: JobView) -> Iterator[str]:
+    """The live job that holds this ended one's unique key, and so refuses its replay."""
+    if job.unique is not None:
+        for other in store.search(Filter(states=LIVE, task=job.task, unique=job.unique), limit=1).jobs:
+            yield f"its key {job.unique!r} is held by {other.id} ({other.state}): a replay is refused until that ends"
+
+
+def _when(facts: _Facts, when: datetime | None) -> str:
+    return "at an unknown time" if when is None else f"{stamp(when)} ({facts.ago(when)} ago)"
+
+
+def stamp(when: datetime) -> str:
+    """A time for people: to the second, in UTC, which it says."""
+    return f"{when:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def progress_text(job: JobView) -> str:
+    """The newest word of the attempt: stage, share and message, as far as they are there."""
+    share = f"{job.progress:.0%}" if job.progress is not None else None
+    return " · ".join(part for part in (job.stage, share, job.message) if part)
+
+
+def _times(count: int) -> str:
+    return {0: "before", 1: "once", 2: "twice"}.get(count, f"{count} times")

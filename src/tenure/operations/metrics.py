@@ -1,0 +1,426 @@
+"""`/metrics` and `/healthz`: what the store holds and what this supervisor has seen, for Prometheus and for probes.
+
+Only `tenure worker --listen` and `tenure check --metrics` import this; a worker process never does.
+
+- `METRICS` names every metric once; `docs/metrics.md` says the same, and a test compares them.
+- The store is read when someone scrapes, on a connection of its own, never more than a twentieth of the time.
+- `/healthz` asks nobody: it answers from what the supervisor knows.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from io import BytesIO
+from typing import Any, Literal, cast
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from tenure.config import Settings, host_and_port, redact
+from tenure.core.durations import spell
+from tenure.core.lifecycle import LIVE, State
+from tenure.liveness.lifeline import ASK_AFTER
+from tenure.operations.alerts import open_incidents, works_for_all
+from tenure.operations.sinks import KINDS
+from tenure.ports import QueueView, Store
+from tenure.worker.tally import BOUNDS, Reading, Tally, Times, Vitals
+
+FRESH_SECONDS = 1.0
+SHARE = 20  #: a reading that took a second is kept for twenty
+PATIENCE_SECONDS = 3.0  #: how long a scrape waits for the store; Prometheus itself gives up after ten
+REQUEST_SECONDS = 5.0
+MOST_REQUESTS = 16
+POLL_SECONDS = 0.25  #: within which it hears that it is to close
+LONGEST_HEAD = 8192
+CAUSES = ("crash", "host", "stale", "queue")
+
+Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+Health = tuple[int, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One row. `source`: where its numbers come from, the store or this supervisor."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    labels: tuple[str, ...]
+    source: Literal["store", "supervisor"]
+    help: str
+
+    def family(self) -> Any:
+        made = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+        return made[self.kind](self.name, self.help, labels=self.labels)
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("tenure_jobs", "gauge", ("state",), "store", "Jobs in this state."),
+        Metric("tenure_queue_jobs", "gauge", ("queue", "state"), "store", "Jobs of a queue that have not ended."),
+        Metric(
+            "tenure_queue_oldest_queued_seconds",
+            "gauge",
+            ("queue",),
+            "store",
+            "How long the longest-waiting queued job has been due; 0 if none waits.",
+        ),
+        Metric("tenure_queue_paused", "gauge", ("queue",), "store", "1 while nothing may be claimed from this queue."),
+        Metric("tenure_workers", "gauge", (), "store", "Workers that are alive, of all supervisors and apps."),
+        Metric("tenure_incidents", "gauge", ("kind",), "store", "Problems that were noticed and are not over."),
+        Metric("tenure_claims_total", "counter", ("queue",), "supervisor", "Jobs claimed."),
+        Metric(
+            "tenure_outcomes_total", "counter", ("task", "outcome"), "supervisor", "Attempts ended, by their outcome."
+        ),
+        Metric("tenure_attempt_seconds", "histogram", ("task",), "supervisor", "How long the code of an attempt ran."),
+        Metric(
+            "tenure_refused_writes_total",
+            "counter",
+            ("task",),
+            "supervisor",
+            "Attempts whose write the store refused: they owned their job no more.",
+        ),
+        Metric("tenure_rescues_total", "counter", ("cause",), "supervisor", "Jobs taken back, by the path they took."),
+        Metric("tenure_worker_deaths_total", "counter", (), "supervisor", "Worker processes that died unasked."),
+        Metric("tenure_stalls_total", "counter", (), "supervisor", "Times a worker's event loop was seen blocked."),
+        Metric("tenure_slots", "gauge", ("state",), "supervisor", "Slots of the workers that are ready."),
+        Metric("tenure_store_up", "gauge", (), "supervisor", "1 while the store answers."),
+        Metric("tenure_store_seconds", "histogram", ("verb",), "supervisor", "How long a call of the store took."),
+        Metric("tenure_notifier_up", "gauge", (), "supervisor", "0 while someone here polls instead of listening."),
+        Metric("tenure_build_info", "gauge", ("version", "python"), "supervisor", "Always 1."),
+    )
+}
+
+
+# ── What the store holds ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """One reading of the store."""
+
+    counts: dict[State, int]
+    queues: list[QueueView]
+    workers: int
+    incidents: Mapping[str, int]  #: by kind
+
+    @classmethod
+    def of(cls, store: Store) -> Holdings:
+        workers = sum(map(works_for_all, store.workers()))
+        return cls(store.counts(), store.queues(), workers, Counter(each.kind for each in open_incidents(store)))
+
+    def families(self, served: Iterable[str] = ()) -> Iterator[Family]:
+        """Of all queues that hold a job or are paused, and of those served: an empty one has zeros, not gaps."""
+        jobs = METRICS["tenure_jobs"].family()
+        for state in State:
+            jobs.add_metric([state], self.counts.get(state, 0))
+        yield jobs
+        waiting, oldest, paused = (
+            METRICS[name].family()
+            for name in ("tenure_queue_jobs", "tenure_queue_oldest_queued_seconds", "tenure_queue_paused")
+        )
+        known = {queue.name for queue in self.queues}
+        idle = (
+            QueueView(name=name, paused_at=None, counts={}, oldest_queued=None) for name in sorted(set(served) - known)
+        )
+        for queue in (*self.queues, *idle):
+            for state in sorted(LIVE):
+                waiting.add_metric([queue.name, state], queue.counts.get(state, 0))
+            oldest.add_metric([queue.name], queue.oldest_queued or 0.0)
+            paused.add_metric([queue.name], float(queue.paused_at is not None))
+        yield from (waiting, oldest, paused)
+        yield _single("tenure_workers", self.workers)
+        incidents = METRICS["tenure_incidents"].family()
+        for kind in KINDS:
+            incidents.add_metric([kind], self.incidents.get(kind, 0))
+        yield incidents
+
+
+class Reader:
+    """Reads the store for whoever scrapes: one reading for all, in a thread that a scrape waits for only so long.
+
+    The more a reading costs, the longer it is kept. Without a fresh one there are no numbers: old ones would lie.
+    """
+
+    def __init__(self, open_store: Callable[[Settings], Store]) -> None:
+        self._open = open_store
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._thread: threading.Thread | None = None
+        self._found: Holdings | None = None
+        self._fresh_until = 0.0
+
+    def read(self, settings: Settings) -> Holdings | None:
+        with self._lock:
+            if time.monotonic() >= self._fresh_until and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._refresh, args=(settings,), daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if thread is not None:
+            thread.join(PATIENCE_SECONDS)
+            if thread.is_alive():
+                return None
+        return self._found
+
+    def close(self) -> None:
+        with self._lock:
+            if self._store is not None and not (self._thread and self._thread.is_alive()):
+                self._store.close()
+
+    def _refresh(self, settings: Settings) -> None:
+        began = time.monotonic()
+        try:
+            if self._store is None:
+                self._store = self._open(settings)
+            self._found = Holdings.of(self._store)
+        except Exception as error:
+            self._found = None
+            logging.getLogger("tenure.supervisor").warning("the store can't be read for metrics: %s", error)
+        ended = time.monotonic()
+        self._fresh_until = ended + max(FRESH_SECONDS, (ended - began) * SHARE)
+
+
+def store_families(store: Store) -> list[Family]:
+    """The metrics of a whole store, read now."""
+    return list(Holdings.of(store).families())
+
+
+# ── What this supervisor has seen ───────────────────────────────────────────────────────────────────────────────
+
+
+def seen_families(reading: Reading, vitals: Vitals, *, store_up: bool) -> Iterator[Family]:
+    counted = {"claims", "outcomes", "refused", "rescues", "deaths", "stalls"}
+    counts = {("rescues", cause): 0 for cause in CAUSES} | {("deaths",): 0, ("stalls",): 0} | reading.counts
+    named = {"refused": "tenure_refused_writes_total", "deaths": "tenure_worker_deaths_total"}
+    for what in sorted(counted):
+        family = METRICS[named.get(what, f"tenure_{what}_total")].family()
+        for (kind, *labels), number in sorted(counts.items()):
+            if kind == what:
+                family.add_metric(labels, number)
+        yield family
+    for what in ("attempt", "store"):
+        family = METRICS[f"tenure_{what}_seconds"].family()
+        for (kind, label), times in sorted(reading.times.items()):
+            if kind == what:
+                family.add_metric([label], _cumulative(BOUNDS[what], times), times.total)
+        yield family
+    slots = METRICS["tenure_slots"].family()
+    slots.add_metric(["busy"], vitals.busy)
+    slots.add_metric(["free"], max(vitals.slots - vitals.busy, 0))
+    yield slots
+    yield _single("tenure_store_up", float(store_up))
+    yield _single("tenure_notifier_up", float(not vitals.notifier))
+    build = METRICS["tenure_build_info"].family()
+    build.add_metric([version("tenure"), ".".join(map(str, sys.version_info[:3]))], 1)
+    yield build
+
+
+def _cumulative(bounds: Iterable[float], times: Times) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    total = 0
+    for bound, number in zip((*map(str, bounds), "+Inf"), times.buckets, strict=True):
+        total += number
+        found.append((bound, total))
+    return found
+
+
+def _single(name: str, value: float) -> Family:
+    family = METRICS[name].family()
+    family.add_metric([], value)
+    return cast("Family", family)
+
+
+# ── Text and health ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Given(Collector):
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Family]:
+        return self._families
+
+
+def text(families: Iterable[Family]) -> bytes:
+    """In Prometheus's text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Given(list(families)))
+    return generate_latest(registry)
+
+
+class Page:
+    """What a supervisor shows of itself and of its store."""
+
+    def __init__(self, tally: Tally, vitals: Callable[[], Vitals], open_store: Callable[[Settings], Store]) -> None:
+        self._tally, self._vitals = tally, vitals
+        self._reader = Reader(open_store)
+
+    def metrics(self) -> bytes:
+        vitals = self._vitals()
+        # A store known to be away is not asked: the scrape answers at once, without its numbers.
+        held = None if vitals.settings is None or vitals.away else self._reader.read(vitals.settings)
+        seen = seen_families(self._tally.read(), vitals, store_up=held is not None)
+        return text((*(held.families(vitals.queues) if held else ()), *seen))
+
+    def health(self) -> Health:
+        return health(self._vitals())
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def health(vitals: Vitals) -> Health:
+    """Status and reasons: 200 while the store answers and a worker is ready, or while it drains as it was told."""
+    reason = "" if vitals.stopping else _reason(vitals)
+    body = {
+        "status": "unhealthy" if reason else "draining" if vitals.stopping else "ok",
+        **({"reason": reason} if reason else {}),
+        "store": redact(vitals.store) or "not known yet",
+        **({"away": redact(vitals.away)} if vitals.away else {}),
+        "notifier": f"polling: {redact(vitals.notifier)}" if vitals.notifier else "ok",
+        "workers": {"wanted": vitals.workers, "ready": vitals.ready},
+        "slots": {"busy": vitals.busy, "free": max(vitals.slots - vitals.busy, 0)},
+    }
+    return (503 if reason else 200), body
+
+
+def _reason(vitals: Vitals) -> str:
+    if vitals.settings is not None and (vitals.renewed_ago or 0.0) > vitals.settings.lease * ASK_AFTER:
+        said = f"no renewal has reached the store for {spell(vitals.renewed_ago or 0.0)}"
+        return f"{said}: {redact(vitals.away)}" if vitals.away else said
+    return "" if vitals.ready else "no worker is ready"
+
+
+# ── The server ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def serve(listen: str, page: Page) -> Server:
+    """Answer at HOST:PORT, from threads of its own, until it is closed. Raises OSError if the address can't be had."""
+    host, port = host_and_port(listen)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    server = Server(family, address, page)
+    threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,), name="tenure-metrics", daemon=True).start()
+    return server
+
+
+class Server(ThreadingHTTPServer):
+    """Small, and hard to wear out: few requests at once, each with a time limit, none of them kept alive."""
+
+    daemon_threads = True
+    allow_reuse_port = False  # a second supervisor on this port is a mistake, and must hear so
+    request_queue_size = 64
+
+    def __init__(self, family: int, address: Any, page: Page) -> None:
+        self.address_family = family
+        self.page = page
+        self._free = threading.BoundedSemaphore(MOST_REQUESTS)
+        super().__init__(address, _Handler)
+
+    @property
+    def url(self) -> str:
+        host, port = self.server_address[:2]
+        return f"http://[{host!s}]:{port}" if self.address_family == socket.AF_INET6 else f"http://{host!s}:{port}"
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self.page.close()
+
+    def server_bind(self) -> None:
+        """Without HTTPServer's look-up of our own name, which may wait for a name server."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread can be started
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that has left is no news
+            logging.getLogger("tenure.supervisor").exception("a request for metrics failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    default_request_version = "HTTP/1.0"  # so that what can't be parsed is answered with a status, too
+    error_message_format = "%(message)s\n"
+    error_content_type = "text/plain; charset=utf-8"
+
+    def handle(self) -> None:
+        """One request, all of whose head has to be here in time, however slowly its bytes may drip."""
+        head = self._head()
+        if head is not None:
+            self.connection.settimeout(REQUEST_SECONDS)
+            self.rfile = BytesIO(head)
+            self.handle_one_request()
+
+    def _head(self) -> bytes | None:
+        head, deadline = b"", time.monotonic() + REQUEST_SECONDS
+        while b"\r\n\r\n" not in head and b"\n\n" not in head:
+            left = deadline - time.monotonic()
+            if left <= 0 or len(head) > LONGEST_HEAD:
+                return None
+            self.connection.settimeout(left)
+            chunk = self.connection.recv(LONGEST_HEAD)
+            if not chunk:
+                return None
+            head += chunk
+        return head
+
+    def do_GET(self) -> None:
+        page = cast("Server", self.server).page
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                self._answer(200, CONTENT_TYPE_PLAIN_0_0_4, page.metrics())
+            case "/healthz":
+                status, body = page.health()
+                self._answer(status, "application/json", json.dumps(body).encode() + b"\n")
+            case _:
+                self.send_error(404, "Not Found: there is /metrics and /healthz")
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        """Of every other method."""
+        if not name.startswith("do_"):
+            raise AttributeError(name)
+        return lambda: self.send_error(405, "Method Not Allowed: only GET and HEAD")
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def version_string(self) -> str:
+        return "tenure"
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nobody wants a line a scrape."""

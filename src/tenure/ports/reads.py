@@ -1,0 +1,162 @@
+"""A store as people and their tools see it. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from tenure.core.lifecycle import State
+from tenure.ports.workers import WorkerIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """A worker as people see it."""
+
+    identity: WorkerIdentity
+    started_at: datetime
+    renewed_at: datetime
+    expires_at: datetime
+    died_at: datetime | None
+    note: str  #: what is wrong with it right now ("its loop is blocked by …"), else empty
+    processing: int
+    memory: int | None  #: bytes of its process, when its row was renewed last; None: nobody has said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job as people see it."""
+
+    id: str
+    task: str
+    queue: str
+    state: State
+    priority: int
+    payload: str
+    result: str | None
+    error: str | None
+    attempt: int
+    failures: int
+    max_failures: int
+    crashes: int
+    crashes_total: int
+    max_crashes: int
+    solo: bool
+    isolated: bool
+    unique: str | None
+    worker_id: str | None
+    completed_by: str | None  #: the worker whose attempt completed it
+    stage: str | None
+    progress: float | None
+    message: str | None
+    checkpoint: str | None
+    meta: Mapping[str, str]
+    timeout: float | None
+    stale_after: float | None
+    enqueued_at: datetime
+    run_at: datetime
+    expires_at: datetime | None
+    started_at: datetime | None
+    last_activity_at: datetime | None
+    ended_at: datetime | None
+    cancel_reason: str | None  #: a cancel was asked for, and why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """An attempt that ended otherwise than Completed. (A completed one is told by the job itself.)"""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+    outcome: str
+    error: str
+    evidence: Mapping[str, str]
+    started_at: datetime
+    ended_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    name: str
+    paused_at: datetime | None
+    counts: Mapping[State, int]  #: live states only; ended jobs are counted by `counts`
+    oldest_queued: float | None  #: seconds the longest-waiting queued job has been due
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which jobs. Empty means any; `text` is looked for in error and id."""
+
+    states: frozenset[State] = frozenset()
+    task: str | None = None
+    queue: str | None = None
+    worker_id: str | None = None
+    unique: str | None = None
+    text: str | None = None
+    guards: bool = True  #: also the jobs that ran under guards
+    ended_since: datetime | None = None
+    enqueued_since: datetime | None = None
+    enqueued_until: datetime | None = None  #: before it
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Newest first. `cursor` continues after the last one looked at; None: that was all."""
+
+    jobs: tuple[JobView, ...]
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What ended in a span of time. `counts` stops at the most that was asked for, of each state."""
+
+    counts: Mapping[State, int]
+    waits: tuple[float, ...] = ()  #: of the last completed ones, newest first: seconds from due to started
+    runs: tuple[float, ...] = ()  #: of the same, seconds from started to ended
+    ids: tuple[str, ...] = ()  #: of the same
+
+
+class ReadStore(Protocol):
+    """The reads. None of them changes anything."""
+
+    def get(self, job_id: str) -> JobView | None: ...
+
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        """Jobs that match, newest first.
+
+        `within`: look at about so many rows at most. The page may be short or empty then, and still have a cursor.
+        """
+        ...
+
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        """How many jobs ended in since ≤ t < until, at most `most` of each state, and how fast the last ones were.
+
+        Its cost grows with what it counts, not with the table.
+        """
+        ...
+
+    def logs(self, job_id: str) -> dict[int, str]:
+        """By attempt, what was logged last (`Progress.log`)."""
+        ...
+
+    def counts(self) -> dict[State, int]: ...
+
+    def attempts(self, job_id: str) -> list[AttemptView]: ...
+
+    def workers(self, *, dead: bool = False) -> list[WorkerView]:
+        """Live workers, or with `dead` also those whose rows are still kept; newest first."""
+        ...
+
+    def queues(self) -> list[QueueView]: ...
+
+    def paused(self) -> frozenset[str]:
+        """The queues nobody may claim from. Cheap enough to be asked every second."""
+        ...
+
+    def now(self) -> datetime:
+        """The store's clock."""
+        ...

@@ -1,0 +1,154 @@
+"""The two kinds of process, supervisor and worker, and finding the app that a command names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from tenure import backends, config
+from tenure.app import Tenure
+from tenure.config import Settings
+from tenure.core.imports import import_named
+from tenure.errors import InvalidOption
+
+
+def load_app(target: str | None = None) -> Tenure:
+    """Import an app and all its tasks: `module`, `module:attribute`, `module:make()`, or a file's path.
+
+    Without a target: TENURE_APP, else `app` of [tool.tenure] in the nearest pyproject.toml. The current folder is
+    first on the path. Raises InvalidOption that says what is missing.
+    """
+    target = target or config.load().app or _app_of_pyproject()
+    if not target:
+        raise InvalidOption(
+            "no app: name its module (tenure worker shop.jobs), or set TENURE_APP, or app in [tool.tenure] of "
+            "pyproject.toml"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    name, _, attribute = target.partition(":")
+    module = _import_file(Path(name)) if name.endswith(".py") else import_named(name, "app")
+    app = _attribute(module, attribute) if attribute else _only_app(module)
+    if not isinstance(app, Tenure):
+        raise InvalidOption(f"app: {target} is a {type(app).__name__}, not a Tenure")
+    _ = app.tasks
+    return app
+
+
+def _app_of_pyproject() -> str | None:
+    import tomllib
+
+    for folder in (Path.cwd(), *Path.cwd().parents):
+        path = folder / "pyproject.toml"
+        if path.is_file():
+            found = tomllib.loads(path.read_text()).get("tool", {}).get("tenure", {}).get("app")
+            if found is not None and not isinstance(found, str):
+                raise InvalidOption(f'{path}: [tool.tenure] app: expected "module:attribute", got {found!r}')
+            return found
+    return None
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = util.spec_from_file_location(path.stem, path) if path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise InvalidOption(f"app: there is no file {path.absolute()}")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == spec.origin:
+        return known
+    sys.path.insert(0, str(path.absolute().parent))
+    module = sys.modules[path.stem] = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: ModuleType, attribute: str) -> object:
+    name = attribute.removesuffix("()")
+    found: Any = module
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise InvalidOption(f"app: {module.__name__} has no attribute {name!r}; {_apps_told(module)}") from error
+    return found() if name != attribute else found
+
+
+def _only_app(module: ModuleType) -> Tenure:
+    apps = _apps_in(module)
+    if len({id(app) for app in apps.values()}) == 1:
+        return next(iter(apps.values()))
+    raise InvalidOption(f"app: {module.__name__}: {_apps_told(module)}; write {module.__name__}:NAME")
+
+
+def _apps_in(module: ModuleType) -> dict[str, Tenure]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, Tenure)}
+
+
+def _apps_told(module: ModuleType) -> str:
+    names = ", ".join(_apps_in(module))
+    return f"it has these apps: {names}" if names else "it makes no Tenure"
+
+
+# ── The two kinds of process ───────────────────────────────────────────────────────────────────────────────────────
+
+_FLAGS = ("url", "notifier", "queues", "concurrency", "workers", "grace", "listen")
+
+
+def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
+    """Become the supervisor that `tenure worker` asked for. Imports no user code: its workers do."""
+    from tenure.supervisor.supervisor import Options, Supervisor
+
+    settings = config.load(_flags(order))
+    log(settings)
+    command = (sys.executable, "-m", "tenure.cli.child", msgspec.json.encode(order).decode())
+    options = Options(
+        command=command,
+        workers=settings.workers,
+        until_empty=bool(order.get("until_empty")),
+        reload=bool(order.get("reload")),
+        counts=settings.listen is not None,
+    )
+    supervisor = Supervisor(options, backends.connect, backends.open_notifier, backends.new_alarm, _say)
+    if settings.listen is not None:
+        from tenure.operations.metrics import Page, serve
+
+        try:
+            server = serve(settings.listen, Page(supervisor.tally, supervisor.vitals, backends.connect))
+        except OSError as error:
+            _say(f"listen: {settings.listen} can't be had: {error.strerror}; name another HOST:PORT, or none")
+            return 2
+        with closing(server):
+            _say(f"tenure: metrics at {server.url}/metrics, health at {server.url}/healthz")
+            return supervisor.run()
+    return supervisor.run()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settings], None]) -> int:
+    """Be a worker process of the supervisor that handed these over."""
+    from tenure.worker.child import Handles, Loaded, run_child
+    from tenure.worker.worker import queue_caps
+
+    def load() -> Loaded:
+        app = load_app(order.get("app"))
+        app.configure(_flags(order))
+        log(app.settings)
+        app.tasks.resolve()
+        backends.check_timers(app.program, app.settings, queue_caps(app.program, app.settings))
+        return Loaded(app.program, app.settings, backends.connect, backends.open_notifier)
+
+    return run_child(Handles(*handles), load)
+
+
+def _flags(order: Mapping[str, Any]) -> dict[str, object]:
+    return {name: order[name] for name in _FLAGS if order.get(name) is not None}

@@ -1,0 +1,1 @@
+"""When a schedule ticks, and what becomes of each tick."""

@@ -1,0 +1,180 @@
+"""What `@jobs.schedule` collects: the schedules that an app declares, checked where they are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast
+
+from tenure.config import valid_name
+from tenure.core.durations import Duration, seconds, spell
+from tenure.errors import InvalidArguments, InvalidOption
+from tenure.ports.schedules import CATCH_UPS, OVERLAPS, CatchUp, Dst, Overlap, Schedule
+from tenure.schedules import cron
+from tenure.tasks.task import NewJob, Task
+
+
+class _Ready(Protocol):
+    """A task that needs no arguments."""
+
+    def bind(self) -> NewJob[Any]: ...
+
+
+Scheduled = TypeVar("Scheduled", bound=_Ready | NewJob[Any])
+_LOOKED_FROM = datetime(2026, 1, 1, tzinfo=UTC)
+_LOOKED_AT = 500  #: ticks
+
+
+class Options(TypedDict, total=False):
+    """The options of `jobs.schedule`, beside when it ticks. None means the default."""
+
+    overlap: Overlap | None  #: while the run before goes on: skip the tick, queue one, replace the run, or allow both
+    catch_up: CatchUp | None  #: after a time when nobody fired: skip what was missed, run the latest, or all of it
+    catch_up_window: Duration | None  #: how far back, 7 days
+    catch_up_max: int | None  #: how many at most, the newest 100
+    expires: Duration | None  #: so long after its time it is not run any more
+    jitter: Duration | None  #: fired at a random moment within so long after its time, the same on every host
+    start: datetime | None
+    end: datetime | None
+    pause_after: int | None  #: pause it after so many failures in a row
+    alert_after: int | None  #: alert on so many failures in a row, 2
+    grace: Duration | None  #: overdue so long after its time, 5 minutes
+    too_long: Duration | None  #: alert on a run that takes longer
+
+
+def schedule(
+    name: str,
+    expression: str | None,
+    *,
+    every: Duration | None = None,
+    tz: str = "UTC",
+    dst: Dst = "debian",
+    **options: Unpack[Options],
+) -> Schedule:
+    """A schedule without its job, checked. Raises InvalidOption that names what is wrong."""
+    given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
+    if unknown := sorted(set(options) - set(Options.__annotations__)):
+        known = ", ".join(("every", "tz", "name", "dst", *Options.__annotations__))
+        raise InvalidOption(f"{name}: there is no option {unknown[0]}; known: {known}")
+    try:
+        rule = cron.rule(expression, every=every, tz=tz, dst=dst)
+    except InvalidOption as error:
+        raise InvalidOption(f"{name}: {error}") from error
+    if isinstance(rule, cron.Every) and (tz, dst) != ("UTC", "debian"):
+        raise InvalidOption(f"{name}: an interval has no time zone: leave out tz and dst, or write a cron expression")
+    for key, among in (("overlap", OVERLAPS), ("catch_up", CATCH_UPS)):
+        if given.get(key, among[0]) not in among:
+            raise InvalidOption(f"{name}: {key}: expected one of {', '.join(among)}, got {given[key]!r}")
+    for key in ("catch_up_window", "expires", "jitter", "grace", "too_long"):
+        if key in given:
+            given[key] = seconds(given[key], f"{name}: {key}")
+    for key in ("catch_up_max", "pause_after", "alert_after"):
+        value = given.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 10_000:
+            raise InvalidOption(f"{name}: {key}: expected a whole number from 1 to 10,000, got {value!r}")
+    for key in ("start", "end"):
+        value = given.get(key)
+        if value is not None and (not isinstance(value, datetime) or value.utcoffset() is None):
+            raise InvalidOption(f"{name}: {key}: expected a datetime with a time zone, got {value!r}")
+    if "jitter" in given and given["jitter"] >= (least := _least_pause(rule)):
+        raise InvalidOption(
+            f"{name}: jitter: expected less than the pause between two ticks, {spell(least)}, "
+            f"got {spell(given['jitter'])}"
+        )
+    if "expires" in given and given["expires"] <= given.get("jitter", 0.0):
+        raise InvalidOption(
+            f"{name}: expires: expected more than its jitter, {spell(given.get('jitter', 0.0))}, "
+            f"got {spell(given['expires'])}: some ticks would never run"
+        )
+    if "start" in given and "end" in given and given["end"] <= given["start"]:
+        raise InvalidOption(f"{name}: end: expected a time after start, {given['start']}, got {given['end']}")
+    zone = rule.tz if isinstance(rule, cron.Cron) else "UTC"
+    return Schedule(name=valid_name(name, "name"), rule=str(rule), tz=zone, dst=dst, **given)
+
+
+def _least_pause(rule: cron.Rule) -> float:
+    """Seconds between the two of many ticks that are closest together: the same answer on every day."""
+    if isinstance(rule, cron.Every):
+        return rule.seconds
+    ticks = list(islice(rule.between(_LOOKED_FROM, _LOOKED_FROM + timedelta(days=3660)), _LOOKED_AT))
+    return min(((b - a).total_seconds() for a, b in pairwise(ticks)), default=float("inf"))
+
+
+class Declarations:
+    """The schedules of one app, by name."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._declared: dict[str, tuple[Schedule, Task[..., Any] | NewJob[Any], str]] = {}
+
+    def add(self, target: Scheduled, name: str | None, make: Any, place: str) -> Scheduled:
+        """`make(name)` is the schedule; `target` what it runs: a task without required arguments, or `task.bind(…)`."""
+        given: object = target
+        if not isinstance(given, Task | NewJob):
+            got = getattr(given, "__name__", repr(given))
+            raise InvalidOption(
+                f"@jobs.schedule: expected a task, got {got}; write @jobs.schedule above @jobs.task, "
+                "or jobs.schedule(…)(task.bind(…))"
+            )
+        runs = cast("Task[..., Any] | NewJob[Any]", given)
+        task = runs if isinstance(runs, Task) else runs.of
+        declared: Schedule = make(name or task.name)
+        with suppress(NameError):  # a forward reference: `all` looks again
+            missing = task.arguments.required if runs is task else []
+            if missing:
+                raise InvalidOption(
+                    f"schedule {declared.name}: {task.name} takes {', '.join(missing)}; "
+                    f"write jobs.schedule(…)({task.name}.bind({missing[0]}=…))"
+                )
+        other = self._declared.get(declared.name)
+        # The same line, imported again, takes its own place; in a loop it says something else each time.
+        if other is not None and (other[2] != place or _said(*other[:2]) != _said(declared, runs)):
+            raise InvalidOption(
+                f"two schedules are named {declared.name!r}: {other[2]} and {place}; give one of them another name="
+            )
+        self._declared[declared.name] = (declared, runs, place)
+        return target
+
+    def all(self) -> Sequence[Schedule]:
+        """Each with its job as it is enqueued, in the order of their names. Raises InvalidOption."""
+        return [self._with_job(*self._declared[name]) for name in sorted(self._declared)]
+
+    def _with_job(self, declared: Schedule, runs: Task[..., Any] | NewJob[Any], place: str) -> Schedule:
+        try:
+            job = runs.bind() if isinstance(runs, Task) else runs
+        except InvalidArguments as error:
+            raise InvalidOption(f"schedule {declared.name} ({place}): {error}") from error
+        draft, task = job.draft(), job.of
+        if any(each is not None for each in (task.delay, task.run_at, task.expires, task.id, task.tx)):
+            raise InvalidOption(
+                f"schedule {declared.name} ({place}): a tick says when its job is due, and which it is: leave out "
+                "delay, run_at, id and tx; expires goes into jobs.schedule(…)"
+            )
+        return declared.but(job=replace(draft, id=""))
+
+
+def _said(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[object, ...]:
+    return declared, runs.name if isinstance(runs, Task) else replace(runs.draft(), id="")
+
+
+def calling_app(depth: int) -> str:
+    """What names an app: the module that makes it, as `tenure worker` sees it too; a second one in it is `module#2`."""
+    frame = sys._getframe(depth + 1)
+    name, spec = frame.f_globals.get("__name__", ""), frame.f_globals.get("__spec__")
+    if name in ("", "__main__"):
+        name = spec.name if spec else Path(frame.f_code.co_filename).stem
+    made = frame.f_globals.setdefault("__tenure_apps__", [])  # kept there: imported anew, it counts anew
+    if frame.f_lineno not in made:
+        made.append(frame.f_lineno)
+    number = made.index(frame.f_lineno) + 1
+    return name if number == 1 else f"{name}#{number}"
+
+
+def calling_place(depth: int) -> str:
+    frame = sys._getframe(depth + 1)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

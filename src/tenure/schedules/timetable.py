@@ -1,0 +1,367 @@
+"""Schedules in a store: firing, declaring, and what operators do to them. Every change is read, planned, compared.
+
+Nobody leads: of all who fire a tick one lands, the others read again. `plan.py` decides, `Store.change` compares.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from random import random
+from time import sleep
+from typing import NamedTuple
+
+import msgspec
+
+from tenure.errors import BadData, InvalidOption, StoreError, TenureError
+from tenure.ports import Notifier, Ring, Store
+from tenure.ports.schedules import BROKEN, Change, RunStatus, Schedule, Standing, Tick
+from tenure.schedules.plan import Plan, Refused, overdue_by, rule_of, same_definition, set_back
+
+_log = logging.getLogger("tenure.schedules")
+_BATCH = 500
+HELD_SECONDS = 0.5
+_ROUNDS = 100  #: of firing, before the other duties have their turn
+_TRIES = 20
+_RELEASES_KEPT = 50
+_MOMENT = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MOST_BACKFILLED = 10_000
+CANCEL = Ring("cancel", "")
+
+
+_decode_seen = msgspec.json.Decoder(dict[str, datetime]).decode
+encode_schedules = msgspec.json.Encoder(order="deterministic").encode
+
+
+class UnknownSchedule(TenureError):
+    """No schedule of this name."""
+
+
+class Record(NamedTuple):
+    """The health of a schedule in one row: the columns of the view `schedules`."""
+
+    name: str
+    schedule: str
+    last_run_at: datetime | None
+    last_duration_ms: int | None
+    last_status: RunStatus | None
+    locked_until: datetime | None
+    next_expected_at: datetime | None
+    failure_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A schedule that should run and does not."""
+
+    name: str
+    expected_at: datetime
+    overdue_by: float  #: seconds
+    grace: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a declaration did, by name. `older`: a newer release stands, nothing was changed."""
+
+    made: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
+    older: str = ""
+
+
+def record(standing: Standing) -> Record:
+    """Example: `record(timetable.get("daily-report")).failure_count`"""
+    s = standing.schedule
+    began = [run for run in standing.runs if run.live and run.job and run.job.attempt > 0]  # also between two tries
+    locked = [run.locked_until for run in began if run.locked_until]
+    return Record(
+        name=s.name,
+        schedule=s.rule if s.tz == "UTC" else f"{s.rule} {s.tz}",
+        last_run_at=max(
+            ((run.job and run.job.started_at) or run.tick.decided_at for run in began), default=s.last_run_at
+        ),
+        last_duration_ms=s.last_duration_ms,
+        last_status="started" if began else s.last_status,
+        locked_until=max(locked, default=None),
+        next_expected_at=None if s.idle else s.next_tick,
+        failure_count=s.failure_count,
+    )
+
+
+class Timetable:
+    """The schedules of a store. Example: `Timetable(store, notifier).pause("nightly", "until Monday")`"""
+
+    def __init__(self, store: Store, notifier: Notifier) -> None:
+        self.store, self._notifier = store, notifier
+
+    # ── firing ──
+
+    def fire_due(self) -> float | None:
+        """Decide every tick whose time has come, close every run that has ended; seconds until the next is due."""
+        for _ in range(_ROUNDS):
+            due = self.store.due(limit=_BATCH)
+            read = {standing.schedule.name: standing.schedule for standing in due.standings}
+            decided = (self._decided(standing, due.now) for standing in due.standings)
+            changes = [change for change in decided if change is not None]
+            if not changes:
+                return due.next_due
+            if not any(self._land(changes, read, due.now)):
+                return HELD_SECONDS  # somebody else was first, or holds them
+        return 0.0
+
+    def _decided(self, standing: Standing, now: datetime) -> Change | None:
+        try:
+            return Plan(standing, now).close(self.store.attempts).fire().change()
+        except StoreError:
+            raise
+        except Exception as error:  # a zone that is no more, say: it must not hold up the others, nor end who fires
+            # Its runs are written down once it is understood.
+            return None if standing.schedule.idle else _paused(standing.schedule, now, error)
+
+    def _land(self, changes: Sequence[Change], read: Mapping[str, Schedule], now: datetime) -> list[bool]:
+        try:
+            return self._write(changes)
+        except BadData as error:  # one of them can't be stored, and must not hold up the others
+            if len(changes) > 1:
+                return [self._land([change], read, now)[0] for change in changes]
+            return self._write([_paused(read[changes[0].schedule.name], now, error)])
+
+    def _write(self, changes: Sequence[Change]) -> list[bool]:
+        landed = self.store.change(changes) if changes else []
+        rings: list[Ring] = []
+        for change, lands in zip(changes, landed, strict=True):
+            if lands:
+                rings += [Ring("queued", draft.queue, (draft.id,)) for draft in change.drafts]
+                rings += [CANCEL] if change.cancel else []
+                _tell(change)
+        self._notifier.announce(rings)
+        return landed
+
+    # ── declaring ──
+
+    def declare(self, source: str, release: str, schedules: Sequence[Schedule], *, force: bool = False) -> Declared:
+        """Put what an app declares; what it no longer declares is retired. An older release changes nothing.
+
+        Of two releases the one first seen is the older; without a `release` its content stands for it. `force` makes
+        this one the newest: a roll-back.
+        """
+        key = release or sha256(encode_schedules(schedules)).hexdigest()[:12]
+        released_at, newest = self._release(f"declared:{source}", key, force=force)
+        if key != newest:
+            return Declared(older=newest)
+        known = {standing.schedule.name: standing for standing in self.store.schedules()}
+        wanted = [new.but(source=source, release=key, released_at=released_at) for new in schedules]
+        names = {new.name for new in wanted}
+        left = [s for s in (each.schedule for each in known.values()) if s.source == source and s.name not in names]
+        steps = {new.name: partial(_declare, new=new) for new in wanted}
+        steps |= {s.name: partial(_retire, released_at=released_at) for s in left if s.retired_at is None}
+        now = self.store.now()
+        rows = {**{s.name: s for s in left}, **{new.name: new for new in wanted}}
+        plans = [
+            step(Plan(known.get(name) or Standing(rows[name]), now).close(self.store.attempts))
+            for name, step in steps.items()
+        ]
+        changes = [change for plan in plans if (change := plan.change()) is not None]
+        for start in range(0, len(changes), _BATCH):
+            batch = changes[start : start + _BATCH]
+            for change, lands in zip(batch, self._write(batch), strict=True):
+                if not lands:
+                    name = change.schedule.name
+                    self._act(name, steps[name], new=rows[name])
+        put = [change.schedule for change in changes if change.schedule.name in names]
+        return Declared(
+            made=tuple(s.name for s in put if s.name not in known),
+            changed=tuple(s.name for s in put if s.name in known and not same_definition(known[s.name].schedule, s)),
+            retired=tuple(s.name for s in left if s.name in steps),
+        )
+
+    def _release(self, note: str, key: str, *, force: bool) -> tuple[datetime, str]:
+        """When this release was first seen, and which one is the newest."""
+        for _ in self._tries():
+            old = self.store.notes(note).get(note)
+            seen = _decode_seen(old) if old else dict[str, datetime]()
+            if key not in seen or force:  # after all others, also where the store's clock was set back
+                seen[key] = max([self.store.now(), *(each + _MOMENT for each in seen.values())])
+            newest = dict(sorted(seen.items(), key=lambda each: each[1])[-_RELEASES_KEPT:])
+            new = msgspec.json.encode(newest).decode()
+            if old == new or self.store.swap(note, old, new).landed:
+                return seen[key], max(newest, key=lambda each: newest[each])
+        raise AssertionError("the tries end with an error")
+
+    def put(self, schedule: Schedule) -> Standing:
+        """Make or change one schedule by an operator's word."""
+        return self._act(schedule.name, lambda plan: plan.declare(schedule), new=schedule)
+
+    # ── reading ──
+
+    def all(self) -> list[Standing]:
+        return self.store.schedules()
+
+    def get(self, name: str) -> Standing:
+        """Raises UnknownSchedule."""
+        found = self.store.schedules([name])
+        if not found:
+            known = ", ".join(standing.schedule.name for standing in self.store.schedules()[:20]) or "none"
+            raise UnknownSchedule(f"no schedule {name!r} in {self.store.url}; there are: {known}")
+        return found[0]
+
+    def history(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        """What became of its ticks, newest first. Raises UnknownSchedule."""
+        self.settle([self.get(name)])
+        return self.store.ticks(name, limit=limit, before=before)
+
+    def settle(self, standings: Iterable[Standing]) -> None:
+        """Write down the runs of these that have ended, so that what is read next is up to date."""
+        now = self.store.now()
+        decided = (self._closed(each, now) for each in standings if any(not run.live for run in each.runs))
+        self._write([change for change in decided if change is not None])
+
+    def _closed(self, standing: Standing, now: datetime) -> Change | None:
+        try:
+            return Plan(standing, now).close(self.store.attempts).change()
+        except InvalidOption:
+            return None  # `fire_due` says that it can't be understood
+
+    def overdue(self, grace: float | None = None) -> list[Overdue]:
+        """Those that should run and do not, by the store's clock; the longest overdue first.
+
+        `grace`: seconds instead of each schedule's own.
+        """
+        now, found = self.store.now(), list[Overdue]()
+        for standing in self.store.schedules():
+            s = standing.schedule if grace is None else standing.schedule.but(grace=grace)
+            late = 0.0 if set_back(s, now) else overdue_by(replace(standing, schedule=s), now)
+            if late is not None:
+                found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, why_overdue(standing, now)))
+        return sorted(found, key=lambda each: -each.overdue_by)
+
+    # ── acting ──
+
+    def pause(self, name: str, why: str = "by an operator") -> Standing:
+        """Fire no ticks until `resume`; runs go on. Raises UnknownSchedule."""
+        return self._act(name, lambda plan: plan.pause(why))
+
+    def resume(self, name: str) -> Standing:
+        """Ticks that passed meanwhile are in the history as skipped. Raises UnknownSchedule."""
+        standing = self._act(name, lambda plan: plan.resume())
+        self._notifier.announce([Ring("due", "")])
+        return standing
+
+    def trigger(self, name: str, *, force: bool = False) -> str:
+        """Run it now; the job's id. Raises UnknownSchedule, and Refused while a run goes on."""
+        return self._started(name, lambda plan: plan.trigger(force=force))[0]
+
+    def backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[str]:
+        """Run the ticks from `since` to `until` that did not become runs (`again`: all, but for those
+        that a backfill still runs). The ids of the jobs.
+
+        Raises UnknownSchedule, and Refused when there are more than 10,000 of them.
+        """
+        ticks = self.to_backfill(name, since, until, again=again)
+        return self._started(name, lambda plan: plan.backfill(ticks, again=again)) if ticks else []
+
+    def to_backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[datetime]:
+        """The ticks that `backfill` would run."""
+        standing = self.get(name)
+        s = standing.schedule
+        rule, start, until = rule_of(s), max(since, _EPOCH) - _MOMENT, min(until, self.store.now())
+        if s.next_tick is not None and not s.idle:
+            until = min(until, s.next_tick - _MOMENT)  # it fires those that are to come by itself
+        if rule.count(start, until, MOST_BACKFILLED + 1) > MOST_BACKFILLED:
+            raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks between these; take a shorter time")
+        ran = {run.tick.tick for run in standing.runs if run.live and run.tick.cause == "backfill"}
+        if not again:
+            ran |= {tick.tick for tick in self._runs_between(name, since, until)}
+        return [tick for tick in rule.between(start, until) if tick not in ran and tick != s.pending_tick]
+
+    def _runs_between(self, name: str, since: datetime, until: datetime) -> Iterable[Tick]:
+        before: datetime | None = until + _MOMENT
+        while before is not None:
+            page = self.store.ticks(name, limit=_BATCH, before=before)
+            yield from (tick for tick in page if tick.job_id is not None and tick.cause != "trigger")
+            more = len(page) == _BATCH and page[-1].tick > since
+            before = page[-1].tick + timedelta(milliseconds=1) if more else None  # another row may be of that instant
+
+    def remove(self, name: str) -> None:
+        """Delete it and its history; its jobs stay. Raises UnknownSchedule."""
+        for _ in self._tries():
+            if self.store.change([Change(schedule=self.get(name).schedule, delete=True)])[0]:
+                return
+
+    def _started(self, name: str, decide: Callable[[Plan], Plan]) -> list[str]:
+        began: list[Tick] = []
+
+        def decided(plan: Plan) -> Plan:
+            decide(plan)
+            change = plan.change()
+            began[:] = [tick for tick in change.ticks if tick.status == "open"] if change else []
+            return plan
+
+        runs = self._act(name, decided).runs
+        stands = {(run.tick.tick, run.tick.cause): run.tick.job_id for run in runs}  # who holds its unique key, say
+        return [stands.get((each.tick, each.cause)) or each.job_id or "" for each in began]
+
+    def _act(self, name: str, decide: Callable[[Plan], Plan], new: Schedule | None = None) -> Standing:
+        for _ in self._tries():
+            found = self.store.schedules([name])
+            standing = found[0] if found else self.get(name) if new is None else Standing(new.but(rev=0))
+            plan = decide(Plan(standing, self.store.now()).close(self.store.attempts))
+            change = plan.change()
+            if change is None or self._write([change])[0]:
+                return self.get(name)
+        raise AssertionError("the tries end with an error")
+
+    def _tries(self) -> Iterable[int]:
+        for attempt in range(_TRIES):
+            yield attempt
+            sleep(0.01 * random() * (attempt + 1))
+        raise StoreError(f"a schedule was changed by others {_TRIES} times in a row; try again")
+
+
+def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
+    unforeseen = None if isinstance(error, TenureError) else error
+    _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error, exc_info=unforeseen)
+    return Change(schedule=schedule.but(paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
+
+
+def why_overdue(standing: Standing, now: datetime) -> str:
+    s = standing.schedule
+    if set_back(s, now):
+        return (
+            f"the store's clock was set back: fired again from {s.next_tick} on, or: tenure schedules resume {s.name}"
+        )
+    if standing.schedule.kind == "guard":
+        return "no call came"
+    return "no worker started its job" if any(run.live for run in standing.runs) else "nobody fired it"
+
+
+def _declare(plan: Plan, new: Schedule) -> Plan:
+    s = plan.schedule
+    if s.released_at and new.released_at and s.released_at > new.released_at:
+        return plan  # a newer release was faster
+    if s.rev and s.source not in ("", new.source):
+        _log.warning("schedule %s of app %s is now declared by app %s", s.name, s.source, new.source)
+    return plan.declare(new)
+
+
+def _retire(plan: Plan, released_at: datetime) -> Plan:
+    newer = plan.schedule.released_at
+    return plan if newer and newer > released_at else plan.retire()
+
+
+def _tell(change: Change) -> None:
+    """Log what a person would want to know of: nothing for a tick that simply ran."""
+    for tick in change.ticks:
+        if tick.status in ("skipped", "missed"):
+            span = f" to {tick.until.isoformat()} ({tick.count} ticks)" if tick.until else ""
+            level = logging.WARNING if tick.status == "missed" else logging.INFO
+            _log.log(level, "%s: tick %s%s %s: %s", tick.schedule, tick.tick.isoformat(), span, tick.status, tick.why)
+        elif tick.status == "failure":
+            _log.warning("%s: tick %s failed: %s", tick.schedule, tick.tick.isoformat(), tick.why.partition("\n")[0])

@@ -1,0 +1,77 @@
+"""A worker's process as its supervisor sees it: what they share, and what is known of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import IO, Any
+
+from tenure.core.lifecycle import Outcome
+from tenure.liveness.host import TOKEN_ENV, new_token, worker_id
+from tenure.liveness.lifeline import Lifeline
+from tenure.ports import Runner
+from tenure.worker.link import Link
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A worker process, from its start to the settling of its leases."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    link: Link
+    lifeline: Lifeline
+    dump: IO[bytes]
+    token: str
+    id: str
+    runner: Runner
+    replaces: str = ""
+    registered: bool = False
+    ready: bool = False
+    draining: bool = False
+    drained: bool = False
+    end_by: float = inf  #: by the supervisor's count of the time that it had
+    stopped_since: float | None = None
+    hello: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    kill_reason: str = ""  #: we killed it, and why
+    verdicts: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
+    stall: str = ""
+    stall_told: float = 0.0
+
+    @classmethod
+    def start(cls, command: Sequence[str], runner: Runner, replaces: str = "") -> WorkerProcess:
+        """Start one, as the leader of a process group of its own. Raises OSError when the machine won't.
+
+        From the main thread only: it dies with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
+        """
+        ours, theirs = socket.socketpair()
+        lifeline, dump, token = Lifeline.create(), tempfile.TemporaryFile(), new_token()  # noqa: SIM115
+        handles = (theirs.fileno(), lifeline.fd, dump.fileno(), os.getpid())
+        try:
+            process = subprocess.Popen(
+                [*command, *map(str, handles)],
+                pass_fds=handles[:3],
+                env={**os.environ, TOKEN_ENV: token},
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except OSError:
+            for end in (ours, lifeline, dump):
+                end.close()
+            raise
+        finally:
+            theirs.close()
+        pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
+        name = worker_id(process.pid, token)
+        return cls(process, pidfd, Link(ours), lifeline, dump, token, name, runner, replaces)
+
+    def close(self) -> None:
+        """Let go of all that was shared with it."""
+        self.lifeline.close()
+        self.dump.close()
+        self.link.close()

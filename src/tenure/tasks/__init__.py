@@ -1,0 +1,1 @@
+"""What users declare and hold: tasks, their arguments, jobs, handles."""

@@ -1,0 +1,407 @@
+"""Arguments: the codec between a function's signature and a job's payload, and what JSON can keep of a value."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from functools import cache, cached_property
+from importlib import import_module
+from math import isfinite
+from typing import (
+    Any,
+    Generic,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+
+from tenure.errors import InvalidArguments, InvalidOption
+from tenure.tasks.job import Job
+
+T = TypeVar("T")
+
+_NO_KEYWORDS: dict[str, object] = {}
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_NAIVE = re.compile(rb'\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?"')
+_MISFIT = re.compile(r"(?:Object )?(?P<what>.*?)(?: - at (?P<path>.*))?", re.DOTALL)
+_FIELD = re.compile(r"\$\.(\w+)")
+_SECRET = "$secret"
+STARS = "***"
+#: Parts of names whose values are not shown, whatever their case: `TENURE_REDACT` changes them.
+_STARRED = "**********"  #: what pydantic writes for its own secrets
+
+
+# ── JSON ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Secret(Generic[T]):
+    """An argument that is shown as *** in logs, errors, pages and reprs. It is stored readable: guard the store.
+
+    Example: `def charge(token: Secret[str]) -> None: use(token.reveal())`
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T, /) -> None:
+        self._value = value
+
+    def reveal(self) -> T:
+        return self._value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._value == cast("Secret[object]", other)._value
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._value))
+
+    def __repr__(self) -> str:
+        return "***"
+
+
+def redacted(payload: str) -> str:
+    """The JSON with `"***"` for every Secret, for readers that do not know the task.
+
+    >>> redacted('{"user":"ada","token":{"$secret":"t0p"}}')
+    '{"user":"ada","token":"***"}'
+    """
+    return _no_names.hide(payload)
+
+
+class Stars:
+    """Puts `"***"` in the place of every Secret, and of what is under a name that sounds like one.
+
+    >>> Stars(("password",)).hide('{"user":"ada","db_password":"t0p"}')
+    '{"user":"ada","db_password":"***"}'
+    """
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._sounds = re.compile("|".join(map(re.escape, names)), re.IGNORECASE).search if names else _never
+
+    def hide(self, text: str) -> str:
+        """JSON text, starred; as it is where there is nothing to hide."""
+        if _SECRET not in text and not self._sounds(text):
+            return text
+        return msgspec.json.encode(self._star(msgspec.json.decode(text))).decode()
+
+    def hide_texts(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Of texts by name, those whose name says it."""
+        return {name: STARS if self._sounds(name) else text for name, text in texts.items()}
+
+    def _star(self, value: object) -> object:
+        match value:
+            case dict() if _SECRET in value:
+                return STARS
+            case dict():
+                named = cast("dict[str, object]", value).items()
+                return {name: STARS if self._sounds(name) else self._star(inner) for name, inner in named}
+            case list():
+                return [self._star(inner) for inner in cast("list[object]", value)]
+            case _:
+                return value
+
+
+def _never(text: str) -> None:
+    return None
+
+
+_no_names = Stars()
+
+
+def _to_json(value: object) -> object:
+    kind: Any = type(value)
+    if isinstance(value, Secret):
+        return {_SECRET: cast("Secret[object]", value).reveal()}
+    if hasattr(kind, "__get_pydantic_core_schema__"):
+        dumped = _adapter(kind).dump_python(value, mode="json", by_alias=True, round_trip=True)
+        if _STARRED in str(dumped):
+            raise TypeError(f"pydantic stars a secret of {kind.__name__}, so it would be lost; use tenure.Secret")
+        return dumped
+    if inspect.iscoroutine(value):
+        value.close()
+        raise TypeError("it is a coroutine; write the handler with `async def`, or await it")
+    raise TypeError(
+        f"a {kind.__name__} can't be written as JSON; use plain values, dataclasses, msgspec Structs, pydantic models"
+    )
+
+
+def _from_json(kind: Any, value: Any) -> object:
+    if (get_origin(kind) or kind) is Secret:
+        if not isinstance(value, dict) or _SECRET not in value:
+            raise ValueError("expected a Secret(…)")
+        (inner,) = get_args(kind) or (Any,)
+        try:
+            return Secret[Any](msgspec.convert(value[_SECRET], inner, str_keys=True, dec_hook=_from_json))
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error).replace(" - at ", " in ")) from None
+    if hasattr(kind, "__get_pydantic_core_schema__"):
+        adapter = _adapter(kind)
+        try:
+            return adapter.validate_json(msgspec.json.encode(value))
+        except import_module("pydantic").ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{first['msg']}{place and f' in {place}'}") from None
+    raise TypeError(f"JSON has no {getattr(kind, '__name__', kind)}; annotate plain values, dataclasses or models")
+
+
+@cache
+def _adapter(kind: Any) -> Any:
+    return import_module("pydantic").TypeAdapter(kind)
+
+
+_encode = msgspec.json.Encoder(enc_hook=_to_json).encode
+
+
+def decoder(kind: Any) -> Callable[[str | bytes], Any]:
+    anything = kind is object or isinstance(kind, TypeVar)
+    return msgspec.json.Decoder(Any if anything else kind, dec_hook=_from_json).decode
+
+
+def dump(value: object, what: str, limit: int) -> bytes:
+    """JSON that means what the value means; InvalidArguments says what does not fit."""
+    try:
+        encoded = _encode(value)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidArguments(f"{what}: {_why_unencodable(error)}") from error
+    if len(encoded) > limit:
+        raise InvalidArguments(
+            f"{what}: {_size(len(encoded))} as JSON, at most {_size(limit)} are kept; store a path or a key instead"
+        )
+    if b"\\u0000" in encoded and _NUL.search(encoded):
+        raise InvalidArguments(f"{what}: it has a NUL character, which not every store can keep; take it out")
+    if b"null" in encoded or _NAIVE.search(encoded):
+        plain = msgspec.to_builtins(value, builtin_types=(datetime,), enc_hook=_to_json)
+        if flaw := _flaw(plain, "$"):
+            raise InvalidArguments(f"{what}: {flaw}")
+    return encoded
+
+
+def _why_unencodable(error: Exception) -> str:
+    match error:
+        case UnicodeEncodeError():
+            return "it has a lone surrogate, which is no text; decode the bytes with errors='replace'"
+        case RecursionError():
+            return "it contains itself"
+        case _:
+            return str(error)
+
+
+def _flaw(value: Any, path: str) -> str:
+    # msgspec writes NaN as null and a naive datetime as it is: both would come back as something else.
+    if isinstance(value, float) and not isfinite(value):
+        return f"JSON has no {value} (at {path}); use None, or a text"
+    if isinstance(value, datetime) and value.utcoffset() is None:
+        return f"a naive datetime (at {path}); give it a time zone: datetime.now(UTC)"
+    if isinstance(value, dict):
+        inner = ((f"{path}.{name}", each) for name, each in cast("dict[str, Any]", value).items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = ((f"{path}[{index}]", each) for index, each in enumerate(cast("list[Any]", value)))
+    else:
+        return ""
+    return next(filter(None, (_flaw(each, place) for place, each in inner)), "")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1024:.1f} KiB".replace(".0 ", " ") if count >= 1024 else f"{count} bytes"
+
+
+# ── Arguments ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Codec(NamedTuple):
+    struct: type[msgspec.Struct]
+    decode: Callable[[str | bytes], Any]
+    positional: int  #: how many of the struct's fields; the others are keyword-only
+    keywords: tuple[str, ...]
+
+
+class Arguments:
+    """The codec of one signature. Annotations are looked at on declaration if they can be, else on first use."""
+
+    def __init__(self, task: str, fn: Callable[..., object]) -> None:
+        self._task = task
+        self._fn = fn
+        self._all = list(inspect.signature(fn).parameters.values())
+        self._codec: _Codec | None = None
+        for parameter in self._all:
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise InvalidOption(
+                    f"{task}: '{parameter}' can't be stored by name; a task takes plain and keyword-only parameters"
+                )
+            if parameter.annotation is parameter.empty:
+                raise InvalidOption(
+                    f"{task}: parameter '{parameter.name}' has no annotation; write {parameter.name}: Job, or its type"
+                )
+        with suppress(NameError):  # a forward reference: `resolve` looks again
+            _ = self.takes_job
+
+    @cached_property
+    def _hints(self) -> dict[str, Any]:
+        return get_type_hints(self._fn, include_extras=True)
+
+    @cached_property
+    def takes_job(self) -> bool:
+        """Does the handler ask for its Job? Raises InvalidOption for a signature that can't be."""
+        kinds = [self._hints[parameter.name] for parameter in self._all]
+        asks = [(get_origin(kind) or kind) is Job for kind in kinds]
+        if any(asks[1:]) or (asks and asks[0] and self._all[0].kind is inspect.Parameter.KEYWORD_ONLY):
+            raise InvalidOption(f"{self._task}: the Job must be the first parameter, before all others")
+        if kinds and kinds[0] in (Any, object):
+            raise InvalidOption(
+                f"{self._task}: its first parameter '{self._all[0].name}' is {kinds[0].__name__}, which type checkers "
+                "take for the Job; give it a type, or put another parameter first"
+            )
+        return bool(asks and asks[0])
+
+    @cached_property
+    def is_async(self) -> bool:
+        """Must the handler's answer be awaited?"""
+        if inspect.iscoroutinefunction(self._fn):
+            return True
+        return get_origin(self._hints.get("return")) in (Awaitable, Coroutine)
+
+    @property
+    def names(self) -> list[str]:
+        """What it takes, without the Job."""
+        return [parameter.name for parameter in self._parameters]
+
+    @property
+    def required(self) -> list[str]:
+        """Those of them without a default."""
+        return [parameter.name for parameter in self._parameters if parameter.default is parameter.empty]
+
+    def resolve(self) -> None:
+        """Build every codec now. Raises InvalidOption for an annotation that can't be resolved or stored."""
+        try:
+            self._build()
+            _ = self.decode_result, self.decode_checkpoint
+        except NameError as error:
+            raise InvalidOption(
+                f"{self._task}: {error.name!r} in its annotations is not known; define or import it at the top of the "
+                "module, and not under TYPE_CHECKING"
+            ) from error
+        except TypeError as error:
+            raise InvalidOption(f"{self._task}: JSON can't carry its annotations: {error}") from error
+
+    @property
+    def _parameters(self) -> list[inspect.Parameter]:
+        return self._all[1:] if self.takes_job else self._all
+
+    def _build(self) -> _Codec:
+        plain = [each for each in self._parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+        keyword_only = [each for each in self._parameters if each.kind is each.KEYWORD_ONLY]
+        base = msgspec.defstruct(self._task, list(map(self._field, keyword_only)), kw_only=True)
+        struct = msgspec.defstruct(self._task, list(map(self._field, plain)), bases=(base,), forbid_unknown_fields=True)
+        self._codec = _Codec(struct, decoder(struct), len(plain), tuple(each.name for each in keyword_only))
+        return self._codec
+
+    def _field(self, parameter: inspect.Parameter) -> Any:
+        kind = self._hints[parameter.name]
+        if parameter.default is parameter.empty:
+            return parameter.name, kind
+        default = parameter.default
+        return parameter.name, kind, msgspec.field(default_factory=lambda: default)
+
+    def _built(self) -> _Codec:
+        if self._codec is None:
+            self.resolve()
+        return cast("_Codec", self._codec)
+
+    # ── to JSON and back ──
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> msgspec.Struct:
+        """The arguments by name, defaults filled in."""
+        struct = self._built().struct
+        try:
+            return struct(*args, **kwargs)
+        except TypeError:
+            raise InvalidArguments(f"{self._task}: {self._misfit(args, kwargs)}; it takes {self}") from None
+
+    def dump(self, bound: msgspec.Struct, limit: int) -> str:
+        """The payload. Decoded once as the worker will, so that what does not fit is refused here and now."""
+        try:
+            encoded = dump(bound, self._task, limit)
+        except InvalidArguments:
+            for name, value in msgspec.structs.asdict(bound).items():
+                dump(value, f"{self._task}.{name}", limit)
+            raise
+        self._decode(encoded)
+        return encoded.decode()
+
+    def load(self, payload: str) -> tuple[tuple[object, ...], dict[str, object]]:
+        """What to call the handler with, after its Job. Raises InvalidArguments."""
+        codec = self._codec or self._built()
+        values = msgspec.structs.astuple(self._decode(payload))
+        if not codec.keywords:
+            return values, _NO_KEYWORDS
+        return values[: codec.positional], dict(zip(codec.keywords, values[codec.positional :], strict=True))
+
+    def _decode(self, payload: str | bytes) -> Any:
+        codec = self._codec or self._built()
+        try:
+            return codec.decode(payload)
+        except msgspec.DecodeError as error:
+            raise InvalidArguments(self._explain(error)) from error
+
+    @cached_property
+    def decode_result(self) -> Callable[[str | bytes], Any]:
+        kind = self._hints.get("return", Any)
+        if self.is_async and get_origin(kind) in (Awaitable, Coroutine):
+            kind = get_args(kind)[-1]
+        return decoder(kind)
+
+    @cached_property
+    def decode_checkpoint(self) -> Callable[[str | bytes], Any]:
+        return decoder(next(iter(get_args(self._hints[self._all[0].name])), Any) if self.takes_job else Any)
+
+    # ── sentences ──
+
+    def __str__(self) -> str:
+        spelled = list(map(_spelled, self._parameters))
+        kinds = [each.kind for each in self._parameters]
+        if inspect.Parameter.KEYWORD_ONLY in kinds:
+            spelled.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+        return f"({', '.join(spelled)})"
+
+    def _misfit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        names = self.names
+        plain = names[: self._built().positional]
+        if len(args) > len(plain):
+            return f"{len(args)} positional arguments given, at most {len(plain)} fit"
+        given = [*plain[: len(args)], *kwargs]
+        if strangers := [name for name in kwargs if name not in names]:
+            return f"unexpected argument {strangers[0]!r}"
+        if twice := [name for name in kwargs if name in plain[: len(args)]]:
+            return f"argument {twice[0]!r} is given twice"
+        missing = [each.name for each in self._parameters if each.default is each.empty and each.name not in given]
+        return f"missing argument {missing[0]!r}"
+
+    def _explain(self, error: Exception) -> str:
+        match = _MISFIT.fullmatch(str(error))
+        assert match is not None
+        what, path = match["what"], (match["path"] or "").replace("`", "")
+        if not path and (stranger := re.fullmatch(r"contains unknown field `(.+)`", what)):
+            return f"{self._task}: unexpected argument {stranger[1]!r}; it takes {self}"
+        if not path and (missing := re.fullmatch(r"missing required field `(.+)`", what)):
+            return f"{self._task}: missing argument {missing[1]!r}; it takes {self}"
+        name = _FIELD.match(path.rpartition("key in ")[2])
+        return f"{self._task}{f'.{name[1]}' if name else ''}: {plain(what)}{path and f' (at {path})'}"
+
+
+def plain(text: str) -> str:
+    text = text.replace("`", "")
+    return text[:1].lower() + text[1:]
+
+
+def _spelled(parameter: inspect.Parameter) -> str:
+    kind = parameter.annotation
+    text = f"{parameter.name}: {kind if isinstance(kind, str) else inspect.formatannotation(kind)}"
+    return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}"

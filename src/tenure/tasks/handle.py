@@ -1,0 +1,121 @@
+"""`JobHandle`: a stored job in its caller's hands. Behind it stands the `Home` of its task, which is the app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol
+from uuid import UUID
+
+from tenure.core.durations import Duration, seconds
+from tenure.core.ids import canonical
+from tenure.ports import Draft, Enqueued
+from tenure.tasks.job import checked_text
+from tenure.tasks.loops import refuse_on_loop
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from tenure.config import Settings
+    from tenure.core.retry import Retry
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
+
+
+class Desk(Protocol):
+    """Where jobs are handed in and asked after: the client of an open store."""
+
+    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
+
+    async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
+
+    def result(self, job_id: str, timeout: float | None) -> str:
+        """The result's JSON, once the job has completed; TimeoutError, JobFailed or UnknownJob."""
+        ...
+
+    async def aresult(self, job_id: str, timeout: float | None) -> str: ...
+
+    def cancel(self, job_id: str, reason: str) -> bool: ...
+
+    async def acancel(self, job_id: str, reason: str) -> bool: ...
+
+
+class Home(Protocol):
+    """What tasks and handles need of the app they belong to. Its desk is opened on first use."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def retry(self) -> Retry:
+        """The policy of tasks without one of their own."""
+        ...
+
+    @property
+    def resources(self) -> Mapping[type, object]:
+        """What a detached job finds: empty but in `testing(resources=…)`."""
+        ...
+
+    def desk(self) -> Desk: ...
+
+    async def adesk(self) -> Desk: ...
+
+
+class JobHandle(Generic[R_co]):
+    """A stored job in its caller's hands. Example: `greet.enqueue("Ada").result("10s")`
+
+    `created` is False when a job with this id or unique key was there already.
+    """
+
+    __slots__ = ("_decode", "_home", "_id", "created")
+
+    def __init__(self, home: Home, job_id: str, *, created: bool, decode: Callable[[str], R_co]) -> None:
+        self._home = home
+        self._id = job_id
+        self._decode = decode
+        self.created = created
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self._id}, created={self.created})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and self._id == other._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    @property
+    def id(self) -> UUID:
+        return UUID(self._id)
+
+    def result(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the result. TimeoutError when it takes longer; JobFailed when it is dead or cancelled."""
+        refuse_on_loop("result()", "await handle.aresult(…)")
+        return self._decode(self._home.desk().result(self._id, _limit(timeout)))
+
+    async def aresult(self, timeout: Duration | None = None) -> R_co:
+        """Wait for the result. TimeoutError when it takes longer; JobFailed when it is dead or cancelled."""
+        desk = await self._home.adesk()
+        return self._decode(await desk.aresult(self._id, _limit(timeout)))
+
+    def cancel(self, reason: str = "") -> bool:
+        """Cancel it if it waits, ask it to stop if it runs. False: it had ended already."""
+        refuse_on_loop("cancel()", "await handle.acancel(…)")
+        return self._home.desk().cancel(self._id, checked_text(reason, "reason", 2000))
+
+    async def acancel(self, reason: str = "") -> bool:
+        """Cancel it if it waits, ask it to stop if it runs. False: it had ended already."""
+        desk = await self._home.adesk()
+        return await desk.acancel(self._id, checked_text(reason, "reason", 2000))
+
+
+def _limit(timeout: Duration | None) -> float | None:
+    return None if timeout is None else seconds(timeout, "timeout")
+
+
+def handle_of(home: Home, job_id: UUID | str, decode: Callable[[str], R_co]) -> JobHandle[R_co]:
+    """The handle of a job that someone else enqueued."""
+    return JobHandle(home, canonical(job_id), created=False, decode=decode)

@@ -1,0 +1,50 @@
+"""A plain call never blocks an event loop, its `a…` twin leaves the loop free while another thread does the work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import TYPE_CHECKING, TypeVar
+
+from tenure.errors import WouldBlock
+from tenure.ports import Awaited
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+T = TypeVar("T")
+
+
+def refuse_on_loop(call: str, instead: str) -> None:
+    """Raise WouldBlock if an event loop runs in this thread: a synchronous call would stop everything on it."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and asyncio._get_running_loop() is not None:
+        raise WouldBlock(f"{call} would block this event loop; write: {instead}")
+
+
+def awaited(tx: object) -> object:
+    """A caller's transaction, for another thread to write in while this loop waits; one of our own as it is.
+
+    A scoped session is a name that means something here only: it is resolved.
+    """
+    from asyncio import get_running_loop
+
+    if tx is None:
+        return tx
+    scope = getattr(tx, "registry", None)
+    return Awaited(scope() if callable(scope) else tx, get_running_loop())
+
+
+async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
+    """Do it in a thread. A caller who is cancelled goes on only when it has ended: it uses what is theirs."""
+    import asyncio
+
+    future = asyncio.get_running_loop().run_in_executor(thread, copy_context().run, call)
+    try:
+        await asyncio.wait([future])
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        future.exception()  # seen: the cancel is what its caller hears
+        raise
+    return future.result()

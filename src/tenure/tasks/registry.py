@@ -1,0 +1,161 @@
+"""Declaring tasks, and finding them by name: `@jobs.task` and the `Registry` of an app."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from types import CodeType
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+
+from tenure.config import valid_name, valid_queue
+from tenure.core.durations import Duration
+from tenure.core.retry import Retry
+from tenure.errors import InvalidOption, UnknownTask
+from tenure.tasks.arguments import Arguments
+from tenure.tasks.handle import Home
+from tenure.tasks.job import Job
+from tenure.tasks.task import Task, positive, priority_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskDecorator(Protocol):
+    """`@jobs.task`, bare or with options."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Job[Any], P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Job[Any], P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        retry: Retry | int | None = None,
+        timeout: Duration | None = None,
+        stale_after: Duration | None = None,
+        isolation: Literal["process"] | None = None,
+        unique: str | None = None,
+        max_crashes: int = 3,
+        aliases: Sequence[str] = (),
+    ) -> TaskDecorator: ...
+
+
+def task_decorator(home: Home, registry: Registry, **options: Any) -> TaskDecorator:
+    """The decorator that declares tasks of this app with these options."""
+
+    def decorate(fn: Callable[..., Any] | None = None, /, **more: Any) -> Any:
+        if fn is None:
+            return task_decorator(home, registry, **options, **more)
+        return registry.add(_declared(home, fn, **options, **more))
+
+    return cast("TaskDecorator", decorate)
+
+
+def _declared(
+    home: Home,
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    queue: str = "default",
+    priority: int = 0,
+    retry: Retry | int | None = None,
+    timeout: Duration | None = None,
+    stale_after: Duration | None = None,
+    isolation: Literal["process"] | None = None,
+    unique: str | None = None,
+    max_crashes: int = 3,
+    aliases: Sequence[str] = (),
+) -> Task[..., Any]:
+    if not callable(fn) or isinstance(fn, type | Task):
+        raise InvalidOption(f"@jobs.task: expected a function, got {fn!r}; a name goes in name=")
+    label = valid_name(getattr(fn, "__name__", None) if name is None else name, "task name")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise InvalidOption(f"{label}: a task returns once; a generator function can't be one")
+    if isinstance(aliases, str):
+        raise InvalidOption(f"{label}: aliases: expected a list of names, got {aliases!r}; write [{aliases!r}]")
+    if isolation not in (None, "process"):
+        raise InvalidOption(f"{label}: isolation: expected 'process' or nothing, got {isolation!r}")
+    if isinstance(max_crashes, bool) or not isinstance(max_crashes, int) or max_crashes < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(f"{label}: max_crashes: expected a whole number from 0, got {max_crashes!r}")
+    task = Task[..., Any](
+        name=label,
+        fn=fn,
+        place=_place(fn),
+        arguments=Arguments(label, fn),
+        home=home,
+        queue=valid_queue(queue),
+        priority=priority_of(priority),
+        own_retry=None if retry is None else Retry.of(retry),
+        timeout=None if timeout is None else positive(timeout, "timeout"),
+        stale_after=None if stale_after is None else positive(stale_after, "stale_after"),
+        isolation=isolation,
+        unique=unique,
+        max_crashes=max_crashes,
+        aliases=tuple(valid_name(alias, "alias") for alias in aliases),
+    )
+    with suppress(NameError):  # a forward reference: `resolve` looks again
+        task.check()
+    return task
+
+
+def _place(fn: Callable[..., Any]) -> str:
+    code: CodeType | None = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None:
+        return str(getattr(fn, "__module__", "?"))
+    path = os.path.relpath(code.co_filename)
+    return f"{code.co_filename if path.startswith('..') else path}:{code.co_firstlineno}"
+
+
+class Registry:
+    """The tasks of one app, by name and by their old names."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task[..., Any]] = {}
+        self._named: dict[str, Task[..., Any]] = {}
+
+    def add(self, task: Task[..., Any]) -> Task[..., Any]:
+        """Register it. Two alike are refused, except that the same lines, imported again, take their own place."""
+        names = (task.name, *task.aliases)
+        for name in names:
+            other = self._named.get(name)
+            if other is not None and (other.place, other.name) != (task.place, task.name):
+                raise InvalidOption(f"two tasks are named '{name}': {other.place} and {task.place}; give one a name=")
+        self._named.update(dict.fromkeys(names, task))
+        self._tasks[task.name] = task
+        return task
+
+    def find(self, name: str) -> Task[..., Any] | None:
+        """The task of this name or alias."""
+        return self._named.get(name)
+
+    def __getitem__(self, name: str) -> Task[..., Any]:
+        found = self._named.get(name)
+        if found is None:
+            raise UnknownTask(f"no task is named {name!r}; there are: {', '.join(sorted(self._tasks)) or 'none'}")
+        return found
+
+    def __iter__(self) -> Iterator[Task[..., Any]]:
+        return iter(self._tasks.values())
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name a job may call for, aliases too."""
+        return tuple(self._named)
+
+    def resolve(self) -> None:
+        """Look at all annotations now, so that a worker that starts can run every task. Raises InvalidOption."""
+        for task in self:
+            task.resolve()

@@ -1,0 +1,370 @@
+"""Tasks: what `@jobs.task` makes of a function, and the codec between its arguments and a job's payload.
+
+Options never mix with arguments: `analyse.using(queue="slow", delay="5s").enqueue(repo_url="…")`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from string import Formatter
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+from uuid import UUID
+
+import msgspec
+
+from tenure.config import valid_queue
+from tenure.core.durations import Duration, seconds
+from tenure.core.ids import canonical, new_id
+from tenure.core.retry import Retry
+from tenure.errors import InvalidArguments, InvalidOption, TenureError
+from tenure.ports import Draft, Enqueued
+from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain
+from tenure.tasks.handle import Home, JobHandle, R_co, handle_of
+from tenure.tasks.job import DetachedAttempt, Job, valid_key
+from tenure.tasks.loops import refuse_on_loop
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+LAST_YEAR = 9000
+
+# ── Task ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Task(Generic[P, R_co]):
+    """A registered function with its defaults. Frozen: `using` returns a copy with other options."""
+
+    name: str
+    fn: Callable[..., Any]
+    place: str  #: where it is declared, file:line
+    arguments: Arguments
+    home: Home
+    queue: str
+    priority: int
+    own_retry: Retry | None
+    timeout: float | None
+    stale_after: float | None
+    isolation: Literal["process"] | None
+    unique: str | None  #: a template over the arguments
+    max_crashes: int
+    aliases: tuple[str, ...]
+    # What `using` adds for one sending:
+    key: str | None = None
+    numbers: Retry | None = None
+    delay: float | None = None
+    run_at: datetime | None = None
+    expires: float | None = None
+    meta: Mapping[str, str] = field(default_factory=dict[str, str])
+    id: str | None = None
+    tx: object = None
+
+    def __repr__(self) -> str:
+        return f"Task({self.name}, queue={self.queue!r})"
+
+    if not TYPE_CHECKING:  # a checker refuses the call by itself when it sees none
+
+        def __call__(self, *args: object, **kwargs: object) -> None:
+            raise InvalidArguments(f"{self.name} is a task: .enqueue(…) stores a job, .call(…) runs it here")
+
+    # ── for callers ──
+
+    def using(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: Duration | None = None,
+        run_at: datetime | None = None,
+        expires: Duration | None = None,
+        unique: str | None = None,
+        retry: Retry | int | None = None,
+        timeout: Duration | None = None,
+        meta: Mapping[str, str] | None = None,
+        id: UUID | None = None,  # noqa: A002
+        tx: object = None,
+    ) -> Self:
+        """A copy with these options. Example: `analyse.using(delay="5s", unique=f"repo:{url}").enqueue(url)`"""
+        changes = {
+            "queue": None if queue is None else valid_queue(queue),
+            "priority": None if priority is None else priority_of(priority),
+            "delay": None if delay is None else seconds(delay, "delay"),
+            "run_at": None if run_at is None else _aware(run_at),
+            "expires": None if expires is None else positive(expires, "expires"),
+            "key": None if unique is None else valid_key(unique, "unique"),
+            "numbers": None if retry is None else _numbers_of(Retry.of(retry)),
+            "timeout": None if timeout is None else positive(timeout, "timeout"),
+            "meta": None if meta is None else {**self.meta, **_meta(meta)},
+            "id": None if id is None else canonical(id),
+            "tx": tx,
+        }
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.update((name, value) for name, value in changes.items() if value is not None)
+        if copy.delay is not None and copy.run_at is not None:
+            raise InvalidOption("delay and run_at both say when it is due; give one of them")
+        return copy
+
+    def bind(self, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
+        """A job with these arguments, checked but not yet stored. For `jobs.enqueue_many` and `jobs.schedule`."""
+        bound = self.arguments.bind(args, kwargs)
+        payload = self.arguments.dump(bound, self.home.settings.max_payload)
+        return NewJob(self, payload, self.key or self._key_of(bound))
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
+        """Store a job; it runs once it is due. Example: `greet.enqueue("Ada")`"""
+        refuse_on_loop("enqueue()", f"await {self.name}.aenqueue(…)")
+        return self.bind(*args, **kwargs).enqueue()
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
+        """Store a job; it runs once it is due. Example: `await greet.aenqueue("Ada")`"""
+        return await self.bind(*args, **kwargs).aenqueue()
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run it here and now, with a Job that no store knows. Arguments are checked as by `enqueue`."""
+        refuse_on_loop("call()", f"await {self.name}.acall(…)")
+        here, keywords = self._detached(args, kwargs)
+        answer = self.fn(*here, **keywords)
+        if self.is_async:
+            import asyncio
+
+            answer = asyncio.run(_wait_for(answer))
+        return cast("R_co", answer)
+
+    async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Run it here and now, with a Job that no store knows; a plain `def` in a thread."""
+        import asyncio
+
+        here, keywords = self._detached(args, kwargs)
+        if self.is_async:
+            return cast("R_co", await self.fn(*here, **keywords))
+        return cast("R_co", await asyncio.to_thread(self.fn, *here, **keywords))
+
+    def handle(self, id: UUID | str) -> JobHandle[R_co]:  # noqa: A002
+        """The handle of a job of this task that was enqueued elsewhere."""
+        return handle_of(self.home, id, self.decode_result)
+
+    # ── for the executor ──
+
+    @property
+    def takes_job(self) -> bool:
+        return self.arguments.takes_job
+
+    @property
+    def is_async(self) -> bool:
+        return self.arguments.is_async
+
+    @property
+    def retry(self) -> Retry:
+        """Which errors are retried, by the task or else by the app. Its numbers travel with each job."""
+        return self.own_retry or self.home.retry
+
+    def resolve(self) -> None:
+        """Look at every annotation now. Raises InvalidOption."""
+        self.arguments.resolve()
+        self.check()
+
+    def check(self) -> None:
+        """Raise InvalidOption for an option that does not fit the signature."""
+        if self.stale_after is not None and not self.takes_job:
+            raise InvalidOption(
+                f"{self.name}: stale_after needs progress, and only a Job can show it; add a first parameter job: Job"
+            )
+        for name in _fields(self.unique or ""):
+            if name not in self.arguments.names:
+                raise InvalidOption(f"{self.name}: unique: no argument is named {name!r}; it takes {self.arguments}")
+
+    def encode_result(self, value: object) -> str:
+        """The result as JSON. Raises InvalidArguments if it can't be stored: a failure of the attempt."""
+        return "null" if value is None else self._dump_kept(value, "result")
+
+    def decode_result(self, text: str) -> R_co:
+        """The result as its return annotation says."""
+        return cast("R_co", self._decode_kept(self.arguments.decode_result, text, "result"))
+
+    def dump_checkpoint(self, value: object) -> str:
+        """The checkpoint as JSON, read back as the C of Job[C] so that the next attempt can."""
+        text = self._dump_kept(value, "checkpoint")
+        self.load_checkpoint(text)
+        return text
+
+    def load_checkpoint(self, text: str) -> Any:
+        """The checkpoint as the C of Job[C] says."""
+        return self._decode_kept(self.arguments.decode_checkpoint, text, "checkpoint")
+
+    def dump_once(self, key: str, value: object) -> str:
+        """What `once` keeps under this key."""
+        return self._dump_kept(value, f"once({key!r})")
+
+    def load_once(self, key: str, text: str, fn: Callable[[], object]) -> Any:
+        """What `once` kept, as the return annotation of `fn` says."""
+        return self._decode_kept(decoder(returned(fn)), text, f"once({key!r})")
+
+    def _dump_kept(self, value: object, what: str) -> str:
+        return dump(value, f"{self.name}: {what}", self.home.settings.max_result).decode()
+
+    def _decode_kept(self, decode: Callable[[str], Any], text: str, what: str) -> Any:
+        try:
+            return decode(text)
+        except msgspec.DecodeError as error:
+            raise TenureError(f"{self.name}: its {what} does not fit its type: {plain(str(error))}") from error
+
+    # ── inside ──
+
+    def _key_of(self, bound: msgspec.Struct) -> str | None:
+        if self.unique is None:
+            return None
+        values = msgspec.structs.asdict(bound)
+        if secret := [name for name in _fields(self.unique) if isinstance(values[name], Secret)]:
+            raise InvalidOption(f"{self.name}: unique can't be made of {secret[0]!r}: a Secret is *** in every text")
+        return valid_key(self.unique.format(**values), f"{self.name}: unique")
+
+    def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.home.settings.max_payload)
+        here, keywords = self.arguments.load(payload)
+        if self.takes_job:
+            here = (Job[Any](DetachedAttempt(self, payload, self.home.resources)), *here)
+        return here, keywords
+
+
+async def _wait_for(answer: Awaitable[T]) -> T:
+    return await answer
+
+
+def returned(fn: Callable[[], object]) -> Any:
+    try:
+        kind = get_type_hints(fn).get("return", Any)
+    except (NameError, TypeError):
+        return Any
+    return get_args(kind)[-1] if get_origin(kind) in (Awaitable, Coroutine) else kind
+
+
+def priority_of(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and -100 <= value <= 100:
+        return value
+    raise InvalidOption(f"priority: expected a whole number from -100 to 100 (higher runs first), got {value!r}")
+
+
+def positive(value: Duration, what: str) -> float:
+    length = seconds(value, what)
+    if length > 0:
+        return length
+    raise InvalidOption(f"{what}: expected more than 0s, got {value!r}")
+
+
+def _aware(value: datetime) -> datetime:
+    if value.utcoffset() is None:
+        raise InvalidOption(f"run_at: {value} is naive; give it a time zone: datetime(…, tzinfo=UTC)")
+    if not 1970 <= value.year <= LAST_YEAR:  # its `expires` must still be a date
+        raise InvalidOption(f"run_at: expected a year from 1970 to {LAST_YEAR}, got {value}")
+    return value
+
+
+def _meta(value: Mapping[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"meta: expected texts by name, got {name!r}: {text!r}")
+    return dict(value)
+
+
+def _numbers_of(retry: Retry) -> Retry:
+    if (retry.on, retry.never, retry.delay) != ((Exception,), (), None):
+        raise InvalidOption(
+            "using(retry=…): only max_failures, base and cap travel with a job; give on, never and delay to @jobs.task"
+        )
+    return retry
+
+
+def _fields(template: str) -> list[str]:
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise InvalidOption(f"unique: {template!r} is no template like 'repo:{{repo_url}}': {error}") from None
+    return [re.split(r"[.\[]", name, maxsplit=1)[0] for name in names]
+
+
+# ── NewJob ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class NewJob(Generic[R_co]):
+    """A job that is checked, not yet stored. Enqueued twice it is stored once. `meta` may still be added to."""
+
+    __slots__ = ("_id", "_key", "_payload", "_task", "meta")
+
+    def __init__(self, task: Task[..., R_co], payload: str, key: str | None) -> None:
+        self._task = task
+        self._payload = payload
+        self._key = key
+        self._id = task.id or new_id()
+        self.meta: dict[str, str] = dict(task.meta)
+
+    def __repr__(self) -> str:
+        return f"NewJob({self._id}, {self._task.name})"
+
+    @property
+    def id(self) -> UUID:
+        return UUID(self._id)
+
+    @property
+    def of(self) -> Task[..., R_co]:
+        """The task it is a job of."""
+        return self._task
+
+    @property
+    def tx(self) -> object:
+        """The transaction that `using(tx=…)` named."""
+        return self._task.tx
+
+    def enqueue(self) -> JobHandle[R_co]:
+        """Store it."""
+        refuse_on_loop("enqueue()", f"await {self._task.name}.aenqueue(…)")
+        return self.stored(self._task.home.desk().enqueue([self.draft()], tx=self.tx)[0])
+
+    async def aenqueue(self) -> JobHandle[R_co]:
+        """Store it."""
+        desk = await self._task.home.adesk()
+        return self.stored((await desk.aenqueue([self.draft()], tx=self.tx))[0])
+
+    def draft(self) -> Draft:
+        """What the store is given."""
+        task = self._task
+        retry = task.numbers or task.retry
+        return Draft(
+            id=self._id,
+            task=task.name,
+            payload=self._payload,
+            queue=task.queue,
+            priority=task.priority,
+            delay=task.delay,
+            run_at=task.run_at,
+            expires=task.expires,
+            unique=self._key,
+            isolated=task.isolation is not None,
+            timeout=task.timeout,
+            stale_after=task.stale_after,
+            max_failures=retry.max_failures,
+            max_crashes=task.max_crashes,
+            retry_base=retry.base,
+            retry_cap=retry.cap,
+            meta=dump(_meta(self.meta), "meta", task.home.settings.max_payload).decode() if self.meta else "{}",
+        )
+
+    def stored(self, answer: Enqueued) -> JobHandle[R_co]:
+        """The handle for what the store answered."""
+        return JobHandle(self._task.home, answer.id, created=answer.created, decode=self._task.decode_result)

@@ -1,0 +1,7 @@
+"""`with jobs.testing() as queue:` runs jobs in a test, in memory, under a virtual clock: docs/testing.md."""
+
+from __future__ import annotations
+
+from tenure.testing.queue import Point, TestQueue, VirtualClock
+
+__all__ = ["Point", "TestQueue", "VirtualClock"]

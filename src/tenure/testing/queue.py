@@ -1,0 +1,382 @@
+"""What `with jobs.testing() as queue` gives a test: the jobs it enqueued, the hand that runs them, and faults to try.
+
+A fault strikes at a *point* of an attempt, of which these are known by name (the second of a name ends in ` #2`):
+
+    start            not a line of the handler has run
+    call NAME        a function that it called has returned, or raised
+    progress         job.progress(…) is stored
+    checkpoint lost  job.progress(checkpoint=…) was called, and is not stored
+    checkpoint       …is stored
+    acted KEY        the function of job.once(KEY, …) or jobs.once has run, and is not recorded
+    once KEY         …is recorded
+    enqueue TASK     the handler has enqueued another job
+    cancel           the handler has cancelled another job
+    finish           job.finish(…, tx=…) was called; its transaction has not committed
+    end              the handler has ended, its outcome is not stored
+    outcome          …is stored
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar, cast
+
+from tenure.core.clock import Clock
+from tenure.core.durations import Duration, seconds, spell
+from tenure.core.lifecycle import ENDED, Cancelled, Crashed, Lease, State
+from tenure.errors import JobFailed, StoreError
+from tenure.ports import Claimed, Filter, JobView, Store, WorkerIdentity
+from tenure.tasks.arguments import redacted
+from tenure.tasks.client import Client
+from tenure.tasks.handle import Home, JobHandle
+from tenure.tasks.job import Job
+from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.task import NewJob, Task
+from tenure.testing.trap import Call, Killed, Trap
+from tenure.worker.executor import Attempt, run_inline
+from tenure.worker.program import Program
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Point = str | Callable[..., object]  #: a name as above, or a function: when its first call has ended
+
+_LEASE = 60.0
+_MOST_POINTS = 1000
+_MOST_ATTEMPTS = 100  # a job that always snoozes never ends
+
+
+class VirtualClock:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self._now = time.time()
+        self.clock = Clock(self._read, self._read, "testing")
+
+    def _read(self) -> float:
+        return self._now
+
+    def advance(self, by: float) -> None:
+        self._now += by
+
+
+class TestQueue:
+    """The jobs of a test. They run when `drain` is called, in this thread, and time passes when `advance` is."""
+
+    __test__ = False  # it is no test of pytest's
+
+    def __init__(
+        self, home: Home, program: Program, client: Client, clock: VirtualClock, resources: Mapping[type, object]
+    ) -> None:
+        self.client = client
+        self.resources = resources
+        self._home = home
+        self._clock = clock
+        self._errors: dict[str, Exception] = {}
+        self._program = replace(program, arounds=(self._watch, *program.arounds))
+        self._store = client.store
+        self._gate = _Gate(client.store)
+        client.store = cast("Store", self._gate)
+        self._trap: Trap | None = None
+        self._workers = 0
+        self._hire()
+
+    def enqueued(self, task: Task[..., R]) -> list[JobHandle[R]]:
+        """Every job of this task so far, oldest first."""
+        return [self._handle(task, job) for job in self._jobs(task)]
+
+    def assert_enqueued(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """The newest job of this task with these arguments, or AssertionError with those there are."""
+        wanted = task.arguments.dump(task.arguments.bind(args, kwargs), self._home.settings.max_payload)
+        jobs = self._jobs(task)
+        for job in reversed(jobs):
+            if job.payload == wanted:
+                return self._handle(task, job)
+        there = "\n  ".join(redacted(job.payload) for job in jobs) or "none"
+        raise AssertionError(f"no job of {task.name} with {redacted(wanted)}; there are:\n  {there}")
+
+    def drain(self) -> int:
+        """Run what is due until nothing is, and say how many attempts that were.
+
+        A job that ends dead raises its error here. One that failed and waits to retry is due after `advance`.
+        """
+        refuse_on_loop("drain()", "await queue.adrain()")
+        return asyncio.run(self.adrain())
+
+    async def adrain(self) -> int:
+        """Run what is due until nothing is, and say how many attempts that were."""
+        count = 0
+        while claimed := self._claim():
+            count += 1
+            await self._run(claimed)
+        return count
+
+    def advance(self, by: Duration) -> None:
+        """Let time pass. Jobs that become due run at the next `drain`."""
+        self._clock.advance(seconds(by, "advance"))
+
+    # ── faults ──
+
+    def run_twice(self, job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
+        """Run it to its end, let its worker die before the outcome is stored, and run it again.
+
+        Example: `queue.run_twice(pay.bind(order=7)); assert gateway.charges == [7]`
+        """
+        refuse_on_loop("run_twice()", "await queue.arun_twice(…)")
+        return asyncio.run(self.arun_twice(job))
+
+    async def arun_twice(self, job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
+        """Run it to its end, let its worker die before the outcome is stored, and run it again."""
+        handle = await self.akill_after(job, "end")
+        if wait := self._wait(handle):
+            self._clock.advance(wait)
+        if (found := self._store.get(str(handle.id))) is None or found.state not in ENDED:
+            await self._run(await self._reach(handle))
+        return handle
+
+    def kill_after(self, job: JobHandle[R] | NewJob[R], point: Point) -> JobHandle[R]:
+        """Run it until it has come to this point, where its process dies. `drain` then runs it again.
+
+        Example: `queue.kill_after(pay.enqueue(7), gateway.charge)`. AssertionError if it never came there. A job that
+        has died once already waits before it runs again: `advance` first. Past its `max_crashes`: JobFailed.
+        """
+        refuse_on_loop("kill_after()", "await queue.akill_after(…)")
+        return asyncio.run(self.akill_after(job, point))
+
+    async def akill_after(self, job: JobHandle[R] | NewJob[R], point: Point) -> JobHandle[R]:
+        """Run it until it has come to this point, where its process dies. `adrain` then runs it again."""
+        return await self._strike(job, point, self._kill)
+
+    def steal_lease(self, job: JobHandle[R] | NewJob[R], point: Point = "start") -> JobHandle[R]:
+        """Run it, and at this point let its lease end (a minute passes): its host is presumed dead, the job taken back.
+
+        Its code runs on, as it does where a machine was only paused: what it writes is refused (LeaseLost), and so is
+        its outcome. `drain` then runs the job again. Example: `queue.steal_lease(pay.enqueue(7), "once charge")`
+        """
+        refuse_on_loop("steal_lease()", "await queue.asteal_lease(…)")
+        return asyncio.run(self.asteal_lease(job, point))
+
+    async def asteal_lease(self, job: JobHandle[R] | NewJob[R], point: Point = "start") -> JobHandle[R]:
+        """Run it, and at this point let its lease end: its host is presumed dead, the job is taken back."""
+        return await self._strike(job, point, self._steal)
+
+    def kill_everywhere(
+        self, new: Callable[[], JobHandle[Any] | NewJob[Any]], check: Callable[[], object]
+    ) -> list[str]:
+        """Kill a new job at the first point it comes to, run it again to its end, and check; the next at its second; …
+
+        Until one comes through unharmed, which is checked too. Says at which points they died. Example:
+        `queue.kill_everywhere(lambda: pay.bind(new_order()), gateway.assert_each_charged_once)`
+        """
+        refuse_on_loop("kill_everywhere()", "await queue.akill_everywhere(…)")
+        tried: list[str] = []
+        for trap in self._traps():
+            with trap.told():
+                asyncio.run(self._try(new(), trap))
+                check()
+            tried += filter(None, [trap.struck])
+        return tried
+
+    async def akill_everywhere(self, new: Callable[[], NewJob[Any]], check: Callable[[], object]) -> list[str]:
+        """The same on a loop, with jobs that `task.bind(…)` made."""
+        tried: list[str] = []
+        for trap in self._traps():
+            with trap.told():
+                await self._try(new(), trap)
+                check()
+            tried += filter(None, [trap.struck])
+        return tried
+
+    # ── inside ──
+
+    def _jobs(self, task: Task[..., Any]) -> list[JobView]:
+        found: list[JobView] = []
+        cursor: str | None = None
+        while True:
+            page = self._store.search(Filter(task=task.name), limit=1000, cursor=cursor)
+            found += page.jobs
+            cursor = page.cursor
+            if cursor is None:
+                return sorted(found, key=lambda job: (job.enqueued_at, job.id))
+
+    def _handle(self, task: Task[..., R], job: JobView) -> JobHandle[R]:
+        return JobHandle(self._home, job.id, created=True, decode=task.decode_result)
+
+    def _hire(self) -> None:
+        """A new process: whoever died is dead for ever."""
+        self._workers += 1
+        self._worker = f"test-worker-{self._workers}"
+        self._store.register(
+            WorkerIdentity(
+                id=self._worker,
+                host="testing",
+                pid=0,
+                started="",
+                boot_id="testing",
+                pid_namespace="",
+                runner="embedded",
+                queues=(),
+                tasks=self._program.tasks.names,
+                slots=1,
+                lease=_LEASE,
+            )
+        )
+
+    def _claim(self) -> Claimed | None:
+        self._store.renew([self._worker])  # its lease is real, and time may have jumped over its end
+        while self._store.promote().jobs:
+            pass
+        wants = {queue.name: 1 for queue in self._store.queues()}
+        for solo in (False, True):
+            if claimed := self._store.claim(self._worker, wants, 1, solo=solo):
+                return claimed[0]
+        return None
+
+    async def _run(self, claimed: Claimed, trap: Trap | None = None) -> None:
+        lease = Lease(claimed.id, claimed.attempt, self._worker)
+        if claimed.expired:
+            self._store.finish([(lease, Cancelled("expired before it could start"))])
+            return
+        self._trap = trap
+        try:
+            await self._attempt(claimed, lease, trap)
+        except Killed:
+            self._errors.pop(claimed.id, None)
+        finally:
+            self._trap = None
+            if trap is not None and trap.struck is not None:
+                self._gate.shut = False
+                self._hire()
+        job = self._store.get(claimed.id)
+        error = self._errors.pop(claimed.id, None)
+        if job is not None and job.state is State.DEAD:
+            raise error or JobFailed(job.id, job.state, job.error or "")
+
+    async def _attempt(self, claimed: Claimed, lease: Lease, trap: Trap | None) -> None:
+        outcome = await run_inline(self._program, self._store, claimed, lease.worker_id, self.resources)
+        if trap is not None:
+            trap.at("end")
+        if outcome is not None:
+            self._store.finish([(lease, outcome)])
+        if trap is not None:
+            trap.at("outcome")
+
+    def _watch(self, job: Job[Any]) -> Iterator[None]:
+        trap = self._trap
+        before = sys.getprofile()
+        try:
+            if trap is not None:
+                trap.watch(cast("Attempt", job._attempt))
+            yield
+        except Exception as error:
+            self._errors[str(job.id)] = error
+            raise
+        finally:
+            if trap is not None:
+                sys.setprofile(before)
+
+    # ── inside: faults ──
+
+    async def _strike(self, job: JobHandle[R] | NewJob[R], point: Point, fault: Callable[[str], None]) -> JobHandle[R]:
+        trap = Trap(fault, name=point) if isinstance(point, str) else Trap(fault, call=Call(point))
+        handle = await job.aenqueue() if isinstance(job, NewJob) else job
+        claimed = await self._reach(handle)
+        await self._run(claimed, trap)
+        if trap.struck is None:
+            came = "\n  ".join(trap.passed)
+            raise AssertionError(
+                f"{claimed.task} {claimed.id} never came to {trap.wanted}, and has ended; it came to:\n  {came}"
+            )
+        return handle
+
+    def _kill(self, point: str) -> None:
+        self._gate.shut = True
+        died = Crashed(f"its process was killed at {point!r}, by a test", process_died=True)
+        self._store.settle(self._worker, {}, died)
+        raise Killed(point)
+
+    def _steal(self, point: str) -> None:
+        self._clock.advance(_LEASE + 1)
+        self._store.declare_expired()
+        self._store.rescue()
+
+    async def _reach(self, handle: JobHandle[Any]) -> Claimed:
+        """Claim it, as soon as it is its turn: what comes before it in its queue runs first."""
+        job_id = str(handle.id)
+        while claimed := self._claim():
+            if claimed.id == job_id:
+                return claimed
+            await self._run(claimed)
+        job = self._store.get(job_id)
+        if job is None:
+            raise AssertionError(f"{handle} is not in this queue: enqueue it inside `with jobs.testing()`")
+        match job.state:
+            case State.SCHEDULED:
+                what = f"is due in {spell(self._wait(handle))}: queue.advance(…) first"
+            case State.QUEUED:
+                what = f"is queued, and its queue {job.queue!r} is paused: resume it first"
+            case _:
+                what = f"is {job.state} already: enqueue another one"
+        raise AssertionError(f"{job.task} {job.id} {what}")
+
+    def _wait(self, handle: JobHandle[Any]) -> float:
+        """The seconds until it is due; 0 if it waits for nothing."""
+        job = self._store.get(str(handle.id))
+        if job is None or job.state is not State.SCHEDULED:
+            return 0.0
+        return max((job.run_at - self._store.now()).total_seconds(), 0.001)
+
+    def _traps(self) -> Iterator[Trap]:
+        """One for the first point, one for the second, …, until one finds nothing to strike at."""
+        for number in range(1, _MOST_POINTS + 1):
+            yield (trap := Trap(self._kill, number=number))
+            if trap.struck is None:
+                return
+        raise AssertionError(
+            f"it comes to more than {_MOST_POINTS} points: give it less to do, or use queue.kill_after"
+        )
+
+    async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: Trap) -> None:
+        handle = await job.aenqueue() if isinstance(job, NewJob) else job
+        await self._run(await self._reach(handle), trap)
+        await self._see_through(handle)
+
+    async def _see_through(self, handle: JobHandle[Any]) -> None:
+        for _ in range(_MOST_ATTEMPTS):
+            await self.adrain()
+            if not (wait := self._wait(handle)):
+                return
+            self._clock.advance(wait)
+        raise AssertionError(f"{handle} has not ended after {_MOST_ATTEMPTS} attempts")
+
+
+# ── Faults ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Gate:
+    """The store as the app sees it: shut while a process that is dead already still runs on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.shut = False
+
+    def __getattr__(self, name: str) -> Any:
+        # A hold of jobs.once ends by itself when its process is dead; here it is let go, as no time passes.
+        if name != "swap":
+            self._refuse(name)
+        return getattr(self._store, name)
+
+    @contextmanager
+    def transaction(self) -> Generator[Any]:
+        with self._store.transaction() as tx:
+            yield tx
+            self._refuse("commit")
+
+    def _refuse(self, what: str) -> None:
+        if self.shut:
+            raise StoreError(f"{what}: a test has killed this process; nothing it does is stored")

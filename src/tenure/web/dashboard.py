@@ -1,0 +1,49 @@
+"""The dashboard put together: pages, API, live streams and what stands in front of them, as one ASGI app."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.staticfiles import StaticFiles
+
+from tenure.config import Settings
+from tenure.operations.admin import Admin
+from tenure.web import api, errors, live, pages
+from tenure.web.access import Access
+from tenure.web.pages import Renderer
+from tenure.web.security import Security
+from tenure.web.site import Demo, Site
+from tenure.web.views import ACTIONS, PAGES
+
+if TYPE_CHECKING:
+    from tenure.tasks.registry import Registry
+
+
+def create(
+    connect: Callable[[], Admin],
+    settings: Settings,
+    *,
+    tasks: Registry | None = None,
+    auth: Callable[..., Any] | None = None,
+    demo: Demo | None = None,
+) -> Security:
+    """The dashboard as an ASGI app: run it, or mount it in another one. It needs no lifespan."""
+    site = Site(connect, settings, tasks=tasks, demo=demo)
+    web = FastAPI(
+        title="Tenure",
+        version=site.version,
+        description="Jobs that are owned until they are done: look, and act.",
+        docs_url=None,  # their pages load scripts from other hosts
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+    )
+    renderer = Renderer(site, PAGES)
+    live.add(web, site, renderer)
+    pages.add(web, site, renderer, ACTIONS)
+    api.add(web, site)
+    errors.add(web, site, renderer)
+    web.mount("/static", StaticFiles(directory=str(files("tenure.web") / "static")), name="static")
+    return Security(web, Access(settings, auth), site.close)

@@ -1,0 +1,1 @@
+"""What claims and runs jobs, in a process of its own or inside another program."""

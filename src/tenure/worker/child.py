@@ -1,0 +1,278 @@
+"""The worker process: started by a supervisor, one event loop in its main thread, a watch thread beside it.
+
+1. Ask the kernel to die with the supervisor; ignore SIGINT; SIGTERM drains this worker alone.
+2. Import the app and say hello: the store's URL, the tasks, the settings. The supervisor imports no user code.
+3. When told to start: open the store, the resources, the doorbell, and work.
+4. The watch thread reads the deadlines in shared memory: past the first, handlers are asked to stop; past the
+   second, the whole process group is killed. It needs no store, no supervisor and no event loop for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+
+from tenure.config import Settings
+from tenure.core.clock import system_clock
+from tenure.core.lifecycle import Outcome
+from tenure.errors import TenureError
+from tenure.events import Events
+from tenure.liveness.host import die_with_parent, kill_group
+from tenure.liveness.lifeline import Lifeline
+from tenure.maintenance.maintenance import Declaration
+from tenure.ports import Notifier, Store
+from tenure.worker.executor import open_resources
+from tenure.worker.link import Link, write_verdicts
+from tenure.worker.program import Program
+from tenure.worker.tally import Tally, timed
+from tenure.worker.worker import Plan, Worker, run_loop
+
+SOLO_IDLE_SECONDS = 10.0
+SWITCH_SECONDS = 0.0001  # a thread of the store comes back from the disk and wants the GIL: 5 ms would be ten commits
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What an app gives its worker."""
+
+    program: Program
+    settings: Settings
+    open_store: Callable[[Settings], Store]
+    open_notifier: Callable[[Settings, Store], Notifier]
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """What a supervisor hands to a worker it starts."""
+
+    link: int
+    lifeline: int
+    dump: int
+    parent: int
+
+
+def run_child(handles: Handles, load: Callable[[], Loaded]) -> NoReturn:
+    code = 1
+    try:
+        code = _run(handles, load)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """At once: threads of the app, or of a handler, must not hold up the end of a worker."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
+    die_with_parent(handles.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = Link(socket.socket(fileno=handles.link))
+    faulthandler.enable(os.fdopen(os.dup(handles.dump), "wb", 0))
+    faulthandler.register(signal.SIGUSR1, os.fdopen(os.dup(handles.dump), "wb", 0), all_threads=True)
+    try:
+        loaded = load()
+        if not loaded.program.tasks.names:
+            raise TenureError('the app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
+        hello = _introduction(loaded)
+    except TenureError as error:
+        link.send("refused", error=str(error))
+        return 2
+    except Exception as error:
+        link.send("refused", error=f"the app can't be imported: {type(error).__name__}: {error}")
+        raise
+    link.send("hello", **hello)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
+
+
+def _introduction(loaded: Loaded) -> dict[str, Any]:
+    settings, program = loaded.settings, loaded.program
+    tasks, declares = program.tasks, Declaration(program.source, settings.release or "", tuple(program.schedules()))
+    functions: dict[str, list[str]] = {}
+    for task in tasks:
+        code = getattr(task.fn, "__code__", None)
+        if code is not None:
+            functions[task.name] = [code.co_filename, code.co_name]
+    return {
+        "tasks": tasks.names,
+        "queues": dict(settings.queues) or dict.fromkeys(sorted({task.queue for task in tasks})),
+        "functions": functions,
+        "files": _own_files(),
+        "declares": msgspec.to_builtins(declares),
+        "settings": msgspec.to_builtins(settings, enc_hook=str),
+    }
+
+
+def _own_files() -> list[str]:
+    """The source files of the app, for --reload: imported, not installed."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return sorted(
+        file for file in files if file and "site-packages" not in file and not file.startswith(sys.base_prefix)
+    )
+
+
+class Child:
+    def __init__(self, link: Link, lifeline: Lifeline, loaded: Loaded, parent: int) -> None:
+        self._link = link
+        self._lifeline = lifeline
+        self._loaded = loaded
+        self._parent = parent
+        self._boot = system_clock().boot
+        self._worker: Worker | None = None
+        self._notifier: Notifier | None = None
+        self._tally = Tally()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._idle_since = 0.0
+        self._due_told = 0.0
+
+    async def serve(self) -> NoReturn:
+        self._loop = loop = asyncio.get_running_loop()
+        loop.add_reader(self._link.fileno(), self._receive)
+        loop.add_signal_handler(signal.SIGTERM, self._drain, self._loaded.settings.grace)
+        self._tick()
+        threading.Thread(target=self._watch, name="tenure-watch", daemon=True).start()
+        order = await self._orders.get()
+        if order["kind"] == "start":
+            await self._work(order)
+        self._tell_counts()
+        self._link.send("drained")
+        _leave(0)  # and not by way of the loop's end, which would wait for its threads
+
+    async def _work(self, order: Mapping[str, Any]) -> None:
+        loaded, settings = self._loaded, self._loaded.settings
+        plan = Plan(
+            worker_id=order["worker_id"],
+            runner=order["runner"],
+            queues=order["queues"],
+            slots=order["slots"],
+            lease=settings.lease,
+            poll_interval=settings.poll_interval,
+            grace=settings.grace,
+        )
+        store = timed(loaded.open_store(settings), self._tally)
+        notifier = self._notifier = loaded.open_notifier(settings, store)
+        events = Events()
+        self._tally.follow(events)
+        async with open_resources(loaded.program.resources) as resources:
+            worker = self._worker = Worker(
+                plan,
+                loaded.program,
+                store,
+                notifier,
+                events,
+                resources=resources,
+                on_due=self._tell_due,
+                on_tick=self._tick,
+                on_stuck=self._tell_stuck,
+                may_declare=lambda: self._lifeline.well_renewed(self._boot()),
+                tally=self._tally,
+            )
+            worker.start()
+            self._tick()  # to open the store has taken its time
+            self._link.send("ready")
+            grace: float | None = None
+            draining: asyncio.Task[None] | None = None
+            while draining is None or not draining.done():
+                getting = asyncio.ensure_future(self._orders.get())
+                await asyncio.wait({getting, draining} if draining else {getting}, return_when=asyncio.FIRST_COMPLETED)
+                if not getting.done():
+                    getting.cancel()
+                    continue
+                wanted = float(getting.result().get("grace", 0.0))
+                if grace is None or wanted < grace:
+                    grace = wanted
+                    if draining is not None:
+                        draining.cancel()
+                    draining = asyncio.create_task(worker.drain(grace))
+            await worker.close()
+        notifier.close()
+        store.close()
+
+    # ── the link ──
+
+    def _receive(self) -> None:
+        for message in self._link.receive():
+            if message["kind"] == "count":
+                self._tell_counts()
+            else:
+                self._orders.put_nowait(message)
+        if self._link.closed:  # the supervisor is gone; on Linux the kernel is quicker
+            kill_group(0)
+
+    def _drain(self, grace: float) -> None:
+        self._orders.put_nowait({"kind": "drain", "grace": grace})
+
+    def _tell_due(self) -> None:
+        now = time.monotonic()
+        if now - self._due_told > 0.2:  # a flood of rings is one look
+            self._due_told = now
+            self._link.send("due")
+
+    def _tell_counts(self) -> None:
+        self._link.send(
+            "counts",
+            busy=len(self._worker.running) if self._worker is not None else 0,
+            notifier=self._notifier.problem() if self._notifier is not None else "",
+            tally=self._tally.take(),
+        )
+
+    def _tell_stuck(self, verdicts: dict[str, Outcome]) -> None:
+        self._link.send("stuck", verdicts=write_verdicts(verdicts))
+
+    # ── the loop's own sign of life ──
+
+    def _tick(self) -> None:
+        now = self._boot()
+        self._lifeline.tick = now
+        worker = self._worker
+        if worker is None or worker.plan.runner != "solo":
+            return
+        if not worker.idle or not self._idle_since:
+            self._idle_since = now
+        elif now - self._idle_since > SOLO_IDLE_SECONDS:
+            self._idle_since = now
+            self._drain(0.0)
+
+    # ── the watch ──
+
+    def _watch(self) -> None:
+        nap = min(0.25, self._loaded.settings.lease / 30)
+        asked = False
+        while True:
+            time.sleep(nap)
+            now, ask_at, kill_at = self._boot(), self._lifeline.ask_at, self._lifeline.kill_at
+            if kill_at and now > kill_at:
+                self._lifeline.fence()
+                kill_group(0)
+            if ask_at and now > ask_at and not asked and self._loop is not None:
+                asked = True
+                self._lifeline.fence()
+                self._loop.call_soon_threadsafe(self._let_go)
+            if os.getppid() != self._parent:
+                kill_group(0)
+
+    def _let_go(self) -> None:
+        """The lease could not be renewed in time: hand back what can still be handed back, and end."""
+        if self._worker is not None:
+            self._worker.hand_back("its worker's lease could not be renewed")
+        self._drain(0.0)

@@ -1,0 +1,415 @@
+"""Run one attempt: from a claimed job to its outcome, whatever the handler does.
+
+Life of an attempt:
+
+1. The worker makes an `Attempt` and calls `start`: an `async def` handler becomes a task of the loop, a `def` one
+   goes to a thread of the pool. Its arguments are decoded by the handler's own annotations.
+2. `job.progress` comes back to `report`, which keeps the newest word; the worker stores it within a second.
+3. `ask` is the one way to stop it (cancel, timeout, drain, hang, lost lease): a task is cancelled, in a thread the
+   next call of the job raises `JobStopped`. The *verdict* given with it becomes the outcome if the code then stops.
+4. When the code has stopped, and not before, `ended` is called once, with the outcome (None: the lease is lost).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from tenure.core.durations import spell
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
+from tenure.core.retry import Fail, Snooze
+from tenure.core.text import clean
+from tenure.errors import InvalidArguments, JobStopped, LeaseLost, StoreError, TenureError
+from tenure.events import Running, current
+from tenure.ports import Claimed, NotLanded, Progress, Store
+from tenure.tasks.job import Job, Stopping
+from tenure.tasks.task import Task
+from tenure.worker.job_log import JobLog
+from tenure.worker.program import Program
+
+T = TypeVar("T")
+
+MAX_ERROR = 16_384  # characters of an error kept with the job
+
+
+class Host(Protocol):
+    """What an attempt needs of the worker that runs it."""
+
+    store: Store
+    worker_id: str
+    resources: Mapping[type, object]
+
+    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        """The code has stopped. Called on the loop, once."""
+        ...
+
+    def asked(self, attempt: Attempt) -> None:
+        """It was asked to stop: watch that it does."""
+        ...
+
+    def reported(self, attempt: Attempt) -> None:
+        """There is progress to store. Called from any thread."""
+        ...
+
+    def store_now(self, attempt: Attempt) -> None:
+        """Store its last report, and return when that is done. Blocks; LeaseLost if refused."""
+        ...
+
+    def refused(self, lease: Lease, why: str) -> None:
+        """A write under it did not land, `why` says to people. Called from any thread, and never in the way."""
+        ...
+
+
+class Attempt:
+    """One execution of a job, under its lease."""
+
+    # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.
+    stopping: Stopping | None = None
+    verdict: Outcome | None = None
+    finished = False  #: its outcome went with the caller's transaction; if that did not commit, the code's own counts
+    _begun = False  #: the coroutine has taken its first step: only from then on can it be cancelled and still end
+    _over = False
+    active = 0.0  #: when it last showed progress, by the loop's clock
+    _report: Progress | None = None
+    _log: JobLog | None = None  #: what its code has logged, if it has
+    _lock: threading.Lock | None = None
+    _task_handle: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
+        self.host = host
+        self.task = task
+        self.claimed = claimed
+        self.loop = loop
+        self.lease = Lease(claimed.id, claimed.attempt, host.worker_id)
+        if claimed.stale_after is not None:
+            self.active = loop.time()
+
+    # ── running ──
+
+    def start(self, program: Program, pool: ThreadPoolExecutor) -> None:
+        timeout = self.claimed.timeout
+        if timeout is not None:
+            self._timer = self.loop.call_later(timeout, self._time_out, timeout)
+        if self.task.is_async:
+            self._task_handle = _new_task(self._run_async(program), self.loop)
+        else:
+            self._lock = threading.Lock()
+            self._task_handle = _new_task(self._run_in_thread(program, pool), self.loop)
+
+    def _time_out(self, timeout: float) -> None:
+        self.ask("timeout", Failed(f"timed out after {spell(timeout)}"))
+
+    async def _run_async(self, program: Program) -> None:
+        self._begun = True
+        if self.stopping is not None:  # asked before it began
+            self._end(self.verdict)
+            return
+        current.set(self._running())  # the loop's task has a context of its own: nothing to reset
+        outcome: Outcome | None
+        try:
+            task = self.task
+            args, kwargs = task.arguments.load(self.claimed.payload)
+            if task.takes_job:
+                args = (Job(self), *args)
+            if program.arounds:
+                async with AsyncExitStack() as stack:
+                    for around in program.arounds:
+                        await _enter_async(stack, around, Job(self))
+                    value = await task.fn(*args, **kwargs)
+            else:
+                value = await task.fn(*args, **kwargs)
+            outcome = self._returned(value)
+        except asyncio.CancelledError:
+            outcome = self.verdict if self.stopping else Failed("CancelledError: the handler cancelled itself")
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a handler must not end its worker
+            outcome = self._raised(error)
+        self._end(outcome)
+
+    async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
+        context = contextvars.copy_context()
+        try:
+            future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
+        except RuntimeError as error:  # no thread can be started; the pool may still come to it, and then does nothing
+            self._end(Released(f"no thread could be started for it: {error}"))
+            return
+        while True:
+            try:
+                outcome = await asyncio.shield(future)
+                break
+            except asyncio.CancelledError:
+                continue  # a thread can't be cancelled: it is asked by its next call of the job, and we wait for it
+        self._end(outcome)
+
+    def _call(self, program: Program) -> Outcome | None:
+        if self._over:
+            return None
+        current.set(self._running())
+        try:
+            task = self.task
+            args, kwargs = task.arguments.load(self.claimed.payload)
+            if task.takes_job:
+                args = (Job(self), *args)
+            with ExitStack() as stack:
+                for around in program.arounds:
+                    _enter(stack, around, Job(self))
+                return self._returned(task.fn(*args, **kwargs))
+        except BaseException as error:
+            return self._raised(error)
+
+    def _end(self, outcome: Outcome | None) -> None:
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.host.ended(self, outcome)
+
+    def _running(self) -> Running:
+        claimed = self.claimed
+        return Running(claimed.id, claimed.task, claimed.queue, claimed.attempt, self.lease.worker_id)
+
+    # ── outcomes ──
+
+    def _returned(self, value: object) -> Outcome | None:
+        if self.stopping == "timeout" or self.stopping == "lease_lost":
+            return self.verdict
+        try:
+            return Completed(self.task.encode_result(value))
+        except (InvalidArguments, TenureError, TypeError, ValueError) as error:
+            return Failed(f"its result can't be stored: {error}")
+
+    def _raised(self, error: BaseException) -> Outcome | None:
+        try:
+            return self._meaning(error)
+        except BaseException as broken:  # the task's own `delay`, say: an attempt ends, whatever happens
+            return Failed(f"{describe(error)}\n\nand then, deciding on it: {describe(broken)}")
+
+    def _meaning(self, error: BaseException) -> Outcome | None:
+        retry = self.task.retry
+        failures = self.claimed.failures + 1
+        match error:
+            case Snooze(delay=delay, reason=reason):
+                return Snoozed(delay, clean(reason, MAX_ERROR))
+            case Fail(reason=reason, retry_in=retry_in, final=final):
+                return Failed(clean(reason, MAX_ERROR), retry_in, final)
+            case LeaseLost():
+                return None
+            case JobStopped() | asyncio.CancelledError() if self.stopping:
+                return self.verdict
+            case Exception():
+                return Failed(describe(error), retry.wait(error, failures), final=not retry.retries(error))
+            case _:
+                return Failed(describe(error))
+
+    # ── stopping ──
+
+    def ask(self, reason: Stopping, verdict: Outcome | None) -> None:
+        """Ask the code to stop. The first reason stands; only a lost lease overrules it."""
+        if self.stopping is not None and reason != "lease_lost":
+            return
+        self.stopping, self.verdict = reason, verdict
+        self.host.asked(self)
+        if self._begun and self._task_handle is not None:
+            self._task_handle.cancel(f"asked to stop: {reason}")
+
+    def _check_asked(self) -> None:
+        if self.stopping == "lease_lost":
+            raise LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
+        if self.stopping is not None and not self.task.is_async:
+            raise JobStopped(self.stopping)
+
+    # ── what a Job asks of it ──
+
+    def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
+        self._check_asked()
+        self.active = self.loop.time()
+        lock = self._lock
+        if lock is None:
+            self._merge(fraction, stage, message, checkpoint)
+        else:
+            with lock:
+                self._merge(fraction, stage, message, checkpoint)
+        self.host.reported(self)
+
+    def _merge(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
+        old = self._report
+        if old is not None:
+            fraction = old.fraction if fraction is None else fraction
+            stage = old.stage if stage is None else stage
+            message = old.message if message is None else message
+            checkpoint = old.checkpoint if checkpoint is None else checkpoint
+        self._report = Progress(
+            lease=self.lease, fraction=fraction, stage=stage, message=message, checkpoint=checkpoint
+        )
+
+    def take_report(self) -> Progress | None:
+        """The newest word not yet stored, and the log if it has grown; the caller stores it now."""
+        with self._lock or nullcontext():
+            report, self._report = self._report, None
+        log = self._log
+        if log is None or not log.unstored:
+            return report
+        log.unstored = False  # first: a line that comes now is in the text, or in the next one
+        return replace(report or Progress(lease=self.lease), log=log.text())
+
+    def logged(self, line: bytes) -> None:
+        """Keep a line of its log for the next report. Called from any thread, by one at a time."""
+        if self._log is None:
+            self._log = JobLog()
+        self._log.add(line)
+        self.host.reported(self)
+
+    def put_back(self, report: Progress) -> None:
+        """It could not be stored: keep it, under whatever came since."""
+        if report.log is not None and self._log is not None:
+            self._log.unstored = True
+        with self._lock or nullcontext():
+            since, self._report = self._report, replace(report, log=None)
+            if since is not None:
+                self._merge(since.fraction, since.stage, since.message, since.checkpoint)
+
+    def flush(self) -> None:
+        self._check_asked()
+        self.host.store_now(self)
+
+    async def aflush(self) -> None:
+        self._check_asked()
+        await asyncio.to_thread(self.host.store_now, self)
+
+    def recall(self, key: str) -> str | None:
+        self._check_asked()
+        return self._once(key, None)
+
+    def record(self, key: str, value: str) -> str:
+        stands = self._once(key, value)
+        assert stands is not None, "it was just recorded"
+        return stands
+
+    def _once(self, key: str, value: str | None) -> str | None:
+        found = self.host.store.once(self.lease, key, value)
+        if found is None:
+            self.host.refused(self.lease, "once refused")
+            self.loop.call_soon_threadsafe(self.ask, "lease_lost", None)
+            raise LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
+        return found.value
+
+    def finish(self, result: str, tx: object) -> None:
+        if tx is None:
+            raise StoreError("job.finish() needs tx=, the transaction the outcome commits with; without one, return")
+        answer = self.host.store.finish([(self.lease, Completed(result))], tx=tx)[0]
+        if isinstance(answer, NotLanded):
+            self.host.refused(self.lease, f"completed refused: {answer.stands}")
+            raise LeaseLost(answer.stands)
+        self.finished = True
+
+    def resource(self, kind: type[T]) -> T:
+        return find_resource(self.host.resources, kind)
+
+
+def _new_task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+    if sys.version_info >= (3, 12):  # runs at once up to its first real wait: a short handler costs no turn of the loop
+        return asyncio.Task(coroutine, loop=loop, eager_start=True)
+    return asyncio.Task(coroutine, loop=loop)
+
+
+class _Inline:
+    """The host of one attempt that runs here and now: in tests, without a worker."""
+
+    def __init__(self, store: Store, worker_id: str, resources: Mapping[type, object]) -> None:
+        self.store, self.worker_id, self.resources = store, worker_id, resources
+        self.done: asyncio.Future[Outcome | None] = asyncio.get_running_loop().create_future()
+
+    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        if outcome is not None:
+            with suppress(LeaseLost):  # then its outcome will be refused, too
+                self.store_now(attempt)
+        self.done.set_result(None if attempt.finished else outcome)
+
+    def asked(self, attempt: Attempt) -> None:
+        """Whoever waits for `done` watches it."""
+
+    def reported(self, attempt: Attempt) -> None:
+        """Stored when it ends."""
+
+    def refused(self, lease: Lease, why: str) -> None:
+        """A test sees the LeaseLost."""
+
+    def store_now(self, attempt: Attempt) -> None:
+        report = attempt.take_report()
+        if report is not None and not self.store.progress([report])[0]:
+            raise LeaseLost(f"job {attempt.claimed.id}, attempt {attempt.claimed.attempt}")
+
+
+async def run_inline(
+    program: Program, store: Store, claimed: Claimed, worker_id: str, resources: Mapping[type, object]
+) -> Outcome | None:
+    """Run one claimed job on this loop, as a worker would; None: nothing is left to finish."""
+    host = _Inline(store, worker_id, resources)
+    attempt = Attempt(host, program.tasks[claimed.task], claimed, asyncio.get_running_loop())
+    with ThreadPoolExecutor(1) as pool:
+        attempt.start(program, pool)
+        return await host.done
+
+
+# ── Around and resources ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _enter(stack: ExitStack, around: Callable[[Job[Any]], Generator[None]], job: Job[Any]) -> None:
+    if inspect.isasyncgenfunction(around):
+        raise TenureError(
+            f"@jobs.around {around.__name__} is async, but {job.task} is a plain function that runs in a thread: "
+            "write it as a plain generator"
+        )
+    stack.enter_context(contextmanager(around)(job))
+
+
+async def _enter_async(stack: AsyncExitStack, around: Callable[[Job[Any]], Any], job: Job[Any]) -> None:
+    if inspect.isasyncgenfunction(around):
+        await stack.enter_async_context(asynccontextmanager(around)(job))
+    else:
+        stack.enter_context(contextmanager(around)(job))
+
+
+@asynccontextmanager
+async def open_resources(openers: Sequence[Callable[[], Any]]) -> AsyncGenerator[dict[type, object]]:
+    """Open every `@jobs.resource` once, in order, and close them in reverse."""
+    async with AsyncExitStack() as stack:
+        found: dict[type, object] = {}
+        for opener in openers:
+            if inspect.isasyncgenfunction(opener):
+                value = await stack.enter_async_context(asynccontextmanager(opener)())
+            else:
+                value = stack.enter_context(contextmanager(opener)())
+            found[type(value)] = value
+        yield found
+
+
+def find_resource(resources: Mapping[type, object], kind: type[T]) -> T:
+    found = resources.get(kind)
+    if found is None:
+        found = next((value for value in resources.values() if isinstance(value, kind)), None)
+    if found is None:
+        known = ", ".join(sorted(each.__name__ for each in resources)) or "none"
+        raise TenureError(f"no resource of type {kind.__name__}; open one with @jobs.resource (there are: {known})")
+    return found  # type: ignore[return-value]
+
+
+# ── Text for people ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def describe(error: BaseException) -> str:
+    """The error on the first line, then where it was raised; frames of this file are of no use to anyone."""
+    try:
+        headline = "".join(traceback.format_exception_only(error)).strip()
+    except Exception:  # an exception whose own __str__ raises
+        headline = type(error).__name__
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    return clean("\n\n".join(filter(None, [headline, "".join(traceback.format_list(frames)).rstrip()])), MAX_ERROR)

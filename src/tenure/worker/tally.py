@@ -1,0 +1,166 @@
+"""What a process counts: plain numbers, gathered in a worker, summed in its supervisor, shown by operations/metrics.py.
+
+A worker counts batches, and hands over what is new when its supervisor asks. Labels come from bounded sets only
+(queue, task, outcome, cause, verb): an id in a label would make a time series of every job.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from threading import Lock
+from time import perf_counter
+from typing import Any, NamedTuple, cast
+
+from tenure.config import Settings
+from tenure.events import Events, JobRescued, LeaseRefused, StallSeen, WorkerDied
+from tenure.ports import Store
+
+#: Upper bounds of the buckets, in seconds; one more bucket takes what is longer.
+BOUNDS: Mapping[str, tuple[float, ...]] = {
+    "store": (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+    "attempt": (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+}
+_TIMED = frozenset(
+    (
+        *("claim", "owned", "progress", "refused", "once", "finish"),
+        *("register", "renew", "settle", "hung", "rescue", "redelivered", "declare_dead", "declare_expired"),
+        *("promote", "prune", "solo_waiting"),
+    )
+)
+
+
+@dataclass(slots=True)
+class Times:
+    """How long something took: how often within each bucket, and in all."""
+
+    buckets: list[int]
+    total: float = 0.0
+
+
+class Reading(NamedTuple):
+    """Everything counted since the start. The first word of a key is what was counted, the others are its labels."""
+
+    counts: dict[tuple[str, ...], int]
+    times: dict[tuple[str, str], Times]
+
+
+class Tally:
+    """Counters and durations of one process. Safe from several threads: so count batches, not jobs."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._counts = Counter[tuple[str, ...]]()
+        self._times: dict[tuple[str, str], Times] = {}
+
+    def count(self, what: str, *labels: str) -> None:
+        with self._lock:
+            self._counts[what, *labels] += 1
+
+    def count_all(self, found: Mapping[tuple[str, ...], int]) -> None:
+        """Many at once; each key is `(what, *labels)`."""
+        with self._lock:
+            self._counts.update(found)
+
+    def time_all(self, what: str, label: str, durations: Sequence[float]) -> None:
+        """Durations in seconds. Sorting them all costs less than finding the bucket of each."""
+        ordered = sorted(durations)
+        ends = [bisect_right(ordered, bound) for bound in BOUNDS[what]]
+        with self._lock:
+            times = self._of(what, label)
+            for bucket, (begin, end) in enumerate(pairwise((0, *ends, len(ordered)))):
+                times.buckets[bucket] += end - begin
+            times.total += sum(ordered)
+
+    def _of(self, what: str, label: str) -> Times:
+        times = self._times.get((what, label))
+        if times is None:
+            times = self._times[what, label] = Times([0] * (len(BOUNDS[what]) + 1))
+        return times
+
+    def follow(self, events: Events) -> None:
+        """Count what these events tell."""
+        events.subscribe(JobRescued, self._rescued)
+        events.subscribe(LeaseRefused, lambda event: self.count("refused", event.task))
+        events.subscribe(WorkerDied, lambda event: self.count("deaths"))
+        events.subscribe(StallSeen, lambda event: self.count("stalls"))
+
+    def _rescued(self, event: JobRescued) -> None:
+        self.count("rescues", event.rescued.cause)
+        self.count("outcomes", event.rescued.task, event.outcome)
+
+    def read(self) -> Reading:
+        with self._lock:
+            times = {key: Times(list(each.buckets), each.total) for key, each in self._times.items()}
+            return Reading(dict(self._counts), times)
+
+    # ── from a worker to its supervisor, as JSON ──
+
+    def take(self) -> dict[str, Any]:
+        """What was counted since the last call."""
+        with self._lock:
+            counts, self._counts = self._counts, Counter[tuple[str, ...]]()
+            times, self._times = self._times, {}
+        return {
+            "counts": [[*key, number] for key, number in counts.items()],
+            "times": [[*key, each.total, each.buckets] for key, each in times.items()],
+        }
+
+    def add(self, taken: Mapping[str, Any]) -> None:
+        """What another process took."""
+        with self._lock:
+            for *key, number in taken["counts"]:
+                self._counts[tuple(key)] += number
+            for what, label, total, buckets in taken["times"]:
+                # A worker may run newer code than the supervisor that started it.
+                if what in BOUNDS and len(buckets) == len(BOUNDS[what]) + 1:
+                    times = self._of(what, label)
+                    times.buckets = [sum(pair) for pair in zip(times.buckets, buckets, strict=True)]
+                    times.total += total
+
+
+class _Timed:
+    """A store whose calls are timed: each as its caller sees it, answered or not."""
+
+    def __init__(self, store: Store, tally: Tally) -> None:
+        self._store, self._tally = store, tally
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in _TIMED:
+            return found
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began = perf_counter()
+            try:
+                return found(*args, **options)
+            finally:
+                self._tally.time_all("store", name, (perf_counter() - began,))
+
+        setattr(self, name, timed)  # the next call comes straight here
+        return timed
+
+
+def timed(store: Store, tally: Tally) -> Store:
+    """This store, with the duration of its owners' and supervisors' verbs in the tally."""
+    return cast("Store", _Timed(store, tally))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What a supervisor knows without asking anyone."""
+
+    settings: Settings | None  #: None: no worker has said yet where the store is
+    store: str  #: its URL, without a password
+    renewed_ago: float | None  #: seconds since the last renewal that landed was sent
+    away: str  #: since when the store is out of reach, and why; else empty
+    notifier: str  #: why someone here polls instead of listening; else empty
+    queues: frozenset[str]  #: that its workers serve
+    workers: int  #: wanted
+    ready: int
+    slots: int  #: of those that are ready
+    busy: int
+    stopping: bool
