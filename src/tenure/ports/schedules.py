@@ -1,7 +1,8 @@
 """Schedules as values: what was declared, where it stands, and what became of each tick.
 
 A store keeps them and compares; what they mean is decided in `schedules/plan.py`, by pure functions. Every write of
-a schedule is one `Change`: the row as it shall stand, the ticks that end with it, and the jobs that begin with it, all or nothing.
+a schedule is one `Change`: the row as it shall stand, the ticks that end with it, and the jobs that begin with it, all
+or nothing.
 """
 
 from __future__ import annotations

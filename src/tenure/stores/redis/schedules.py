@@ -1,4 +1,4 @@
-"""Schedules, what became of their ticks, and notes. `schedules/plan.py` says what they mean; scripts compare and write."""
+"""Schedules, what became of their ticks, and notes. What they mean is decided above; scripts compare and write."""
 
 from __future__ import annotations
 
