@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tenure import JobHandle, Tenure, client, config
+from tenure import JobHandle, Tenure, config
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import Cancelled, Completed, Failed, Lease, Outcome, State
 from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
@@ -19,6 +19,7 @@ from tenure.events import Running, current
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft, Enqueued, JobView, Ring, WorkerIdentity
 from tenure.stores.memory import MemoryStore
+from tenure.tasks import client
 from tenure.tasks.client import Client
 from tenure.tasks.handle import handle_of
 

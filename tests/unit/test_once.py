@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tenure import Tenure, config, once
+from tenure import Tenure, config
 from tenure.core.clock import Clock, system_clock
 from tenure.errors import InvalidArguments, InvalidOption, StoreAway, StoreError, TenureError, WouldBlock
 from tenure.liveness.host import host_name
@@ -22,6 +22,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft
 from tenure.ports.schedules import Swapped
 from tenure.stores.memory import MemoryStore
+from tenure.tasks import once
 from tenure.tasks.client import Client
 
 PATIENT = 60.0
