@@ -6,17 +6,19 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_FROM := pyproject.toml constraints.txt
 
-.PHONY: help demo test check bench chaos evidence docs clean
+.PHONY: help demo test test-all check bench chaos evidence docs clean
 
 help:  ## Show what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: .venv/.run  ## See real work survive a killed worker
 	@$(BIN)/tenure demo
 
-test: .venv/.dev .venv/.browser  ## All tests; about a quarter of an hour on two cores
-	$(BIN)/pytest -q -n 2 tests --ignore tests/crash --ignore tests/chaos --ignore-glob 'tests/web/test_browser*'
-	$(BIN)/pytest -q -n 3 --dist loadgroup tests/crash tests/chaos tests/web/test_browser*.py  # these wait more than they work
+test: .venv/.dev  ## What a newcomer runs: about five minutes on two cores
+	$(BIN)/python tests/run.py everyday
+
+test-all: .venv/.dev .venv/.browser  ## Every test there is: about half an hour on two cores
+	$(BIN)/python tests/run.py all
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/ruff check .

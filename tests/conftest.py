@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -12,12 +13,14 @@ from time import monotonic
 import pytest
 from hypothesis import settings
 
+import watchdog
 from conformance.factories import NewWorld, World
 from servers import Keys, redis_is_here, shared_cluster, shared_postgres, shared_redis, shared_valkey
 from tenure.core.clock import Clock
 from tenure.ports import Store
 from tenure.stores.memory import MemoryStore
 
+watchdog.start_afresh()
 settings.register_profile("tenure", parent=settings(), deadline=None)  # a stop of a busy machine is no slow example
 settings.load_profile("tenure")
 
@@ -94,6 +97,46 @@ def world(new_world: NewWorld) -> World:
 @pytest.fixture
 def store(world: World) -> Store:
     return world.store()
+
+
+# ── What runs in `make test`, and what only in `make test-all` ──────────────────────────────────────────────────
+
+#: Of these, and of what drives a browser, only what is marked `everyday` runs in `make test`; of all else what is not
+#: marked `thorough`.
+THOROUGH = ("tests/chaos/", "tests/crash/", "tests/web/test_browser")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--everyday", action="store_true", help="leave out what only make test-all runs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    config.pluginmanager.register(watchdog.Watchdog(name, float(config.getini("timeout"))))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that has nothing for every day need not be imported."""
+    if not config.getoption("everyday") or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text()
+    if str(collection_path.relative_to(config.rootpath)).startswith(THOROUGH):
+        return True if "pytest.mark.everyday" not in text else None
+    return True if "\npytestmark = pytest.mark.thorough" in text else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("everyday"):
+        return
+    left_out = [item for item in items if not _is_everyday(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if _is_everyday(item)]
+
+
+def _is_everyday(item: pytest.Item) -> bool:
+    if item.nodeid.startswith(THOROUGH) or "browser" in getattr(item, "fixturenames", ()):
+        return item.get_closest_marker("everyday") is not None
+    return item.get_closest_marker("thorough") is None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -20,7 +20,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "backend" not in metafunc.fixturenames:
         return
     needed = [what for mark in metafunc.definition.iter_markers("needs") for what in mark.args]
-    everywhere = FULL or metafunc.definition.get_closest_marker("everywhere") is not None
+    marked = metafunc.definition.get_closest_marker("everywhere") is not None
+    everywhere = FULL or (marked and not metafunc.config.getoption("everyday"))
     chosen = backends(*needed, everywhere=everywhere)
     metafunc.parametrize("backend", chosen, ids=lambda backend: backend.name)
 

@@ -14,6 +14,7 @@ BEAT = 2.0
 BOTH = pytest.mark.parametrize("task", [shop.wait, shop.wait_in_thread], ids=["on the loop", "in a thread"])
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 @pytest.mark.needs("bell")
 @BOTH

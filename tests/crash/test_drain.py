@@ -49,6 +49,7 @@ def running(site: Site, supervisor: Supervised, *jobs: JobHandle[str]) -> Superv
     return supervisor
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_one_signal_lets_running_jobs_finish(site: Site) -> None:
     one_signal_lets_running_jobs_finish(site, signal.SIGTERM)
@@ -71,6 +72,7 @@ def one_signal_lets_running_jobs_finish(site: Site, number: int) -> None:
     assert site.store.workers() == [], "nobody is left to wait for"
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_a_second_signal_hands_running_jobs_back_uncharged(site: Site, tell: Tell) -> None:
     jobs = [shop.wait.enqueue(), shop.wait_in_thread.enqueue()]

@@ -27,6 +27,7 @@ def ledger_here(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     shop._ledger.cache_clear()
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_it_runs_jobs_and_leaves_a_declared_death(site: Site) -> None:
     with shop.jobs.worker(concurrency=2):

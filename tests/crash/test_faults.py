@@ -74,6 +74,7 @@ def test_a_handler_that_opens_the_databases_file_is_refused_with_a_sentence(site
     assert "tenure backup" in (view.error or "")
 
 
+@pytest.mark.everyday
 def test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back(site: Site) -> None:
     without = site.supervisor(faults={"without": "seasonal"})
     job = shop.seasonal.enqueue()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from . import shop
 from .harness import Site, alive, send
 
 
+@pytest.mark.everyday
 def test_a_worker_that_was_declared_dead_is_ended_and_its_job_runs_elsewhere(site: Site) -> None:
     supervisor = site.supervisor(lease="9s")
     job = shop.wait.enqueue()

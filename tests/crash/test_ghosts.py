@@ -54,6 +54,7 @@ def landed_within(store: Store, lease: Lease) -> bool:
         return False
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_every_write_under_an_old_lease_is_refused(site: Site, tell: Tell) -> None:
     site.supervisor()

@@ -258,6 +258,7 @@ def test_at_a_terminal_the_command_has_it_and_its_ctrl_c(site: Site) -> None:
 # ── One at a time ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_of_two_that_overlap_one_says_skipped_and_comes_next_time(site: Site) -> None:
     first = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS])
@@ -313,6 +314,7 @@ def test_a_run_longer_than_its_lease_keeps_its_lock(site: Site) -> None:
 # ── Kills ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.everyday
 def test_a_killed_guard_takes_its_command_with_it_and_the_next_call_runs_at_once(site: Site) -> None:
     call = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS])
     left = pids(site, 2)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from contextlib import nullcontext
 
+import pytest
+
 from tenure.tasks.handle import JobHandle
 from tenure.worker.job_log import Log, decode
 
@@ -17,6 +19,7 @@ def logs(site: Site, job: JobHandle[None]) -> dict[int, Log]:
     return {attempt: decode(text) for attempt, text in site.store.logs(str(job.id)).items()}
 
 
+@pytest.mark.everyday
 def test_the_lines_of_a_killed_attempt_stay_beside_those_of_the_next(site: Site) -> None:
     site.supervisor(lease="2s")
     job = shop.talk.enqueue()

@@ -13,6 +13,7 @@ from .harness import FULL, Site, alive, boot, overlaps, runs_of, send, spread
 KILLS = 50 if FULL else 4
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_a_job_of_a_killed_worker_starts_again_from_its_checkpoint_at_once(site: Site, tell: Tell) -> None:
     supervisor = site.supervisor(lease="4m")  # no beat and no scan comes soon enough to be what starts it again
@@ -56,6 +57,7 @@ def test_a_killed_one_slot_worker_is_started_again_at_once_too(site: Site, tell:
     tell(f"from kill -9 to the next start, each in a fresh process: {spread(waits)}")
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_workers_die_with_their_supervisor_and_the_next_one_takes_their_jobs_back_at_once(
     site: Site, tell: Tell

@@ -12,6 +12,7 @@ LOST = 100 if FULL else 8
 BEAT = 10.0
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_every_job_whose_claim_was_not_heard_runs_once_within_a_beat(site: Site, tell: Tell) -> None:
     site.supervisor(concurrency=4, faults={"drop_replies": LOST})

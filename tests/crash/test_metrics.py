@@ -84,6 +84,7 @@ def test_an_attempt_that_finished_in_its_own_transaction_is_counted_as_completed
     assert scrape(url)["tenure_attempt_seconds_count{task=hand_in}"] == 3
 
 
+@pytest.mark.everyday
 def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Site) -> None:
     url = base(site, site.supervisor(listen=ANYWHERE))
     job = shop.climb.enqueue()

@@ -106,6 +106,7 @@ def test_code_that_goes_on_after_its_finish_has_not_lost_its_lease(site: Site) -
     assert "asked to stop" not in site.logs()
 
 
+@pytest.mark.everyday
 def test_an_app_that_hangs_in_its_import_ends_at_the_first_signal(site: Site) -> None:
     (site.folder / "odd.py").write_text("import os, time\nopen('importing', 'w').close()\ntime.sleep(1000)\n")
     supervisor = site.supervisor(app="odd")

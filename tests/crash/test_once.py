@@ -107,6 +107,7 @@ def test_of_two_processes_one_acts_for_as_long_as_it_takes_and_both_get_what_it_
     assert who_acted(site) == [one.process.pid]
 
 
+@pytest.mark.everyday
 @pytest.mark.everywhere
 def test_when_the_one_who_acts_is_killed_another_acts_once_its_hold_has_ended(site: Site, tell: Tell) -> None:
     one = Asks(site)

@@ -9,6 +9,7 @@ from .conftest import Tell
 from .harness import Site, alive, boot, overlaps, runs_of
 
 
+@pytest.mark.everyday
 def test_a_job_that_kills_its_process_is_dead_after_its_budget_and_its_neighbours_complete(
     site: Site, tell: Tell
 ) -> None:

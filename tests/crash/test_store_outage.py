@@ -118,6 +118,7 @@ def sent_ago(site: Site) -> float:
     return (site.store.now() - min(each.renewed_at for each in site.store.workers())).total_seconds()
 
 
+@pytest.mark.everyday
 @outages(frozen)
 def test_an_outage_of_a_quarter_of_a_lease_stops_no_handler(
     site: Site, server: Server, line: Proxy, outage: Outage

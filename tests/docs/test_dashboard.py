@@ -36,6 +36,8 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.management import call_command
+
+pytestmark = pytest.mark.thorough
 call_command("migrate", verbosity=0)
 for name, staff, above in [("ada", True, True), ("grace", True, False), ("bob", False, False)]:
     user = User.objects.create_user(name, is_staff=staff, is_superuser=above)

@@ -158,6 +158,7 @@ def test_every_command_on_a_page_exists_with_its_options(line: str, tmp_path: Pa
     assert options - set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", shown.stdout)) == set()
 
 
+@pytest.mark.thorough
 def test_every_command_is_named_on_a_page(tmp_path: Path) -> None:
     pages = "".join(page.read_text() for page in PAGES)
 

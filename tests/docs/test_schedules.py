@@ -22,6 +22,8 @@ from tenure.operations.alerts import PATIENCE
 from tenure.operations.sinks import KINDS, signature
 from tenure.ports.schedules import OVERLAPS
 
+pytestmark = pytest.mark.thorough
+
 PAGE = (ROOT / "docs" / "schedules.md").read_text()
 SECRET = "whsec_" + "c2VjcmV0" * 4
 

@@ -12,6 +12,8 @@ import pytest
 from docs.test_pages import ROOT, _environment, blocks
 from tenure.testing import queue as testing
 
+pytestmark = pytest.mark.thorough
+
 PAGE = (ROOT / "docs" / "testing.md").read_text()
 PROGRAMS = {text.split(maxsplit=2)[1]: text.partition("\n")[2] for text in blocks(PAGE, "python")}
 

@@ -106,6 +106,7 @@ def rows(out: str) -> list[list[str]]:
 # ── How a command ends ──
 
 
+@pytest.mark.thorough
 def test_a_whole_round_as_real_processes(folder: Path) -> None:
     with process("enqueue", "add", "a=2") as stored:
         job_id = stored.communicate()[0].strip()
@@ -629,6 +630,7 @@ def test_a_record_outside_of_jobs_is_left_alone() -> None:
 # ── bench ──
 
 
+@pytest.mark.thorough
 def test_a_bench_on_a_store_with_a_past_counts_its_own_jobs_and_leaves_none_behind(
     folder: Path, store: Store, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

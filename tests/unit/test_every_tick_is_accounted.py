@@ -24,6 +24,8 @@ from tenure.schedules.plan import Refused, jitter
 from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
 
+pytestmark = pytest.mark.thorough
+
 STORIES = int(os.environ.get("TENURE_TEST_STORIES", "60"))
 FIRST = int(os.environ.get("TENURE_TEST_SEED", "1"))
 MINUTE, HOUR, DAY = 60.0, 3_600.0, 86_400.0

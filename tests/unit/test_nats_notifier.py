@@ -226,6 +226,7 @@ def test_one_given_back_comes_again_and_says_so(wire: Wire) -> None:
     assert (second.job_id, second.again) == (first.job_id, True)
 
 
+@pytest.mark.thorough
 def test_a_holder_that_dies_loses_it_after_ack_wait_and_one_that_lives_keeps_it(wire: Wire) -> None:
     wait = "?ack_wait=6s"  # who lives says so every two seconds, unless this machine holds it up
     alive, dead = wire.listener(wait), wire.listener(wait)
@@ -622,6 +623,7 @@ def test_a_paused_queue_makes_no_traffic_and_goes_on_when_resumed(shop: Shop, wi
         empty(wire)
 
 
+@pytest.mark.thorough
 def test_a_pause_amid_the_work_gives_permits_back_for_later(
     shop: Shop, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -649,6 +651,7 @@ def test_a_pause_amid_the_work_gives_permits_back_for_later(
         empty(wire)
 
 
+@pytest.mark.thorough
 def test_the_store_being_away_costs_no_message(
     shop: Shop, wire: Wire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -740,6 +743,7 @@ def dead_worker() -> WorkerIdentity:
     )
 
 
+@pytest.mark.thorough
 def test_without_nats_a_worker_polls_every_second_and_says_so(
     server: Nats, shop: Shop, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,6 +18,8 @@ from tenure.ports import Busy, Landed, Progress
 from tenure.stores import postgres
 from tenure.stores.postgres import PostgresStore, server
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def url() -> Iterator[str]:

@@ -345,6 +345,7 @@ def command(url: str, *argv: str) -> tuple[int, str]:
     return done.returncode, said
 
 
+@pytest.mark.thorough
 def test_a_host_that_is_down_is_worth_another_try_and_a_wrong_password_is_not(folder: Path, url: str) -> None:
     wrong = with_login(url, "tenure", WRONG)
 
@@ -359,6 +360,7 @@ def test_a_host_that_is_down_is_worth_another_try_and_a_wrong_password_is_not(fo
         assert (told[0], "password authentication failed" in " ".join(told[1].split())) == (code, True), (argv, told)
 
 
+@pytest.mark.thorough
 def test_who_starts_before_the_schema_is_told_the_command(folder: Path, url: str) -> None:
     for argv, code in ((["worker", "shop"], 2), (["check"], 1), (["jobs", "list"], 1)):
         exit_code, said = command(url, *argv)
@@ -368,6 +370,7 @@ def test_who_starts_before_the_schema_is_told_the_command(folder: Path, url: str
     assert command(url, "check")[0] == 0
 
 
+@pytest.mark.thorough
 def test_a_worker_outlives_restarts_of_its_server_and_runs_each_job_once(
     folder: Path, server: Postgres, store: PostgresStore, url: str
 ) -> None:
@@ -559,6 +562,7 @@ class Standby(Postgres):
         return True
 
 
+@pytest.mark.thorough
 def test_a_standby_is_told_and_used_once_it_is_promoted() -> None:
     with Postgres() as primary:
         _passwords.add(password_of(primary.url()))
@@ -645,6 +649,7 @@ def test_one_version_ahead_is_accepted_two_are_not(server: Postgres, url: str) -
     assert "run `tenure migrate`" in refused(lambda: look_in(url))
 
 
+@pytest.mark.thorough
 def test_many_processes_migrate_an_empty_database_at_once(server: Postgres, url: str) -> None:
     code = """import sys; from tenure.stores.postgres import PostgresStore; store = PostgresStore(sys.argv[1])
 print("ready", flush=True); sys.stdin.read(1); print(store.migrate())"""

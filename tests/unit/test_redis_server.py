@@ -920,6 +920,7 @@ def test_without_memory_a_worker_can_start_and_work_the_queues_down(
 # ── It could not do it now ──
 
 
+@pytest.mark.thorough
 def test_a_server_that_loads_its_keys_is_away(server: Valkey, store: RedisStore) -> None:
     store.enqueue([draft() for _ in range(50)])
     told: list[str] = []
@@ -1064,6 +1065,7 @@ def test_a_namespace_that_is_somebody_elses_is_refused(server: Valkey, namespace
 # ── Replicas, and Sentinels ──
 
 
+@pytest.mark.thorough
 def test_a_replica_is_told_and_used_once_the_sentinels_name_it(namespace: str, nobodys_port: int) -> None:
     with Valkey() as primary, Valkey(replica_of=primary) as replica, Sentinel(primary) as sentinel:
         _passwords.add(primary.password)
@@ -1172,6 +1174,7 @@ def test_a_cluster_has_one_database(cluster: ValkeyCluster) -> None:
     refused(lambda: look_in(cluster.url.removesuffix("/0") + "/1"))
 
 
+@pytest.mark.thorough
 def test_an_owner_that_is_down_is_away_and_found_again(cluster: ValkeyCluster) -> None:
     alone = next(each for each in masters(cluster) if not each.execute("INFO", "replication")["connected_slaves"])
     other = next(each for each in masters(cluster) if each is not alone)
@@ -1282,6 +1285,7 @@ def test_while_its_slot_moves_every_verb_is_refused_and_nothing_is_half_applied(
         store.delete([view.id for view in everything(store)])
 
 
+@pytest.mark.thorough
 def test_a_failover_within_the_cluster_is_followed(cluster: ValkeyCluster) -> None:
     first, second, *_ = masters(cluster)
     name = home(cluster, first)

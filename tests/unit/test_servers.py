@@ -44,6 +44,8 @@ from servers import (
     shared_valkey,
 )
 
+pytestmark = pytest.mark.thorough
+
 FAST = {"fsync": "off"}
 
 

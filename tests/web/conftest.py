@@ -12,7 +12,7 @@ from crash.harness import FULL
 from tenure.web import memo, site
 from tenure.web.crew import Crew
 
-from .browser import Visits, chromium, visits_of
+from .browser import NoBrowser, Visits, chromium, find_chromium, visits_of
 
 
 @pytest.fixture
@@ -28,7 +28,12 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(request: pytest.FixtureRequest) -> Iterator[Browser]:
+    if request.config.getoption("everyday"):
+        try:
+            find_chromium()
+        except NoBrowser as error:
+            pytest.skip(str(error))
     with chromium() as browser:
         yield browser
 

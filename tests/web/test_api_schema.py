@@ -140,6 +140,7 @@ def ask(operation: Any, mode: GenerationMode, url: str, names: dict[str, list[st
     seed(1)(quick(asking))()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_the_api_keeps_its_contract_whatever_it_is_asked(url: str, store: Store) -> None:
     headers = {"Authorization": f"Bearer {SECRET}"}

@@ -128,6 +128,7 @@ def test_a_read_that_began_before_somebody_acted_is_not_kept_as_new(monkeypatch:
     assert found == "after", "what was read before somebody acted stays for an hour"
 
 
+@pytest.mark.thorough
 def test_who_connects_and_asks_for_nothing_is_sent_away(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_SILENT_SECONDS", 1)
     with running(app, app) as place:

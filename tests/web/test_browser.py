@@ -134,6 +134,7 @@ def test_each_button_of_the_demo_does_what_it_says_and_counters_move_without_a_r
 # ── A worker is killed ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.everyday
 def test_a_killed_workers_job_tells_its_story_and_runs_again_with_other_arguments(live: System, visits: Visits) -> None:
     page = visits(live.url)
     visits.excuse(page, "422")

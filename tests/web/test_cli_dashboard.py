@@ -28,6 +28,8 @@ from tenure.stores.sqlite import SqliteStore
 APP = """
 from tenure import Tenure
 
+pytestmark = pytest.mark.thorough
+
 jobs = Tenure()
 
 @jobs.task

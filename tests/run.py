@@ -1,0 +1,156 @@
+"""`make test` and `make test-all`: pytest under a limit for the whole, which ends red and leaves no process behind.
+
+    python tests/run.py everyday [pytest's arguments]     what a newcomer runs: minutes
+    python tests/run.py all [pytest's arguments]          everything
+
+When the limit has passed, it names the tests that were running, shows the stacks of the processes that ran them, and
+kills all that the run has started. Processes are found by a variable in their environment, so also those that have left
+their group. TESTS_MINUTES sets another limit.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+RUN, FOLDER = "TESTS_RUN", "TESTS_RUN_FOLDER"
+STACKS_SECONDS = 3.0
+LEFT_SECONDS = float(
+    os.environ.get("TESTS_LEFT_SECONDS") or 30.0
+)  #: servers and browsers are told to end with the run, and take a moment
+HERE = Path(__file__).parent
+WAITING = [
+    "tests/crash",
+    "tests/chaos",
+    *sorted(f"tests/web/{each.name}" for each in HERE.glob("web/test_browser*.py")),
+]
+MORE_THAN_CORES = str(max(3, (os.cpu_count() or 2) + 1))  # tests wait as well as work
+CORES = str(max(2, os.cpu_count() or 2))
+
+
+class Process(NamedTuple):
+    pid: int
+    cmdline: list[str]
+
+
+class Kind(NamedTuple):
+    minutes: float
+    phases: tuple[tuple[str, ...], ...]  #: pytest's arguments, one run after the other
+    left_out: str
+
+
+KINDS = {
+    "everyday": Kind(
+        20,
+        (("--everyday", "-n", MORE_THAN_CORES, "tests"),),
+        "left to make test-all: every crash story on every backend, all of chaos, all browser tests, slow cases, and "
+        "the tests of the test bench itself (CONTRIBUTING.md has the table)",
+    ),
+    "all": Kind(
+        80,
+        (
+            ("-n", CORES, "tests", *(f"--ignore={each}" for each in WAITING)),
+            ("-n", MORE_THAN_CORES, "--dist", "loadgroup", *WAITING),
+        ),
+        "",
+    ),
+}
+
+
+def main(name: str, arguments: list[str]) -> int:
+    kind = KINDS[name]
+    minutes = float(os.environ.get("TESTS_MINUTES") or kind.minutes)
+    deadline = time.monotonic() + minutes * 60
+    folder, token = Path(tempfile.mkdtemp(prefix="tenure-tests-")), secrets.token_hex(8)
+    # Caches of its own: nothing of this user's is read, and a home that can't be written is no matter.
+    environment = {**os.environ, RUN: token, FOLDER: str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    failed = 0
+    try:
+        for phase in kind.phases:
+            code = _pytest([*phase, *arguments], environment, deadline)
+            if code is None:
+                failed = 1
+                print(_overdue(folder, minutes), flush=True)
+                break
+            failed = failed or code
+        if kind.left_out and not failed:
+            print(kind.left_out, flush=True)
+    finally:
+        left = _end_all(token, 0.0 if failed else LEFT_SECONDS)
+        shutil.rmtree(folder, ignore_errors=True)
+    if left and not failed:
+        print("FAILED: these processes outlived the tests, and were killed:\n" + "\n".join(left), flush=True)
+        return 1
+    return failed
+
+
+def _pytest(arguments: list[str], environment: dict[str, str], deadline: float) -> int | None:
+    """Its exit code; None: it has not ended by the deadline."""
+    # A process that had to be ended is replaced, but not for ever: by groups, xdist hands out the same test once more.
+    command = [sys.executable, "-m", "pytest", "-q", "--max-worker-restart=2", *arguments]
+    pytest = subprocess.Popen(command, cwd=HERE.parent, env=environment, stdin=subprocess.DEVNULL)
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches pytest by itself
+    signal.signal(signal.SIGTERM, lambda number, frame: pytest.terminate())
+    try:
+        return pytest.wait(max(deadline - time.monotonic(), 0.0))
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _overdue(folder: Path, minutes: float) -> str:
+    """Which tests were running, and where each of their processes stood."""
+    running: list[str] = []
+    for file in sorted(folder.glob("*.test")):
+        if test := file.read_text():
+            running.append(test)
+            with suppress(ProcessLookupError):
+                os.kill(int(file.stem.rpartition("-")[2]), signal.SIGUSR1)  # watchdog.py writes its stacks
+    time.sleep(STACKS_SECONDS)
+    stacks = [text for file in sorted(folder.glob("*.stacks")) if (text := file.read_text())]
+    said = f"FAILED: the run took more than {minutes:g} minutes, and was ended. It was at:"
+    return "\n".join(["", *stacks, said, *(running or ["no test"])])
+
+
+def _end_all(token: str, patience: float) -> list[str]:
+    """The commands of what has not ended within so many seconds; when it returns all have."""
+    until = time.monotonic() + patience
+    while (left := _carriers(token)) and time.monotonic() < until:
+        time.sleep(0.2)
+    told = [f"{process.pid} {shlex.join(process.cmdline)}" for process in left]
+    while left := _carriers(token):
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return told
+
+
+def _carriers(token: str) -> list[Process]:
+    """Every process with this token in its environment, but this one and what is only a zombie."""
+    found: list[Process] = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"{RUN}={token}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state not in "ZX":
+                    words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                    found.append(Process(int(entry.name), [word.decode(errors="replace") for word in words]))
+        except OSError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in KINDS:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

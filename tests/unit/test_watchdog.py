@@ -1,0 +1,127 @@
+"""A test run ends, red and by name, whatever a test does, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+pytestmark = pytest.mark.thorough
+
+HERE = Path(__file__).parents[1]
+CONFTEST = """
+import watchdog
+
+watchdog.CHILDREN_SECONDS, watchdog.PROCESS_SECONDS = 1.0, 4.0
+watchdog.start_afresh()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--everyday", action="store_true")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(watchdog.Watchdog("x", 120.0))
+"""
+HEAD = "import os, signal, subprocess, sys, time\nimport pytest\n\nSLEEP = ['sleep', '4711']\n\n\n"
+WAITS_FOR_ITS_CHILD = """
+@pytest.mark.timeout(2)
+def test_that_waits_for_a_child_that_never_ends():
+    with subprocess.Popen(SLEEP):
+        time.sleep(3600)
+"""
+SWALLOWS_ALL = """
+@pytest.mark.timeout(2)
+def test_that_swallows_its_limit():
+    while True:
+        try:
+            time.sleep(3600)
+        except BaseException:
+            pass
+"""
+TAKES_LONG = """
+def test_that_takes_longer_than_the_whole_run_may():
+    subprocess.Popen(SLEEP, start_new_session=True)
+    time.sleep(3600)
+"""
+LEAVES_A_PROCESS = """
+def test_that_leaves_a_process():
+    subprocess.Popen(SLEEP, start_new_session=True)
+"""
+LOOKS_AT_ITS_CHILD = """
+def test_that_a_child_hears_ctrl_c_and_knows_no_setting_of_ours():
+    code = "import os, signal; print(signal.getsignal(signal.SIGINT).__name__, signal.getsignal(signal.SIGHUP).name, "
+    code += "os.environ.get('TENURE_URL'), oct(os.umask(0)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "default_int_handler SIG_DFL None 0o22\\n"
+"""
+
+
+def run(folder: Path, test: str, minutes: str = "10", before: str = "") -> tuple[int, str]:
+    """The exit code and output of a whole run that has only this test."""
+    tests = folder / "a folder" / "tests"  # also where a path has a space
+    tests.mkdir(parents=True)
+    for name in ("run.py", "watchdog.py"):
+        shutil.copy(HERE / name, tests)
+    (tests / "conftest.py").write_text(CONFTEST)
+    (tests / "test_it.py").write_text(HEAD + test)
+    (tests.parent / "pytest.ini").write_text("[pytest]\ntimeout = 120\n")
+    command = f"{before}exec '{sys.executable}' '{tests}/run.py' everyday -p no:cacheprovider"
+    env = {**os.environ, "TESTS_MINUTES": minutes, "TENURE_URL": "sqlite:///nowhere.db"}
+    ended = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, check=False, timeout=110)
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    left = [each for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == ["sleep", "4711"]]
+    assert not [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_what_waits_for_a_child_fails_when_its_time_is_up(tmp_path: Path) -> None:
+    code, said = run(tmp_path, WAITS_FOR_ITS_CHILD)
+
+    assert code == 1, said
+    assert "test_that_waits_for_a_child_that_never_ends" in said
+    assert "Timeout" in said
+
+
+def test_what_swallows_its_limit_takes_its_process_along_and_is_named(tmp_path: Path) -> None:
+    code, said = run(tmp_path, SWALLOWS_ALL)
+
+    assert code != 0, said
+    assert "test_that_swallows_its_limit" in said
+
+
+def test_a_run_that_takes_too_long_names_where_it_was_and_ends_all_it_has_started(tmp_path: Path) -> None:
+    code, said = run(tmp_path, TAKES_LONG, minutes="0.5")
+
+    assert code == 1, said
+    assert "took more than 0.5 minutes" in said
+    assert "test_it.py::test_that_takes_longer_than_the_whole_run_may" in said
+    assert "in test_that_takes_longer_than_the_whole_run_may" in said, "its stack is shown"
+
+
+def test_a_process_that_outlives_the_tests_is_named_and_makes_the_run_red(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTS_LEFT_SECONDS", "1")
+
+    code, said = run(tmp_path, LEAVES_A_PROCESS)
+
+    assert code == 1, said
+    assert "sleep 4711" in said
+
+
+@pytest.mark.parametrize("before", ["", "trap '' INT HUP; "], ids=["from a terminal", "with nohup, in the background"])
+def test_children_start_as_from_a_fresh_shell(tmp_path: Path, before: str) -> None:
+    code, said = run(tmp_path, LOOKS_AT_ITS_CHILD, before=before)
+
+    assert code == 0, said
