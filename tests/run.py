@@ -5,7 +5,7 @@
 
 When the limit has passed, it names the tests that were running, shows the stacks of the processes that ran them, and
 kills all that the run has started. Processes are found by a variable in their environment, so also those that have left
-their group. TESTS_MINUTES sets another limit.
+their group. TESTS_MINUTES sets another limit; a SIGALRM says that it has passed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 RUN, FOLDER = "TESTS_RUN", "TESTS_RUN_FOLDER"
 STACKS_SECONDS = 3.0
@@ -36,6 +36,10 @@ WAITING = [
 ]
 MORE_THAN_CORES = str(max(3, (os.cpu_count() or 2) + 1))  # tests wait as well as work
 CORES = str(max(2, os.cpu_count() or 2))
+
+
+class Overdue(Exception):
+    """The run has taken longer than it may."""
 
 
 class Process(NamedTuple):
@@ -70,22 +74,23 @@ KINDS = {
 def main(name: str, arguments: list[str]) -> int:
     kind = KINDS[name]
     minutes = float(os.environ.get("TESTS_MINUTES") or kind.minutes)
-    deadline = time.monotonic() + minutes * 60
+    signal.signal(signal.SIGALRM, _raise_overdue)
+    signal.setitimer(signal.ITIMER_REAL, minutes * 60)
     folder, token = Path(tempfile.mkdtemp(prefix="tenure-tests-")), secrets.token_hex(8)
     # Caches of its own: nothing of this user's is read, and a home that can't be written is no matter.
     environment = {**os.environ, RUN: token, FOLDER: str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all that they import
     failed = 0
     try:
         for phase in kind.phases:
-            code = _pytest([*phase, *arguments], environment, deadline)
-            if code is None:
-                failed = 1
-                print(_overdue(folder, minutes), flush=True)
-                break
-            failed = failed or code
+            failed = _pytest([*phase, *arguments], environment) or failed
         if kind.left_out and not failed:
             print(kind.left_out, flush=True)
+    except Overdue:
+        failed = 1
+        print(_where_it_was(folder, minutes), flush=True)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         left = _end_all(token, 0.0 if failed else LEFT_SECONDS)
         shutil.rmtree(folder, ignore_errors=True)
     if left and not failed:
@@ -94,20 +99,21 @@ def main(name: str, arguments: list[str]) -> int:
     return failed
 
 
-def _pytest(arguments: list[str], environment: dict[str, str], deadline: float) -> int | None:
-    """Its exit code; None: it has not ended by the deadline."""
+def _pytest(arguments: list[str], environment: dict[str, str]) -> int:
+    """Its exit code. Raises Overdue."""
     # A process that had to be ended is replaced, but not for ever: by groups, xdist hands out the same test once more.
     command = [sys.executable, "-m", "pytest", "-q", "--max-worker-restart=2", *arguments]
     pytest = subprocess.Popen(command, cwd=HERE.parent, env=environment, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches pytest by itself
     signal.signal(signal.SIGTERM, lambda number, frame: pytest.terminate())
-    try:
-        return pytest.wait(max(deadline - time.monotonic(), 0.0))
-    except subprocess.TimeoutExpired:
-        return None
+    return pytest.wait()
 
 
-def _overdue(folder: Path, minutes: float) -> str:
+def _raise_overdue(number: int, frame: object) -> NoReturn:
+    raise Overdue
+
+
+def _where_it_was(folder: Path, minutes: float) -> str:
     """Which tests were running, and where each of their processes stood."""
     running: list[str] = []
     for file in sorted(folder.glob("*.test")):
