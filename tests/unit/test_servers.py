@@ -389,17 +389,21 @@ def test_a_pipeline_and_a_copy_are_cut_once_they_are_committed(database: str, pr
     connection = through(proxy, database)
     pipe = connection.pgconn
     pipe.enter_pipeline_mode()
-    for statement in (b"SELECT 7 FROM pg_sleep(0.2)", b"INSERT INTO n VALUES (1), (2)"):
-        pipe.send_query_params(statement, None)
-        pipe.pipeline_sync()
-    pipe.flush()
     answers: list[bytes | None] = []
-    with pytest.raises(psycopg.OperationalError):
+    with psycopg.connect(database, autocommit=True) as other, pytest.raises(psycopg.OperationalError):
+        # A reset throws away what its receiver has not read yet, so the second one is answered after the first is read.
+        other.execute("SELECT pg_advisory_lock(7)")
+        for statement in (b"SELECT 7", b"INSERT INTO n SELECT m FROM (VALUES (1), (2)) AS v(m), pg_advisory_lock(7)"):
+            pipe.send_query_params(statement, None)
+            pipe.pipeline_sync()
+        pipe.flush()
         while select([pipe.socket], [], [])[0]:  # get_result would wait with the GIL held, which the proxy needs
             pipe.consume_input()
             while not pipe.is_busy():
                 result = pipe.get_result()
                 answers += [result.get_value(0, 0)] if result is not None and result.ntuples else []
+            if answers:
+                other.execute("SELECT pg_advisory_unlock_all()")
     assert answers == [b"7"]
     connection.close()
     proxy.cut_reply_to(b"COPY n")
