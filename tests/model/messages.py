@@ -1,7 +1,7 @@
 """Permits, searched: a queue of messages beside the store, either of which may be away, or both.
 
 One job, two workers with a slot each, and the messages that let them claim (`tenure/permits.py`,
-`notifiers/jetstream.py`). A message names a job; which one it buys, the store says. So the one message that is left
+`notifiers/nats/permits.py`). A message names a job; which one it buys, the store says. So the one message that is left
 for our job may name another, which was claimed under ours. Messages are lost, doubled, late, dealt out again though
 their holder lives; the queue forgets all of them; workers, hosts and connections fail. It is searched in two ways:
 

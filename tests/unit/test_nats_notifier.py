@@ -31,8 +31,8 @@ from tenure.core.ids import new_id
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.maintenance import Maintenance
-from tenure.notifiers import jetstream
-from tenure.notifiers.nats import NatsListener, NatsNotifier, parse_url
+from tenure.notifiers.nats import NatsListener, NatsNotifier, connection
+from tenure.notifiers.nats.address import parse_url
 from tenure.ports import Filter, Permit, Ring, WorkerIdentity
 from tenure.stores.sqlite import SqliteStore
 from tenure.tasks.handle import JobHandle
@@ -111,8 +111,8 @@ class Wire:
 @pytest.fixture
 def wire(server: Nats, monkeypatch: pytest.MonkeyPatch) -> Generator[Wire]:
     """However busy this machine is, the first answer is waited for, and what is to be said at the end is said."""
-    for module in ("jetstream", "nats"):
-        monkeypatch.setattr(f"tenure.notifiers.{module}.CLOSE_SECONDS", SECONDS)
+    for module in ("connection", "thread"):
+        monkeypatch.setattr(f"tenure.notifiers.nats.{module}.CLOSE_SECONDS", SECONDS)
     wire = Wire(server.url)
     yield wire
     wire.close()
@@ -237,7 +237,7 @@ def test_a_holder_that_dies_loses_it_after_ack_wait_and_one_that_lives_keeps_it(
     wire.notifier(wait).announce([queued(*(job := ids(1)))])
     permits(dead, 1)
 
-    dead._line.call(dead._line._main.cancel)  # as a kill would: nothing is given back
+    dead._thread._call(dead._thread._main.cancel)  # as a kill would: nothing is given back
     alive.permits.want({"mail": 9})
 
     (again,) = permits(alive, 1)
@@ -347,8 +347,8 @@ def test_a_restart_amid_a_request_for_permits_loses_nothing(server: Nats, wire: 
     (held,) = permits(ear, 1)
 
     server.kill()
-    for line in (bell._line, ear._line):  # an acknowledgement that goes into a dead connection would be lost
-        until(lambda line=line: line is not None and "can't be reached" in line.problem(), "the loss to be seen")  # type: ignore[misc]
+    for thread in (bell._opened(), ear._thread):  # an acknowledgement that goes into a dead connection would be lost
+        until(lambda thread=thread: "can't be reached" in thread.problem(), "the loss to be seen")  # type: ignore[misc]
     bell.announce([queued(*(meanwhile := ids(1)))])
     ear.permits.settle([held])
     server.restart()
@@ -391,8 +391,7 @@ def test_while_it_is_down_no_more_is_kept_than_some_thousands(server: Nats, wire
     for _ in range(300):
         bell.announce([queued(*ids(100))])
 
-    assert bell._line is not None
-    assert bell._line._waiting <= 5_000
+    assert bell._opened()._publisher._waiting <= 5_000
     until(lambda: "can't be reached" in bell.problem(), "the first try to fail")
 
 
@@ -455,8 +454,8 @@ def test_a_forked_child_has_a_connection_of_its_own(wire: Wire) -> None:
 
 def test_what_is_announced_leaves_before_the_interpreter_ends(wire: Wire) -> None:
     script = (
-        "import sys; from tenure.notifiers import jetstream; from tenure.notifiers.nats import NatsNotifier; "
-        f"from tenure.ports import Ring; jetstream.CLOSE_SECONDS = {SECONDS}; "
+        "import sys; from tenure.notifiers.nats import NatsNotifier, thread; "
+        f"from tenure.ports import Ring; thread.CLOSE_SECONDS = {SECONDS}; "
         "NatsNotifier(sys.argv[1]).announce([Ring('queued', 'mail', (sys.argv[2],))])"
     )
     url = wire.url.replace("127.0.0.1", "localhost")
@@ -464,22 +463,22 @@ def test_what_is_announced_leaves_before_the_interpreter_ends(wire: Wire) -> Non
     assert wire.messages() == 1
 
 
-def test_a_line_that_is_closed_just_when_an_answer_comes_ends(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_is_closed_just_when_an_answer_comes_ends(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = Event()
 
-    class Meanwhile(jetstream._Client):
+    class Meanwhile(connection.TlsClient):
         async def _request_sub_callback(self, msg: Msg) -> None:
             await super()._request_sub_callback(msg)
             if closed.is_set():
-                line._main.cancel()  # as `close` has it called, in the very turn in which the answer is there
+                thread._main.cancel()  # as `close` has it called, in the very turn in which the answer is there
 
-    monkeypatch.setattr(jetstream, "_Client", Meanwhile)
-    line = up(wire.notifier())._opened()
+    monkeypatch.setattr(connection, "TlsClient", Meanwhile)
+    thread = up(wire.notifier())._opened()
     closed.set()
-    line.call(line._look.set)
+    thread._call(thread._connection.look.set)
 
-    line._thread.join(SECONDS / 2)
-    assert not line._thread.is_alive()
+    thread._thread.join(SECONDS / 2)
+    assert not thread._thread.is_alive()
 
 
 # ── URLs ──

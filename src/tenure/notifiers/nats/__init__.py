@@ -1,0 +1,97 @@
+"""Doorbells and permits over NATS: `notifier="nats://…"`, beside any store.
+
+    tenure.<namespace>.queue.<token>   JetStream, WorkQueue: one message a job. Whoever pulls it may claim one job.
+    tenure.<namespace>.ring            core NATS: a few bytes a ring, heard by everyone at once
+
+The queue delivers, the store owns: a lost message costs a poll, a doubled one a look.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+from weakref import WeakSet
+
+from tenure.notifiers.inbox import Inbox
+from tenure.notifiers.nats.address import Names, parse_url
+from tenure.notifiers.nats.connection import RETRY_SECONDS
+from tenure.notifiers.nats.thread import NatsThread
+from tenure.ports import Ring
+
+_notifiers: WeakSet[NatsNotifier] = WeakSet()
+_inherited: list[object] = []  #: the parent's connections: closing one here would pull at its sockets
+
+
+class NatsNotifier:
+    """Rings and permits of one namespace. It connects on first use, and makes no thread before."""
+
+    def __init__(self, url: str, namespace: str = "tenure", password: str | None = None) -> None:
+        self.address = parse_url(url, password)
+        self._namespace = namespace
+        self._lock = threading.Lock()
+        self._thread: NatsThread | None = None
+        _notifiers.add(self)
+
+    def announce(self, rings: Iterable[Ring]) -> None:
+        posted = list(rings)
+        if posted:
+            with suppress(RuntimeError):  # the interpreter is ending and starts no thread any more
+                self._opened().post(posted)
+
+    def listen(self) -> NatsListener:
+        return NatsListener(self._opened())
+
+    def problem(self) -> str:
+        return self._opened().problem()
+
+    def close(self) -> None:
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            atexit.unregister(self.close)
+            thread.close()
+
+    def _opened(self) -> NatsThread:
+        with self._lock:
+            if self._thread is None:
+                self._thread = NatsThread(self.address, Names(self._namespace))
+                atexit.register(self.close)
+            return self._thread
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        if self._thread is not None:
+            _inherited.append(self._thread)
+            self._thread = None
+
+
+def _forget_all() -> None:
+    for notifier in list(_notifiers):
+        notifier._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class NatsListener:
+    """Receives every ring, and deals out the permits that were asked for."""
+
+    interval = RETRY_SECONDS
+
+    def __init__(self, thread: NatsThread) -> None:
+        self._thread = thread
+        self._inbox = Inbox()
+        self.permits = thread.attach(self._inbox)
+
+    def fileno(self) -> int:
+        return self._inbox.fileno()
+
+    def drain(self) -> list[Ring]:
+        return self._inbox.drain()
+
+    def close(self) -> None:
+        self._thread.detach(self.permits)
+        self._inbox.close()
