@@ -19,7 +19,8 @@ from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.core.durations import seconds, spell
 from tenure.errors import InvalidOption, TenureError
 from tenure.ports.schedules import Schedule
-from tenure.schedules.cron import outlook
+from tenure.schedules import advice
+from tenure.schedules.advice import outlook
 from tenure.schedules.plan import overdue_by, rule_of
 from tenure.schedules.timetable import record
 from tenure.tasks.arguments import redacted
@@ -146,7 +147,7 @@ def preview(
     if stored and stored.start:
         since = max(since, stored.start - _MOMENT)
     coming = [each for each in outlook(rule, since, limit) if not (stored and stored.end and each.tick > stored.end)]
-    lint = rule.lint(since)
+    lint = advice.lint(rule, since)
     if shared.json:
         show_json({"rule": str(rule), "tz": getattr(rule, "tz", "UTC"), "ticks": coming, "lint": lint})
         return 0

@@ -14,7 +14,7 @@ from tenure.cli.schedules_screen import away, clock, declared_words, understood
 from tenure.cli.shared import Shared, app_of, confirm, operator
 from tenure.errors import InvalidOption
 from tenure.ports.schedules import CatchUp, Dst, Overlap, Schedule
-from tenure.schedules import cron
+from tenure.schedules import advice, cron
 from tenure.schedules.cron import Rule
 from tenure.schedules.declarations import schedule
 from tenure.schedules.timetable import record
@@ -164,7 +164,7 @@ def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
         )
     put, now = admin.put_schedule(new), admin.store.now()
     rule = understood(new)
-    lint = rule.lint(now) if rule else []
+    lint = advice.lint(rule, now) if rule else []
     if shared.json:
         show_json({**plain(record(put)), "created": stands is None, "lint": lint})
         return 0

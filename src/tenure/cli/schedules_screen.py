@@ -13,7 +13,9 @@ from tenure.core.durations import spell
 from tenure.errors import InvalidOption
 from tenure.events import headline
 from tenure.ports.schedules import Run, Schedule, Standing, Status, Tick
-from tenure.schedules.cron import Cron, Every, Outlook, Rule
+from tenure.schedules import advice
+from tenure.schedules.advice import Outlook
+from tenure.schedules.cron import Cron, Every, Rule
 from tenure.schedules.plan import overdue_by, rule_of
 from tenure.schedules.timetable import Declared, Overdue, Record, record
 
@@ -300,7 +302,7 @@ def run_row(run: Run, rule: Rule | None, now: datetime) -> list[str]:
 def surprises(schedule: Schedule, now: datetime) -> list[str]:
     """What its rule does that people do not expect."""
     try:
-        return rule_of(schedule).lint(now)
+        return advice.lint(rule_of(schedule), now)
     except InvalidOption as error:
         return [f"it can't be understood here: {error}"]
 

@@ -3,7 +3,7 @@
 cronsim reads the expression and knows which days match. Its walk over the clock is not used: going back it answers
 other ticks than going forth, and it slips where clocks change by half an hour or at midnight. Here time is cut at the
 zone's changes into stretches of one offset; inside a stretch wall time is plain arithmetic, and what happens at a
-change is Debian cron's rule, in one place (`Cron._swallowed` and `Cron._floor`):
+change is Debian cron's rule, in one place (`Cron.swallows` and `Cron._floor`):
 
 - *Fixed times* (neither minute nor hour starts with a star): a tick that the clocks jump over runs once, at the first
   instant after the jump; a tick that comes twice runs the first time.
@@ -27,17 +27,15 @@ from itertools import islice, takewhile
 from math import isfinite
 
 from cronsim import CronSim, CronSimError
-from cronsim.cronsim import DAYS_IN_MONTH
 
 from tenure.core import durations
 from tenure.core.durations import Duration
 from tenure.errors import InvalidOption
 from tenure.ports.schedules import Dst
-from tenure.schedules.zones import EARLIEST, LATEST, Change, changes_after, changes_back, offset_at, zone_of
+from tenure.schedules.zones import DAY, EARLIEST, LATEST, Change, changes_after, changes_back, offset_at, zone_of
 
-_DAY = 86_400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_EPOCH_DAY = _EPOCH.toordinal()
+EPOCH_DAY = _EPOCH.toordinal()
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
 _YEARS = 50  # an expression without a tick for so long has none
@@ -51,7 +49,7 @@ _MACROS = {
     "@YEARLY": "0 0 1 1 *",
     "@ANNUALLY": "0 0 1 1 *",
 }
-_FIELDS = {
+FIELDS = {
     "second": "0-59",
     "minute": "0-59",
     "hour": "0-23",
@@ -59,9 +57,6 @@ _FIELDS = {
     "month": "1-12 or JAN-DEC",
     "day-of-week": "0-7 or SUN-SAT (0 and 7 are Sunday), 5L, MON#2",
 }
-_CYCLES = ((60, "minute"), (60, "hour"), (24, "day"), (31, "month"), (12, "year"), (7, "week"))
-_DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 # ── expressions ──
@@ -80,35 +75,35 @@ class _Times:
 
     def after(self, wall: int) -> int | None:
         """The first strictly after."""
-        day, rest = divmod(wall + 1, _DAY)
+        day, rest = divmod(wall + 1, DAY)
         if self._on(day):
             minute, second = divmod(rest, 60)
             at = bisect_left(self.minutes, minute)
             if at < len(self.minutes):
                 if self.minutes[at] > minute:
-                    return day * _DAY + self.minutes[at] * 60 + self.seconds[0]
+                    return day * DAY + self.minutes[at] * 60 + self.seconds[0]
                 if second <= self.seconds[-1]:
-                    return day * _DAY + minute * 60 + self.seconds[bisect_left(self.seconds, second)]
+                    return day * DAY + minute * 60 + self.seconds[bisect_left(self.seconds, second)]
                 if at + 1 < len(self.minutes):
-                    return day * _DAY + self.minutes[at + 1] * 60 + self.seconds[0]
+                    return day * DAY + self.minutes[at + 1] * 60 + self.seconds[0]
         found = self._day(day, 1)
-        return None if found is None else found * _DAY + self.minutes[0] * 60 + self.seconds[0]
+        return None if found is None else found * DAY + self.minutes[0] * 60 + self.seconds[0]
 
     def upto(self, wall: int) -> int | None:
         """The last at or before."""
-        day, rest = divmod(wall, _DAY)
+        day, rest = divmod(wall, DAY)
         if self._on(day):
             minute, second = divmod(rest, 60)
             at = bisect_right(self.minutes, minute) - 1
             if at >= 0:
                 if self.minutes[at] < minute:
-                    return day * _DAY + self.minutes[at] * 60 + self.seconds[-1]
+                    return day * DAY + self.minutes[at] * 60 + self.seconds[-1]
                 if second >= self.seconds[0]:
-                    return day * _DAY + minute * 60 + self.seconds[bisect_right(self.seconds, second) - 1]
+                    return day * DAY + minute * 60 + self.seconds[bisect_right(self.seconds, second) - 1]
                 if at > 0:
-                    return day * _DAY + self.minutes[at - 1] * 60 + self.seconds[-1]
+                    return day * DAY + self.minutes[at - 1] * 60 + self.seconds[-1]
         found = self._day(day, -1)
-        return None if found is None else found * _DAY + self.minutes[-1] * 60 + self.seconds[-1]
+        return None if found is None else found * DAY + self.minutes[-1] * 60 + self.seconds[-1]
 
     def between(self, first: int, end: int) -> list[int]:
         """The first four of first <= wall < end: enough to see whether there are any, and to name them."""
@@ -121,7 +116,7 @@ class _Times:
 
     def _on(self, day: int) -> bool:
         try:
-            return self._matches(date.fromordinal(day + _EPOCH_DAY))
+            return self._matches(date.fromordinal(day + EPOCH_DAY))
         except (ValueError, OverflowError):
             return False
 
@@ -131,11 +126,11 @@ class _Times:
     def _day(self, day: int, step: int) -> int | None:
         """The next matching day in that direction, not this one."""
         try:
-            now = date.fromordinal(day + step + _EPOCH_DAY)
+            now = date.fromordinal(day + step + EPOCH_DAY)
             end = now.year + step * _YEARS
             while (end - now.year) * step >= 0:
                 if self._matches(now):
-                    return now.toordinal() - _EPOCH_DAY
+                    return now.toordinal() - EPOCH_DAY
                 if now.month not in self.sim.months:
                     now = now.replace(day=monthrange(now.year, now.month)[1] if step > 0 else 1)
                 now += timedelta(days=step)
@@ -182,11 +177,11 @@ def _refuse(expression: str, said: str) -> InvalidOption:
     if "?" in expression:
         return InvalidOption(f"cron: {got}; write * in place of ?")
     name = said.removeprefix("Bad ")
-    part = parts[list(_FIELDS).index(name) - 6] if name in _FIELDS else expression
+    part = parts[list(FIELDS).index(name) - 6] if name in FIELDS else expression
     if name == "day-of-month" and re.fullmatch(r"[\d,]+", part) and all(0 < int(d) < 32 for d in part.split(",") if d):
         return _never(expression)
     return InvalidOption(
-        f"cron: bad {name} {part.lower()!r} in {expression.lower()!r}; expected {_FIELDS.get(name, 'numbers')}, "
+        f"cron: bad {name} {part.lower()!r} in {expression.lower()!r}; expected {FIELDS.get(name, 'numbers')}, "
         "* for all, a-b for a rising range, a,b for a list, */n for steps"
     )
 
@@ -195,72 +190,10 @@ def _never(expression: str) -> InvalidOption:
     return InvalidOption(f'cron: expected a date that comes, got "{expression.lower()}"; no day of any month fits')
 
 
-# ── words ──
-
-
-def _day(wall: int) -> str:
-    return date.fromordinal(wall // _DAY + _EPOCH_DAY).isoformat()
-
-
-def _hhmm(wall: int) -> str:
-    return f"{wall // 3600 % 24:02d}:{wall // 60 % 60:02d}"
-
-
-def _listed(walls: list[int]) -> str:
-    return ", ".join(_hhmm(wall) for wall in walls[:3]) + (", …" if len(walls) > 3 else "")
-
-
-def _said(change: Change) -> str:
-    way = "forward" if change.after > change.before else "back"
-    if change.last // _DAY == change.first // _DAY:
-        return f"clocks go {way} {_hhmm(change.last)}→{_hhmm(change.first)}"
-    return f"clocks go {way} {_day(change.last)} {_hhmm(change.last)}→{_day(change.first)} {_hhmm(change.first)}"
-
-
-def _often(sim: CronSim) -> Iterator[str]:
-    if len(sim.seconds) > 1:
-        yield f"second {sim.parts[0]} runs {len(sim.seconds)} times in every minute that matches"
-
-
-def _uneven(sim: CronSim) -> Iterator[str]:
-    """Steps start again with every hour, day, month or year, and with what remains."""
-    days = {day % 7 for day in sim.weekdays if isinstance(day, int)}
-    fields = zip(_FIELDS, sim.parts, (sim.seconds, sim.minutes, sim.hours, sim.days, sim.months, days), strict=True)
-    for (name, part, values), (size, whole) in zip(fields, _CYCLES, strict=True):
-        found = re.fullmatch(r"(?:\*|\w+)/(\d+)", part)
-        step = int(found[1]) if found else 1
-        first, last = min(values, default=0), max(values, default=0)
-        rest = first + size - last
-        unit = "day" if name.startswith("day") else name
-        if first < 0 or step == 1 or rest == step:
-            continue
-        if step > size:
-            yield f"{name} {part} steps beyond the {whole}: it means once a {whole}, at {_value(name, first)}"
-        elif whole == "month":
-            yield f"{name} {part} is not every {step} days: it starts again with each month, at {_value(name, first)}"
-        else:
-            comes = f"after {_value(name, last)} comes {_value(name, first)}"
-            yield f"{name} {part} is not every {step} {unit}s: {comes}, {rest} {unit}{'' if rest == 1 else 's'} later"
-
-
-def _value(name: str, value: int) -> str:
-    match name:
-        case "second" | "minute":
-            return f":{value:02d}"
-        case "hour":
-            return f"{value:02d}:00"
-        case "month":
-            return _MONTHS[value - 1]
-        case "day-of-week":
-            return _DAYS[value]
-        case _:
-            return f"day {value}"
-
-
 # ── the two rules ──
 
 
-def _epoch_seconds(instant: datetime) -> int:
+def epoch_seconds(instant: datetime) -> int:
     if instant.tzinfo is None:
         raise InvalidOption(f"expected a time with its zone, got {instant}; use datetime.now(UTC)")
     return (instant - _EPOCH) // _SECOND
@@ -306,11 +239,11 @@ class Cron:
 
     def after(self, instant: datetime) -> datetime | None:
         """The first tick strictly after."""
-        return self._datetime(next(self._from(_epoch_seconds(instant)), None))
+        return self._datetime(next(self._from(epoch_seconds(instant)), None))
 
     def upto(self, instant: datetime) -> datetime | None:
         """The last tick at or before."""
-        return self._datetime(self._upto(_epoch_seconds(instant)))
+        return self._datetime(self._upto(epoch_seconds(instant)))
 
     def nearest(self, instant: datetime) -> datetime | None:
         """The tick closest to that instant, before or after; the earlier of two as close."""
@@ -318,8 +251,8 @@ class Cron:
 
     def between(self, after: datetime, until: datetime) -> Iterator[datetime]:
         """The ticks with after < tick <= until, one by one."""
-        end = min(_epoch_seconds(until), LATEST)
-        for at in takewhile(lambda at: at <= end, self._from(_epoch_seconds(after))):
+        end = min(epoch_seconds(until), LATEST)
+        for at in takewhile(lambda at: at <= end, self._from(epoch_seconds(after))):
             yield _EPOCH + timedelta(seconds=at)
 
     def count(self, after: datetime, until: datetime, most: int) -> int:
@@ -330,18 +263,8 @@ class Cron:
         """The tick as the clocks of its zone show it."""
         return tick.astimezone(zone_of(self.tz))
 
-    def lint(self, now: datetime | None = None) -> list[str]:
-        """Sentences about what surprises in this expression: none is fine. Looks two years ahead of `now`.
-
-        >>> Cron("*/7 * * * *").lint()
-        ['minute */7 is not every 7 minutes: after :56 comes :00, 4 minutes later']
-        """
-        start = _epoch_seconds(now or datetime.now(UTC))
-        sim = self._times.sim
-        return [*_uneven(sim), *_often(sim), *self._days(start), *self._clocks(start)]
-
     @property
-    def _times(self) -> _Times:
+    def times(self) -> _Times:
         return _times(self.expression.upper())
 
     @staticmethod
@@ -350,11 +273,11 @@ class Cron:
 
     def _from(self, at: int) -> Iterator[int]:
         """The ticks after an instant, stretch by stretch."""
-        times, offset = self._times, offset_at(self.tz, at)
+        times, offset = self.times, offset_at(self.tz, at)
         wall = times.after(max(at + offset, self._floor(at) - 1))
         while wall is not None:
-            change = next(changes_after(self.tz, at, wall + 2 * _DAY), None)
-            end = change.last if change else wall + _DAY
+            change = next(changes_after(self.tz, at, wall + 2 * DAY), None)
+            end = change.last if change else wall + DAY
             while wall is not None and wall < end:
                 at = wall - offset
                 yield at
@@ -362,21 +285,21 @@ class Cron:
             if change is None or wall is None:
                 continue
             at, offset = change.at, change.after
-            if self._swallowed(change):
+            if self.swallows(change):
                 yield at
                 wall = times.after(change.first)
             elif not times.fixed or wall < change.first:
                 wall = times.after(change.first - 1)
 
     def _upto(self, at: int) -> int | None:
-        times = self._times
+        times = self.times
         offset = offset_at(self.tz, at)
         wall = times.upto(at + offset)
         while wall is not None:
-            change = next(changes_back(self.tz, at, wall - 2 * _DAY), None)
+            change = next(changes_back(self.tz, at, wall - 2 * DAY), None)
             if change is None or wall >= max(change.first, change.last if times.fixed else change.first):
                 return wall - offset
-            if self._swallowed(change):
+            if self.swallows(change):
                 return change.at
             at, offset = change.at - 1, change.before
             wall = times.upto(at + offset)
@@ -384,91 +307,21 @@ class Cron:
 
     def _floor(self, at: int) -> int:
         """Wall times below this have had their run: clocks went back, and fixed times run the first time only."""
-        change = next(changes_back(self.tz, at, at - 2 * _DAY), None) if self._times.fixed else None
-        return change.last if change else at - 2 * _DAY
+        change = next(changes_back(self.tz, at, at - 2 * DAY), None) if self.times.fixed else None
+        return change.last if change else at - 2 * DAY
 
-    def _swallowed(self, change: Change) -> bool:
+    def swallows(self, change: Change) -> bool:
         """Clocks go forward over ticks that have to run, so they run at this change."""
-        times = self._times
+        times = self.times
         if change.after < change.before or not times.between(change.last, change.first):
             return False
         if times.fixed or self.dst == "debian":
             return times.fixed
-        for day in range(change.last // _DAY, (change.first - 1) // _DAY + 1):
-            first, last = times.after(day * _DAY - 1), times.upto((day + 1) * _DAY - 1)
+        for day in range(change.last // DAY, (change.first - 1) // DAY + 1):
+            first, last = times.after(day * DAY - 1), times.upto((day + 1) * DAY - 1)
             if first is not None and last is not None and change.last <= first <= last < change.first:
                 return True
         return False
-
-    def _days(self, now: int) -> Iterator[str]:
-        sim = self._times.sim
-        dom, dow = sim.parts[3], sim.parts[5]
-        if "*" not in (dom, dow):
-            how = (
-                "one of them starts with *, so both have to match"
-                if sim.day_and
-                else "cron runs when one of them matches, not only when both do"
-            )
-            yield f"day-of-month {dom} and day-of-week {dow}: {how}; next on {self._dates(now)}"
-        named = [day for day in sim.days if day > 0]
-        if named and not dom.startswith("*") and max(named) > 28 and not set(range(1, 29)) <= sim.days:
-            last = max(named)
-            if sim.months == {2}:
-                yield f"Feb {last} comes in leap years only{f'; next on {self._dates(now)}' if dow == '*' else ''}"
-            elif short := [_MONTHS[month - 1] for month in sorted(sim.months) if last > DAYS_IN_MONTH[month]]:
-                yield f"day {last} does not exist in {', '.join(short)}, so nothing runs there; L is a month's last"
-            elif last == 29 and 2 in sim.months:
-                yield "day 29 exists in Feb in leap years only; L is a month's last"
-        for day in sorted(item[0] % 7 for item in sim.weekdays if isinstance(item, tuple) and item[1] == 5):
-            yield f"a month without a fifth {_DAYS[day]} has no such run; next on {self._dates(now)}"
-
-    def _dates(self, now: int) -> str:
-        """The next three dates with a tick."""
-        found: list[int] = []
-        wall = self._times.after(now + offset_at(self.tz, now))
-        while wall is not None and len(found) < 3:
-            found.append(wall)
-            wall = self._times.after((wall // _DAY + 1) * _DAY - 1)
-        return ", ".join(f"{_DAYS[(day // _DAY + 4) % 7][:3]} {_day(day)}" for day in found)
-
-    def _note(self, at: int) -> str:
-        """What the clocks do on the day of this tick, and to this tick."""
-        wall = at + offset_at(self.tz, at)
-        for change in changes_after(self.tz, at - 2 * _DAY, at + 2 * _DAY):
-            low, high = sorted((change.last, change.first))
-            if wall // _DAY not in (low // _DAY, (high - (change.after < change.before)) // _DAY):
-                continue
-            if change.at == at and self._swallowed(change):
-                return f"{_said(change)} today; {self._fate(change, self._times.between(low, high))}"
-            if change.after < change.before and low <= wall < high:
-                return f"{_said(change)} today; {self._fate(change, [wall])}"
-            return f"{_said(change)} today"
-        return ""
-
-    def _fate(self, change: Change, walls: list[int]) -> str:
-        """What becomes of the ticks in a gap or an overlap."""
-        it = "it" if len(walls) == 1 else "they"
-        s = "s" if it == "it" else ""
-        if change.after < change.before:
-            return (
-                f"{_listed(walls)} come{s} twice, {it} run{s} {'the first time' if self._times.fixed else 'both times'}"
-            )
-        missing = f"{_listed(walls)} do{'es' if s else ''} not exist, {it}"
-        if not self._swallowed(change):
-            return f"{missing} {'is' if s else 'are'} left out"
-        return f"{missing} run{s} {'' if s else 'once, '}at {_hhmm(change.first)}"
-
-    def _clocks(self, now: int) -> Iterator[str]:
-        """The first gap and the first overlap within two years that concern a tick."""
-        if self._times.sim.parts[2] == "*":
-            return  # every hour of the day: nobody expects one that does not exist
-        seen: set[bool] = set()
-        for change in changes_after(self.tz, now, now + 731 * _DAY):
-            low, high = sorted((change.last, change.first))
-            walls = self._times.between(low, high)
-            if walls and (change.after > change.before) not in seen:
-                seen.add(change.after > change.before)
-                yield f"{_day(low)}: {_said(change)} in {self.tz}; {self._fate(change, walls)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,7 +343,7 @@ class Every:
             fits = isinstance(value, int | float) and isfinite(value) and abs(value * 1000 - _millis(value)) < 1e-3
             if not fits:
                 raise InvalidOption(f"{name}: expected whole milliseconds, got {value!r} seconds")
-        if not 100 <= _millis(self.seconds) <= _YEARS * 366 * _DAY * 1000:
+        if not 100 <= _millis(self.seconds) <= _YEARS * 366 * DAY * 1000:
             raise InvalidOption(
                 f"every: expected between 100ms and {_YEARS} years, got {self.seconds!r} seconds; for work without "
                 "pause let a job enqueue the next one"
@@ -530,20 +383,8 @@ class Every:
         """The tick in UTC: an interval has no zone."""
         return tick.astimezone(UTC)
 
-    def lint(self, now: datetime | None = None) -> list[str]:
-        """Sentences about what surprises in this interval: none is fine."""
-        size, day = _millis(self.seconds), _DAY * 1000
-        ticks = islice(self.between(now or datetime.now(UTC), datetime.max.replace(tzinfo=UTC)), 3)
-        if size > day:
-            said = "is counted from Thursday 1970-01-01 UTC"
-        elif size >= 3_600_000 and day % size:
-            said = "does not divide a day, so its times of day move"
-        else:
-            return []
-        return [f"{self} {said}; next at {', '.join(f'{tick:%a %Y-%m-%d %H:%M}' for tick in ticks)} UTC"]
-
     def _index(self, instant: datetime) -> int:
-        _epoch_seconds(instant)
+        epoch_seconds(instant)
         return ((instant - _EPOCH) // _MICROSECOND - _millis(self.offset) * 1000) // (_millis(self.seconds) * 1000)
 
     def _tick(self, index: int) -> datetime | None:
@@ -594,23 +435,3 @@ def read(spec: str, tz: str = "UTC", dst: Dst = "debian") -> Rule:
             return Every(durations.seconds(every, "every"), durations.seconds(offset, "offset"))
         case _:
             return Cron(spec, tz, dst)
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """A tick to come, its wall time, and what the clocks do to it: '' on most days."""
-
-    tick: datetime
-    local: datetime
-    note: str
-
-
-def outlook(rule: Rule, after: datetime, count: int) -> list[Outlook]:
-    """The next ticks, for people to look at before they trust a schedule."""
-    found: list[Outlook] = []
-    tick = rule.after(after)
-    while tick is not None and len(found) < count:
-        note = rule._note(_epoch_seconds(tick)) if isinstance(rule, Cron) else ""
-        found.append(Outlook(tick, rule.local(tick), note))
-        tick = rule.after(tick)
-    return found

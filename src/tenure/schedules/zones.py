@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from tenure.errors import InvalidOption
 
-_DAY = 86_400
+DAY = 86_400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 EARLIEST, LATEST = -62_135_424_000, 253_402_128_000  # where every zone still has a wall time
@@ -81,7 +81,7 @@ def _block(name: str, number: int) -> tuple[int, tuple[Change, ...]]:
     low, before = start - 1, _probe(zone, start - 1)
     first = before
     while low < end - 1:
-        high = min(low + _DAY, end - 1)
+        high = min(low + DAY, end - 1)
         after = _probe(zone, high)
         if after != before:
             while high - low > 1:

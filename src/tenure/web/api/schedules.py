@@ -11,8 +11,9 @@ from fastapi import APIRouter, Body, Query, Response
 
 from tenure.errors import InvalidOption
 from tenure.ports.schedules import Dst, Schedule
-from tenure.schedules import cron
-from tenure.schedules.cron import Rule, outlook
+from tenure.schedules import advice, cron
+from tenure.schedules.advice import outlook
+from tenure.schedules.cron import Rule
 from tenure.schedules.plan import rule_of
 from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id
 from tenure.web.models import schedules as models
@@ -43,7 +44,7 @@ def get_schedule(caller: Reader, name: NameOf) -> models.Schedule:
     """How it was declared, and how it stands."""
     found, now = caller.admin.schedule(name), caller.admin.store.now()
     try:
-        lint = rule_of(found.schedule).lint(now)
+        lint = advice.lint(rule_of(found.schedule), now)
     except InvalidOption as error:
         lint = [f"it can't be understood here: {error}"]
     return models.Schedule.detailed(found, now, lint, caller.user.payloads)
@@ -111,7 +112,7 @@ def _preview(rule: Rule, since: datetime, count: int, end: datetime | None) -> m
         rule=str(rule),
         tz=rule.tz if isinstance(rule, cron.Cron) else "UTC",
         ticks=[models.Coming.of(each) for each in coming],
-        lint=rule.lint(since),
+        lint=advice.lint(rule, since),
     )
 
 

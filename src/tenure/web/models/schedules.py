@@ -11,7 +11,7 @@ from pydantic import Field
 
 from tenure.core.lifecycle import State
 from tenure.ports.schedules import Cause, RunStatus, Standing, Status, Tick
-from tenure.schedules.cron import Outlook
+from tenure.schedules.advice import Outlook
 from tenure.schedules.plan import overdue_by
 from tenure.schedules.timetable import Overdue, record
 from tenure.web.models.values import AskedAt, At, Json, Model, Payloads, Words, read, shown

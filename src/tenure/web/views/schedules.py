@@ -14,7 +14,9 @@ from tenure.core.durations import spell
 from tenure.errors import InvalidOption
 from tenure.events import headline
 from tenure.ports.schedules import Run, Schedule, Standing, Status, Tick
-from tenure.schedules.cron import Cron, Every, Outlook, Rule, outlook
+from tenure.schedules import advice
+from tenure.schedules.advice import Outlook, outlook
+from tenure.schedules.cron import Cron, Every, Rule
 from tenure.schedules.plan import Refused, overdue_by, rule_of
 from tenure.schedules.timetable import Record, UnknownSchedule, record, why_overdue
 from tenure.web.pages import Action, Page, View, back, count
@@ -266,7 +268,7 @@ def _lint(s: Schedule, rule: Rule | None, now: datetime) -> list[str]:
         "it is paused: none of these is fired until it is resumed" if s.paused_at else "",
         f"each is fired up to {spell(s.jitter)} later (jitter)" if s.jitter else "",
     ]
-    odd = rule.lint(now) if rule else [f"its rule can't be understood here: {s.unread or _flaw(s)}"]
+    odd = advice.lint(rule, now) if rule else [f"its rule can't be understood here: {s.unread or _flaw(s)}"]
     return [*odd, *filter(None, held)]
 
 
