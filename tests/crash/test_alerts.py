@@ -33,7 +33,8 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.operations.alerts import problems
 from tenure.ports import Draft, Filter
 from tenure.ports.schedules import Schedule
-from tenure.schedules.plan import Began, Plan, begin_guard
+from tenure.schedules.guard_plan import Began, begin_guard
+from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Timetable
 
 from .altered import altered

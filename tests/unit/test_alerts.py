@@ -23,7 +23,8 @@ from tenure.operations.alerts import MOST_OPEN, PREFIX, QUEUE, Alarm, Problem, W
 from tenure.operations.sinks import Incident, Message, Undelivered, open_sinks, signature
 from tenure.ports import Claimed, Filter, Store, WorkerView
 from tenure.ports.schedules import Change, Schedule
-from tenure.schedules.plan import Began, Plan, begin_guard
+from tenure.schedules.guard_plan import Began, begin_guard
+from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
 

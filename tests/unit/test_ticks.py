@@ -30,18 +30,8 @@ from tenure.ports.schedules import (
     decode_tick,
 )
 from tenure.schedules.cron import Cron, Every
-from tenure.schedules.plan import (
-    LOOK_AGAIN,
-    Began,
-    Held,
-    Plan,
-    Refused,
-    begin_guard,
-    jitter,
-    overdue_by,
-    run_id,
-    set_back,
-)
+from tenure.schedules.guard_plan import Began, Held, begin_guard
+from tenure.schedules.plan import LOOK_AGAIN, Plan, Refused, jitter, overdue_by, run_id, set_back
 from tenure.stores.outcomes import body_of
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
@@ -554,7 +544,7 @@ def test_all_skips_those_that_are_too_late_and_runs_the_rest() -> None:
 def test_what_an_operator_asks_for_is_never_too_late() -> None:
     plan = Plan(Standing(declared(expires=60.0)), at(5 * HOUR)).backfill([at(HOUR)]).trigger(force=True)
 
-    assert [work.expires for work in plan._drafts] == [None, None]
+    assert [work.expires for work in plan.drafts] == [None, None]
 
 
 # ── jitter ──

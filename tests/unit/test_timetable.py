@@ -15,7 +15,8 @@ from tenure.errors import StoreError
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Ring
 from tenure.ports.schedules import REPLACED, Change, Schedule, Standing, Tick
-from tenure.schedules.plan import Began, Held, Plan, Refused, begin_guard
+from tenure.schedules.guard_plan import Began, Held, begin_guard
+from tenure.schedules.plan import Plan, Refused
 from tenure.schedules.timetable import HELD_SECONDS, Declared, Timetable, UnknownSchedule, record
 from tenure.stores.memory import MemoryStore
 

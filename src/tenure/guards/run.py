@@ -36,7 +36,8 @@ from tenure.liveness.lifeline import ASK_AFTER, KILL_AFTER, in_time
 from tenure.ports import Busy, Landed, Notifier, Progress, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Schedule, Standing, Tick
 from tenure.schedules.cron import Every, rule
-from tenure.schedules.plan import ON_TIME, Began, Held, Plan, begin_guard, skip_call
+from tenure.schedules.guard_plan import Began, Held, begin_guard, skip_call
+from tenure.schedules.plan import ON_TIME, Plan
 
 Stopping = Literal["cancel", "timeout", "lease_lost"]
 Open = Callable[[], tuple[Store, Notifier, Settings]]

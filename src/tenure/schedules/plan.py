@@ -17,14 +17,13 @@ from typing import Any
 import msgspec
 
 from tenure.core.durations import spell
-from tenure.core.lifecycle import GUARD, State
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, TenureError
 from tenure.ports import AttemptView, Draft, JobView
 from tenure.ports.schedules import BROKEN, Cause, Change, Dst, Ended, Run, Schedule, Standing, Status, Tick
-from tenure.schedules.cron import Cron, Every, Rule, read
+from tenure.schedules.cron import Every, Rule, read
 
 ON_TIME = 60.0  #: a tick fired within so many seconds of its time was not missed
-EARLY = timedelta(minutes=5)  #: so long before its time a guard's call is for a tick of a cron expression
 SET_BACK = 3600.0  #: a clock that is set back by less is waited for: jobs are kept for so long, and would stand
 LOOK_AGAIN = 60.0  #: who waits for a run to end is told; should that be lost, it looks by itself
 MOST_COUNTED = 10_000  #: missed ticks are counted up to here
@@ -95,18 +94,16 @@ def same_definition(one: Schedule, other: Schedule) -> bool:
     return retired and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
-class Plan:
-    """Say what shall happen, in order; then `change()`. Example: `Plan(standing, now).close(…).fire().change()`"""
+class PlannedChange:
+    """One schedule at one moment of the store's clock, and the write about it that is being put together."""
 
     def __init__(self, standing: Standing, now: datetime) -> None:
         self._read = self.schedule = standing.schedule
-        self._now = now
-        self._live = [run for run in standing.runs if run.live]
-        self._ended = [run for run in standing.runs if not run.live]
-        self._running = len(self._live)
-        self._ticks: list[Tick] = []
-        self._drafts: list[Draft] = []
-        self._cancel: list[str] = []
+        self.now = now
+        self.live = [run for run in standing.runs if run.live]
+        self.ticks: list[Tick] = []
+        self.drafts: list[Draft] = []
+        self.cancel: list[str] = []
 
     @property
     def rule(self) -> Rule:
@@ -115,38 +112,92 @@ class Plan:
 
     def change(self) -> Change | None:
         """The write; None: nothing changes."""
-        if self.schedule.unread or (self.schedule == self._read and not self._ticks and not self._cancel):
+        if self.schedule.unread or (self.schedule == self._read and not self.ticks and not self.cancel):
             return None
         return Change(
-            schedule=self.schedule, ticks=tuple(self._ticks), drafts=tuple(self._drafts), cancel=tuple(self._cancel)
+            schedule=self.schedule, ticks=tuple(self.ticks), drafts=tuple(self.drafts), cancel=tuple(self.cancel)
         )
+
+    def set(self, **changes: Any) -> None:
+        self.schedule = self.schedule.but(**changes)
+
+    def upto(self, instant: datetime) -> datetime | None:
+        """The last tick at or before, within the schedule's own end."""
+        end = self.schedule.end
+        return self.rule.upto(instant if end is None else min(instant, end))
+
+    def move_past(self, tick: datetime) -> None:
+        self.set(next_tick=self.after(tick))
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The first tick strictly after, within the schedule's own start and end."""
+        start, end = self.schedule.start, self.schedule.end
+        if start is not None and start > instant:
+            instant = start - _MOMENT
+        tick = self.rule.after(instant)
+        return None if tick is None or (end is not None and tick > end) else tick
+
+    def miss(self, first: datetime, until: datetime, why: str, status: Status = "missed") -> None:
+        """One row for all ticks from `first` up to, and without, `until`."""
+        if until <= first:
+            return
+        last = self.upto(until - _MOMENT)
+        if last is None or last < first:
+            return
+        most = maxsize if isinstance(self.rule, Every) else MOST_COUNTED
+        count = self.rule.count(first - _MOMENT, last, most)
+        if count == MOST_COUNTED == most:
+            why += f"; counted up to {MOST_COUNTED}"
+        self.ticks.append(
+            Tick(
+                schedule=self.schedule.name,
+                tick=first,
+                status=status,
+                why=why,
+                until=None if last == first else last,
+                count=count,
+                decided_at=self.now,
+            )
+        )
+
+    def note(self, status: Status, tick: datetime, why: str) -> None:
+        self.ticks.append(Tick(schedule=self.schedule.name, tick=tick, status=status, why=why, decided_at=self.now))
+
+
+class Plan(PlannedChange):
+    """Say what shall happen, in order; then `change()`. Example: `Plan(standing, now).close(…).fire().change()`"""
+
+    def __init__(self, standing: Standing, now: datetime) -> None:
+        super().__init__(standing, now)
+        self._ended = [run for run in standing.runs if not run.live]
+        self._running = len(self.live)
 
     # ── runs that have ended ──
 
     def close(self, attempts: Callable[[str], Sequence[AttemptView]], output: str = "") -> Plan:
         """Write down how runs ended. `attempts` of a job tell when it first began."""
-        for run in sorted(self._ended, key=lambda run: (run.job and run.job.ended_at) or self._now):
+        for run in sorted(self._ended, key=lambda run: (run.job and run.job.ended_at) or self.now):
             self._close(run, attempts, output)
         if self._ended and self.schedule.due_at is not None:  # a tick may have waited for them:
-            self._set(due_at=min(self._now, self.schedule.due_at))  # whoever only reads leaves it to be fired
+            self.set(due_at=min(self.now, self.schedule.due_at))  # whoever only reads leaves it to be fired
         self._ended = []
         return self
 
     def _close(self, run: Run, attempts: Callable[[str], Sequence[AttemptView]], output: str) -> None:
         job, tick = run.job, replace(run.tick, output=output or run.tick.output)
         if job is None:
-            self._ticks.append(replace(tick, status="cancelled", why="its job was deleted", ended_at=self._now))
+            self.ticks.append(replace(tick, status="cancelled", why="its job was deleted", ended_at=self.now))
             return
         earlier = attempts(job.id) if job.attempt > 1 or job.started_at is None else ()
         started = min((each.started_at for each in earlier), default=job.started_at)
         status, why = _STATUS[job.state], "" if job.state is State.COMPLETED else (job.error or job.cancel_reason or "")
         why = why[:_ERROR_SHOWN]
-        self._ticks.append(replace(tick, status=status, why=why, started_at=started, ended_at=job.ended_at))
+        self.ticks.append(replace(tick, status=status, why=why, started_at=started, ended_at=job.ended_at))
         if started is None or job.ended_at is None:
             return  # cancelled before it began: no run
         s = self.schedule
         failures = s.failure_count + 1 if status == "failure" else 0 if status == "success" else s.failure_count
-        self._set(
+        self.set(
             last_run_at=started,
             last_duration_ms=max(0, round((job.ended_at - started).total_seconds() * 1000)),
             last_status=status,
@@ -164,10 +215,10 @@ class Plan:
             return self
         newest, pending = self._newest_due(), self.schedule.pending_tick
         if pending is not None and (not self._running or self.schedule.overlap == "allow"):
-            self._set(pending_tick=None)
+            self.set(pending_tick=None)
             newer = newest is not None and self.schedule.next_tick is not None and self.schedule.next_tick <= newest
             if newer and self.schedule.overlap == "replace":
-                self._note("skipped", pending, "overlap: a newer tick replaced it while it waited")
+                self.note("skipped", pending, "overlap: a newer tick replaced it while it waited")
             else:
                 self._start(pending)
         while newest is not None and self.schedule.next_tick is not None and self.schedule.next_tick <= newest:
@@ -176,9 +227,9 @@ class Plan:
         return self._look_again()
 
     def _newest_due(self) -> datetime | None:
-        tick = self._upto(self._now)
-        while tick is not None and tick + jitter(self.schedule, tick) > self._now:
-            tick = self._upto(tick - _MOMENT)
+        tick = self.upto(self.now)
+        while tick is not None and tick + jitter(self.schedule, tick) > self.now:
+            tick = self.upto(tick - _MOMENT)
         return tick
 
     def _decide(self, first: datetime, newest: datetime) -> bool:
@@ -188,31 +239,31 @@ class Plan:
             if self._running and s.overlap != "allow":
                 return False
             self._start(first)
-            self._move_past(first)
+            self.move_past(first)
             return True
         if s.catching_up_to is not None:
-            self._set(catching_up_to=None)
-        late = (self._now - newest - jitter(s, newest)).total_seconds()
+            self.set(catching_up_to=None)
+        late = (self.now - newest - jitter(s, newest)).total_seconds()
         if late > (ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)):
             why = f"nobody fired it in time: {spell(late)} late (catch_up={s.catch_up})"
-            self._miss(first, newest + _MOMENT, why)
+            self.miss(first, newest + _MOMENT, why)
         elif s.catch_up == "all" and (first < newest or late > ON_TIME):
             oldest = self._oldest_to_catch_up(first, newest)
-            self._miss(first, oldest, f"more than catch_up_max ({s.catch_up_max}), or before catch_up_window")
-            self._set(next_tick=oldest, catching_up_to=newest)
+            self.miss(first, oldest, f"more than catch_up_max ({s.catch_up_max}), or before catch_up_window")
+            self.set(next_tick=oldest, catching_up_to=newest)
             return True
         else:
-            self._miss(first, newest, f"nobody fired it in time (catch_up={s.catch_up})")
+            self.miss(first, newest, f"nobody fired it in time (catch_up={s.catch_up})")
             self._take(newest)
-        self._move_past(newest)
+        self.move_past(newest)
         return True
 
     def _oldest_to_catch_up(self, first: datetime, newest: datetime) -> datetime:
         """The newest `catch_up_max` ticks that lie in the window: where they begin."""
         s, oldest = self.schedule, newest
-        horizon = max(first, self._now - timedelta(seconds=s.catch_up_window))
+        horizon = max(first, self.now - timedelta(seconds=s.catch_up_window))
         for _ in range(s.catch_up_max - 1):
-            before = self._upto(oldest - _MOMENT)
+            before = self.upto(oldest - _MOMENT)
             if before is None or before < horizon:
                 break
             oldest = before
@@ -224,16 +275,16 @@ class Plan:
         if not self._running or s.overlap == "allow":
             self._start(tick)
         elif s.overlap == "skip":
-            self._note("skipped", tick, f"overlap: {self._going_on()}")
+            self.note("skipped", tick, f"overlap: {self._going_on()}")
         elif s.overlap == "queue" and s.pending_tick is not None:
             waits = s.pending_tick.isoformat(timespec="seconds")
-            self._note("skipped", tick, f"overlap: the tick of {waits} waits already, and {self._going_on()}")
+            self.note("skipped", tick, f"overlap: the tick of {waits} waits already, and {self._going_on()}")
         else:
             if s.overlap == "replace":
                 if s.pending_tick is not None:
-                    self._note("skipped", s.pending_tick, "overlap: a newer tick replaced it while it waited")
-                self._cancel = [run.job.id for run in self._live if run.job and self._replaceable(run.tick, run.job)]
-            self._set(pending_tick=tick)
+                    self.note("skipped", s.pending_tick, "overlap: a newer tick replaced it while it waited")
+                self.cancel = [run.job.id for run in self.live if run.job and self._replaceable(run.tick, run.job)]
+            self.set(pending_tick=tick)
 
     def _replaceable(self, tick: Tick, job: JobView) -> bool:
         """A run of a tick, and not what an operator began, nor another's job that holds the unique key."""
@@ -241,19 +292,19 @@ class Plan:
         return own and job.cancel_reason is None
 
     def _going_on(self) -> str:
-        if not self._live or self._live[0].job is None:
+        if not self.live or self.live[0].job is None:
             return "the run before it goes on"
-        job = self._live[0].job
+        job = self.live[0].job
         since = job.started_at or job.enqueued_at
-        return f"job {job.id} of the run before it is {job.state} for {spell((self._now - since).total_seconds())}"
+        return f"job {job.id} of the run before it is {job.state} for {spell((self.now - since).total_seconds())}"
 
     def _start(self, tick: datetime, cause: Cause = "tick", *, again: str = "") -> None:
         s = self.schedule
         assert s.job is not None, "a guard's run is started by its guard"
-        left = None if s.expires is None else s.expires - (self._now - tick).total_seconds()
+        left = None if s.expires is None else s.expires - (self.now - tick).total_seconds()
         if left is not None and left <= 0 and cause == "tick":
-            late, may = spell((self._now - tick).total_seconds()), spell(s.expires or 0)
-            self._note("skipped", tick, f"too late: {late} after its time, and it expires after {may}")
+            late, may = spell((self.now - tick).total_seconds()), spell(s.expires or 0)
+            self.note("skipped", tick, f"too late: {late} after its time, and it expires after {may}")
             return
         meta: dict[str, Any] = msgspec.json.decode(s.job.meta)
         meta |= {"schedule": s.name, "tick": tick.isoformat()}
@@ -263,67 +314,22 @@ class Plan:
             meta=msgspec.json.encode(meta).decode(),
             expires=left if cause == "tick" else None,
         )
-        self._drafts.append(draft)
-        self._ticks.append(Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=self._now))
+        self.drafts.append(draft)
+        self.ticks.append(Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=self.now))
         self._running += 1
         if cause == "tick":
-            self._set(last_tick=tick)
-
-    def _miss(self, first: datetime, until: datetime, why: str, status: Status = "missed") -> None:
-        """One row for all ticks from `first` up to, and without, `until`."""
-        if until <= first:
-            return
-        last = self._upto(until - _MOMENT)
-        if last is None or last < first:
-            return
-        most = maxsize if isinstance(self.rule, Every) else MOST_COUNTED
-        count = self.rule.count(first - _MOMENT, last, most)
-        if count == MOST_COUNTED == most:
-            why += f"; counted up to {MOST_COUNTED}"
-        self._ticks.append(
-            Tick(
-                schedule=self.schedule.name,
-                tick=first,
-                status=status,
-                why=why,
-                until=None if last == first else last,
-                count=count,
-                decided_at=self._now,
-            )
-        )
-
-    def _note(self, status: Status, tick: datetime, why: str) -> None:
-        self._ticks.append(Tick(schedule=self.schedule.name, tick=tick, status=status, why=why, decided_at=self._now))
-
-    # ── where it stands ──
-
-    def _set(self, **changes: Any) -> None:
-        self.schedule = self.schedule.but(**changes)
-
-    def _upto(self, instant: datetime) -> datetime | None:
-        end = self.schedule.end
-        return self.rule.upto(instant if end is None else min(instant, end))
-
-    def _move_past(self, tick: datetime) -> None:
-        self._set(next_tick=self._after(tick))
-
-    def _after(self, instant: datetime) -> datetime | None:
-        start, end = self.schedule.start, self.schedule.end
-        if start is not None and start > instant:
-            instant = start - _MOMENT
-        tick = self.rule.after(instant)
-        return None if tick is None or (end is not None and tick > end) else tick
+            self.set(last_tick=tick)
 
     def _look_again(self) -> Plan:
         s = self.schedule
         if s.idle or s.job is None:
-            self._set(due_at=None)
+            self.set(due_at=None)
             return self
         moments = [] if s.next_tick is None else [s.next_tick + jitter(s, s.next_tick)]
-        backlog = bool(moments) and moments[0] <= self._now
+        backlog = bool(moments) and moments[0] <= self.now
         if s.pending_tick is not None or backlog:
-            moments = [self._now + timedelta(seconds=LOOK_AGAIN), *(() if backlog else moments)]
-        self._set(due_at=min(moments, default=None))
+            moments = [self.now + timedelta(seconds=LOOK_AGAIN), *(() if backlog else moments)]
+        self.set(due_at=min(moments, default=None))
         return self
 
     # ── declarations ──
@@ -331,57 +337,57 @@ class Plan:
     def declare(self, new: Schedule) -> Plan:
         """Take over what was declared: it moves, and does not fork. What was due by the old rule is fired first."""
         if self._read.rev == 0:
-            self.schedule = new.but(since=self._now)
+            self.schedule = new.but(since=self.now)
             if new.kind == "task":
-                self._set(next_tick=self._after(self._now))
+                self.set(next_tick=self.after(self.now))
             return self._look_again()
         before = self.schedule
         moved = any(getattr(before, name) != getattr(new, name) for name in ("kind", *_TIMING))
         if before.kind != new.kind and understood(before):  # a guard's next tick is a call, and none of a task's
             self._skip_what_passed(f"it is a {new.kind} since")
-            self._set(next_tick=None)
-        self._set(**{name: getattr(new, name) for name in _DEFINITION})
+            self.set(next_tick=None)
+        self.set(**{name: getattr(new, name) for name in _DEFINITION})
         if before.paused_why.startswith(BROKEN):
-            self._set(paused_at=None, paused_why="")
+            self.set(paused_at=None, paused_why="")
         if understood(before):
             self._leave_nothing_behind(moved)
         else:  # its ticks since then are known to nobody
-            self._set(retired_at=None, pending_tick=None, unread="")
+            self.set(retired_at=None, pending_tick=None, unread="")
         if moved or before.unread:
-            self._set(**{name: getattr(new, name) for name in _TIMING}, catching_up_to=None)
-            self._set(next_tick=self._after(self._now) if new.kind == "task" else None)
+            self.set(**{name: getattr(new, name) for name in _TIMING}, catching_up_to=None)
+            self.set(next_tick=self.after(self.now) if new.kind == "task" else None)
         return self._look_again()
 
     def _leave_nothing_behind(self, moved: bool) -> None:
         """By the old rule: what is due is fired, what nobody will fire is written down."""
         if self.schedule.retired_at is not None:
-            self._set(retired_at=None)
+            self.set(retired_at=None)
             self._skip_what_passed("it was not declared by any app")
         next_tick = self.fire().schedule.next_tick
-        if moved and next_tick is not None and next_tick <= self._now and self.schedule.job:
-            self._miss(next_tick, self._now + _MOMENT, "its schedule was changed before it was fired")
+        if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:
+            self.miss(next_tick, self.now + _MOMENT, "its schedule was changed before it was fired")
 
     def retire(self) -> Plan:
         """No longer declared: kept, with its history, and not fired."""
         if self.schedule.retired_at is None:
-            self._set(retired_at=self._now)
+            self.set(retired_at=self.now)
         return self._look_again()
 
     def pause(self, why: str) -> Plan:
         self._readable()
         if self.schedule.paused_at is None:
-            self._set(paused_at=self._now, paused_why=why)
+            self.set(paused_at=self.now, paused_why=why)
         return self._look_again()
 
     def resume(self) -> Plan:
         """Ticks that passed meanwhile are written down as skipped. The count of failures begins anew."""
         self._readable()
         if self.schedule.paused_at is None:
-            if set_back(self.schedule, self._now):
-                self._set(next_tick=self._after(self._now), pending_tick=None, catching_up_to=None)
+            if set_back(self.schedule, self.now):
+                self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None)
                 return self._look_again()
             return self  # what is due is due now, and not at the next look
-        self._set(paused_at=None, paused_why="", failure_count=0)
+        self.set(paused_at=None, paused_why="", failure_count=0)
         self._skip_what_passed("paused")
         return self._look_again()
 
@@ -395,11 +401,11 @@ class Plan:
         if s.job is None:
             return
         if s.pending_tick is not None:
-            self._note("skipped", s.pending_tick, why)
-        if s.next_tick is not None and s.next_tick <= self._now:
-            self._miss(s.next_tick, self._now + _MOMENT, why, "skipped")
-            self._set(next_tick=self._after(self._now))
-        self._set(pending_tick=None, catching_up_to=None)
+            self.note("skipped", s.pending_tick, why)
+        if s.next_tick is not None and s.next_tick <= self.now:
+            self.miss(s.next_tick, self.now + _MOMENT, why, "skipped")
+            self.set(next_tick=self.after(self.now))
+        self.set(pending_tick=None, catching_up_to=None)
 
     # ── by an operator's word ──
 
@@ -413,7 +419,7 @@ class Plan:
             raise Refused(
                 f"{s.name} (overlap={s.overlap}) is not triggered: {self._going_on()}; --force runs it beside"
             )
-        self._start(self._now, "trigger")
+        self._start(self.now, "trigger")
         return self
 
     def backfill(self, ticks: Iterable[datetime], *, again: bool = False) -> Plan:
@@ -423,130 +429,8 @@ class Plan:
             raise Refused(f"{self.schedule.name} is a guard: its runs can't be made up for by a worker")
         for tick in ticks:
             # Those of a removed schedule of this name, whose jobs are kept, were none of this one's.
-            self._start(tick, "backfill", again=str(self._now if again else self.schedule.since))
+            self._start(tick, "backfill", again=str(self.now if again else self.schedule.since))
         return self
-
-
-# ── guards ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Began:
-    """A guard's run has begun in the plan: `change` starts it, `job_id` is its job, `late` seconds after its time."""
-
-    def __init__(self, change: Change, late: float) -> None:
-        self.change = change
-        self.job_id = change.drafts[0].id
-        self.late = late
-
-
-class Held:
-    """A guard's run that is not begun, and why. `locked`: another one goes on; else this tick has run already."""
-
-    def __init__(self, says: str, *, locked: bool) -> None:
-        self.says = says
-        self.locked = locked
-
-
-def begin_guard(
-    plan: Plan, job_id: str, worker_id: str, host: str, *, now: datetime, force: bool = False
-) -> Began | Held:
-    """Start a guard's run, or say why not.
-
-    With a cron expression the tick is the *nearest* one, but none that is more than five minutes ahead: a crontab that
-    is 300 ms early must not lose the day, nor a call by hand in the evening take the place of tomorrow's. With an
-    interval it is the call itself, refused within half a period of the last accepted one.
-    """
-    s, rule = plan.schedule, plan.rule
-    if plan._live:
-        held = Held(f"still locked until {_locked_until(plan._live[0], now)}", locked=True)
-        skip_call(plan, now, f"overlap: {held.says}")
-        return held
-    tick = now if isinstance(rule, Every) else _called_for(rule, now)
-    if tick is None:
-        raise InvalidOption(f"{s.name}: {s.rule!r} never comes")
-    if isinstance(rule, Every):
-        again = s.last_tick is not None and abs((now - s.last_tick).total_seconds()) < rule.seconds / 2
-    else:
-        again = s.last_tick == tick
-    if again and not force:
-        ran = (s.last_tick or tick).isoformat(timespec="seconds")
-        how = s.last_status or "started"
-        return Held(f"the tick of {ran} has run already ({how}); --force runs it again", locked=False)
-    expected = s.next_tick if isinstance(rule, Every) else tick
-    late = 0.0 if expected is None else max(0.0, (now - expected).total_seconds())
-    _missed_calls(plan, tick, now)
-    cause: Cause = "trigger" if again else "tick"
-    tick = now if again else tick
-    draft = Draft(
-        id=job_id,
-        task=s.name,
-        payload="{}",
-        queue=GUARD,
-        max_failures=1,
-        max_crashes=0,
-        meta=msgspec.json.encode({"schedule": s.name, "tick": tick.isoformat()}).decode(),
-    )
-    after = tick + timedelta(seconds=rule.seconds) if isinstance(rule, Every) else rule.after(tick)
-    plan._set(last_tick=s.last_tick if again else tick, next_tick=s.next_tick if again else after)
-    plan._ticks.append(
-        Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=now, started_at=now, host=host)
-    )
-    plan._drafts.append(draft)
-    change = plan.change()
-    assert change is not None
-    return Began(replace(change, owner=worker_id), late)
-
-
-def _called_for(rule: Cron, now: datetime) -> datetime | None:
-    """The tick that a call at this moment is for."""
-    nearest = rule.nearest(now)
-    return nearest if nearest is None or nearest - now <= EARLY else rule.upto(now) or nearest
-
-
-def skip_call(plan: Plan, now: datetime, why: str) -> None:
-    """Write down that a call came and did not run, unless it is the same tick as the last run."""
-    s, rule = plan.schedule, plan.rule
-    tick: datetime | None = now
-    if isinstance(rule, Every):
-        after: datetime | None = now + timedelta(seconds=rule.seconds)
-        again = s.last_tick is not None and abs((now - s.last_tick).total_seconds()) < rule.seconds / 2
-    else:
-        tick = _called_for(rule, now)
-        again, after = tick == s.last_tick, rule.after(tick or now)
-    if tick is not None and not again:
-        _missed_calls(plan, tick, now)
-        plan._note("skipped", tick, why)
-        plan._set(next_tick=after)
-
-
-def _missed_calls(plan: Plan, tick: datetime, now: datetime) -> None:
-    """Write down the ticks for which no call came."""
-    s, rule = plan.schedule, plan.rule
-    if s.next_tick is None or s.next_tick >= tick:
-        return
-    if not isinstance(rule, Every):
-        plan._miss(s.next_tick, tick, "no call came")
-        return
-    count = int((tick - s.next_tick).total_seconds() / rule.seconds + 0.5)
-    if count:
-        last = s.next_tick + timedelta(seconds=rule.seconds * (count - 1))
-        plan._ticks.append(
-            Tick(
-                schedule=s.name,
-                tick=s.next_tick,
-                status="missed",
-                why="no call came",
-                until=None if count == 1 else last,
-                count=count,
-                decided_at=now,
-            )
-        )
-
-
-def _locked_until(run: Run, now: datetime) -> str:
-    until = (run.locked_until or now).isoformat(timespec="seconds")
-    began = run.tick.started_at or run.tick.decided_at
-    return f"{until} ({run.tick.host or 'unknown host'}, running for {spell((now - began).total_seconds())})"
 
 
 # ── health ──────────────────────────────────────────────────────────────────────────────────────────────────────

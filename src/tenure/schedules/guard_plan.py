@@ -1,0 +1,141 @@
+"""What becomes of a guard's call: a run, or the reason why there is none. Like every tick `Store.change` writes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import msgspec
+
+from tenure.core.durations import spell
+from tenure.core.lifecycle import GUARD
+from tenure.errors import InvalidOption
+from tenure.ports import Draft
+from tenure.ports.schedules import Cause, Change, Run, Schedule, Tick
+from tenure.schedules.cron import Every, Rule
+from tenure.schedules.plan import PlannedChange
+
+EARLY = timedelta(minutes=5)  #: so long before its time a guard's call is for a tick of a cron expression
+
+
+class Began:
+    """A guard's run has begun in the plan: `change` starts it, `job_id` is its job, `late` seconds after its time."""
+
+    def __init__(self, change: Change, late: float) -> None:
+        self.change = change
+        self.job_id = change.drafts[0].id
+        self.late = late
+
+
+class Held:
+    """A guard's run that is not begun, and why. `locked`: another one goes on; else this tick has run already."""
+
+    def __init__(self, says: str, *, locked: bool) -> None:
+        self.says = says
+        self.locked = locked
+
+
+def begin_guard(
+    plan: PlannedChange, job_id: str, worker_id: str, host: str, *, now: datetime, force: bool = False
+) -> Began | Held:
+    """Start a guard's run, or say why not.
+
+    With a cron expression the tick is the *nearest* one, but none that is more than five minutes ahead: a crontab that
+    is 300 ms early must not lose the day, nor a call by hand in the evening take the place of tomorrow's. With an
+    interval it is the call itself, refused within half a period of the last accepted one.
+    """
+    s, rule = plan.schedule, plan.rule
+    if plan.live:
+        held = Held(f"still locked until {_locked_until(plan.live[0], now)}", locked=True)
+        skip_call(plan, now, f"overlap: {held.says}")
+        return held
+    tick = _called_for(rule, now)
+    if tick is None:
+        raise InvalidOption(f"{s.name}: {s.rule!r} never comes")
+    again = _ran(s, rule, tick)
+    if again and not force:
+        ran = (s.last_tick or tick).isoformat(timespec="seconds")
+        how = s.last_status or "started"
+        return Held(f"the tick of {ran} has run already ({how}); --force runs it again", locked=False)
+    expected = s.next_tick if isinstance(rule, Every) else tick
+    late = 0.0 if expected is None else max(0.0, (now - expected).total_seconds())
+    _missed_calls(plan, tick, now)
+    cause: Cause = "trigger" if again else "tick"
+    tick = now if again else tick
+    draft = Draft(
+        id=job_id,
+        task=s.name,
+        payload="{}",
+        queue=GUARD,
+        max_failures=1,
+        max_crashes=0,
+        meta=msgspec.json.encode({"schedule": s.name, "tick": tick.isoformat()}).decode(),
+    )
+    if not again:
+        plan.set(last_tick=tick, next_tick=_tick_after(rule, tick))
+    plan.ticks.append(
+        Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=now, started_at=now, host=host)
+    )
+    plan.drafts.append(draft)
+    change = plan.change()
+    assert change is not None
+    return Began(replace(change, owner=worker_id), late)
+
+
+def skip_call(plan: PlannedChange, now: datetime, why: str) -> None:
+    """Write down that a call came and did not run, unless it is the same tick as the last run."""
+    rule = plan.rule
+    tick = _called_for(rule, now)
+    if tick is not None and not _ran(plan.schedule, rule, tick):
+        _missed_calls(plan, tick, now)
+        plan.note("skipped", tick, why)
+        plan.set(next_tick=_tick_after(rule, tick))
+
+
+def _called_for(rule: Rule, now: datetime) -> datetime | None:
+    """The tick that a call at this moment is for."""
+    if isinstance(rule, Every):
+        return now
+    nearest = rule.nearest(now)
+    return nearest if nearest is None or nearest - now <= EARLY else rule.upto(now) or nearest
+
+
+def _ran(s: Schedule, rule: Rule, tick: datetime) -> bool:
+    """Was a run of this tick accepted before?"""
+    if isinstance(rule, Every):
+        return s.last_tick is not None and abs((tick - s.last_tick).total_seconds()) < rule.seconds / 2
+    return s.last_tick == tick
+
+
+def _tick_after(rule: Rule, tick: datetime) -> datetime | None:
+    return tick + timedelta(seconds=rule.seconds) if isinstance(rule, Every) else rule.after(tick)
+
+
+def _missed_calls(plan: PlannedChange, tick: datetime, now: datetime) -> None:
+    """Write down the ticks for which no call came."""
+    s, rule = plan.schedule, plan.rule
+    if s.next_tick is None or s.next_tick >= tick:
+        return
+    if not isinstance(rule, Every):
+        plan.miss(s.next_tick, tick, "no call came")
+        return
+    count = int((tick - s.next_tick).total_seconds() / rule.seconds + 0.5)
+    if count:
+        last = s.next_tick + timedelta(seconds=rule.seconds * (count - 1))
+        plan.ticks.append(
+            Tick(
+                schedule=s.name,
+                tick=s.next_tick,
+                status="missed",
+                why="no call came",
+                until=None if count == 1 else last,
+                count=count,
+                decided_at=now,
+            )
+        )
+
+
+def _locked_until(run: Run, now: datetime) -> str:
+    until = (run.locked_until or now).isoformat(timespec="seconds")
+    began = run.tick.started_at or run.tick.decided_at
+    return f"{until} ({run.tick.host or 'unknown host'}, running for {spell((now - began).total_seconds())})"
