@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -18,15 +17,14 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from functools import partial
-from threading import RLock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from uuid import UUID
-from weakref import WeakSet
 
 import msgspec
 
 from tenure import backends, config
+from tenure.backends import OpenClient
 from tenure.config import Settings
 from tenure.core.durations import Duration, seconds
 from tenure.core.imports import import_named
@@ -35,7 +33,7 @@ from tenure.errors import InvalidOption
 from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
-from tenure.tasks.handle import Desk, JobHandle, handle_of
+from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.job import Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.once import decode_result
@@ -53,9 +51,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_everyone: WeakSet[Tenure] = WeakSet()
-_inherited: list[object] = []  #: clients of the parent process: closing one here would pull at the parent's connections
 
 
 class Tenure:
@@ -95,13 +90,11 @@ class Tenure:
         self._declarations = Declarations(calling_app(1))
         self._resources: list[Callable[[], Any]] = []
         self._arounds: list[Callable[[Job[Any]], Any]] = []
-        self._client: Client | None = None
+        self._client = OpenClient()
         self._testing: TestQueue | None = None
-        self._lock = RLock()
         for name, value in (("keep", keep), ("keep_dead", keep_dead)):
             if value is not None:
                 seconds(value, name)
-        _everyone.add(self)
 
     def __repr__(self) -> str:
         return f"Tenure({config.redact(str(self._code['url'] or ''))!r}, {len(self._registry)} tasks)"
@@ -151,13 +144,12 @@ class Tenure:
         """
         from tenure.guards.guard import Guard
 
-        return Guard(name, every=every, cron=cron, tz=tz, timeout=timeout, open=self._ground)
+        return Guard(name, every=every, cron=cron, tz=tz, timeout=timeout, open=self._connect)
 
-    def _ground(self) -> tuple[Store, Notifier, Settings]:
+    def _connect(self) -> tuple[Store, Notifier, Settings]:
         if self._testing is not None:
             return self._testing.client.store, self._testing.client.notifier, self.settings
-        store = backends.connect(self.settings)
-        return store, backends.open_notifier(self.settings, store), self.settings
+        return *backends.connect_both(self.settings), self.settings
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
         """Open what this generator yields once a worker process; `job.resource(Kind)` finds it by its type."""
@@ -198,7 +190,7 @@ class Tenure:
         """
         refuse_on_loop("jobs.once(…)", "await jobs.aonce(…)")
         key, life, patience = _once_options(key, ttl, wait)
-        value: T = decode_result(key, self._opened().once(key, fn, life, patience), returned(fn))
+        value: T = decode_result(key, self.desk().once(key, fn, life, patience), returned(fn))
         return value
 
     async def aonce(
@@ -206,7 +198,7 @@ class Tenure:
     ) -> T:
         """The result of the first `await fn()` under this key. Example: `await jobs.aonce("k", pay, ttl="30d")`"""
         key, life, patience = _once_options(key, ttl, wait)
-        found = await (await self._aopened()).aonce(key, fn, life, patience)
+        found = await (await self.adesk()).aonce(key, fn, life, patience)
         value: T = decode_result(key, found, returned(fn))
         return value
 
@@ -214,13 +206,13 @@ class Tenure:
     def transaction(self) -> Generator[Any]:
         """The store's own transaction. Example: `with jobs.transaction() as tx: greet.using(tx=tx).enqueue("Ada")`"""
         refuse_on_loop("with jobs.transaction()", "async with jobs.atransaction()")
-        with self._opened().transaction() as tx:
+        with self.desk().transaction() as tx:
             yield tx
 
     @asynccontextmanager
     async def atransaction(self) -> AsyncGenerator[Any]:
         """The store's own transaction, for `await task.using(tx=tx).aenqueue(…)`."""
-        async with (await self._aopened()).atransaction() as tx:
+        async with (await self.adesk()).atransaction() as tx:
             yield tx
 
     # ── running ──
@@ -232,16 +224,10 @@ class Tenure:
 
         program = self.program
         program.tasks.resolve()
-        backends.check_timers(program, self.settings, queue_caps(program, self.settings, queues))
-        return Embedded(
-            program,
-            backends.connect,
-            backends.open_notifier,
-            self.settings,
-            queues,
-            concurrency,
-            new_alarm=backends.new_alarm,
-        )
+        settings = self.settings
+        backends.check_timers(program, settings, queue_caps(program, settings, queues))
+        opens = (backends.connect, backends.open_notifier)
+        return Embedded(program, *opens, settings, queues, concurrency, new_alarm=backends.new_alarm)
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
         """Its pages and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
@@ -252,7 +238,7 @@ class Tenure:
         from tenure.operations.admin import Admin
 
         def admin() -> Admin:
-            client = self._opened()
+            client = self.desk()
             _ = self.tasks
             return Admin(client.store, client.notifier, self.settings)
 
@@ -303,7 +289,7 @@ class Tenure:
         """Put its schedules into the store, as its workers do at start. `force`: over those of a newer release."""
         from tenure.schedules.timetable import Timetable
 
-        client, program = self._opened(), self.program
+        client, program = self.desk(), self.program
         timetable = Timetable(client.store, client.notifier)
         return timetable.declare(program.source, self.settings.release or "", program.schedules(), force=force)
 
@@ -325,15 +311,7 @@ class Tenure:
     def retry(self) -> Retry:
         """The policy of tasks without one of their own."""
         if self._policy is None:
-            settings, own = self.settings, self._retry or Retry()
-            self._policy = Retry(
-                settings.retry_max,
-                base=timedelta(seconds=settings.retry_base),
-                cap=timedelta(seconds=settings.retry_cap),
-                on=own.on,
-                never=own.never,
-                delay=own.delay,
-            )
+            self._policy = _policy(self.settings, self._retry or Retry())
         return self._policy
 
     @property
@@ -341,78 +319,49 @@ class Tenure:
         """What `.call()` finds: the resources given to `testing`."""
         return self._testing.resources if self._testing else {}
 
-    def desk(self) -> Desk:
+    def desk(self) -> Client:
         """The client, opened on first use."""
-        return self._opened()
+        if self._testing is not None:
+            return self._testing.client
+        return self._client.current or self._client.open(self.settings)
 
-    async def adesk(self) -> Desk:
+    async def adesk(self) -> Client:
         """The client, opened on first use in a thread."""
-        return await self._aopened()
+        if self._client.current is not None or self._testing is not None:
+            return self.desk()
+        from asyncio import to_thread
+
+        return await to_thread(self.desk)
 
     # ── opening and closing ──
 
-    def _opened(self) -> Client:
-        if self._testing is not None:
-            return self._testing.client
-        client = self._client
-        if client is not None:
-            return client
-        from tenure.tasks.client import Client
-
-        with self._lock:
-            if self._client is None:
-                store = backends.connect(self.settings)
-                self._client = Client(store, backends.open_notifier(self.settings, store), self.settings)
-            return self._client
-
-    async def _aopened(self) -> Client:
-        if self._client is not None or self._testing is not None:
-            return self._opened()
-        from asyncio import to_thread
-
-        return await to_thread(self._opened)
-
-    def _close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
     def __enter__(self) -> Self:
         refuse_on_loop("with jobs", "async with jobs")
-        self._opened()
+        self.desk()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._close()
+        self._client.close()
 
     async def __aenter__(self) -> Self:
-        await self._aopened()
+        await self.adesk()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         from asyncio import to_thread
 
-        await to_thread(self._close)
-
-    def _forget(self) -> None:
-        self._lock = RLock()  # another thread of the parent may have held it
-        if self._client is not None:
-            _inherited.append(self._client)
-            self._client = None
-
-
-def _forget_all() -> None:
-    for app in list(_everyone):
-        app._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+        await to_thread(self._client.close)
 
 
 def _numbers(retry: Retry) -> dict[str, object]:
     base, cap = timedelta(seconds=retry.base), timedelta(seconds=retry.cap)
     return {"retry_max": retry.max_failures, "retry_base": base, "retry_cap": cap}
+
+
+def _policy(settings: Settings, own: Retry) -> Retry:
+    """The numbers of the settings, and what only code can say."""
+    base, cap = timedelta(seconds=settings.retry_base), timedelta(seconds=settings.retry_cap)
+    return Retry(settings.retry_max, base=base, cap=cap, on=own.on, never=own.never, delay=own.delay)
 
 
 def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callable[..., Any]:

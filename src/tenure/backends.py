@@ -1,13 +1,16 @@
-"""Stores and notifiers by their URLs, and what every process that has them needs with them."""
+"""Stores and notifiers by their URLs, the client of both, and what every process that has them needs with them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from tenure import config
 from tenure.config import Settings
@@ -17,9 +20,15 @@ from tenure.maintenance.maintenance import Alarm
 from tenure.ports import Notifier, Store
 from tenure.worker.program import Program
 
+if TYPE_CHECKING:
+    from tenure.tasks.client import Client
+
 _NATS = ("nats://", "tls://")
 _REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
 _POSTGRES = ("postgresql://", "postgres://")
+
+_clients: WeakSet[OpenClient] = WeakSet()
+_inherited: list[object] = []  #: clients of the parent process: closing one here would pull at the parent's connections
 
 
 def open_store(settings: Settings) -> Store:
@@ -52,6 +61,11 @@ def connect(settings: Settings) -> Store:
     store = open_store(settings)
     store.open()
     return store
+
+
+def connect_both(settings: Settings) -> tuple[Store, Notifier]:
+    store = connect(settings)
+    return store, open_notifier(settings, store)
 
 
 def new_alarm(settings: Settings, store: Store, notifier: Notifier) -> Alarm:
@@ -130,3 +144,40 @@ def _sqlite_path(rest: str, namespace: str) -> str:
     if namespace == "tenure":
         return path
     return str(Path(path).with_name(f"{Path(path).stem}.{namespace}{Path(path).suffix}"))
+
+
+class OpenClient:
+    """An app's client: opened on first use, opened anew after `close`, and in a forked child one of its own."""
+
+    def __init__(self) -> None:
+        self.current: Client | None = None
+        self._lock = RLock()
+        _clients.add(self)
+
+    def open(self, settings: Settings) -> Client:
+        from tenure.tasks.client import Client
+
+        with self._lock:
+            if self.current is None:
+                self.current = Client(*connect_both(settings), settings)
+            return self.current
+
+    def close(self) -> None:
+        with self._lock:
+            client, self.current = self.current, None
+        if client is not None:
+            client.close()
+
+    def _forget(self) -> None:
+        self._lock = RLock()  # another thread of the parent may have held it
+        if self.current is not None:
+            _inherited.append(self.current)
+            self.current = None
+
+
+def _forget_all() -> None:
+    for each in list(_clients):
+        each._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

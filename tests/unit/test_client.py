@@ -92,7 +92,7 @@ class Rig:
         self.store, self.bell = Store(), Bell()
         self.client = Client(self.store, self.bell, config.load(environ={}, folder=folder))
         self.jobs = Tenure("memory:")
-        self.jobs._client = self.client
+        self.jobs._client.current = self.client
 
     def handle(self, draft: Draft) -> JobHandle[Any]:
         return handle_of(self.jobs, draft.id, lambda text: text)

@@ -308,7 +308,7 @@ class Site:
         environ = {"TENURE_RELEASE": release} if release else {}
         settings = config.load(environ=environ, folder=self._folder)
         jobs._settings = settings
-        jobs._client = Client(self.store, PollNotifier(), settings)
+        jobs._client.current = Client(self.store, PollNotifier(), settings)
         return jobs
 
     def rules(self) -> dict[str, str]:
@@ -489,11 +489,11 @@ def test_the_next_start_moves_it_and_one_without_it_retires_it(here: Path) -> No
         assert rules(jobs) == {"heart": "every 200ms"}
     with scheduled(None, runs) as jobs, jobs.worker():
         until(lambda: rules(jobs) == {})
-        assert [each.schedule.name for each in jobs._opened().store.schedules()] == ["heart"]
+        assert [each.schedule.name for each in jobs.desk().store.schedules()] == ["heart"]
 
 
 def rules(jobs: Tenure) -> dict[str, str]:
-    standings = jobs._opened().store.schedules()
+    standings = jobs.desk().store.schedules()
     return {each.schedule.name: each.schedule.rule for each in standings if each.schedule.retired_at is None}
 
 

@@ -54,7 +54,7 @@ class Shop:
         self.bell = Bell(self.store)
         self.client = Client(self.store, self.bell, config.load(environ={}, folder=folder))
         self.jobs = Tenure("memory:")
-        self.jobs._client = self.client
+        self.jobs._client.current = self.client
         self._own = psycopg.connect(url, autocommit=True)
         self._own.execute("CREATE TABLE orders (n int)")
 

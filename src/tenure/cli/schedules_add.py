@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, tzinfo
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -22,7 +22,6 @@ from tenure.schedules.timetable import record
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
     from tenure.ports import Draft
-    from tenure.tasks.client import Client
 
 SHARED = Shared()
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
@@ -148,7 +147,7 @@ def add(
     with app_of(shared, app) as jobs:
         known = jobs.tasks[task]
         job = known.using(queue=queue, priority=priority).bind(**read_arguments(known, arguments))
-        client = cast("Client", jobs.desk())
+        client = jobs.desk()
         from tenure.operations.admin import Admin
 
         return _put(Admin(client.store, client.notifier, jobs.settings, who=operator()), new, job.draft(), shared)
