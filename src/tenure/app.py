@@ -165,14 +165,14 @@ class Tenure:
         """Store many at once. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
         refuse_on_loop("enqueue_many()", "await jobs.aenqueue_many(…)")
         new = list(jobs)
-        answers = self.desk().enqueue([job.draft() for job in new], tx=_common_tx(new, tx))
+        answers = self.client().enqueue([job.draft() for job in new], tx=_common_tx(new, tx))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     async def aenqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
         """Store many at once. Example: `await jobs.aenqueue_many(render.bind(n) for n in range(1000))`"""
         new = list(jobs)
-        desk = await self.adesk()
-        answers = await desk.aenqueue([job.draft() for job in new], tx=_common_tx(new, tx))
+        client = await self.aclient()
+        answers = await client.aenqueue([job.draft() for job in new], tx=_common_tx(new, tx))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     def handle(self, id: UUID | str) -> JobHandle:  # noqa: A002
@@ -190,7 +190,7 @@ class Tenure:
         """
         refuse_on_loop("jobs.once(…)", "await jobs.aonce(…)")
         key, life, patience = _once_options(key, ttl, wait)
-        value: T = decode_result(key, self.desk().once(key, fn, life, patience), returned(fn))
+        value: T = decode_result(key, self.client().once(key, fn, life, patience), returned(fn))
         return value
 
     async def aonce(
@@ -198,7 +198,7 @@ class Tenure:
     ) -> T:
         """The result of the first `await fn()` under this key. Example: `await jobs.aonce("k", pay, ttl="30d")`"""
         key, life, patience = _once_options(key, ttl, wait)
-        found = await (await self.adesk()).aonce(key, fn, life, patience)
+        found = await (await self.aclient()).aonce(key, fn, life, patience)
         value: T = decode_result(key, found, returned(fn))
         return value
 
@@ -206,13 +206,13 @@ class Tenure:
     def transaction(self) -> Generator[Any]:
         """The store's own transaction. Example: `with jobs.transaction() as tx: greet.using(tx=tx).enqueue("Ada")`"""
         refuse_on_loop("with jobs.transaction()", "async with jobs.atransaction()")
-        with self.desk().transaction() as tx:
+        with self.client().transaction() as tx:
             yield tx
 
     @asynccontextmanager
     async def atransaction(self) -> AsyncGenerator[Any]:
         """The store's own transaction, for `await task.using(tx=tx).aenqueue(…)`."""
-        async with (await self.adesk()).atransaction() as tx:
+        async with (await self.aclient()).atransaction() as tx:
             yield tx
 
     # ── running ──
@@ -238,7 +238,7 @@ class Tenure:
         from tenure.operations.admin import Admin
 
         def admin() -> Admin:
-            client = self.desk()
+            client = self.client()
             _ = self.tasks
             return Admin(client.store, client.notifier, self.settings)
 
@@ -289,7 +289,7 @@ class Tenure:
         """Put its schedules into the store, as its workers do at start. `force`: over those of a newer release."""
         from tenure.schedules.timetable import Timetable
 
-        client, program = self.desk(), self.program
+        client, program = self.client(), self.program
         timetable = Timetable(client.store, client.notifier)
         return timetable.declare(program.source, self.settings.release or "", program.schedules(), force=force)
 
@@ -319,32 +319,32 @@ class Tenure:
         """What `.call()` finds: the resources given to `testing`."""
         return self._testing.resources if self._testing else {}
 
-    def desk(self) -> Client:
+    def client(self) -> Client:
         """The client, opened on first use."""
         if self._testing is not None:
             return self._testing.client
         return self._client.current or self._client.open(self.settings)
 
-    async def adesk(self) -> Client:
+    async def aclient(self) -> Client:
         """The client, opened on first use in a thread."""
         if self._client.current is not None or self._testing is not None:
-            return self.desk()
+            return self.client()
         from asyncio import to_thread
 
-        return await to_thread(self.desk)
+        return await to_thread(self.client)
 
     # ── opening and closing ──
 
     def __enter__(self) -> Self:
         refuse_on_loop("with jobs", "async with jobs")
-        self.desk()
+        self.client()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._client.close()
 
     async def __aenter__(self) -> Self:
-        await self.adesk()
+        await self.aclient()
         return self
 
     async def __aexit__(self, *exc: object) -> None:

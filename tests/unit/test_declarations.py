@@ -489,11 +489,11 @@ def test_the_next_start_moves_it_and_one_without_it_retires_it(here: Path) -> No
         assert rules(jobs) == {"heart": "every 200ms"}
     with scheduled(None, runs) as jobs, jobs.worker():
         until(lambda: rules(jobs) == {})
-        assert [each.schedule.name for each in jobs.desk().store.schedules()] == ["heart"]
+        assert [each.schedule.name for each in jobs.client().store.schedules()] == ["heart"]
 
 
 def rules(jobs: Tenure) -> dict[str, str]:
-    standings = jobs.desk().store.schedules()
+    standings = jobs.client().store.schedules()
     return {each.schedule.name: each.schedule.rule for each in standings if each.schedule.retired_at is None}
 
 

@@ -543,7 +543,7 @@ class Shop:
         self.note, self.wait = note, wait
 
     def store(self) -> SqliteStore:
-        client = self.jobs.desk()
+        client = self.jobs.client()
         assert isinstance(client.store, SqliteStore)
         return client.store
 
@@ -584,7 +584,7 @@ def test_jobs_run_by_their_messages_and_each_is_acknowledged(
 
 def test_every_message_twice_is_one_outcome_each(shop: Shop, wire: Wire) -> None:
     handles = shop.jobs.enqueue_many(shop.note.bind(n) for n in range(20))
-    shop.jobs.desk().notifier.announce([queued(*(str(each.id) for each in handles), queue="default")])
+    shop.jobs.client().notifier.announce([queued(*(str(each.id) for each in handles), queue="default")])
     until(lambda: wire.messages() == 40, "all messages twice")
 
     with shop.jobs.worker(concurrency=3):

@@ -78,7 +78,7 @@ def enqueue(
         if sys.stderr.isatty():
             complain(f"job {handle.id} is stored; waiting for it")
         try:
-            result = jobs.desk().result(str(handle.id), limit)
+            result = jobs.client().result(str(handle.id), limit)
         except TimeoutError as error:
             raise TenureError(str(error)) from error
     if shared.json:

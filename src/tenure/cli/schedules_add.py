@@ -147,7 +147,7 @@ def add(
     with app_of(shared, app) as jobs:
         known = jobs.tasks[task]
         job = known.using(queue=queue, priority=priority).bind(**read_arguments(known, arguments))
-        client = jobs.desk()
+        client = jobs.client()
         from tenure.operations.admin import Admin
 
         return _put(Admin(client.store, client.notifier, jobs.settings, who=operator()), new, job.draft(), shared)

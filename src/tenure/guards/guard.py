@@ -28,8 +28,8 @@ from tenure.tasks.loops import refuse_on_loop, settled
 if TYPE_CHECKING:
     import asyncio
 
-    from tenure.tasks.handle import Home
-    from tenure.tasks.job import Attempt
+    from tenure.tasks.handle import AppPort
+    from tenure.tasks.job import JobBackend
     from tenure.tasks.task import Task
 
 P = ParamSpec("P")
@@ -114,7 +114,7 @@ def _task_of(run: GuardedRun) -> Task[..., Any]:
         fn=block,
         place="",
         arguments=Arguments(run.name, block),
-        home=cast("Home", SimpleNamespace(settings=run.settings)),
+        app=cast("AppPort", SimpleNamespace(settings=run.settings)),
         queue=GUARD,
         priority=0,
         own_retry=None,
@@ -148,7 +148,7 @@ class _Entered:
         current.set(Running(attempt.claimed.id, self.run.name, GUARD, 1, self.run.worker_id))
         if self.run.late:
             _log.warning("%s: %s", self.run.name, self.run.late)
-        return Job(cast("Attempt", attempt))
+        return Job(cast("JobBackend", attempt))
 
     def leave(self, error: BaseException | None) -> Callable[[], None]:
         """The block is left; what is returned records how, and may take its time."""

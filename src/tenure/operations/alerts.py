@@ -34,7 +34,7 @@ from tenure.operations.sinks import LOG, Incident, Kind, Message, Sink, Undelive
 from tenure.ports import Draft, Filter, JobView, Notifier, QueueView, Ring, Store, WorkerView
 from tenure.ports.schedules import BROKEN, Schedule, Standing
 from tenure.schedules.plan import overdue_by, set_back
-from tenure.tasks.handle import Desk
+from tenure.tasks.handle import ClientPort
 from tenure.tasks.job import Job
 from tenure.tasks.registry import Registry, task_decorator
 from tenure.tasks.task import Task
@@ -376,7 +376,7 @@ def open_incidents(store: Store) -> list[Incident]:
 # ── Delivery ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Home:
+class _DeliveryApp:
     """What the task of the deliveries needs of an app."""
 
     retry = PATIENCE
@@ -385,11 +385,11 @@ class _Home:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
 
-    def desk(self) -> Desk:
+    def client(self) -> ClientPort:
         raise TenureError(f"{TASK} is enqueued with the incident it tells of, and in no other way")
 
-    async def adesk(self) -> Desk:
-        return self.desk()
+    async def aclient(self) -> ClientPort:
+        return self.client()
 
 
 def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
@@ -406,7 +406,7 @@ def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
         except Undelivered as error:
             raise Fail(str(error)) from None
 
-    return task_decorator(_Home(settings), Registry())(name=TASK, queue=QUEUE)(deliver)
+    return task_decorator(_DeliveryApp(settings), Registry())(name=TASK, queue=QUEUE)(deliver)
 
 
 def courier(

@@ -1,4 +1,4 @@
-"""`JobHandle`: a stored job in its caller's hands. Behind it stands the `Home` of its task, which is the app."""
+"""`JobHandle`: a stored job in its caller's hands. Behind it stands the `AppPort` of its task, which is the app."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
     R_co = TypeVar("R_co", covariant=True)
 
 
-class Desk(Protocol):
+class ClientPort(Protocol):
     """Where jobs are handed in and asked after: the client of an open store."""
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
@@ -43,8 +43,8 @@ class Desk(Protocol):
     async def acancel(self, job_id: str, reason: str) -> bool: ...
 
 
-class Home(Protocol):
-    """What tasks and handles need of the app they belong to. Its desk is opened on first use."""
+class AppPort(Protocol):
+    """What tasks and handles need of the app they belong to. Its client is opened on first use."""
 
     @property
     def settings(self) -> Settings: ...
@@ -59,9 +59,9 @@ class Home(Protocol):
         """What a detached job finds: empty but in `testing(resources=…)`."""
         ...
 
-    def desk(self) -> Desk: ...
+    def client(self) -> ClientPort: ...
 
-    async def adesk(self) -> Desk: ...
+    async def aclient(self) -> ClientPort: ...
 
 
 class JobHandle(Generic[R_co]):
@@ -70,10 +70,10 @@ class JobHandle(Generic[R_co]):
     `created` is False when a job with this id or unique key was there already.
     """
 
-    __slots__ = ("_decode", "_home", "_id", "created")
+    __slots__ = ("_app", "_decode", "_id", "created")
 
-    def __init__(self, home: Home, job_id: str, *, created: bool, decode: Callable[[str], R_co]) -> None:
-        self._home = home
+    def __init__(self, app: AppPort, job_id: str, *, created: bool, decode: Callable[[str], R_co]) -> None:
+        self._app = app
         self._id = job_id
         self._decode = decode
         self.created = created
@@ -94,28 +94,28 @@ class JobHandle(Generic[R_co]):
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the result. TimeoutError when it takes longer; JobFailed when it is dead or cancelled."""
         refuse_on_loop("result()", "await handle.aresult(…)")
-        return self._decode(self._home.desk().result(self._id, _limit(timeout)))
+        return self._decode(self._app.client().result(self._id, _limit(timeout)))
 
     async def aresult(self, timeout: Duration | None = None) -> R_co:
         """Wait for the result. TimeoutError when it takes longer; JobFailed when it is dead or cancelled."""
-        desk = await self._home.adesk()
-        return self._decode(await desk.aresult(self._id, _limit(timeout)))
+        client = await self._app.aclient()
+        return self._decode(await client.aresult(self._id, _limit(timeout)))
 
     def cancel(self, reason: str = "") -> bool:
         """Cancel it if it waits, ask it to stop if it runs. False: it had ended already."""
         refuse_on_loop("cancel()", "await handle.acancel(…)")
-        return self._home.desk().cancel(self._id, checked_text(reason, "reason", 2000))
+        return self._app.client().cancel(self._id, checked_text(reason, "reason", 2000))
 
     async def acancel(self, reason: str = "") -> bool:
         """Cancel it if it waits, ask it to stop if it runs. False: it had ended already."""
-        desk = await self._home.adesk()
-        return await desk.acancel(self._id, checked_text(reason, "reason", 2000))
+        client = await self._app.aclient()
+        return await client.acancel(self._id, checked_text(reason, "reason", 2000))
 
 
 def _limit(timeout: Duration | None) -> float | None:
     return None if timeout is None else seconds(timeout, "timeout")
 
 
-def handle_of(home: Home, job_id: UUID | str, decode: Callable[[str], R_co]) -> JobHandle[R_co]:
+def handle_of(app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co]) -> JobHandle[R_co]:
     """The handle of a job that someone else enqueued."""
-    return JobHandle(home, canonical(job_id), created=False, decode=decode)
+    return JobHandle(app, canonical(job_id), created=False, decode=decode)

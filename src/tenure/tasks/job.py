@@ -1,4 +1,4 @@
-"""`Job` is what a handler holds of the job it runs. Behind it stands an `Attempt`, which the executor implements."""
+"""`Job` is what a handler holds of the job it runs. Behind it stands a `JobBackend`: in a worker, an attempt."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Codec(Protocol):
     def load_once(self, key: str, text: str, fn: Callable[[], object]) -> Any: ...
 
 
-class Attempt(Protocol):
+class JobBackend(Protocol):
     """One execution of a job, as the executor keeps it. `report` never blocks; the others may, so never on a loop.
 
     In a thread, `report`, `flush`, `recall` and `record` raise JobStopped when the attempt was asked to stop, and
@@ -152,7 +152,7 @@ class Job(Generic[C]):
 
     __slots__ = ("_attempt",)
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: JobBackend) -> None:
         self._attempt = attempt
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from tenure.core.durations import Duration
 from tenure.core.retry import Retry
 from tenure.errors import InvalidOption, UnknownTask
 from tenure.tasks.arguments import Arguments
-from tenure.tasks.handle import Home
+from tenure.tasks.handle import AppPort
 from tenure.tasks.job import Job
 from tenure.tasks.task import Task, positive, priority_of
 
@@ -50,19 +50,19 @@ class TaskDecorator(Protocol):
     ) -> TaskDecorator: ...
 
 
-def task_decorator(home: Home, registry: Registry, **options: Any) -> TaskDecorator:
+def task_decorator(app: AppPort, registry: Registry, **options: Any) -> TaskDecorator:
     """The decorator that declares tasks of this app with these options."""
 
     def decorate(fn: Callable[..., Any] | None = None, /, **more: Any) -> Any:
         if fn is None:
-            return task_decorator(home, registry, **options, **more)
-        return registry.add(_declared(home, fn, **options, **more))
+            return task_decorator(app, registry, **options, **more)
+        return registry.add(_declared(app, fn, **options, **more))
 
     return cast("TaskDecorator", decorate)
 
 
 def _declared(
-    home: Home,
+    app: AppPort,
     fn: Callable[..., Any],
     *,
     name: str | None = None,
@@ -92,7 +92,7 @@ def _declared(
         fn=fn,
         place=_place(fn),
         arguments=Arguments(label, fn),
-        home=home,
+        app=app,
         queue=valid_queue(queue),
         priority=priority_of(priority),
         own_retry=None if retry is None else Retry.of(retry),

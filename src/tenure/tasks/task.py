@@ -34,7 +34,7 @@ from tenure.core.retry import Retry
 from tenure.errors import InvalidArguments, InvalidOption, TenureError
 from tenure.ports import Draft, Enqueued
 from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain
-from tenure.tasks.handle import Home, JobHandle, R_co, handle_of
+from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
 from tenure.tasks.job import DetachedAttempt, Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
 
@@ -55,7 +55,7 @@ class Task(Generic[P, R_co]):
     fn: Callable[..., Any]
     place: str  #: where it is declared, file:line
     arguments: Arguments
-    home: Home
+    app: AppPort
     queue: str
     priority: int
     own_retry: Retry | None
@@ -124,7 +124,7 @@ class Task(Generic[P, R_co]):
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
         """A job with these arguments, checked but not yet stored. For `jobs.enqueue_many` and `jobs.schedule`."""
         bound = self.arguments.bind(args, kwargs)
-        payload = self.arguments.dump(bound, self.home.settings.max_payload)
+        payload = self.arguments.dump(bound, self.app.settings.max_payload)
         return NewJob(self, payload, self.key or self._key_of(bound))
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
@@ -158,7 +158,7 @@ class Task(Generic[P, R_co]):
 
     def handle(self, id: UUID | str) -> JobHandle[R_co]:  # noqa: A002
         """The handle of a job of this task that was enqueued elsewhere."""
-        return handle_of(self.home, id, self.decode_result)
+        return handle_of(self.app, id, self.decode_result)
 
     # ── for the executor ──
 
@@ -173,7 +173,7 @@ class Task(Generic[P, R_co]):
     @property
     def retry(self) -> Retry:
         """Which errors are retried, by the task or else by the app. Its numbers travel with each job."""
-        return self.own_retry or self.home.retry
+        return self.own_retry or self.app.retry
 
     def resolve(self) -> None:
         """Look at every annotation now. Raises InvalidOption."""
@@ -217,7 +217,7 @@ class Task(Generic[P, R_co]):
         return self._decode_kept(decoder(returned(fn)), text, f"once({key!r})")
 
     def _dump_kept(self, value: object, what: str) -> str:
-        return dump(value, f"{self.name}: {what}", self.home.settings.max_result).decode()
+        return dump(value, f"{self.name}: {what}", self.app.settings.max_result).decode()
 
     def _decode_kept(self, decode: Callable[[str], Any], text: str, what: str) -> Any:
         try:
@@ -236,10 +236,10 @@ class Task(Generic[P, R_co]):
         return valid_key(self.unique.format(**values), f"{self.name}: unique")
 
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.home.settings.max_payload)
+        payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.max_payload)
         here, keywords = self.arguments.load(payload)
         if self.takes_job:
-            here = (Job[Any](DetachedAttempt(self, payload, self.home.resources)), *here)
+            here = (Job[Any](DetachedAttempt(self, payload, self.app.resources)), *here)
         return here, keywords
 
 
@@ -334,12 +334,12 @@ class NewJob(Generic[R_co]):
     def enqueue(self) -> JobHandle[R_co]:
         """Store it."""
         refuse_on_loop("enqueue()", f"await {self._task.name}.aenqueue(…)")
-        return self.stored(self._task.home.desk().enqueue([self.draft()], tx=self.tx)[0])
+        return self.stored(self._task.app.client().enqueue([self.draft()], tx=self.tx)[0])
 
     async def aenqueue(self) -> JobHandle[R_co]:
         """Store it."""
-        desk = await self._task.home.adesk()
-        return self.stored((await desk.aenqueue([self.draft()], tx=self.tx))[0])
+        client = await self._task.app.aclient()
+        return self.stored((await client.aenqueue([self.draft()], tx=self.tx))[0])
 
     def draft(self) -> Draft:
         """What the store is given."""
@@ -362,9 +362,9 @@ class NewJob(Generic[R_co]):
             max_crashes=task.max_crashes,
             retry_base=retry.base,
             retry_cap=retry.cap,
-            meta=dump(_meta(self.meta), "meta", task.home.settings.max_payload).decode() if self.meta else "{}",
+            meta=dump(_meta(self.meta), "meta", task.app.settings.max_payload).decode() if self.meta else "{}",
         )
 
     def stored(self, answer: Enqueued) -> JobHandle[R_co]:
         """The handle for what the store answered."""
-        return JobHandle(self._task.home, answer.id, created=answer.created, decode=self._task.decode_result)
+        return JobHandle(self._task.app, answer.id, created=answer.created, decode=self._task.decode_result)

@@ -33,7 +33,7 @@ from tenure.errors import JobFailed, StoreError
 from tenure.ports import Claimed, Filter, JobView, Store, WorkerIdentity
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client
-from tenure.tasks.handle import Home, JobHandle
+from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.task import NewJob, Task
@@ -71,11 +71,11 @@ class TestQueue:
     __test__ = False  # it is no test of pytest's
 
     def __init__(
-        self, home: Home, program: Program, client: Client, clock: VirtualClock, resources: Mapping[type, object]
+        self, app: AppPort, program: Program, client: Client, clock: VirtualClock, resources: Mapping[type, object]
     ) -> None:
         self.client = client
         self.resources = resources
-        self._home = home
+        self._app = app
         self._clock = clock
         self._errors: dict[str, Exception] = {}
         self._program = replace(program, arounds=(self._watch, *program.arounds))
@@ -92,7 +92,7 @@ class TestQueue:
 
     def assert_enqueued(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """The newest job of this task with these arguments, or AssertionError with those there are."""
-        wanted = task.arguments.dump(task.arguments.bind(args, kwargs), self._home.settings.max_payload)
+        wanted = task.arguments.dump(task.arguments.bind(args, kwargs), self._app.settings.max_payload)
         jobs = self._jobs(task)
         for job in reversed(jobs):
             if job.payload == wanted:
@@ -205,7 +205,7 @@ class TestQueue:
                 return sorted(found, key=lambda job: (job.enqueued_at, job.id))
 
     def _handle(self, task: Task[..., R], job: JobView) -> JobHandle[R]:
-        return JobHandle(self._home, job.id, created=True, decode=task.decode_result)
+        return JobHandle(self._app, job.id, created=True, decode=task.decode_result)
 
     def _hire(self) -> None:
         """A new process: whoever died is dead for ever."""
