@@ -36,10 +36,11 @@ CHECKS = [
 ]
 SMALL = """
 import sys
-from tenure.cli import demo, demo_history
+from tenure.cli import demo
 from tenure.cli.main import main
+from tenure.demo import history
 
-demo_history.MADE_UP, demo.ANALYSIS_SECONDS = 120, 9.0  # less, and it ends on a slow machine before it is killed
+history.MADE_UP, demo.ANALYSIS_SECONDS = 120, 9.0  # less, and it ends on a slow machine before it is killed
 sys.exit(main(["demo", *sys.argv[1:]]))
 """
 
