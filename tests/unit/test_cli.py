@@ -22,7 +22,6 @@ from rich.console import Console
 from conformance.factories import bring, claim, claim_one, draft, finish, look, put, running, start
 from tenure.cli import bench, top
 from tenure.cli.logs import JsonFormatter, TextFormatter, add_job
-from tenure.cli.main import main
 from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
 from tenure.errors import StoreAway
@@ -48,37 +47,11 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("TENURE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shop.py").write_text(APP)
-    monkeypatch.setenv("TENURE_APP", "shop")
-    monkeypatch.setenv("TENURE_NOTIFIER", "poll")
-    monkeypatch.delitem(sys.modules, "shop", raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
-
-
-@pytest.fixture
 def store(folder: Path) -> Iterable[Store]:
     store = SqliteStore(str(folder / "tenure.db"))
     store.open()
     yield store
     store.close()
-
-
-@pytest.fixture
-def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """One command in this process: its exit code, standard output and standard error."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(argv)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 def alive(store: Store, **options: Any) -> str:

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from conformance.factories import claim, draft, finish, start
-from tenure.cli.main import main
 from tenure.cli.schedules_screen import MARKS
 from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
@@ -50,19 +49,6 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("TENURE_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "shop.py").write_text(APP)
-    monkeypatch.setenv("TENURE_APP", "shop")
-    monkeypatch.setenv("TENURE_NOTIFIER", "poll")
-    monkeypatch.delitem(sys.modules, "shop", raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    return tmp_path
-
-
-@pytest.fixture
 def store(folder: Path) -> Iterable[Store]:
     store = SqliteStore(str(folder / "tenure.db"))
     store.open()
@@ -76,16 +62,8 @@ def timetable(store: Store) -> Timetable:
 
 
 @pytest.fixture
-def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """One command in this process: its exit code, standard output and standard error."""
-
-    def run(*argv: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main(["schedules", *argv])
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
+def run(run: Run) -> Run:
+    return lambda *argv: run("schedules", *argv)
 
 
 def on_a_terminal(width: int, *argv: str) -> tuple[int, str]:

@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from tenure.ports.schedules import Change, Schedule
 from tenure.schedules.timetable import Declared, Timetable, encode_schedules
 from tenure.stores.memory import MemoryStore
 from tenure.tasks.client import Client
+from waiting import until
 
 PATIENT = 60.0
 NEW_YEAR = datetime(2030, 1, 1, tzinfo=UTC)
@@ -483,25 +482,18 @@ def test_an_embedded_worker_declares_and_fires_and_the_handler_sees_its_tick(her
 def test_the_next_start_moves_it_and_one_without_it_retires_it(here: Path) -> None:
     runs = Runs()
     with scheduled("10h", runs) as jobs, jobs.worker():
-        until(lambda: rules(jobs) == {"heart": "every 10h"})
+        until(lambda: rules(jobs) == {"heart": "every 10h"}, "the declaration")
     with scheduled("200ms", runs) as jobs, jobs.worker():
         assert runs.twice.wait(PATIENT)
         assert rules(jobs) == {"heart": "every 200ms"}
     with scheduled(None, runs) as jobs, jobs.worker():
-        until(lambda: rules(jobs) == {})
+        until(lambda: rules(jobs) == {}, "the schedule to be retired")
         assert [each.schedule.name for each in jobs.client().store.schedules()] == ["heart"]
 
 
 def rules(jobs: Tenure) -> dict[str, str]:
     standings = jobs.client().store.schedules()
     return {each.schedule.name: each.schedule.rule for each in standings if each.schedule.retired_at is None}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def test_the_worker_of_an_older_release_leaves_the_schedule_and_says_so(
@@ -513,7 +505,7 @@ def test_the_worker_of_an_older_release_leaves_the_schedule_and_says_so(
             jobs.declare()
     monkeypatch.setenv("TENURE_RELEASE", "1")
     with scheduled("10h", Runs()) as jobs, jobs.worker():
-        until(lambda: "stay as release 2 declares them" in caplog.text)
+        until(lambda: "stay as release 2 declares them" in caplog.text, "the worker of the older release to say so")
         assert rules(jobs) == {"heart": "every 20h"}
     assert "tenure schedules declare --force" in caplog.text
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic, sleep, time
+from time import time
 
 import pytest
 
@@ -24,6 +24,7 @@ from tenure.ports import Answer, Busy, Draft, Filter, Notifier, Store, WorkerIde
 from tenure.ports.schedules import Change, Schedule, Standing, Tick
 from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
+from waiting import until
 
 OFTEN = "100ms"
 PATIENT = 30.0
@@ -114,13 +115,6 @@ def job_of(store: Store, tick: Tick) -> State:
     job = store.get(tick.job_id or "")
     assert job is not None
     return job.state
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = monotonic() + PATIENT
-    while not condition():
-        assert monotonic() < deadline, what
-        sleep(0.005)
 
 
 @contextmanager

@@ -12,11 +12,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from nats.aio.client import Client
@@ -36,18 +36,10 @@ from tenure.notifiers.nats.address import parse_url
 from tenure.ports import Filter, Permit, Ring, WorkerIdentity
 from tenure.stores.sqlite import SqliteStore
 from tenure.tasks.handle import JobHandle
+from waiting import until
 
-T = TypeVar("T")
 STREAM = "tenure_tenure"
 SECONDS = 60.0
-
-
-def until(condition: Callable[[], T], what: str) -> T:
-    deadline = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {SECONDS:g} s for: {what}"
-        time.sleep(0.01)
-    return found
 
 
 # ── The server, and both ends of the wire ──

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from tenure.ports.schedules import Swapped
 from tenure.stores.memory import MemoryStore
 from tenure.tasks import once
 from tenure.tasks.client import Client
+from waiting import until
 
 PATIENT = 60.0
 
@@ -119,13 +119,6 @@ def short_hold(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
     """Renewed ten times a second, on a store whose time stands still: who is held up here does not lose it."""
     monkeypatch.setattr(once, "HOLD_SECONDS", 0.3)
     store.at = 1_800_000_000.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def receipt() -> Receipt:
@@ -471,7 +464,7 @@ def test_a_renewal_that_finds_the_hold_lost_says_so_once(
     assert calls.begun.wait(PATIENT)
     (ours,) = store.notes("once:k").values()
     assert store.swap("once:k", ours, '{"by":"another"}').landed  # in one step: what is free is taken again
-    until(lambda: "another acts too" in caplog.text)
+    until(lambda: "another acts too" in caplog.text, "the warning that another acts too")
     calls.go.set()
 
     assert acting.result(PATIENT) == 1
@@ -484,7 +477,7 @@ def test_a_hold_that_ended_unnoticed_is_taken_again(jobs: Tenure, store: Store, 
     acting = threads.submit(jobs.once, "k", calls.slowly)
     assert calls.begun.wait(PATIENT)
     store.drop("k")
-    until(lambda: store.notes("once:k") != {})
+    until(lambda: store.notes("once:k") != {}, "the key to be held")
     calls.go.set()
 
     assert acting.result(PATIENT) == 1
@@ -522,7 +515,7 @@ def test_renewing_is_tried_again(
     acting = threads.submit(jobs.once, "k", calls.slowly)
     assert calls.begun.wait(PATIENT)
     store.away = [how, how]
-    until(lambda: store.away == [])
+    until(lambda: store.away == [], "the store to be back")
     while store.renewals.acquire(blocking=False):  # those before it was away
         pass
     assert store.renewals.acquire(timeout=PATIENT)

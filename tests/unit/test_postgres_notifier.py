@@ -22,6 +22,7 @@ from tenure.errors import InvalidOption
 from tenure.notifiers import postgres
 from tenure.notifiers.postgres import PostgresListener, PostgresNotifier
 from tenure.ports import ANY, Ring
+from waiting import until
 
 QUEUED = Ring("queued", "mail")
 LIMIT = 30.0
@@ -54,13 +55,6 @@ def new_notifier(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 NewNotifier = Callable[..., PostgresNotifier]
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {LIMIT:g} s: {what}"
-        time.sleep(0.005)
 
 
 def proven(notifier: PostgresNotifier) -> PostgresListener:

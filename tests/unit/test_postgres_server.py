@@ -45,6 +45,7 @@ from tenure.ports import Filter, Landed, Progress
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres import server as module
 from tenure.stores.postgres.commits import CommitWatch
+from waiting import until
 
 WRONG = "Wr0ng-w0rd"
 NEWEST = module.migrations()[-1][0]
@@ -157,13 +158,6 @@ def granted(server: Postgres, url: str, role_url: str) -> None:
     role, database = urlsplit(role_url).username, urlsplit(url).path[1:]
     server.execute(f"GRANT USAGE ON SCHEMA tenure TO {role}", database=database)
     server.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tenure TO {role}", database=database)
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, f"waited 30 s for: {what}"
-        time.sleep(0.005)
 
 
 def sessions(server: Postgres, url: str, condition: str = "true") -> int:

@@ -20,6 +20,7 @@ from tenure.notifiers import redis
 from tenure.notifiers.redis import RedisListener, RedisNotifier
 from tenure.ports import ANY, Ring
 from tenure.stores.redis.server import ANSWER_SECONDS, Server
+from waiting import until
 
 QUEUED = Ring("queued", "mail")
 BELL = "{tenure}:bell"
@@ -67,13 +68,6 @@ def new_notifier(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ne
 
 def open_descriptors() -> int:
     return sum(1 for _ in Path("/dev/fd").iterdir())
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {LIMIT:g} s: {what}"
-        time.sleep(0.005)
 
 
 def hearing(notifier: RedisNotifier) -> RedisListener:

@@ -14,7 +14,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +55,7 @@ from tenure.ports import Draft, Edit, Filter, Landed, Progress, Ring
 from tenure.ports.schedules import Change
 from tenure.stores.redis import SCHEMA, RedisStore, reads
 from tenure.stores.redis import server as module
+from waiting import until
 
 WRONG = "Wr0ng-w0rd"
 LUA = (Path(module.__file__).parent / "lua").glob("*.lua")
@@ -136,13 +136,6 @@ def refused(call: Callable[[], object], kind: type[StoreError | InvalidOption] =
             links += [link.__cause__, link.__context__]
     assert not leaks(told)
     return str(caught.value)
-
-
-def until(condition: Callable[[], Any], what: str, *, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
-        time.sleep(0.005)
 
 
 def until_it_works(call: Callable[[], object], what: str, *, seconds: float = 30.0) -> list[str]:

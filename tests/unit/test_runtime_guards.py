@@ -37,6 +37,7 @@ from tenure.tasks.handle import JobHandle
 from tenure.worker.executor import Attempt, _Inline
 from tenure.worker.permits import Hand
 from tenure.worker.worker import End, Plan, Worker
+from waiting import until
 
 SECONDS = 30.0
 
@@ -384,13 +385,6 @@ def test_a_job_that_is_claimed_too_late_is_not_run(shop: Shop) -> None:
     with shop.jobs.worker():
         until(lambda: shop.view(job).state is State.CANCELLED or shop.runs, "its end")
     assert shop.runs == []
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    pause, deadline = threading.Event(), system_clock().boot() + SECONDS
-    while not condition():
-        assert system_clock().boot() < deadline, f"no sign of {what}"
-        pause.wait(0.01)
 
 
 def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:

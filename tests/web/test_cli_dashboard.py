@@ -24,6 +24,7 @@ from servers import free_port, shared_postgres
 from tenure import Tenure
 from tenure.errors import InvalidOption
 from tenure.stores.sqlite import SqliteStore
+from waiting import until
 
 APP = """
 from tenure import Tenure
@@ -148,10 +149,8 @@ def test_what_an_app_leaves_running_is_waited_for_until_it_is_told_to_end_once_m
 def test_a_browser_that_does_not_return_before_it_has_the_page_is_given_it(folder: Path) -> None:
     (folder / "browser.py").write_text(BROWSER)
     with running(folder, *ANYWHERE, "--open", BROWSER=f"{sys.executable} browser.py %s"):
-        seen, deadline = folder / "seen", time.monotonic() + 60
-        while not (seen.exists() and "</html>" in seen.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        seen = folder / "seen"
+        until(lambda: seen.exists() and "</html>" in seen.read_text(), "the browser to have the page")
 
 
 def test_with_json_it_says_one_line_of_json(folder: Path) -> None:
