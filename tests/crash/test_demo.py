@@ -128,7 +128,8 @@ def test_a_supervisor_that_ends_too_early_is_told_with_its_last_words(start: Sta
     demo = start()
     read_until("code_evolution: processing", demo.stdout)
 
-    os.kill(next(pid for pid, args in processes_of(tmp_path).items() if "tenure.cli.demo_supervisor " in args), signal.SIGKILL)
+    supervisor = next(pid for pid, args in processes_of(tmp_path).items() if "tenure.cli.demo_supervisor " in args)
+    os.kill(supervisor, signal.SIGKILL)
     code, out, err = ended(demo)
 
     assert (code, err) == (1, "")
