@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import tenure.backends
-import tenure.worker.worker
+import tenure.worker.stops
 from tenure import Job, Retry, Tenure
 from tenure.config import Settings
 from tenure.errors import StoreAway
@@ -372,6 +372,6 @@ if FAULTS.get("start_when_told"):
     while not gone_ahead():
         time.sleep(0.01)
 if "stop_seconds" in FAULTS:
-    tenure.worker.worker.STOP_SECONDS = FAULTS["stop_seconds"]
+    tenure.worker.stops.STOP_SECONDS = FAULTS["stop_seconds"]
 if FAULTS:
     _open_store, tenure.backends.open_store = tenure.backends.open_store, _open_faulty

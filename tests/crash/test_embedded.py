@@ -138,7 +138,7 @@ with shop.jobs.worker():
 
 
 def test_code_that_does_not_stop_keeps_its_slot_and_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.worker.worker.STOP_SECONDS", 0.2)
+    monkeypatch.setattr("tenure.worker.stops.STOP_SECONDS", 0.2)
     with shop.jobs.worker(concurrency=2):
         deaf = shop.effect_in_thread.using(timeout="100ms", retry=1).enqueue(3.0)  # never asks whether it must stop
         site.seen(deaf, "begin")

@@ -25,10 +25,10 @@ from tenure.liveness.host import memories
 from tenure.ports import Progress
 from tenure.stores.memory import MemoryStore
 from tenure.tasks.handle import JobHandle
+from tenure.worker.attempts import Attempts
 from tenure.worker.embedded import Embedded
 from tenure.worker.executor import Attempt
 from tenure.worker.job_log import MAX_BYTES, MAX_LINES, Gather, JobLog, Log, LogLine, decode, encode
-from tenure.worker.worker import Worker
 
 log = logging.getLogger("shop.parcels")
 AT = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)
@@ -440,7 +440,7 @@ def test_a_log_that_cant_be_stored_costs_nobody_anything_else(shop: Shop) -> Non
 def test_lines_wait_for_a_store_that_is_away_and_the_outcome_comes_after_them(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.worker.worker.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.worker.access.RETRY_SECONDS", 0.02)
 
     @shop.jobs.task
     async def pack() -> None:
@@ -457,9 +457,9 @@ def test_lines_wait_for_a_store_that_is_away_and_the_outcome_comes_after_them(
 def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.worker.worker.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.worker.access.RETRY_SECONDS", 0.02)
     telling, ended = threading.Event(), threading.Event()
-    progress, end = shop.store.progress, Worker.ended
+    progress, end = shop.store.progress, Attempts.ended
 
     def fail_once(reports: Sequence[Progress]) -> list[bool]:
         if telling.is_set():
@@ -468,8 +468,8 @@ def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
         assert ended.wait(60)
         raise StoreAway("away for a moment")
 
-    def tell(worker: Worker, attempt: Attempt, outcome: Outcome | None) -> None:
-        end(worker, attempt, outcome)
+    def tell(host: Attempts, attempt: Attempt, outcome: Outcome | None) -> None:
+        end(host, attempt, outcome)
         asyncio.get_running_loop().call_later(0.05, ended.set)  # its outcome is on its way, behind the progress
 
     @shop.jobs.task
@@ -478,7 +478,7 @@ def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
         assert telling.wait(60)
 
     monkeypatch.setattr(shop.store, "progress", fail_once)
-    monkeypatch.setattr(Worker, "ended", tell)
+    monkeypatch.setattr(Attempts, "ended", tell)
     job = pack.enqueue()
     shop.run(job)
 
@@ -487,7 +487,7 @@ def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
 
 def test_a_refused_outcome_is_told_to_who_looks_into_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody but the refusal tells the worker that its job is another's: neither its look at what it owns, nor its beat.
-    monkeypatch.setattr("tenure.worker.worker.ANY_SECONDS", 1e9)
+    monkeypatch.setattr("tenure.worker.beat.ANY_SECONDS", 1e9)
     monkeypatch.setattr(Embedded, "_begin_anew", lambda self, dead: None)  # pyright: ignore[reportUnknownLambdaType]
     begun, go = threading.Event(), threading.Event()
 

@@ -564,8 +564,8 @@ def empty(wire: Wire) -> None:
 def test_jobs_run_by_their_messages_and_each_is_acknowledged(
     shop: Shop, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for timer in ("HOLD_SECONDS", "MAX_UNFLUSHED_SECONDS"):  # a slow commit would send permits back, to come again
-        monkeypatch.setattr(f"tenure.worker.worker.{timer}", SECONDS)
+    for timer in ("claims.HOLD_SECONDS", "slots.MAX_UNFLUSHED_SECONDS"):  # a slow commit would send permits back
+        monkeypatch.setattr(f"tenure.worker.{timer}", SECONDS)
     with shop.jobs.worker(concurrency=3):
         until(lambda: wire.consumer().get("num_waiting"), "the worker to ask for permits")
         handles = shop.jobs.enqueue_many(shop.note.bind(n) for n in range(50))

@@ -35,8 +35,10 @@ from tenure.schedules.timetable import Timetable, _declare
 from tenure.stores.memory import MemoryStore
 from tenure.tasks.handle import JobHandle
 from tenure.worker.executor import Attempt, _Inline
-from tenure.worker.permits import Hand
-from tenure.worker.worker import End, Plan, Worker
+from tenure.worker.flusher import OutcomeFlusher
+from tenure.worker.permits import HeldPermits
+from tenure.worker.slots import End, Plan
+from tenure.worker.worker import Worker
 from waiting import until
 
 SECONDS = 30.0
@@ -82,7 +84,7 @@ def away(*_: object, **__: object) -> Any:
 def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
     store = MemoryStore(system_clock())
     monkeypatch.setattr("tenure.backends.open_store", lambda _: store)
-    monkeypatch.setattr("tenure.worker.worker.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.worker.access.RETRY_SECONDS", 0.02)
     return Shop(store)
 
 
@@ -122,7 +124,7 @@ def test_what_is_stored_while_the_owned_ones_are_read_is_not_run_again(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go, flushed, again = threading.Event(), threading.Event(), threading.Event()
-    owned, flush = shop.store.owned, Worker._flush
+    owned, flush = shop.store.owned, OutcomeFlusher._flush
 
     def look(worker_id: str) -> list[Owned]:
         if flushed.is_set():
@@ -133,12 +135,12 @@ def test_what_is_stored_while_the_owned_ones_are_read_is_not_run_again(
             assert flushed.wait(SECONDS)
         return found
 
-    async def flush_and_tell(worker: Worker, batch: list[End]) -> None:
-        await flush(worker, batch)
+    async def flush_and_tell(flusher: OutcomeFlusher, batch: list[End]) -> None:
+        await flush(flusher, batch)
         asyncio.get_running_loop().call_soon(flushed.set)
 
     monkeypatch.setattr(shop.store, "owned", look)
-    monkeypatch.setattr(Worker, "_flush", flush_and_tell)
+    monkeypatch.setattr(OutcomeFlusher, "_flush", flush_and_tell)
 
     @shop.jobs.task
     def pack() -> None:
@@ -256,7 +258,7 @@ def test_a_lease_that_is_lost_stops_its_code_at_its_word(
     word: str, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shop.store, "owned", away)
-    monkeypatch.setattr("tenure.worker.worker.PROGRESS_SECONDS", SECONDS)
+    monkeypatch.setattr("tenure.worker.progress.PROGRESS_SECONDS", SECONDS)
     taken, raised = threading.Event(), list[BaseException]()
 
     @shop.jobs.task
@@ -388,8 +390,8 @@ def test_a_job_that_is_claimed_too_late_is_not_run(shop: Shop) -> None:
 
 
 def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.worker.worker.STOP_SECONDS", 0.1)
-    monkeypatch.setattr("tenure.worker.worker.TICK_SECONDS", 0.02)
+    monkeypatch.setattr("tenure.worker.stops.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("tenure.worker.stops.TICK_SECONDS", 0.02)
     store, jobs, go = MemoryStore(system_clock()), Tenure("memory:"), threading.Event()
     plan = Plan(
         worker_id=start(store),
@@ -423,7 +425,7 @@ def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
         )
         worker.start()
         verdicts = await stuck
-        free = worker._free()
+        free = worker._slots.free()
         go.set()
         await worker.close()
         return verdicts, free
@@ -831,11 +833,11 @@ class Dealt:
         self.settled += [(permit, again_in) for permit in permits]
 
 
-def hand_of(store: MemoryStore, worker_id: str, *, may_declare: bool = True) -> tuple[Hand, Dealt]:
+def permits_of(store: MemoryStore, worker_id: str, *, may_declare: bool = True) -> tuple[HeldPermits, Dealt]:
     dealt = Dealt()
-    hand = Hand(dealt, store, worker_id, LEASE, lambda: may_declare)
-    hand._look_around_at = float("inf")
-    return hand, dealt
+    permits = HeldPermits(dealt, store, worker_id, LEASE, lambda: may_declare)
+    permits._scan_at = float("inf")
+    return permits, dealt
 
 
 @pytest.mark.parametrize("why", ["it may not", "its own worker is dead"])
@@ -846,27 +848,27 @@ def test_who_may_judge_nobody_takes_no_job_for_a_permit_that_came_again(why: str
     me = start(store)
     if why == "its own worker is dead":
         store.declare_dead([me])
-    hand, _ = hand_of(store, me, may_declare=why != "it may not")
+    permits, _ = permits_of(store, me, may_declare=why != "it may not")
 
     permit = Permit("default", lease.job_id, True, "1")
-    looked = hand.look([permit])
+    answer = permits.rescue_redelivered([permit])
 
-    assert (looked.rescued, looked.owned) == ([], [permit])
+    assert (answer.rescued, answer.owned) == ([], [permit])
     assert store.renew([lease.worker_id]) == {lease.worker_id}
 
 
 def test_a_permit_is_kept_until_the_outcome_of_its_job_is_stored() -> None:
     _, store = made_up()
     me, job_id = start(store), put(store)
-    hand, dealt = hand_of(store, me)
+    permits, dealt = permits_of(store, me)
     permit = Permit("default", job_id, False, "1")
-    hand._unused["default"] = [permit]
-    hand.offer({"default": 1})
-    (claimed,) = store.claim(me, hand.wants, 1)
+    permits._unused["default"] = [permit]
+    permits.offer({"default": 1})
+    (claimed,) = store.claim(me, permits.offered, 1)
 
-    hand.bind([claimed])
+    permits.bind([claimed])
     assert dealt.settled == []
-    hand.done([Lease(job_id, 1, me)])
+    permits.done([Lease(job_id, 1, me)])
     assert dealt.settled == [(permit, None)]
 
 

@@ -36,8 +36,9 @@ from tenure.ports import Notifier, Store
 from tenure.worker.executor import open_resources
 from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
+from tenure.worker.slots import Plan
 from tenure.worker.tally import Tally, timed
-from tenure.worker.worker import Plan, Worker, run_loop
+from tenure.worker.worker import Worker, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
 SWITCH_SECONDS = 0.0001  # a thread of the store comes back from the disk and wants the GIL: 5 ms would be ten commits

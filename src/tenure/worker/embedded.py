@@ -26,7 +26,8 @@ from tenure.maintenance.maintenance import Declaration, Maintenance, NewAlarm
 from tenure.ports import Notifier, Store, WorkerIdentity
 from tenure.worker.executor import open_resources
 from tenure.worker.program import Program
-from tenure.worker.worker import Plan, Worker, queue_caps, run_loop
+from tenure.worker.slots import Plan
+from tenure.worker.worker import Worker, queue_caps, run_loop
 
 RETRY_SECONDS = 1.0
 

@@ -22,6 +22,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 from tenure.core.durations import spell
@@ -52,10 +53,6 @@ class Host(Protocol):
         """The code has stopped. Called on the loop, once."""
         ...
 
-    def asked(self, attempt: Attempt) -> None:
-        """It was asked to stop: watch that it does."""
-        ...
-
     def reported(self, attempt: Attempt) -> None:
         """There is progress to store. Called from any thread."""
         ...
@@ -75,9 +72,10 @@ class Attempt:
     # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.
     stopping: Stopping | None = None
     verdict: Outcome | None = None
+    asked_at: float | None = None  #: when it was first asked to stop, by the loop's clock
+    over = False  #: its code has stopped
     finished = False  #: its outcome went with the caller's transaction; if that did not commit, the code's own counts
     _begun = False  #: the coroutine has taken its first step: only from then on can it be cancelled and still end
-    _over = False
     active = 0.0  #: when it last showed progress, by the loop's clock
     _report: Progress | None = None
     _log: JobLog | None = None  #: what its code has logged, if it has
@@ -91,6 +89,7 @@ class Attempt:
         self.claimed = claimed
         self.loop = loop
         self.lease = Lease(claimed.id, claimed.attempt, host.worker_id)
+        self.started_at = monotonic()
         if claimed.stale_after is not None:
             self.active = loop.time()
 
@@ -151,7 +150,7 @@ class Attempt:
         self._end(outcome)
 
     def _call(self, program: Program) -> Outcome | None:
-        if self._over:
+        if self.over:
             return None
         current.set(self._running())
         try:
@@ -167,7 +166,7 @@ class Attempt:
             return self._raised(error)
 
     def _end(self, outcome: Outcome | None) -> None:
-        self._over = True
+        self.over = True
         if self._timer is not None:
             self._timer.cancel()
         self.host.ended(self, outcome)
@@ -216,15 +215,19 @@ class Attempt:
         if self.stopping is not None and reason != "lease_lost":
             return
         self.stopping, self.verdict = reason, verdict
-        self.host.asked(self)
+        if self.asked_at is None:
+            self.asked_at = self.loop.time()
         if self._begun and self._task_handle is not None:
             self._task_handle.cancel(f"asked to stop: {reason}")
 
     def _check_asked(self) -> None:
         if self.stopping == "lease_lost":
-            raise LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
+            raise self.lease_lost()
         if self.stopping is not None and not self.task.is_async:
             raise JobStopped(self.stopping)
+
+    def lease_lost(self) -> LeaseLost:
+        return LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
 
     # ── what a Job asks of it ──
 
@@ -298,7 +301,7 @@ class Attempt:
         if found is None:
             self.host.refused(self.lease, "once refused")
             self.loop.call_soon_threadsafe(self.ask, "lease_lost", None)
-            raise LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
+            raise self.lease_lost()
         return found.value
 
     def finish(self, result: str, tx: object) -> None:
@@ -333,9 +336,6 @@ class _Inline:
                 self.store_now(attempt)
         self.done.set_result(None if attempt.finished else outcome)
 
-    def asked(self, attempt: Attempt) -> None:
-        """Whoever waits for `done` watches it."""
-
     def reported(self, attempt: Attempt) -> None:
         """Stored when it ends."""
 
@@ -345,7 +345,7 @@ class _Inline:
     def store_now(self, attempt: Attempt) -> None:
         report = attempt.take_report()
         if report is not None and not self.store.progress([report])[0]:
-            raise LeaseLost(f"job {attempt.claimed.id}, attempt {attempt.claimed.attempt}")
+            raise attempt.lease_lost()
 
 
 async def run_inline(

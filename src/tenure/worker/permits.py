@@ -1,4 +1,4 @@
-"""The permits of one worker, where a queue deals them out: those in hand, and those whose job runs.
+"""The permits of one worker, where a queue deals them out: those it may still use, and those whose job runs.
 
 A permit lets its holder claim one job from its queue; which one, the store says. It is acknowledged when the outcome
 of that job is in the store. One that the queue had dealt out before first asks the store whether the owner of the job
@@ -22,16 +22,18 @@ BACK_LATER_SECONDS = 5.0
 BACK_SOON_SECONDS = 0.2
 
 
-class Looked(NamedTuple):
+class Redelivered(NamedTuple):
     """What the store said of jobs whose permits came again."""
 
     rescued: list[Rescued]  #: those the permits name
-    beside: list[Rescued]  #: others of dead owners: no permit in hand is for them
+    beside: list[Rescued]  #: others of dead owners: no permit is held for them
     owned: list[Permit]  #: their job is processed by a living worker
 
 
-class Hand:
-    """Called on the worker's event loop, but for `look` and `look_for_pauses`, which ask the store."""
+class HeldPermits:
+    """Called on the worker's event loop, but for `rescue_redelivered` and `read_pauses`, which ask the store."""
+
+    poll_now = False  #: something may have changed that no permit tells of
 
     def __init__(self, permits: Permits, store: Store, worker_id: str, lease: float, may_declare: Callable[[], bool]):
         self._permits, self._store = permits, store
@@ -42,7 +44,7 @@ class Hand:
         self._running: dict[Lease, Permit] = {}
         self._paused: frozenset[str] = frozenset()
         self._pauses_known_until = 0.0
-        self._look_around_at = 0.0
+        self._scan_at = 0.0
 
     # ── what may come ──
 
@@ -54,7 +56,7 @@ class Hand:
         return bool(came)
 
     def want(self, room: Mapping[str, int], free: int) -> None:
-        """A permit for each free slot. Several queues share them, but each gets a chance: who is empty sends none."""
+        """A permit for each free slot. Several queues share them, but each gets a chance: an empty one sends none."""
         queues = [queue for queue, slots in room.items() if slots and queue not in self._paused]
         share = max(-(-free // len(queues)), 1) if queues and free else 0
         self._permits.want({queue: min(share, room[queue]) for queue in queues if share})
@@ -63,7 +65,7 @@ class Hand:
     def pauses_are_known(self) -> bool:
         return time.monotonic() < self._pauses_known_until
 
-    def look_for_pauses(self) -> None:
+    def read_pauses(self) -> None:
         self._paused = self._store.paused()
         self._pauses_known_until = time.monotonic() + PAUSED_SECONDS
 
@@ -86,27 +88,28 @@ class Hand:
                 self._unused[queue] = mine[slots:]
         return [permit for mine in self._offered.values() for permit in mine if permit.again]
 
-    def look(self, again: Iterable[Permit]) -> Looked:
+    def rescue_redelivered(self, again: Iterable[Permit]) -> Redelivered:
         """The rescue of each job that was delivered again, if its owner is dead.
 
-        Who held such a permit and fell silent may have run another job than the one it names: the store's order says.
+        A worker that held such a permit and fell silent may have run another job than the one it names: the store's
+        order decided that.
         """
-        again, around = list(again), time.monotonic() >= self._look_around_at
-        until = in_time(self._store, self._lease) if again or around else None
-        declare = self._may_declare()  # then: who was held up asking for the time was away
-        looked = Looked([], [], [])
+        again, scan = list(again), time.monotonic() >= self._scan_at
+        until = in_time(self._store, self._lease) if again or scan else None
+        declare = self._may_declare()  # then: a worker that was held up asking for the time was away
+        answer = Redelivered([], [], [])
         for permit in again:
             found = self._store.redelivered(permit.job_id, declare=declare, witness=self._worker_id, until=until)
             if isinstance(found, Rescued):
-                looked.rescued.append(found)
+                answer.rescued.append(found)
             elif found is State.PROCESSING:
-                looked.owned.append(permit)
-        if around:
-            self._look_around_at = time.monotonic() + self._lease / 6
+                answer.owned.append(permit)
+        if scan:
+            self._scan_at = time.monotonic() + self._lease / 6
             if declare:
                 self._store.declare_expired(witness=self._worker_id, until=until)
-            looked.beside.extend(replace(each, cause="queue") for each in self._store.rescue())
-        return looked
+            answer.beside.extend(replace(each, cause="queue") for each in self._store.rescue())
+        return answer
 
     def withdraw(self, owned: Iterable[Permit]) -> None:
         """Their jobs have living owners: not before about a lease can that be otherwise."""
@@ -115,8 +118,8 @@ class Hand:
             self._permits.settle([permit], again_in=self._lease * (0.75 + random() / 2))
 
     @property
-    def wants(self) -> dict[str, int]:
-        """What is offered allows so many claims."""
+    def offered(self) -> dict[str, int]:
+        """So many claims the offer allows, by queue."""
         return {queue: len(mine) for queue, mine in self._offered.items() if mine}
 
     # ── after it ──
@@ -129,14 +132,14 @@ class Hand:
                 self._running[Lease(each.id, each.attempt, self._worker_id)] = mine.pop()
         self._unused = {queue: mine for queue, mine in self._unused.items() if mine}
 
-    def claimed_all(self) -> None:
+    def keep_rest(self) -> None:
         """The claim brought as many as it could: what is left of the offer may find more."""
         for queue, mine in self._offered.items():
             if mine:
                 self._unused.setdefault(queue, []).extend(mine)
         self._offered.clear()
 
-    def nothing_left(self) -> None:
+    def settle_rest(self) -> None:
         """The claim came back short: what is left of the offer is done with, unless that is for a pause."""
         for queue, mine in self._offered.items():
             self._permits.settle(mine, again_in=_later() if queue in self._paused else None)
@@ -154,12 +157,12 @@ class Hand:
         """All that is unused, for others or for later; nothing more is wanted."""
         self._permits.want({})
         self.take()
-        self.claimed_all()
+        self.keep_rest()
         unused, self._unused = self._unused, {}
         for mine in unused.values():
             self._permits.settle(mine, again_in=again_in)
 
-    def store_is_away(self) -> None:
+    def store_unavailable(self) -> None:
         self.give_back(_later())
 
 

@@ -1,0 +1,87 @@
+"""Starts the attempts of claimed jobs and takes their ends: the host of all code that runs in the slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from time import monotonic
+
+from tenure.core.lifecycle import Cancelled, Lease, Outcome, Released, Snoozed
+from tenure.ports import Claimed
+from tenure.worker.access import StoreAccess
+from tenure.worker.executor import Attempt
+from tenure.worker.program import Program
+from tenure.worker.progress import ProgressFlusher
+from tenure.worker.slots import End, Slots
+from tenure.worker.tally import Tally
+
+_QUEUE = attrgetter("queue")
+
+
+class Attempts:
+    """The `Host` of every attempt of a worker (executor.py)."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        access: StoreAccess,
+        progress: ProgressFlusher,
+        program: Program,
+        resources: Mapping[type, object],
+        tally: Tally,
+    ) -> None:
+        self.store = access.store
+        self.worker_id = slots.plan.worker_id
+        self.resources = resources
+        self.reported, self.store_now, self.refused = progress.reported, progress.store_now, access.refused
+        self._slots, self._program, self._tally = slots, program, tally
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(slots.plan.slots + 1, "tenure-job")
+
+    def begin_all(self, claimed: Iterable[Claimed]) -> None:
+        found = Counter(map(_QUEUE, claimed))
+        self._tally.count_all({("claims", queue): number for queue, number in found.items()})
+        for each in claimed:
+            self._begin(each)
+
+    def _begin(self, claimed: Claimed) -> None:
+        slots = self._slots
+        old = slots.running.get(claimed.id)
+        if old is not None:  # the store lost a commit: never two of one job in one process
+            slots.successors[claimed.id] = claimed
+            old.ask("lease_lost", None)
+            return
+        task = self._program.tasks.find(claimed.task)
+        if slots.handing_back:
+            self._refuse(claimed, Released(slots.handing_back))
+        elif task is None:
+            tries = max(claimed.attempt - claimed.failures - claimed.crashes - 1, 0)
+            delay = min(5.0 * 2.0 ** min(tries, 10), 300.0)
+            self._refuse(claimed, Snoozed(delay, f"this worker knows no task {claimed.task!r}"))
+        elif claimed.expired:
+            self._refuse(claimed, Cancelled("it expired before a worker was free to start it"))
+        else:
+            attempt = slots.running[claimed.id] = Attempt(self, task, claimed, self._loop)
+            attempt.start(self._program, self._pool)
+
+    def _refuse(self, claimed: Claimed, outcome: Outcome) -> None:
+        """End a claimed job without running it."""
+        self._slots.alone = False
+        self._slots.push(End(Lease(claimed.id, claimed.attempt, self.worker_id), claimed, outcome, None))
+
+    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        slots, claimed = self._slots, attempt.claimed
+        del slots.running[claimed.id]
+        slots.backlog.durations[claimed.task].append(monotonic() - attempt.started_at)
+        slots.alone = False
+        if slots.successors:
+            successor = slots.successors.pop(claimed.id, None)
+            if successor is not None:
+                self._begin(successor)
+        slots.push(End(attempt.lease, claimed, outcome, attempt))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,71 @@
+"""The beat: what the store holds in a worker's name is read, and the difference settled."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure.core.lifecycle import Cancelled, Lease
+from tenure.core.text import clean
+from tenure.errors import StoreError
+from tenure.worker.access import StoreAccess
+from tenure.worker.attempts import Attempts
+from tenure.worker.executor import MAX_ERROR
+from tenure.worker.slots import Slots, woken
+
+ANY_SECONDS = 1.0
+
+
+class LeaseBeat:
+    """Every third of a lease, and when a cancel rings, or the reply to a claim was lost."""
+
+    def __init__(self, slots: Slots, access: StoreAccess, attempts: Attempts) -> None:
+        self._slots, self._access, self._attempts = slots, access, attempts
+        self._loop = asyncio.get_running_loop()
+        self._read_at = 0.0
+        self.wake = asyncio.Event()
+
+    async def run(self) -> None:
+        while True:
+            await woken(self.wake, self._slots.plan.lease / 3)
+            self.wake.clear()
+            try:
+                await self._settle_owned()
+            except StoreError as error:
+                await self._access.retry_later("beat", error)
+                self.wake.set()
+            else:
+                self._access.recovered("beat")
+                if not self._slots.free():  # nothing is claimed that could show that it works again
+                    self._access.recovered("claim")
+
+    def wake_unless_recent(self) -> None:
+        """A cancel may have rung unheard."""
+        if self._loop.time() - self._read_at > ANY_SECONDS:
+            self.wake.set()
+
+    async def _settle_owned(self) -> None:
+        slots, backlog = self._slots, self._slots.backlog
+        worker_id = slots.plan.worker_id
+        async with slots.claim_turn:  # with a claim in flight, its jobs would be there and not here
+            self._read_at = self._loop.time()
+            flushed_meanwhile = backlog.flushed_since_read = set[Lease]()
+            try:
+                owned = await self._access.ask(self._access.store.owned, worker_id)
+            finally:
+                backlog.flushed_since_read = None
+            unflushed = backlog.leases() | flushed_meanwhile
+            there = {Lease(each.claimed.id, each.claimed.attempt, worker_id): each for each in owned}
+            for attempt in list(slots.running.values()):
+                held = there.pop(attempt.lease, None)
+                if held is None and attempt.finished:
+                    continue  # its outcome has committed with its own transaction; its code may still tidy up
+                if held is None:
+                    attempt.ask("lease_lost", None)
+                elif held.cancel_reason is not None:
+                    attempt.ask("cancel", Cancelled(clean(held.cancel_reason, MAX_ERROR)))
+            lost_replies = [
+                held.claimed
+                for lease, held in there.items()
+                if lease not in unflushed and held.claimed.id not in slots.successors
+            ]
+            self._attempts.begin_all(lost_replies)

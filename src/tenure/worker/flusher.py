@@ -1,0 +1,142 @@
+"""Outcomes on their way to the store: flushed in batches, retried until the store has answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from operator import attrgetter
+
+from tenure.core.lifecycle import Completed, Crashed, Failed, Released, State, outcome_name
+from tenure.core.text import clean
+from tenure.errors import BadData, StoreError
+from tenure.events import AttemptFailed, Events, JobDied, LeaseRefused, Running
+from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Ring
+from tenure.worker.access import StoreAccess, halving
+from tenure.worker.executor import MAX_ERROR, Attempt
+from tenure.worker.permits import HeldPermits
+from tenure.worker.progress import ProgressFlusher
+from tenure.worker.slots import End, Slots
+from tenure.worker.tally import Tally
+
+BUSY_SECONDS = 1.0
+_TASK = attrgetter("claimed.task")
+
+
+class OutcomeFlusher:
+    """The flush in flight gathers the one after it, so a thousand outcomes may cost one commit."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        access: StoreAccess,
+        progress: ProgressFlusher,
+        permits: HeldPermits | None,
+        notifier: Notifier,
+        events: Events,
+        tally: Tally,
+    ) -> None:
+        self._slots, self._access, self._progress, self._permits = slots, access, progress, permits
+        self._notifier, self._events, self._tally = notifier, events, tally
+        self._loop = asyncio.get_running_loop()
+        self.released = 0
+
+    async def run(self) -> None:
+        slots, backlog = self._slots, self._slots.backlog
+        while True:
+            await backlog.wake.wait()
+            backlog.wake.clear()
+            while backlog.waiting:
+                await self._flush(backlog.take())
+                backlog.flushed()
+                if not slots.dry:
+                    slots.wake.set()
+            slots.idle.set()
+
+    async def _flush(self, batch: list[End]) -> None:
+        ends = [end for end in batch if end.outcome is not None]
+        answers = await self._store(batch, ends)
+        odd: list[tuple[End, Answer]] = []
+        busy: list[End] = []
+        for end, answer in zip(ends, answers, strict=True):
+            if isinstance(answer, Busy):
+                busy.append(end)
+            elif type(end.outcome) is not Completed or type(answer) is NotLanded:
+                odd.append((end, answer))
+        self._count(ends, [end for end, _ in odd] + busy)
+        rings = set[Ring]()
+        for end, answer in odd:
+            self._report(end, answer)
+            if type(answer) is Landed and answer.state is State.QUEUED:
+                rings.add(Ring("queued", end.claimed.queue, (end.claimed.id,)))
+            elif type(answer) is Landed and answer.state is State.SCHEDULED:
+                rings.add(Ring("due", end.claimed.queue))
+        if rings:
+            self._notifier.announce(rings)
+        set_aside = self._slots.backlog.busy
+        if busy:
+            set_aside.update((end.lease, end) for end in busy)
+            self._loop.call_later(BUSY_SECONDS, self._push_busy)
+        if self._permits is not None:
+            self._permits.done(end.lease for end in batch if end.lease not in set_aside)
+
+    async def _store(self, batch: list[End], ends: list[End]) -> list[Answer | Busy]:
+        last_words = set[Attempt]()
+        while True:
+            last_words |= self._progress.last_words(batch)
+            try:
+                if last_words:
+                    await self._access.write(self._progress.store, last_words)
+                answers = await self._access.write(self._finish, ends)
+            except StoreError as error:
+                await self._access.retry_later("write", error)
+            else:
+                self._access.recovered("write")
+                return answers
+
+    def _finish(self, ends: list[End]) -> list[Answer | Busy]:
+        return halving(self._finish_all, self._fail, ends)
+
+    def _finish_all(self, ends: list[End]) -> list[Answer | Busy]:
+        return self._access.store.finish([(end.lease, end.outcome) for end in ends if end.outcome is not None])
+
+    def _fail(self, end: End, error: BadData) -> Answer | Busy:
+        instead = Failed(clean(f"its outcome can't be stored: {error}", MAX_ERROR))
+        return self._access.store.finish([(end.lease, instead)])[0]
+
+    def _push_busy(self) -> None:
+        """Once more: the transaction that held their rows may have ended."""
+        backlog = self._slots.backlog
+        busy, backlog.busy = backlog.busy, {}
+        for end in busy.values():
+            self._slots.push(end)
+
+    def _count(self, ends: list[End], odd: list[End]) -> None:
+        """All durations, and all outcomes but the odd ones: `_report` counts those one by one."""
+        backlog = self._slots.backlog
+        durations, backlog.durations = backlog.durations, defaultdict(list)
+        for task, found in durations.items():
+            self._tally.time_all("attempt", task, found)
+        completed = Counter(map(_TASK, ends)) - Counter(map(_TASK, odd))
+        self._tally.count_all({("outcomes", task, "completed"): number for task, number in completed.items()})
+
+    def _report(self, end: End, answer: Answer) -> None:
+        job, outcome = end.claimed, end.outcome
+        about = Running(job.id, job.task, job.queue, job.attempt, end.lease.worker_id)._asdict()
+        if isinstance(answer, NotLanded):
+            if end.attempt is None or not end.attempt.finished:
+                self._events.emit(LeaseRefused(**about, stands=answer.stands))
+                if outcome is not None:
+                    self._access.refused(end.lease, f"{outcome_name(outcome)} refused: {answer.stands}")
+            else:  # it completed before, in its own transaction
+                self._tally.count("outcomes", job.task, "completed")
+            return
+        if outcome is not None:
+            self._tally.count("outcomes", job.task, outcome_name(outcome))
+        if isinstance(outcome, Released):
+            self.released += 1
+        elif isinstance(outcome, Failed | Crashed):
+            error = outcome.error if isinstance(outcome, Failed) else outcome.reason
+            if answer.state is State.DEAD:
+                self._events.emit(JobDied(**about, error=error))
+            elif isinstance(outcome, Failed):
+                self._events.emit(AttemptFailed(**about, error=error, failures=job.failures + 1))

@@ -1,0 +1,147 @@
+"""What runs in a worker's slots, what has ended and is not stored, and whether there is room for more.
+
+All parts of a worker share this state, on its event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tenure.core.lifecycle import Lease, Outcome
+from tenure.events import Running
+from tenure.ports import Claimed, Runner
+from tenure.worker.executor import Attempt
+
+MAX_UNFLUSHED = 1000
+MAX_UNFLUSHED_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a worker works: which queues with which caps, how many slots, and its timers in seconds."""
+
+    worker_id: str
+    runner: Runner
+    queues: Mapping[str, int | None]
+    slots: int
+    lease: float
+    poll_interval: float
+    grace: float
+
+
+class End(NamedTuple):
+    """How an attempt ended, on its way to the store. `outcome` None: there is nothing left to write."""
+
+    lease: Lease
+    claimed: Claimed
+    outcome: Outcome | None
+    attempt: Attempt | None  #: None: it was never started
+
+
+class Backlog:
+    """Attempts that have ended and whose outcomes the store has not confirmed."""
+
+    def __init__(self) -> None:
+        self.waiting: list[End] = []
+        self.flushing: list[End] = []
+        self.busy: dict[Lease, End] = {}  #: another's open transaction holds their rows: they wait aside
+        self.oldest = 0.0
+        self.flushed_since_read: set[Lease] | None = None  #: None: what the worker owns is not being read
+        self.durations: defaultdict[str, list[float]] = defaultdict(list)  #: by task; floats are no work for the gc
+        self.wake = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.flushing)
+
+    def leases(self) -> set[Lease]:
+        return {end.lease for end in (*self.flushing, *self.waiting)} | self.busy.keys()
+
+    def unstored(self) -> int:
+        return sum(end.outcome is not None for end in (*self.flushing, *self.waiting))
+
+    def take(self) -> list[End]:
+        """The next batch to flush."""
+        self.flushing, self.waiting = self.waiting[:MAX_UNFLUSHED], self.waiting[MAX_UNFLUSHED:]
+        self.oldest = asyncio.get_running_loop().time()
+        return self.flushing
+
+    def flushed(self) -> None:
+        """The batch is stored."""
+        if self.flushed_since_read is not None:
+            self.flushed_since_read.update(end.lease for end in self.flushing)
+        self.flushing = []
+
+
+class Slots:
+    """Who runs, and how many more may."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.running: dict[str, Attempt] = {}
+        self.successors: dict[str, Claimed] = {}  #: each waits until the earlier attempt of its job has stopped
+        self.backlog = Backlog()
+        self.claiming = True
+        self.handing_back = ""  #: why nothing more is run, also not what a claim in flight still brings
+        self.alone = False  #: an embedded worker runs one job that must run alone
+        self.stuck = False  #: code that was asked to stop does not
+        self.dry = False  #: the queues are empty: a slot that frees itself is no news
+        self.wake = asyncio.Event()  #: there may be a free slot, or a job to claim
+        self.idle = asyncio.Event()
+        self.claim_turn = asyncio.Lock()  #: held while a claim is in flight, and while what we own is read
+        self._loop = asyncio.get_running_loop()
+
+    def free(self) -> int:
+        if not self.claiming or self.alone or self.stuck:
+            return 0
+        free = self.plan.slots - len(self.running) - len(self.successors)
+        unflushed = len(self.backlog)
+        if unflushed >= MAX_UNFLUSHED:
+            return 0
+        if unflushed and self._loop.time() - self.backlog.oldest > MAX_UNFLUSHED_SECONDS:
+            free -= unflushed
+        return max(free, 0)
+
+    def push(self, end: End) -> None:
+        """It has ended: its slot is free, and its outcome joins the next flush."""
+        backlog = self.backlog
+        if not backlog.waiting and not backlog.flushing:
+            backlog.oldest = self._loop.time()
+        backlog.waiting.append(end)
+        backlog.wake.set()
+        if not self.dry:
+            self.wake.set()
+        self.idle.set()
+
+    def stop_claiming(self) -> None:
+        self.claiming = False
+        self.wake.set()  # permits that wait for a slot go back
+
+    def running_as(self, running: Running) -> Attempt | None:
+        """The attempt whose code says it is this one, if it runs here. Called from any thread."""
+        attempt = self.running.get(running.job_id)
+        lease = Lease(running.job_id, running.attempt, running.worker_id)
+        return attempt if attempt is not None and attempt.lease == lease else None
+
+    async def wait_idle(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while self.running:
+                    self.idle.clear()
+                    await self.idle.wait()
+        except TimeoutError:
+            return
+
+
+async def woken(wake: asyncio.Event, seconds: float) -> bool:
+    """Wait until something wakes it, but no longer than that. Did something?"""
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(seconds, wake.set)
+    try:
+        await wake.wait()
+    finally:
+        timer.cancel()
+    return loop.time() < timer.when()

@@ -1,0 +1,59 @@
+"""Jobs that hang, and code that was asked to stop and does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tenure.core.durations import spell
+from tenure.core.lifecycle import Crashed, Outcome
+from tenure.worker.executor import Attempt
+from tenure.worker.slots import Slots
+
+STOP_SECONDS = 10.0  #: from being asked to stop to being stuck
+TICK_SECONDS = 0.25
+
+
+class StopWatch:
+    """Looks at all that runs four times a second.
+
+    `on_stuck` is called once, with the verdicts of the attempts whose code did not stop.
+    """
+
+    def __init__(
+        self, slots: Slots, on_tick: Callable[[], None], on_stuck: Callable[[dict[str, Outcome]], None] | None
+    ) -> None:
+        self._slots, self._on_tick, self._on_stuck = slots, on_tick, on_stuck
+        self._loop = asyncio.get_running_loop()
+        self._stuck_since = 0.0
+        self._reported = False
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._on_tick()
+            now = self._loop.time()
+            stuck = list[Attempt]()
+            for attempt in list(self._slots.running.values()):
+                limit = attempt.claimed.stale_after
+                if limit is not None and now - attempt.active > limit:
+                    attempt.ask("timeout", Crashed(f"hung: no progress for {spell(limit)}"))
+                if attempt.asked_at is not None and now - attempt.asked_at > STOP_SECONDS:
+                    stuck.append(attempt)
+            if self._on_stuck is not None:
+                self._judge(stuck, now, self._on_stuck)
+
+    def _judge(self, stuck: list[Attempt], now: float, on_stuck: Callable[[dict[str, Outcome]], None]) -> None:
+        slots = self._slots
+        if not stuck:
+            if slots.stuck:  # it has stopped after all, and nobody killed us: go on
+                slots.stuck = self._reported = False
+                slots.wake.set()
+            return
+        if not slots.stuck:
+            slots.stuck, self._stuck_since = True, now
+        lost = any(attempt.stopping == "lease_lost" for attempt in stuck)
+        neighbours = len(slots.running) - len(stuck) + len(slots.backlog)
+        if not self._reported and (not neighbours or lost or now - self._stuck_since > slots.plan.grace):
+            self._reported = True
+            on_stuck({attempt.claimed.id: attempt.verdict for attempt in stuck if attempt.verdict is not None})
