@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,6 @@ from time import monotonic
 
 from tenure.core.lifecycle import Cancelled, Lease, Outcome, Released, Snoozed
 from tenure.ports import Claimed
-from tenure.worker.access import StoreAccess
 from tenure.worker.executor import Attempt
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
@@ -27,18 +25,16 @@ class Attempts:
     def __init__(
         self,
         slots: Slots,
-        access: StoreAccess,
         progress: ProgressFlusher,
         program: Program,
         resources: Mapping[type, object],
         tally: Tally,
     ) -> None:
-        self.store = access.store
+        self.store = slots.access.store
         self.worker_id = slots.plan.worker_id
         self.resources = resources
-        self.reported, self.store_now, self.refused = progress.reported, progress.store_now, access.refused
+        self.reported, self.store_now, self.refused = progress.reported, progress.store_now, slots.access.refused
         self._slots, self._program, self._tally = slots, program, tally
-        self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(slots.plan.slots + 1, "tenure-job")
 
     def begin_all(self, claimed: Iterable[Claimed]) -> None:
@@ -64,7 +60,7 @@ class Attempts:
         elif claimed.expired:
             self._refuse(claimed, Cancelled("it expired before a worker was free to start it"))
         else:
-            attempt = slots.running[claimed.id] = Attempt(self, task, claimed, self._loop)
+            attempt = slots.running[claimed.id] = Attempt(self, task, claimed, slots.loop)
             attempt.start(self._program, self._pool)
 
     def _refuse(self, claimed: Claimed, outcome: Outcome) -> None:

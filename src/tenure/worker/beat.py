@@ -7,7 +7,6 @@ import asyncio
 from tenure.core.lifecycle import Cancelled, Lease
 from tenure.core.text import clean
 from tenure.errors import StoreError
-from tenure.worker.access import StoreAccess
 from tenure.worker.attempts import Attempts
 from tenure.worker.executor import MAX_ERROR
 from tenure.worker.slots import Slots, woken
@@ -16,11 +15,10 @@ ANY_SECONDS = 1.0
 
 
 class LeaseBeat:
-    """Every third of a lease, and when a cancel rings, or the reply to a claim was lost."""
+    """Reads every third of a lease, when a cancel rings, and after a claim whose reply was lost."""
 
-    def __init__(self, slots: Slots, access: StoreAccess, attempts: Attempts) -> None:
-        self._slots, self._access, self._attempts = slots, access, attempts
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, slots: Slots, attempts: Attempts) -> None:
+        self._slots, self._access, self._attempts = slots, slots.access, attempts
         self._read_at = 0.0
         self.wake = asyncio.Event()
 
@@ -40,14 +38,14 @@ class LeaseBeat:
 
     def wake_unless_recent(self) -> None:
         """A cancel may have rung unheard."""
-        if self._loop.time() - self._read_at > ANY_SECONDS:
+        if self._slots.loop.time() - self._read_at > ANY_SECONDS:
             self.wake.set()
 
     async def _settle_owned(self) -> None:
         slots, backlog = self._slots, self._slots.backlog
         worker_id = slots.plan.worker_id
         async with slots.claim_turn:  # with a claim in flight, its jobs would be there and not here
-            self._read_at = self._loop.time()
+            self._read_at = slots.loop.time()
             flushed_meanwhile = backlog.flushed_since_read = set[Lease]()
             try:
                 owned = await self._access.ask(self._access.store.owned, worker_id)

@@ -1,79 +1,78 @@
-"""The doorbell of a worker: what rings wake, and what is known of the notifier they come by."""
+"""The doorbell of a worker: what its rings wake, and whether they come at all."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-from tenure.events import Events, NotifierBack, NotifierDegraded
-from tenure.ports import ANY, Listener, Notifier
+from tenure.core.lifecycle import State
+from tenure.events import RESCUE_REASONS, Events, JobRescued, NotifierBack, NotifierDegraded
+from tenure.ports import ANY, Notifier, Ring
 from tenure.worker.beat import LeaseBeat
-from tenure.worker.permits import HeldPermits
+from tenure.worker.permits import Redelivered
 from tenure.worker.slots import Slots
-
-
-class NotifierHealth:
-    """Whether rings come; while they do not, the claim loops poll more often."""
-
-    def __init__(self, notifier: Notifier, slots: Slots, events: Events) -> None:
-        self._notifier, self._slots, self._events = notifier, slots, events
-        self._loop = asyncio.get_running_loop()
-        self._problem = ""
-        self._degraded_since = 0.0
-
-    @property
-    def degraded(self) -> bool:
-        return bool(self._problem)
-
-    def check(self) -> None:
-        before, self._problem = self._problem, self._notifier.problem()
-        if before and not self._problem:
-            self._events.emit(NotifierBack(seconds=self._loop.time() - self._degraded_since))
-        elif self._problem and not before:
-            self._degraded_since = self._loop.time()
-            self._events.emit(NotifierDegraded(problem=self._problem))
-            self._slots.wake.set()
 
 
 class Doorbell:
     """Reads the rings as they come, and at intervals those that were missed.
 
-    `on_due` is called when a ring tells of a job due later: the promoter should look.
+    `on_due` is called when a ring tells of a job due later: the promoter should look. While the notifier is degraded,
+    the claim loops poll more often.
     """
 
     def __init__(
-        self,
-        listener: Listener,
-        health: NotifierHealth,
-        slots: Slots,
-        beat: LeaseBeat,
-        permits: HeldPermits | None,
-        on_due: Callable[[], None],
+        self, slots: Slots, beat: LeaseBeat, notifier: Notifier, events: Events, on_due: Callable[[], None]
     ) -> None:
-        self._listener, self._health, self._slots = listener, health, slots
-        self._beat, self._permits, self._on_due = beat, permits, on_due
-        self._loop = asyncio.get_running_loop()
+        self._slots, self._beat = slots, beat
+        self._notifier, self._events, self._on_due = notifier, events, on_due
+        self._problem = ""
+        self._degraded_since = 0.0
+        self._check_notifier()
+        self.listener = notifier.listen()
+
+    @property
+    def degraded(self) -> bool:
+        return bool(self._problem)
 
     def start(self) -> None:
-        fileno = self._listener.fileno()
+        fileno = self.listener.fileno()
         if fileno is not None:
-            self._loop.add_reader(fileno, self._read_rings)
+            self._slots.loop.add_reader(fileno, self._read_rings)
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._listener.interval)
+            await asyncio.sleep(self.listener.interval)
             self._read_rings()
-            self._health.check()
+            self._check_notifier()
 
     def stop(self) -> None:
-        fileno = self._listener.fileno()
+        fileno = self.listener.fileno()
         if fileno is not None:
-            self._loop.remove_reader(fileno)
-        self._listener.close()
+            self._slots.loop.remove_reader(fileno)
+        self.listener.close()
+
+    def announce_rescued(self, redelivered: Redelivered) -> None:
+        for each in (*redelivered.rescued, *redelivered.beside):
+            self._events.emit(JobRescued(rescued=each))
+            if each.state is State.SCHEDULED:
+                self._notifier.announce([Ring("due", each.queue)])
+            elif each.state is State.QUEUED and each in redelivered.beside:
+                reason = f"Cleared: {RESCUE_REASONS[each.cause]}"
+                self._notifier.announce([Ring("queued", each.queue, (each.id,), reason)])
+
+    def _check_notifier(self) -> None:
+        before, self._problem = self._problem, self._notifier.problem()
+        now = self._slots.loop.time()
+        if before and not self._problem:
+            self._events.emit(NotifierBack(seconds=now - self._degraded_since))
+        elif self._problem and not before:
+            self._events.emit(NotifierDegraded(problem=self._problem))
+            self._degraded_since = now
+            self._slots.wake.set()
 
     def _read_rings(self) -> None:
-        permits, wake = self._permits, self._slots.wake
-        for ring in self._listener.drain():
+        permits, wake = self._slots.permits, self._slots.wake
+        for ring in self.listener.drain():
             if ring == ANY:
                 self._on_due()
                 if permits is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, defaultdict
 from operator import attrgetter
 
@@ -11,9 +10,8 @@ from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
 from tenure.events import AttemptFailed, Events, JobDied, LeaseRefused, Running
 from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Ring
-from tenure.worker.access import StoreAccess, halving
+from tenure.worker.access import halving
 from tenure.worker.executor import MAX_ERROR, Attempt
-from tenure.worker.permits import HeldPermits
 from tenure.worker.progress import ProgressFlusher
 from tenure.worker.slots import End, Slots
 from tenure.worker.tally import Tally
@@ -28,16 +26,13 @@ class OutcomeFlusher:
     def __init__(
         self,
         slots: Slots,
-        access: StoreAccess,
         progress: ProgressFlusher,
-        permits: HeldPermits | None,
         notifier: Notifier,
         events: Events,
         tally: Tally,
     ) -> None:
-        self._slots, self._access, self._progress, self._permits = slots, access, progress, permits
+        self._slots, self._access, self._progress = slots, slots.access, progress
         self._notifier, self._events, self._tally = notifier, events, tally
-        self._loop = asyncio.get_running_loop()
         self.released = 0
 
     async def run(self) -> None:
@@ -72,12 +67,12 @@ class OutcomeFlusher:
                 rings.add(Ring("due", end.claimed.queue))
         if rings:
             self._notifier.announce(rings)
-        set_aside = self._slots.backlog.busy
+        slots, set_aside = self._slots, self._slots.backlog.busy
         if busy:
             set_aside.update((end.lease, end) for end in busy)
-            self._loop.call_later(BUSY_SECONDS, self._push_busy)
-        if self._permits is not None:
-            self._permits.done(end.lease for end in batch if end.lease not in set_aside)
+            slots.loop.call_later(BUSY_SECONDS, self._push_busy)
+        if slots.permits is not None:
+            slots.permits.done(end.lease for end in batch if end.lease not in set_aside)
 
     async def _store(self, batch: list[End], ends: list[End]) -> list[Answer | Busy]:
         last_words = set[Attempt]()

@@ -43,7 +43,7 @@ class ProgressFlusher:
         else:
             self._access.recovered("write")
             for attempt in refused:
-                # One that has ended is told by the answer to its outcome, and asked nothing any more.
+                # Code that has ended is asked nothing any more: the answer to its outcome says the same.
                 if not attempt.finished and not attempt.over:
                     self._count_refused(attempt)
                     attempt.ask("lease_lost", None)
@@ -53,14 +53,12 @@ class ProgressFlusher:
         self._tally.count("refused", attempt.claimed.task)
         self._access.refused(attempt.lease, "progress refused")
 
-    # ── what attempts and the end of their code ask for ──
+    # ── what attempts ask of their host (executor.py), and the flusher of outcomes ──
 
     def reported(self, attempt: Attempt) -> None:
-        """There is progress to store. Called from any thread."""
         self._reported.add(attempt)
 
     def store_now(self, attempt: Attempt) -> None:
-        """Store its last report, and return when that is done. Blocks; LeaseLost if refused."""
         with self._storing:
             report = attempt.take_report()
             if report is None:

@@ -1,6 +1,6 @@
 """What runs in a worker's slots, what has ended and is not stored, and whether there is room for more.
 
-All parts of a worker share this state, on its event loop only.
+All parts of a worker share this state, on its event loop only, and the way to the store.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import NamedTuple
 from tenure.core.lifecycle import Lease, Outcome
 from tenure.events import Running
 from tenure.ports import Claimed, Runner
+from tenure.worker.access import StoreAccess
 from tenure.worker.executor import Attempt
+from tenure.worker.permits import HeldPermits
 
 MAX_UNFLUSHED = 1000
 MAX_UNFLUSHED_SECONDS = 0.05
@@ -77,10 +79,12 @@ class Backlog:
 
 
 class Slots:
-    """Who runs, and how many more may."""
+    """What runs, how many more may, and what each part must know of the others."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, access: StoreAccess) -> None:
+        self.plan, self.access = plan, access
+        self.loop = asyncio.get_running_loop()
+        self.permits: HeldPermits | None = None  #: None: the notifier is a doorbell and deals out no permits
         self.running: dict[str, Attempt] = {}
         self.successors: dict[str, Claimed] = {}  #: each waits until the earlier attempt of its job has stopped
         self.backlog = Backlog()
@@ -92,7 +96,6 @@ class Slots:
         self.wake = asyncio.Event()  #: there may be a free slot, or a job to claim
         self.idle = asyncio.Event()
         self.claim_turn = asyncio.Lock()  #: held while a claim is in flight, and while what we own is read
-        self._loop = asyncio.get_running_loop()
 
     def free(self) -> int:
         if not self.claiming or self.alone or self.stuck:
@@ -101,7 +104,7 @@ class Slots:
         unflushed = len(self.backlog)
         if unflushed >= MAX_UNFLUSHED:
             return 0
-        if unflushed and self._loop.time() - self.backlog.oldest > MAX_UNFLUSHED_SECONDS:
+        if unflushed and self.loop.time() - self.backlog.oldest > MAX_UNFLUSHED_SECONDS:
             free -= unflushed
         return max(free, 0)
 
@@ -109,7 +112,7 @@ class Slots:
         """It has ended: its slot is free, and its outcome joins the next flush."""
         backlog = self.backlog
         if not backlog.waiting and not backlog.flushing:
-            backlog.oldest = self._loop.time()
+            backlog.oldest = self.loop.time()
         backlog.waiting.append(end)
         backlog.wake.set()
         if not self.dry:

@@ -24,7 +24,6 @@ class StopWatch:
         self, slots: Slots, on_tick: Callable[[], None], on_stuck: Callable[[dict[str, Outcome]], None] | None
     ) -> None:
         self._slots, self._on_tick, self._on_stuck = slots, on_tick, on_stuck
-        self._loop = asyncio.get_running_loop()
         self._stuck_since = 0.0
         self._reported = False
 
@@ -32,7 +31,7 @@ class StopWatch:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._on_tick()
-            now = self._loop.time()
+            now = self._slots.loop.time()
             stuck = list[Attempt]()
             for attempt in list(self._slots.running.values()):
                 limit = attempt.claimed.stale_after

@@ -31,8 +31,8 @@ from tenure.ports import Notifier, Store
 from tenure.worker.access import StoreAccess
 from tenure.worker.attempts import Attempts
 from tenure.worker.beat import LeaseBeat
-from tenure.worker.claims import Claims, PermitLoop, PollLoop
-from tenure.worker.doorbell import Doorbell, NotifierHealth
+from tenure.worker.claims import ClaimLoop, PermitLoop
+from tenure.worker.doorbell import Doorbell
 from tenure.worker.executor import Attempt
 from tenure.worker.flusher import OutcomeFlusher
 from tenure.worker.job_log import Gather
@@ -85,28 +85,19 @@ class Worker:
         tally = tally or Tally()
         self._loop = asyncio.get_running_loop()
         self._events = events
-        slots = self._slots = Slots(plan)
-        access = self._access = StoreAccess(store, events)
-        progress = ProgressFlusher(access, tally)
-        attempts = self._attempts = Attempts(slots, access, progress, program, resources, tally)
-        beat = LeaseBeat(slots, access, attempts)
-        health = NotifierHealth(notifier, slots, events)
-        health.check()
-        listener = notifier.listen()
-        permits: HeldPermits | None = None
-        if listener.permits is not None and plan.runner != "solo":
+        slots = self._slots = Slots(plan, StoreAccess(store, events))
+        progress = ProgressFlusher(slots.access, tally)
+        attempts = self._attempts = Attempts(slots, progress, program, resources, tally)
+        beat = LeaseBeat(slots, attempts)
+        doorbell = self._doorbell = Doorbell(slots, beat, notifier, events, on_due)
+        claims = ClaimLoop
+        if doorbell.listener.permits is not None and plan.runner != "solo":
             # Which jobs must run alone no message says: workers that run them heed the rings, and hold no permits.
-            permits = HeldPermits(listener.permits, store, plan.worker_id, plan.lease, may_declare)
-        self._doorbell = Doorbell(listener, health, slots, beat, permits, on_due)
-        self._flusher = OutcomeFlusher(slots, access, progress, permits, notifier, events, tally)
-        claims = Claims(slots, access, attempts, beat, health, permits)
-        claiming = (
-            PollLoop(slots, claims)
-            if permits is None
-            else PermitLoop(slots, access, claims, permits, health, notifier, events)
-        )
-        stops = StopWatch(slots, on_tick, on_stuck)
-        self._parts = (self._flusher, progress, beat, stops, claiming, self._doorbell)
+            slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
+            claims = PermitLoop
+        self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally)
+        stops, claiming = StopWatch(slots, on_tick, on_stuck), claims(slots, attempts, beat, doorbell)
+        self._parts = (self._flusher, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
         self._gather = Gather(slots.running_as)
 
@@ -129,7 +120,7 @@ class Worker:
         await self._slots.wait_idle(grace)
         self.hand_back("drained")
         await self._slots.wait_idle(None)
-        if self._access.available:
+        if self._slots.access.available:
             async with self._slots.claim_turn:  # what a claim on its way brings goes back now, not when our lease ends
                 pass
         await self._wait_flushed(left)
@@ -152,7 +143,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._doorbell.stop()
-        self._access.close()
+        self._slots.access.close()
         self._attempts.close()
 
     @property
@@ -173,7 +164,7 @@ class Worker:
         leave_at = inf
         while slots.backlog:
             now = self._loop.time()
-            leave_at = min(leave_at, now + SETTLE_SECONDS) if left() and self._access.fails("write") else inf
+            leave_at = min(leave_at, now + SETTLE_SECONDS) if left() and self._slots.access.fails("write") else inf
             if now >= leave_at:
                 return
             slots.idle.clear()
