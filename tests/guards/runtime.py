@@ -23,7 +23,7 @@ TABLE = Table(
         Guard("who is stuck claims nothing more", "worker/slots.py", " or self.stuck:", ":", HERE + "who_is_stuck_claims_nothing_more"),
         Guard("a drained worker hands back what a late claim brings", "worker/attempts.py", "        if slots.handing_back:\n", "        if False:\n", HERE + "what_a_late_claim_brings_to_a_drained_worker_goes_back"),
         Guard("a job that expired is not run", "worker/attempts.py", "elif claimed.expired:", "elif False:", HERE + "a_job_that_is_claimed_too_late_is_not_run"),
-        Guard("a task nobody knows is snoozed, uncharged", "worker/attempts.py", "self._refuse(claimed, Snoozed(delay,", "self._refuse(claimed, Failed(", "crash/test_faults.py::test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back[sqlite]"),
+        Guard("a task nobody knows is snoozed, uncharged", "worker/attempts.py", "self._refuse(claimed, Snoozed(delay,", "self._refuse(claimed, Cancelled(", "crash/test_faults.py::test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back[sqlite]"),
         # ── code stops first ──
         Guard("a thread has no outcome before it has stopped", "worker/executor.py", "                continue  # a thread can't be cancelled", "                outcome = self.verdict\n                break  # a thread can't be cancelled", HERE + "a_thread_has_no_outcome_before_it_has_stopped_whoever_cancels_what_waits_for_it"),
         Guard("what came back too late is no success", "worker/executor.py", "if self.stopping == \"timeout\" or self.stopping == \"lease_lost\":", "if False:", HERE + "what_comes_back_after_its_time_is_no_success"),

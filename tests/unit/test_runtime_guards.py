@@ -390,18 +390,8 @@ def test_a_job_that_is_claimed_too_late_is_not_run(shop: Shop) -> None:
 
 
 def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.worker.stops.STOP_SECONDS", 0.1)
-    monkeypatch.setattr("tenure.worker.stops.TICK_SECONDS", 0.02)
     store, jobs, go = MemoryStore(system_clock()), Tenure("memory:"), threading.Event()
-    plan = Plan(
-        worker_id=start(store),
-        runner="worker",
-        queues={"default": None},
-        slots=3,
-        lease=LEASE,
-        poll_interval=0.02,
-        grace=0.0,
-    )
+    stop_soon(monkeypatch)
 
     @jobs.task
     def deaf() -> None:
@@ -411,18 +401,7 @@ def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
 
     async def story() -> tuple[dict[str, Outcome], int]:
         stuck: asyncio.Future[dict[str, Outcome]] = asyncio.get_running_loop().create_future()
-        worker = Worker(
-            plan,
-            jobs.program,
-            store,
-            PollNotifier(0.02),
-            Events(),
-            resources={},
-            on_due=lambda: None,
-            on_tick=lambda: None,
-            on_stuck=stuck.set_result,
-            may_declare=lambda: False,
-        )
+        worker = worker_of(store, jobs, stuck.set_result)
         worker.start()
         verdicts = await stuck
         free = worker._slots.free()
@@ -432,6 +411,60 @@ def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> No
 
     verdicts, free = asyncio.run(story())
     assert (len(verdicts), free) == (1, 0)
+
+
+def test_code_that_has_ended_is_not_stuck_though_it_is_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, jobs, attempts = MemoryStore(system_clock()), Tenure("memory:"), list[Attempt]()
+    stop_soon(monkeypatch)
+
+    @jobs.task
+    async def pack(job: Job) -> None:
+        attempts.append(job._attempt)  # type: ignore[arg-type]
+
+    put(store, task="pack")
+
+    async def story() -> tuple[list[object], int]:
+        stuck = list[object]()
+        worker = worker_of(store, jobs, stuck.append)
+        worker.start()
+        while not attempts or not worker.idle:
+            await asyncio.sleep(0.01)
+        attempts[0].ask("lease_lost", None)  # as a thread does whose last write comes late, and is refused
+        await asyncio.sleep(0.3)  # the time to stop is over
+        free = worker._slots.free()
+        await worker.close()
+        return stuck, free
+
+    assert asyncio.run(story()) == ([], 3)
+
+
+def stop_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.worker.stops.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("tenure.worker.stops.TICK_SECONDS", 0.02)
+
+
+def worker_of(store: MemoryStore, jobs: Tenure, on_stuck: Callable[[dict[str, Outcome]], None]) -> Worker:
+    plan = Plan(
+        worker_id=start(store),
+        runner="worker",
+        queues={"default": None},
+        slots=3,
+        lease=LEASE,
+        poll_interval=0.02,
+        grace=0.0,
+    )
+    return Worker(
+        plan,
+        jobs.program,
+        store,
+        PollNotifier(0.02),
+        Events(),
+        resources={},
+        on_due=lambda: None,
+        on_tick=lambda: None,
+        on_stuck=on_stuck,
+        may_declare=lambda: False,
+    )
 
 
 def test_a_disk_that_is_full_is_told_of_once_though_it_can_be_read(

@@ -23,12 +23,7 @@ class Attempts:
     """The `Host` of every attempt of a worker (executor.py)."""
 
     def __init__(
-        self,
-        slots: Slots,
-        progress: ProgressFlusher,
-        program: Program,
-        resources: Mapping[type, object],
-        tally: Tally,
+        self, slots: Slots, progress: ProgressFlusher, program: Program, resources: Mapping[type, object], tally: Tally
     ) -> None:
         self.store = slots.access.store
         self.worker_id = slots.plan.worker_id

@@ -24,12 +24,7 @@ class OutcomeFlusher:
     """The flush in flight gathers the one after it, so a thousand outcomes may cost one commit."""
 
     def __init__(
-        self,
-        slots: Slots,
-        progress: ProgressFlusher,
-        notifier: Notifier,
-        events: Events,
-        tally: Tally,
+        self, slots: Slots, progress: ProgressFlusher, notifier: Notifier, events: Events, tally: Tally
     ) -> None:
         self._slots, self._access, self._progress = slots, slots.access, progress
         self._notifier, self._events, self._tally = notifier, events, tally
