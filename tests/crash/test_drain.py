@@ -21,13 +21,14 @@ from .backends import Place, Server, there
 from .conftest import Tell
 from .harness import Site, Supervised, alive, boot, children, send
 
-BRIEFLY = "from tenure.supervisor import supervisor; supervisor.END_SECONDS = 1.0"
+BRIEFLY = "from tenure.supervisor import watch; watch.END_SECONDS = 1.0"
 #: Once the file is there, 1,000 s have passed while the machine slept.
 SLEEPY = """
-import dataclasses, pathlib, tenure.supervisor
-true, slept = tenure.supervisor.system_clock(), pathlib.Path("slept")
+import dataclasses, pathlib
+from tenure.supervisor import supervisor
+true, slept = supervisor.system_clock(), pathlib.Path("slept")
 told = dataclasses.replace(true, boot=lambda: true.boot() + 1000.0 * slept.exists())
-tenure.supervisor.system_clock = lambda: told
+supervisor.system_clock = lambda: told
 """
 #: The first three times that somebody asks what is in the queues the store is away.
 BLINKING = """
@@ -193,7 +194,7 @@ def test_nobody_is_ended_for_the_time_in_which_the_machine_slept(site: Site) -> 
 def test_nobody_is_ended_for_the_time_in_which_the_store_was_away(place: Place, server: Server, tmp_path: Path) -> None:
     with Site(tmp_path, there(place, server)) as site:
         job = shop.wait.enqueue()
-        patience = "from tenure.supervisor import supervisor; supervisor.END_SECONDS = 10.0"
+        patience = "from tenure.supervisor import watch; watch.END_SECONDS = 10.0"
         supervisor = running(site, site.supervisor(grace="100ms", lease="2m", before=altered(patience)), job)
         server.stop()
         site.until(lambda: "the store is out of reach" in supervisor.log(), "its absence to be noticed", 60.0)

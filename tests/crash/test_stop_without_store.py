@@ -17,8 +17,9 @@ pytestmark = pytest.mark.needs("server")
 
 #: The supervisor of the command that follows, but one that waits for longer than any server takes to start.
 PATIENT = """
-import runpy, sys, tenure.supervisor
-tenure.supervisor.SETTLE_SECONDS = 60.0
+import runpy, sys
+from tenure.supervisor import settler
+settler.SETTLE_SECONDS = 60.0
 del sys.argv[: sys.argv.index("-m") + 1]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """

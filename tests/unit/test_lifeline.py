@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 
+from tenure.liveness.holder import Renewal
 from tenure.liveness.lifeline import Lifeline
 
 
 def test_deadlines_move_on_with_a_renewal() -> None:
     line = Lifeline.create()
     assert (line.ask_at, line.kill_at, line.tick, line.fenced) == (0, 0, 0, False)
-    line.renewed(100.0, 30.0)
+    line.renewed(Renewal.of(100.0, 30.0))
     line.fence()
     assert (line.ask_at, line.kill_at, line.fenced) == (120.0, 124.0, True)
     line.close()
@@ -19,7 +20,7 @@ def test_deadlines_move_on_with_a_renewal() -> None:
 def test_only_who_is_well_renewed_and_has_been_for_long_may_judge_others() -> None:
     line = Lifeline.create()
     assert not line.well_renewed(110.0)
-    line.renewed(100.0, 30.0)
+    line.renewed(Renewal.of(100.0, 30.0))
     assert not line.well_renewed(110.0), "its supervisor has not said since when"
     line.quiet_until = 105.0
     assert [line.well_renewed(now) for now in (104.0, 110.0, 121.0)] == [False, True, False]
@@ -29,7 +30,7 @@ def test_only_who_is_well_renewed_and_has_been_for_long_may_judge_others() -> No
 def test_a_renewal_that_lands_after_the_end_harms_nobody() -> None:
     line = Lifeline.create()
     line.close()
-    line.renewed(100.0, 30.0)
+    line.renewed(Renewal.of(100.0, 30.0))
     line.tick = 1.0
     line.close()
     assert line.tick == 0.0

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from math import inf
 
 import pytest
 
 from conformance.factories import LEASE, World, bring, start
+from tenure.config import load
 from tenure.core.lifecycle import State
 from tenure.events import Events
 from tenure.maintenance.maintenance import Maintenance
@@ -21,20 +23,12 @@ def world() -> World:
 
 def watching(world: World, store: Store, mine: str, keep: float = 1e9) -> Maintenance:
     """One whose own renewals have been regular for long; the last one was sent, and landed, just now."""
-    maintenance = Maintenance(
-        store,
-        PollNotifier(),
-        Events(),
-        lease=LEASE,
-        keep=keep,
-        keep_dead=None,
-        keep_history=keep,
-        mine=lambda: frozenset({mine}),
-    )
-    maintenance._boot, maintenance._quiet_until = world.clock.boot, 0.0
-    maintenance._renewed = world.clock.boot()
+    settings = replace(load(environ={}), lease=LEASE, keep=keep, keep_dead=None, keep_history=keep)
+    maintenance = Maintenance(store, PollNotifier(), Events(), settings, mine=lambda: frozenset({mine}))
+    judge = maintenance.judge
+    judge._boot, judge._renewed, judge.quiet_until = world.clock.boot, world.clock.boot(), 0.0
     store.renew([mine])
-    maintenance.renewed(world.clock.boot(), [mine])
+    judge.renewed(world.clock.boot(), [mine])
     return maintenance
 
 
@@ -82,7 +76,7 @@ def test_who_sent_a_renewal_in_time_that_was_held_up_has_been_away(world: World)
     sent = world.clock.boot()
     world.advance(LEASE * 0.4)  # the network is back, and mine is carried out before that of the other one
     store.renew([mine])
-    maintenance.renewed(sent, [mine])
+    maintenance.judge.renewed(sent, [mine])
     maintenance.scan()
 
     assert store.renew([other]) == {other}
@@ -96,7 +90,7 @@ def test_after_an_outage_others_have_the_time_to_be_renewed_too(world: World) ->
 
     world.advance(LEASE * 0.66)  # nobody reaches the store; then mine is the first
     store.renew([mine])
-    maintenance.renewed(world.clock.boot(), [mine])
+    maintenance.judge.renewed(world.clock.boot(), [mine])
     world.advance(LEASE / 60)  # who was refused asks again within a second: lease/30
     maintenance.scan()
 

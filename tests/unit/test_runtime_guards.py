@@ -620,7 +620,7 @@ def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop, mon
 def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_next_beat(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.worker.embedded.ASK_AFTER", 1e9)  # and not only when its lease is over
+    monkeypatch.setattr("tenure.liveness.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
     shop.jobs.configure({"poll_interval": "50ms", "grace": "0s", "lease": "1s"})
 
     @shop.jobs.task
@@ -676,16 +676,18 @@ def test_a_block_can_be_left_at_the_moment_its_worker_fails(shop: Shop, monkeypa
 
     worker, here = shop.jobs.worker(), threading.current_thread()
     with pytest.raises(TenureError, match="failed while the block ran"), worker:
-        say = worker._loop.call_soon_threadsafe
+        loop = worker._serving.loop
+        assert loop is not None
+        say = loop.call_soon_threadsafe
 
         def say_too_late(callback: Callable[[], object], *args: Any, context: Any = None) -> Any:
             if threading.current_thread() is here:  # it has seen no failure, and says that the block is left
                 monkeypatch.setattr(shop.store, "promote", broken)
-                worker._maintain_wake.set()
+                worker._maintaining.wake()
                 worker._threads[0].join(SECONDS)
             return say(callback, *args, context=context)
 
-        monkeypatch.setattr(worker._loop, "call_soon_threadsafe", say_too_late)
+        monkeypatch.setattr(loop, "call_soon_threadsafe", say_too_late)
 
     assert not any(thread.is_alive() for thread in worker._threads)
 
@@ -699,25 +701,18 @@ class Scanner:
     def __init__(self, world: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.store, self.processes = world, store, dict[int, str]()
         self.mine = start(store)
-        monkeypatch.setattr("tenure.maintenance.maintenance.system_clock", lambda: world.clock)
-        monkeypatch.setattr("tenure.maintenance.maintenance.pid_namespace", lambda: "ours")
-        monkeypatch.setattr("tenure.maintenance.maintenance.started", lambda pid: self.processes.get(pid, ""))
-        self.maintenance = Maintenance(
-            store,
-            PollNotifier(),
-            Events(),
-            lease=LEASE,
-            keep=1e9,
-            keep_dead=None,
-            keep_history=1e9,
-            mine=lambda: frozenset({self.mine}),
-        )
+        monkeypatch.setattr("tenure.maintenance.judge.system_clock", lambda: world.clock)
+        monkeypatch.setattr("tenure.liveness.holder.system_clock", lambda: world.clock)
+        monkeypatch.setattr("tenure.liveness.holder.pid_namespace", lambda: "ours")
+        monkeypatch.setattr("tenure.liveness.holder.started", lambda pid: self.processes.get(pid, ""))
+        settings = replace(load(environ={}), lease=LEASE)
+        self.maintenance = Maintenance(store, PollNotifier(), Events(), settings, mine=lambda: frozenset({self.mine}))
         self.beat()
 
     def beat(self, seconds: float = 0.0) -> None:
         self.world.advance(seconds)
         self.store.renew([self.mine])
-        self.maintenance.renewed(self.world.clock.boot(), [self.mine])
+        self.maintenance.judge.renewed(self.world.clock.boot(), [self.mine])
 
     def watch(self, seconds: float) -> None:
         """Renew regularly for so long."""
@@ -759,9 +754,9 @@ def test_who_renews_no_more_declares_nobody(scanner: Scanner) -> None:
     scanner.world.advance(LEASE - 1)
     scanner.store.renew([scanner.mine])  # it landed, and nobody here has heard of it
 
-    assert not scanner.maintenance.may_declare()
+    assert not scanner.maintenance.judge.may_declare()
     assert scanner.dead() == set()
-    scanner.maintenance.renewed(scanner.world.clock.boot(), [scanner.mine])
+    scanner.maintenance.judge.renewed(scanner.world.clock.boot(), [scanner.mine])
     scanner.watch(LEASE)
     assert other in scanner.dead()
 

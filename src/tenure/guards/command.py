@@ -35,7 +35,8 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import Cancelled, Completed, Failed, Outcome
 from tenure.core.text import clean
 from tenure.errors import GuardSkipped, StoreAway
-from tenure.guards.run import GuardedRun, Open, Stopping
+from tenure.guards.run import GuardedRun, Open
+from tenure.guards.stop import Stopping
 from tenure.liveness.host import TOKEN_ENV, cause_of, die_with_parent, end_leftovers, kill_group, new_token, token_of
 from tenure.ports.schedules import Schedule
 
@@ -409,13 +410,13 @@ def _begun(
             raise StoreAway(f"not run. {away}. --if-unreachable run runs it all the same, without its lock") from away
         say(f"it runs unguarded. {away}")
         return None
-    if run.late and not wishes.quiet:
-        say(run.late)
+    if run.begun.late and not wishes.quiet:
+        say(run.begun.late)
     return run
 
 
 def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishes) -> _End:
-    refused = command.start(new_token() if run is None else token_of(run.worker_id))
+    refused = command.start(new_token() if run is None else token_of(run.holder.id))
     stop: Stopping | None = None
     passed_on, kill_at = 0, _NEVER
     timeout_at = _NEVER if wishes.timeout is None else _boot() + wishes.timeout

@@ -20,7 +20,8 @@ from tenure.core.durations import Duration, seconds
 from tenure.core.lifecycle import GUARD, Cancelled, Outcome
 from tenure.errors import GuardSkipped, InvalidOption, JobStopped, LeaseLost, TenureError
 from tenure.events import Running, current
-from tenure.guards.run import GuardedRun, Open, Stopping, declared
+from tenure.guards.run import GuardedRun, Open, declared
+from tenure.guards.stop import Stopping
 from tenure.ports import Claimed, Progress
 from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop, settled
@@ -39,13 +40,13 @@ T = TypeVar("T")
 _log = logging.getLogger("tenure.guard")
 
 
-class _Attempt:
+class _GuardedAttempt:
     """Behind the Job of a guarded block: what it says is stored under the run's lease."""
 
     def __init__(self, run: GuardedRun) -> None:
         self._run = run
-        meta = {"schedule": run.name, "tick": run.tick.tick.isoformat()}
-        began = round(run.tick.decided_at.timestamp() * 1000)
+        meta = {"schedule": run.name, "tick": run.begun.tick.tick.isoformat()}
+        began = round(run.begun.tick.decided_at.timestamp() * 1000)
         said = msgspec.json.encode(meta).decode()
         self.claimed = Claimed(
             run.lease.job_id, 1, run.name, GUARD, "{}", 0, 0, said, None, None, None, began, expired=False
@@ -143,11 +144,11 @@ class _Entered:
         self.run = GuardedRun(guard.schedule, guard.open, timeout=guard.timeout, on_asked=self._asked)
 
     def enter(self) -> Job:
-        attempt = _Attempt(self.run)
+        attempt = _GuardedAttempt(self.run)
         self._before = current.get()
-        current.set(Running(attempt.claimed.id, self.run.name, GUARD, 1, self.run.worker_id))
-        if self.run.late:
-            _log.warning("%s: %s", self.run.name, self.run.late)
+        current.set(Running(attempt.claimed.id, self.run.name, GUARD, 1, self.run.holder.id))
+        if self.run.begun.late:
+            _log.warning("%s: %s", self.run.name, self.run.begun.late)
         return Job(cast("JobBackend", attempt))
 
     def leave(self, error: BaseException | None) -> Callable[[], None]:

@@ -14,37 +14,32 @@ Life of a run:
 from __future__ import annotations
 
 import logging
-import os
-import pwd
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from random import random
 from time import sleep
-from typing import Literal
 
 from tenure.config import Settings, valid_name
 from tenure.core.clock import system_clock
 from tenure.core.durations import Duration, spell
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import GUARD, Cancelled, Completed, Failed, Lease, Outcome, State
-from tenure.errors import GuardSkipped, InvalidOption, LeaseLost, StoreAway, StoreError
-from tenure.liveness.host import end_leftovers, host_name, new_token, pid_namespace, started, token_of, worker_id
-from tenure.liveness.lifeline import ASK_AFTER, KILL_AFTER, in_time
-from tenure.ports import Busy, Landed, Notifier, Progress, Store, WorkerIdentity
-from tenure.ports.schedules import Change, Schedule, Standing, Tick
-from tenure.schedules.cron import Every, rule
-from tenure.schedules.guard_plan import Began, Held, begin_guard, skip_call
-from tenure.schedules.plan import ON_TIME, Plan
+from tenure.core.lifecycle import GUARD, Cancelled, Completed, Failed, Lease, Outcome
+from tenure.errors import LeaseLost, StoreAway, StoreError
+from tenure.guards.begin import Begun, try_to_begin
+from tenure.guards.progress import Unstored
+from tenure.guards.stop import Stop, Stopping
+from tenure.liveness.duty import Duty
+from tenure.liveness.holder import RETRY_SECONDS, LeaseHolder, identity
+from tenure.ports import Busy, Landed, Notifier, Progress, Store
+from tenure.ports.schedules import Change, Schedule, Standing
+from tenure.schedules.cron import rule
+from tenure.schedules.plan import Plan
 
-Stopping = Literal["cancel", "timeout", "lease_lost"]
 Open = Callable[[], tuple[Store, Notifier, Settings]]
 
 PATIENCE = 30.0  #: seconds to try for, when the store is out of reach at the start
-RETRY_SECONDS = 1.0
-_PROGRESS_SECONDS = 1.0
 _TRIES = 50
 _NEVER = float("inf")
 _log = logging.getLogger("tenure.guard")
@@ -54,15 +49,6 @@ def declared(name: str, *, every: Duration | None = None, cron: str | None = Non
     """The schedule that a guard with this rule declares. Raises InvalidOption."""
     spec = rule(cron, every=every, tz=tz)
     return Schedule(name=valid_name(name, "guard"), rule=str(spec), tz=tz, kind="guard")
-
-
-def user_and_host() -> str:
-    """Who runs it, and where: what a history is read for."""
-    try:
-        user = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # an id without a name, as in many containers
-        user = str(os.geteuid())
-    return f"{user}@{host_name()}"
 
 
 def _nothing(*_: float) -> None:
@@ -87,24 +73,17 @@ class GuardedRun:
         on_asked: Callable[[], None] = _nothing,
     ) -> None:
         self._schedule, self._open, self._force, self._timeout = schedule, open_store, force, timeout
-        self._on_renewed, self._on_asked = on_renewed, on_asked
+        self._on_renewed = on_renewed
         self._boot = system_clock().boot
         self._opened: tuple[Store, Notifier, Settings] | None = None
-        self._job_id = new_id()
-        self.worker_id = ""
-        self._renewed = 0.0
-        self._timeout_at = _NEVER
-        self._stopping: Stopping | None = None
-        self._why = ""
-        self.dead = False  #: somebody else has taken it back: the code must be gone by now
-        self._lock = threading.Lock()
-        self._report: Progress | None = None
-        self._next_report = 0.0
-        self._wake = threading.Event()
-        self._ending = self._over = False
-        self._heart: threading.Thread | None = None
-        self._told = ""  # of what its heart failed last
-        self.late = ""  #: "late by 2h", if it is
+        self._holder: LeaseHolder | None = None
+        self._job_id = ""
+        self._begun: Begun | None = None
+        self._stop = Stop(on_asked)
+        self._unstored = Unstored()
+        self._heart: Duty | None = None
+        self._beat_at = 0.0
+        self._heart_failed = ""  # of what, the last time
 
     @property
     def name(self) -> str:
@@ -121,12 +100,22 @@ class GuardedRun:
         return self._opened[2]
 
     @property
+    def holder(self) -> LeaseHolder:
+        assert self._holder is not None, "begin() registers it"
+        return self._holder
+
+    @property
     def lease(self) -> Lease:
-        return Lease(self._job_id, 1, self.worker_id)
+        return Lease(self._job_id, 1, self.holder.id)
 
     @property
     def began(self) -> bool:
         return self._heart is not None
+
+    @property
+    def begun(self) -> Begun:
+        assert self._begun is not None, "begin() begins it"
+        return self._begun
 
     # ── beginning ──
 
@@ -134,114 +123,43 @@ class GuardedRun:
         """Start it. Raises GuardSkipped when it may not run, StoreAway when the store was out of reach for 30 s."""
         deadline = self._boot() + PATIENCE
         try:
-            while not self._begun():
+            while (why := self._tried()) is not None:
                 if self._boot() > deadline:
-                    raise StoreAway(f"{self.name}: the store was out of reach for {spell(PATIENCE)}: {self._why}")
+                    raise StoreAway(f"{self.name}: the store was out of reach for {spell(PATIENCE)}: {why}")
         except BaseException:
             self._leave()
             raise
-        self._timeout_at = _NEVER if self._timeout is None else self._boot() + self._timeout
+        if self._timeout is not None:
+            self._stop.timeout_at = self._boot() + self._timeout
+        self._beat_at = self.holder.landed.next_at
         self._on_renewed(self.ask_at, self.kill_at)
-        self._heart = threading.Thread(target=self._beat, name="tenure-guard", daemon=True)
+        self._heart = Duty("tenure-guard", self._beat, failed=self._failed)
         self._heart.start()
 
-    def _begun(self) -> bool:
+    def _tried(self) -> str | None:
+        """Why it has not begun yet; None: it has."""
         try:
             if self._opened is None:
                 self._opened = self._open()
             self._live()
-            tick = self._try_to_begin()
+            self._begun = try_to_begin(self.store, self._schedule, self.holder.worker, self._job_id, force=self._force)
         except StoreAway as away:
-            self._why = str(away)
             sleep(min(RETRY_SECONDS, PATIENCE / 10))
-            return False
-        if tick is None:
-            self._why = "others wrote first, again and again"
+            return str(away)
+        if self._begun is None:
             sleep(0.02 * random())
-            return False
-        self.tick, self._why = tick, ""
-        return True
+            return "others wrote first, again and again"
+        return None
 
     def _live(self) -> None:
         """Have a row that lives. After a long outage that is a new one."""
-        lease, sent = self.settings.lease, self._boot()
-        if self.worker_id:
-            if sent - self._renewed < lease / 3:
-                return
-            if self.worker_id in self.store.renew([self.worker_id]):
-                self._renewed = sent
-                return
-        clock, pid = system_clock(), os.getpid()
-        name = worker_id(pid, new_token())
-        self.store.register(
-            WorkerIdentity(
-                id=name,
-                host=host_name(),
-                pid=pid,
-                started=started(pid),
-                boot_id=clock.boot_id,
-                pid_namespace=pid_namespace(),
-                runner="guard",
-                queues=(GUARD,),
-                tasks=(self.name,),
-                slots=1,
-                lease=lease,
-            )
-        )
-        self.worker_id, self._renewed, self._job_id = name, sent, new_id()
-
-    def _try_to_begin(self) -> Tick | None:
-        """The tick of the run; None: read again."""
-        found = self.store.schedules([self.name])
-        standing = found[0] if found else Standing(self._schedule)
-        if standing.schedule.kind == "task":
-            whose = standing.schedule.source or "an operator"
-            raise InvalidOption(
-                f"{self.name} is a schedule of {whose}, whose ticks are jobs: name this guard otherwise"
-            )
-        mine = next((run.tick for run in standing.runs if run.live and run.tick.job_id == self._job_id), None)
-        if mine is not None:  # the reply to the write was lost
-            return mine
-        if self._took_back(standing):
-            return None
-        now = self.store.now()
-        plan = Plan(standing, now).close(self.store.attempts).declare(self._schedule)
-        paused = plan.schedule.paused_at is not None and not self._force
-        if paused:
-            why = plan.schedule.paused_why
-            skip_call(plan, now, f"paused: {why}")
-            began: Began | Held = Held(f"paused: {why}; tenure schedules resume {self.name}, or --force", locked=False)
-        else:
-            began = begin_guard(plan, self._job_id, self.worker_id, user_and_host(), now=now, force=self._force)
-        if isinstance(began, Held):
-            change = plan.change()
-            if change is not None:
-                self.store.change([change])
-            raise GuardSkipped(f"skipped: {began.says}")
-        if not self.store.change([began.change])[0]:
-            return None
-        on_time = min(ON_TIME, plan.rule.seconds / 2) if isinstance(plan.rule, Every) else ON_TIME
-        self.late = f"late by {spell(began.late)}" if began.late > on_time else ""
-        return next(tick for tick in began.change.ticks if tick.job_id == self._job_id)
-
-    def _took_back(self, standing: Standing) -> bool:
-        """Did a run that goes on belong to a guard that is dead, or whose lease has ended?"""
-        took = False
-        for job in (run.job for run in standing.runs if run.live):
-            if job is not None and job.worker_id is not None:
-                self._declare_if_gone(job.worker_id)
-                until = in_time(self.store, self.settings.lease)
-                found = self.store.redelivered(job.id, declare=True, witness=self.worker_id, until=until)
-                took |= found is not State.PROCESSING
-        return took
-
-    def _declare_if_gone(self, owner: str) -> None:
-        boot_id, namespace = system_clock().boot_id, pid_namespace()
-        for identity in (view.identity for view in self.store.workers() if view.identity.id == owner):
-            here = identity.boot_id == boot_id and identity.pid_namespace == namespace
-            if here and started(identity.pid) != identity.started:
-                end_leftovers(token_of(owner))
-                self.store.declare_dead([owner])
+        holder = self._holder
+        if holder is not None and (self._boot() < holder.landed.next_at or holder.renew()):
+            return
+        row = identity("guard", (GUARD,), (self.name,), 1, self.settings.lease)
+        holder = LeaseHolder(self.store, row, system_clock())
+        holder.register()
+        self._holder, self._job_id = holder, new_id()
 
     # ── while it runs ──
 
@@ -249,53 +167,49 @@ class GuardedRun:
     def stopping(self) -> Stopping | None:
         """Why the code is asked to stop, or None."""
         self._look()
-        return self._stopping
+        return self._stop.reason
 
     @property
     def why(self) -> str:
         """Why it is asked to stop."""
-        return self._why
+        return self._stop.why
+
+    @property
+    def dead(self) -> bool:
+        """Has somebody else taken it back? Then the code must be gone by now."""
+        return self._stop.dead
 
     @property
     def kill_at(self) -> float:
         """When the code must be gone, on the boot clock."""
-        return self._renewed + self.settings.lease * KILL_AFTER
+        return self.holder.landed.kill_at
 
     @property
     def ask_at(self) -> float:
         """When the code is asked to stop, unless a renewal lands before."""
-        return self._renewed + self.settings.lease * ASK_AFTER
+        return self.holder.landed.ask_at
 
     def _look(self) -> None:
-        now = self._boot()
-        if now >= self.ask_at:
-            self._ask("lease_lost", "its lease could not be renewed")
-        if now >= self._timeout_at:
-            self._ask("timeout")
+        if self.holder.must_stop:
+            self._stop.ask("lease_lost", "its lease could not be renewed")
+        if self._boot() >= self._stop.timeout_at:
+            self._stop.ask("timeout")
 
-    def _ask(self, reason: Stopping, why: str = "") -> None:
-        """The first reason stands; only a lost lease overrules it."""
-        with self._lock:
-            if self._ending or self._stopping == reason or (self._stopping is not None and reason != "lease_lost"):
-                return
-            self._stopping, self._why = reason, why
-        self._on_asked()
-
-    def _beat(self) -> None:
-        beat, lease = self._renewed + self.settings.lease / 3, self.settings.lease
-        while not self._over and not self.dead:
-            report_at = _NEVER if self._report is None else self._next_report
-            self._wake.wait(max(0.0, min(beat, report_at, self._timeout_at, 3600.0 + self._boot()) - self._boot()))
-            self._wake.clear()
-            if self._timeout_at <= self._boot():
-                self._look()
-                self._timeout_at = _NEVER
-            if self._report is not None and self._next_report <= self._boot():
-                self._done(self.store_report)
-            if beat <= self._boot() and not self._over:
-                pause = lease / 3 if self._done(self._renew) else min(RETRY_SECONDS, lease / 3)
-                beat = self._boot() + pause
-                self._look()
+    def _beat(self) -> float:
+        """Everything that is due now; the seconds until something else is."""
+        if self._stop.timeout_at <= self._boot():
+            self._look()
+            self._stop.timeout_at = _NEVER
+        if self._unstored.due_at <= self._boot():
+            self._done(self.store_report)
+        if self._beat_at <= self._boot():
+            pause = self.holder.pause(landed=self._done(self._renew))
+            self._beat_at = self._boot() + pause
+            self._look()
+        if self.dead and self._heart is not None:
+            self._heart.stop()
+        next_at = min(self._beat_at, self._unstored.due_at, self._stop.timeout_at, self._boot() + 3600.0)
+        return max(0.0, next_at - self._boot())
 
     def _done(self, duty: Callable[[], None]) -> bool:
         """A heart that ended silently would never ask the code to stop. What fails is tried again, and told once."""
@@ -304,55 +218,49 @@ class GuardedRun:
         except (StoreError, LeaseLost):
             return False
         except Exception as error:
-            if repr(error) != self._told:
-                self._told = repr(error)
+            if repr(error) != self._heart_failed:
+                self._heart_failed = repr(error)
                 _log.critical("%s: its heartbeat has failed, and is tried again", self.name, exc_info=True)
             return False
         return True
 
+    def _failed(self, error: BaseException) -> None:
+        _log.critical("%s: its heartbeat has ended", self.name, exc_info=error)
+
     def _renew(self) -> None:
-        sent = self._boot()
-        alive = self.worker_id in self.store.renew([self.worker_id])
-        self._look()  # a renewal that lands too late does not undo that it was late
+        ask_at, alive = self.ask_at, self.holder.renew()
+        if self._boot() >= ask_at:  # a renewal that lands too late does not undo that it was late
+            self._stop.ask("lease_lost", "its lease could not be renewed")
         if not alive:
-            self._lose("it was declared dead")
+            self._stop.lose("it was declared dead")
             return
-        self._renewed = sent
         self._on_renewed(self.ask_at, self.kill_at)
         with suppress(StoreError):
-            held = next((each for each in self.store.owned(self.worker_id) if each.claimed.id == self._job_id), None)
+            held = next((each for each in self.store.owned(self.holder.id) if each.claimed.id == self._job_id), None)
             if held is None:
-                self._lose("somebody else has ended it")
+                self._stop.lose("somebody else has ended it")
             elif held.cancel_reason is not None:
-                self._ask("cancel", held.cancel_reason)
-
-    def _lose(self, why: str) -> None:
-        if not self._ending:
-            self.dead = True
-            self._ask("lease_lost", why)
+                self._stop.ask("cancel", held.cancel_reason)
 
     # ── what a Job asks of it ──
 
     def report(self, news: Progress) -> None:
-        with self._lock:
-            self._report = news if self._report is None else _merged(self._report, news)
-        self._wake.set()
+        self._unstored.add(news)
+        if self._heart is not None:
+            self._heart.wake()
 
     def store_report(self) -> None:
         """Store the newest word now. Raises LeaseLost when it is refused."""
-        with self._lock:
-            report, self._report = self._report, None
+        report = self._unstored.take(self._boot())
         if report is None:
             return
-        self._next_report = self._boot() + _PROGRESS_SECONDS
         try:
             landed = self.store.progress([report])[0]
         except StoreError:
-            with self._lock:
-                self._report = report if self._report is None else _merged(report, self._report)
+            self._unstored.put_back(report)
             raise
         if not landed:
-            self._lose("its progress was refused")
+            self._stop.lose("its progress was refused")
             raise LeaseLost(f"{self.name}, job {self._job_id}")
 
     # ── ending ──
@@ -363,9 +271,9 @@ class GuardedRun:
             case "timeout":
                 return Failed(f"timed out after {spell(self._timeout or 0.0)}", final=True)
             case "lease_lost":
-                return Failed(f"stopped: {self._why}", final=True)
+                return Failed(f"stopped: {self.why}", final=True)
             case "cancel" if error is not None:
-                return Cancelled(self._why)
+                return Cancelled(self.why)
             case _:
                 return Completed() if error is None else Failed(failed(), final=True)
 
@@ -373,9 +281,8 @@ class GuardedRun:
         """Record how it ended; False: it was no longer ours, somebody else writes down what became of it."""
         landed = False
         try:
-            with self._lock:
-                self._ending = True
-            while not landed and not self.dead and self._boot() < self._renewed + self.settings.lease:
+            self._stop.end()
+            while not landed and not self.dead and not self.holder.over:
                 try:
                     landed = self._recorded(outcome, output)
                     break
@@ -384,7 +291,7 @@ class GuardedRun:
         finally:
             self._leave()
         if not landed:
-            self._why = self._why or "it could not be recorded how it ended"
+            self._stop.why = self.why or "it could not be recorded how it ended"
         return landed
 
     def _recorded(self, outcome: Outcome, output: str) -> bool:
@@ -411,23 +318,18 @@ class GuardedRun:
 
     def _leave(self) -> None:
         """Let go of all it holds in this process, and of its row."""
-        self._ending = self._over = True
-        self._wake.set()
+        self._stop.end()
         if self._heart is not None:
-            self._heart.join()
+            self._heart.stop()
+            self._heart.thread.join()
         if self._opened is None:
             return
         store, notifier, _ = self._opened
         with suppress(StoreError):
-            if self.worker_id and self._boot() < self._renewed + self.settings.lease:
-                store.declare_dead([self.worker_id])
+            if self._holder is not None and not self._holder.over:
+                store.declare_dead([self._holder.id])
         notifier.close()
         store.close()
-
-
-def _merged(old: Progress, new: Progress) -> Progress:
-    said = {name: getattr(new, name) for name in ("fraction", "stage", "message", "checkpoint")}
-    return replace(old, **{name: value for name, value in said.items() if value is not None})
 
 
 def _with_output(standing: Standing, job_id: str, output: str) -> Change | None:

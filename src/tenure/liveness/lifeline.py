@@ -12,18 +12,33 @@ import tempfile
 import threading
 from datetime import datetime, timedelta
 
+from tenure.liveness.holder import Renewal
 from tenure.ports import Store
 
 _ASK, _KILL, _TICK, _FENCED, _QUIET, _AWAY = range(6)
 _SIZE = 64
 
-ASK_AFTER = 2 / 3  #: of a lease, counted from when the last renewal that landed was sent
-KILL_AFTER = 4 / 5
-AWAY_AFTER = 1 / 2  #: who was not answered for longer declares nobody: the others need the time that is left
+
+class _Number:
+    """One of them, as an attribute."""
+
+    def __init__(self, slot: int) -> None:
+        self._slot = slot
+
+    def __get__(self, line: Lifeline, owner: type[Lifeline]) -> float:
+        return line._get(self._slot)
+
+    def __set__(self, line: Lifeline, value: float) -> None:
+        line._put(self._slot, value)
 
 
 class Lifeline:
     """Times are boot-clock seconds; 0 means not yet. Once closed, writing does nothing and reading gives 0."""
+
+    ask_at, kill_at = _Number(_ASK), _Number(_KILL)
+    tick = _Number(_TICK)  #: when the worker's event loop last came round
+    #: Until then this worker declares nobody dead, as its supervisor does not: they may have been away.
+    quiet_until = _Number(_QUIET)
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -39,37 +54,11 @@ class Lifeline:
             file.truncate(_SIZE)
             return cls(os.dup(file.fileno()))
 
-    def renewed(self, sent: float, lease: float) -> None:
-        """A renewal sent at `sent` has landed."""
-        self._put(_AWAY, sent + lease * AWAY_AFTER)
-        self._put(_ASK, sent + lease * ASK_AFTER)
-        self._put(_KILL, sent + lease * KILL_AFTER)
-
-    @property
-    def ask_at(self) -> float:
-        return self._get(_ASK)
-
-    @property
-    def kill_at(self) -> float:
-        return self._get(_KILL)
-
-    @property
-    def tick(self) -> float:
-        """When the worker's event loop last came round."""
-        return self._get(_TICK)
-
-    @tick.setter
-    def tick(self, now: float) -> None:
-        self._put(_TICK, now)
-
-    @property
-    def quiet_until(self) -> float:
-        """Until then this worker declares nobody dead, as its supervisor does not: they may have been away."""
-        return self._get(_QUIET)
-
-    @quiet_until.setter
-    def quiet_until(self, at: float) -> None:
-        self._put(_QUIET, at)
+    def renewed(self, renewal: Renewal) -> None:
+        """A renewal has landed."""
+        self._put(_AWAY, renewal.away_at)
+        self._put(_ASK, renewal.ask_at)
+        self._put(_KILL, renewal.kill_at)
 
     def well_renewed(self, now: float) -> bool:
         """May this worker judge others? Only while its own lease is renewed as it should be, and has been for long."""

@@ -1,25 +1,26 @@
 """What keeps the store honest: rescue, promotion, pruning. Every supervisor does it; there is no leader.
 
-`Maintenance` is one pass at a time, without threads of its own: a supervisor and an embedded worker both drive it.
+`Maintenance` has no thread of its own: a supervisor and an embedded worker both call `run_pass` again and again.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import random
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tenure.config import Settings
-from tenure.core.clock import system_clock
 from tenure.core.lifecycle import State
 from tenure.errors import BadData, InvalidOption
 from tenure.events import RESCUE_REASONS, Events, JobRescued
-from tenure.liveness.host import end_leftovers, pid_namespace, started, token_of
-from tenure.liveness.lifeline import AWAY_AFTER, in_time
+from tenure.liveness.holder import provably_gone
+from tenure.liveness.host import end_leftovers, token_of
+from tenure.liveness.lifeline import in_time
+from tenure.maintenance.judge import Judge
 from tenure.ports import Notifier, Rescued, Ring, Store
 from tenure.ports.schedules import Schedule
 from tenure.schedules.timetable import Declared, Timetable
@@ -52,87 +53,74 @@ class Alarm(Protocol):
 NewAlarm = Callable[[Settings, Store, Notifier], Alarm]
 
 
-class Maintenance:
-    """The scan, and the promotion of due jobs.
+class Pass(NamedTuple):
+    """What is due after one pass, in seconds."""
 
-    Who was away declares nobody: after a start, or a gap in its own renewals, it waits one lease before it declares
-    silent workers dead, so that an outage or a suspend costs no living worker its jobs. Proof of death needs no wait.
-    """
+    pause: float  #: until the next duty, job or tick
+    next_job: float | None  #: until the next job; None: none waits
+
+
+def _nothing() -> None:
+    """The process that maintains the store has nothing to add."""
+
+
+class Maintenance:
+    """The duties that keep the store honest. Each is done when it is due; `judge` says who may be declared dead."""
 
     def __init__(
         self,
         store: Store,
         notifier: Notifier,
         events: Events,
+        settings: Settings,
         *,
-        lease: float,
-        keep: float,
-        keep_dead: float | None,
-        keep_history: float,
         mine: Callable[[], frozenset[str]],
     ) -> None:
-        self._store, self._notifier, self._events = store, notifier, events
-        self._lease, self._keep, self._keep_dead = lease, keep, keep_dead
-        self._keep_history = keep_history
+        self._store, self._notifier, self._events, self._settings = store, notifier, events, settings
         self._timetable = Timetable(store, notifier)
         self._undeclared: Declaration | None = None
         self._mine = mine
-        self._boot = system_clock().boot
-        self._renewed = self._boot()
-        self._witness: str | None = None  #: one of ours that was renewed last
-        self._quiet_until = self._renewed + lease
+        self.judge = Judge(settings.lease)
         self._next_scan = 0.0
         self._seen_gone: frozenset[str] | None = None  # None: this is a start, which takes back at once
         self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
         self._next_upkeep = 0.0
 
-    def renewed(self, sent: float, alive: Iterable[str]) -> None:
-        """A renewal of our own has landed. After a gap, everybody else gets a lease to renew too."""
-        self._witness = next(iter(alive), None)
-        now = self._boot()
-        if now - self._renewed > self._lease * AWAY_AFTER:  # until now: it may have been sent in time, and held up
-            self._quiet_until = now + self._lease
-        self._renewed = sent
-
-    @property
-    def quiet_until(self) -> float:
-        return self._quiet_until
-
-    def may_declare(self) -> bool:
-        """Are our own renewals so regular that another's silence is not our own absence?"""
-        now = self._boot()
-        return now >= self._quiet_until and now - self._renewed <= self._lease * AWAY_AFTER
+    def run_pass(self, *, promoted: Callable[[], None] = _nothing, scanned: Callable[[], None] = _nothing) -> Pass:
+        """Do what is due. What the caller adds comes right after due jobs are queued, and right after a scan."""
+        next_job = self.promote()
+        self.upkeep_if_due()
+        promoted()
+        if self.scan_if_due():
+            scanned()
+        next_tick = self.fire()
+        self.prune_if_due()
+        return Pass(self.next_wake(next_job, next_tick), next_job)
 
     def scan_if_due(self) -> bool:
         if time.monotonic() < self._next_scan:
             return False
-        self._next_scan = time.monotonic() + self._lease / 6 * (0.8 + 0.4 * random())
+        self._next_scan = time.monotonic() + self._settings.lease / 6 * (0.8 + 0.4 * random())
         self.scan()
         return True
 
     def scan(self) -> None:
         """Declare the dead, take back their jobs."""
         self.declare_the_provably_dead()
-        until = in_time(self._store, self._lease)  # first: it may be held up too, and then we were away
-        if self.may_declare() and self._witness is not None:
-            self._store.declare_expired(witness=self._witness, until=until)
+        until = in_time(self._store, self._settings.lease)  # first: it may be held up too, and then we were away
+        if self.judge.may_declare() and self.judge.witness is not None:
+            self._store.declare_expired(witness=self.judge.witness, until=until)
         while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
             pass
 
     def declare_the_provably_dead(self) -> None:
         """Workers of this boot and pid namespace whose process is gone, or is another one by now."""
-        boot_id, namespace, mine = system_clock().boot_id, pid_namespace(), self._mine()
-        gone = [
-            view.identity
-            for view in self._store.workers()
-            if view.identity.boot_id == boot_id
-            and view.identity.pid_namespace == namespace
-            and view.identity.id not in mine
-            and started(view.identity.pid) != view.identity.started
-        ]
+        mine = self._mine()
+        known = (view.identity for view in self._store.workers())
+        gone = [worker.id for worker in known if worker.id not in mine and provably_gone(worker)]
         # A supervisor that lives settles its own dead, with their verdicts: it gets one scan's time for that.
-        seen, self._seen_gone = self._seen_gone, frozenset(identity.id for identity in gone)
-        sure = [identity.id for identity in gone if seen is None or identity.id in seen]
+        seen, self._seen_gone = self._seen_gone, frozenset(gone)
+        sure = [worker_id for worker_id in gone if seen is None or worker_id in seen]
         for worker_id in sure:  # what it left running ends before its jobs start again
             end_leftovers(token_of(worker_id))
         if sure:
@@ -174,8 +162,9 @@ class Maintenance:
     def prune_if_due(self) -> None:
         if time.monotonic() >= self._next_prune:
             self._next_prune = time.monotonic() + PRUNE_SECONDS
-            gone = self._store.prune(keep=self._keep, keep_dead=self._keep_dead, limit=PRUNE_BATCH)
-            gone += self._store.forget(keep=self._keep_history, limit=PRUNE_BATCH)
+            settings = self._settings
+            gone = self._store.prune(keep=settings.keep, keep_dead=settings.keep_dead, limit=PRUNE_BATCH)
+            gone += self._store.forget(keep=settings.keep_history, limit=PRUNE_BATCH)
             if gone >= PRUNE_BATCH:
                 self._next_prune = 0.0  # there may be more; the other duties come first
 

@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from tenure.config import Settings, host_and_port, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
-from tenure.liveness.lifeline import ASK_AFTER
+from tenure.liveness.holder import ASK_AFTER
 from tenure.operations.alerts import open_incidents, works_for_all
 from tenure.operations.sinks import KINDS
 from tenure.ports import QueueView, Store

@@ -9,13 +9,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tenure.core.lifecycle import Outcome
-from tenure.liveness.host import TOKEN_ENV, new_token, worker_id
+from tenure.liveness.host import TOKEN_ENV, kill_group, new_token, worker_id
 from tenure.liveness.lifeline import Lifeline
 from tenure.ports import Runner
 from tenure.worker.link import Link
+
+
+class Ended(NamedTuple):
+    """How a process ended."""
+
+    code: int  #: negative for a signal
+    peak: int  #: KiB of memory
 
 
 @dataclass(slots=True)
@@ -31,6 +38,7 @@ class WorkerProcess:
     id: str
     runner: Runner
     replaces: str = ""
+    slots: int = 0
     registered: bool = False
     ready: bool = False
     draining: bool = False
@@ -69,6 +77,26 @@ class WorkerProcess:
         pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
         name = worker_id(process.pid, token)
         return cls(process, pidfd, Link(ours), lifeline, dump, token, name, runner, replaces)
+
+    def drain(self, grace: float, end_by: float) -> None:
+        """Tell it to end what it runs within this grace, and then itself."""
+        self.draining = True
+        self.end_by = min(self.end_by, end_by)
+        self.link.send("drain", grace=grace)
+
+    def kill(self, reason: str) -> None:
+        """Kill its process group. The first reason stands."""
+        self.kill_reason = self.kill_reason or reason
+        kill_group(self.process.pid)
+
+    def wait(self) -> Ended | None:
+        """How it ended; None: that was asked before."""
+        try:
+            _, status, usage = os.wait4(self.process.pid, 0)
+        except ChildProcessError:
+            return None
+        code = self.process.returncode = os.waitstatus_to_exitcode(status)
+        return Ended(code, usage.ru_maxrss)
 
     def close(self) -> None:
         """Let go of all that was shared with it."""

@@ -30,7 +30,8 @@ from tenure.core.clock import Clock
 from tenure.core.durations import Duration, seconds, spell
 from tenure.core.lifecycle import ENDED, Cancelled, Crashed, Lease, State
 from tenure.errors import JobFailed, StoreError
-from tenure.ports import Claimed, Filter, JobView, Store, WorkerIdentity
+from tenure.liveness.holder import LeaseHolder, identity
+from tenure.ports import Claimed, Filter, JobView, Store
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
@@ -210,35 +211,22 @@ class TestQueue:
     def _hire(self) -> None:
         """A new process: whoever died is dead for ever."""
         self._workers += 1
-        self._worker = f"test-worker-{self._workers}"
-        self._store.register(
-            WorkerIdentity(
-                id=self._worker,
-                host="testing",
-                pid=0,
-                started="",
-                boot_id="testing",
-                pid_namespace="",
-                runner="embedded",
-                queues=(),
-                tasks=self._program.tasks.names,
-                slots=1,
-                lease=_LEASE,
-            )
-        )
+        me = identity("embedded", (), self._program.tasks.names, 1, _LEASE)
+        self._holder = LeaseHolder(self._store, replace(me, id=f"test-worker-{self._workers}"), self._clock.clock)
+        self._holder.register()
 
     def _claim(self) -> Claimed | None:
-        self._store.renew([self._worker])  # its lease is real, and time may have jumped over its end
+        self._holder.renew()  # its lease is real, and time may have jumped over its end
         while self._store.promote().jobs:
             pass
         wants = {queue.name: 1 for queue in self._store.queues()}
         for solo in (False, True):
-            if claimed := self._store.claim(self._worker, wants, 1, solo=solo):
+            if claimed := self._store.claim(self._holder.id, wants, 1, solo=solo):
                 return claimed[0]
         return None
 
     async def _run(self, claimed: Claimed, trap: Trap | None = None) -> None:
-        lease = Lease(claimed.id, claimed.attempt, self._worker)
+        lease = Lease(claimed.id, claimed.attempt, self._holder.id)
         if claimed.expired:
             self._store.finish([(lease, Cancelled("expired before it could start"))])
             return
@@ -297,7 +285,7 @@ class TestQueue:
     def _kill(self, point: str) -> None:
         self._gate.shut = True
         died = Crashed(f"its process was killed at {point!r}, by a test", process_died=True)
-        self._store.settle(self._worker, {}, died)
+        self._store.settle(self._holder.id, {}, died)
         raise Killed(point)
 
     def _steal(self, point: str) -> None:

@@ -13,23 +13,141 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
+from typing import NamedTuple
 
 from tenure.config import Settings
 from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Released
 from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
-from tenure.liveness.host import host_name, memories, new_token, pid_namespace, started, worker_id
-from tenure.liveness.lifeline import ASK_AFTER
-from tenure.maintenance.maintenance import Declaration, Maintenance, NewAlarm
-from tenure.ports import Notifier, Store, WorkerIdentity
+from tenure.liveness.duty import Duty
+from tenure.liveness.holder import LeaseHolder, identity
+from tenure.liveness.host import memories
+from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
+from tenure.ports import Notifier, Store
 from tenure.worker.executor import open_resources
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
 from tenure.worker.worker import Worker, queue_caps, run_loop
 
-RETRY_SECONDS = 1.0
+_log = logging.getLogger("tenure.worker")
+
+
+class _Opened(NamedTuple):
+    """What is opened for a block, and closed when it has been left."""
+
+    store: Store
+    renewals: Store
+    notifier: Notifier
+
+    def close(self) -> None:
+        self.notifier.close()
+        self.store.close()
+        self.renewals.close()
+
+
+class _Serving:
+    """The event loop of an embedded worker: one `Worker` after another, each under an id of its own."""
+
+    def __init__(self, program: Program, plan: Plan, opened: _Opened, maintenance: Maintenance, events: Events) -> None:
+        self._program, self._plan, self._opened = program, plan, opened
+        self._maintenance, self._events = maintenance, events
+        self.closing = threading.Event()
+        self.ready = threading.Event()
+        self.failure: BaseException | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._wake = asyncio.Event()
+        self._fenced = False
+
+    def register(self) -> None:
+        names, plan = self._program.tasks.names, self._plan
+        row = identity("embedded", plan.queues, names, plan.slots, plan.lease)
+        self.holder = LeaseHolder(self._opened.renewals, row, system_clock())
+        self.holder.register()
+
+    async def run(self, due: Callable[[], None]) -> None:
+        self.loop = asyncio.get_running_loop()
+        async with open_resources(self._program.resources) as resources:
+            while self._goes_on:
+                self._wake.clear()
+                self._fenced = False
+                worker = self._worker = self._new_worker(resources, due)
+                worker.start()
+                self.ready.set()
+                await self._wake.wait()
+                await worker.drain(self._plan.grace if self.closing.is_set() else 0.0, left=self.closing.is_set)
+                await worker.close()
+                if worker.unstored:
+                    _log.warning(
+                        "left while the store was away: %d outcome%s not stored, to be run again when the lease ends",
+                        worker.unstored,
+                        "s" * (worker.unstored > 1),
+                    )
+                self._settle()
+
+    def _new_worker(self, resources: Mapping[type, object], due: Callable[[], None]) -> Worker:
+        return Worker(
+            replace(self._plan, worker_id=self.holder.id),
+            self._program,
+            self._opened.store,
+            self._opened.notifier,
+            self._events,
+            resources=resources,
+            on_due=due,
+            on_tick=lambda: None,
+            on_stuck=None,
+            may_declare=self._maintenance.judge.may_declare,
+        )
+
+    def _settle(self) -> None:
+        """This id has ended. Whatever it may still hold goes back, and a new one takes its place."""
+        try:
+            self._maintenance.tell(self._opened.store.settle(self.holder.id, {}, Released("its worker has ended")))
+            if self._goes_on:
+                self.register()
+        except StoreError as error:
+            self._events.emit(StoreAway(error=str(error)))
+
+    @property
+    def _goes_on(self) -> bool:
+        return not self.closing.is_set() and self.failure is None
+
+    # ── from other threads ──
+
+    def leave(self) -> None:
+        """The block has been left: end what runs within its grace."""
+        self.closing.set()
+        if self.failure is None:
+            self._call(self._wake.set)
+
+    def give_up(self) -> None:
+        """Its embedded worker has failed: end what runs at once."""
+
+        def give_up() -> None:
+            self._worker.hand_back("its embedded worker has failed")
+            self._wake.set()
+
+        self._call(give_up)
+
+    def begin_anew(self, lost: LeaseHolder) -> None:
+        """Drop what is held under this lease, and go on under a new id."""
+
+        def fence() -> None:
+            if self.holder is lost and not self._fenced:
+                self._fenced = True
+                self._worker.stop_claiming()
+                for attempt in list(self._worker.running.values()):
+                    attempt.ask("lease_lost", None)
+                self._wake.set()
+
+        self._call(fence)
+
+    def _call(self, order: Callable[[], object]) -> None:
+        if self.loop is not None:
+            with suppress(RuntimeError):  # the loop has ended, and all it ran
+                self.loop.call_soon_threadsafe(order)
 
 
 class Embedded:
@@ -48,53 +166,46 @@ class Embedded:
     ) -> None:
         self._program, self._settings = program, settings
         self._open_store, self._open_notifier = open_store, open_notifier
-        self._queues = queue_caps(program, settings, queues)
-        self._slots = concurrency or settings.concurrency
+        self._plan = Plan(
+            worker_id="",  # each has its own
+            runner="embedded",
+            queues=queue_caps(program, settings, queues),
+            slots=concurrency or settings.concurrency,
+            lease=settings.lease,
+            poll_interval=settings.poll_interval,
+            grace=settings.grace,
+        )
         self._new_alarm = new_alarm  #: None: somebody else in this process maintains the store, and looks for trouble
-        self._events = Events()
-        self._closing = threading.Event()
-        self._ended = threading.Event()  # what ran here has ended: until then the lease is renewed
+        self._alarm: Alarm | None = None
         self._threads: list[threading.Thread] = []
 
     # ── as a context manager ──
 
     def __enter__(self) -> None:
-        names = self._program.tasks.names
-        if not names:
+        if not self._program.tasks.names:
             raise TenureError('this app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
-        declares = Declaration(self._program.source, self._settings.release or "", tuple(self._program.schedules()))
-        self._store, self._renewals = self._open_store(self._settings), self._open_store(self._settings)
-        self._notifier = self._open_notifier(self._settings, self._store)
-        self._maintenance = Maintenance(
-            self._store,
-            self._notifier,
-            self._events,
-            lease=self._settings.lease,
-            keep=self._settings.keep,
-            keep_dead=self._settings.keep_dead,
-            keep_history=self._settings.keep_history,
-            mine=lambda: frozenset({self._id}),
+        settings, program, events = self._settings, self._program, Events()
+        store, renewals = self._open_store(settings), self._open_store(settings)
+        notifier = self._open_notifier(settings, store)
+        self._opened = _Opened(store, renewals, notifier)
+        self._maintenance = maintenance = Maintenance(
+            store, notifier, events, settings, mine=lambda: frozenset({serving.holder.id})
         )
-        self._maintenance.declare(declares)
-        maintains = self._new_alarm is not None
-        alarm = self._alarm = self._new_alarm(self._settings, self._store, self._notifier) if self._new_alarm else None
-        self._closing.clear()
-        self._ended.clear()
-        self._maintain_wake = threading.Event()
-        self._ready: threading.Event = threading.Event()
-        self._failure: BaseException | None = None
-        self._register()
-        duties = (self._run, self._beat, *([self._maintain] if maintains else []))
-        self._threads = [
-            threading.Thread(target=self._duty, args=(duty,), name=f"tenure{duty.__name__}", daemon=True)
-            for duty in duties
-        ]
+        maintenance.declare(Declaration(program.source, settings.release or "", tuple(program.schedules())))
+        self._alarm = self._new_alarm(settings, store, notifier) if self._new_alarm else None
+        serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events)
+        self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)
+        self._maintaining = Duty("tenure_maintain", lambda: maintenance.run_pass().pause, failed=self._duty_failed)
+        serving.register()
+        self._threads = [threading.Thread(target=self._serve, name="tenure_run", daemon=True), self._beating.thread]
+        if self._alarm is not None:
+            self._threads.append(self._maintaining.thread)
         for thread in self._threads:
             thread.start()
-        if alarm is not None:
-            alarm.start()
-        self._ready.wait()
-        failure = self._failure
+        if self._alarm is not None:
+            self._alarm.start()
+        serving.ready.wait()
+        failure = serving.failure
         if failure is not None:
             self.__exit__(type(failure), failure, None)
             raise failure
@@ -102,19 +213,14 @@ class Embedded:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._closing.set()
-        if self._failure is None:
-            with suppress(RuntimeError):  # it has failed just now, and its loop has ended
-                self._loop.call_soon_threadsafe(self._wake.set)
+        self._serving.leave()
         for thread in self._threads:
             thread.join()
         if self._alarm is not None:
             self._alarm.stop()
-        self._notifier.close()
-        self._store.close()
-        self._renewals.close()
-        if self._failure is not None and error is None:
-            raise TenureError("the embedded worker failed while the block ran") from self._failure
+        self._opened.close()
+        if self.failed and error is None:
+            raise TenureError("the embedded worker failed while the block ran") from self._serving.failure
 
     async def __aenter__(self) -> None:
         await asyncio.to_thread(self.__enter__)
@@ -127,151 +233,34 @@ class Embedded:
     @property
     def failed(self) -> bool:
         """It has ended by itself; leaving the block raises what happened."""
-        return self._failure is not None
+        return self._serving.failure is not None
 
-    # ── the worker's own thread ──
+    # ── its threads ──
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         try:
-            run_loop(self._serve())
+            run_loop(self._serving.run(self._maintaining.wake))
         except BaseException as error:
-            self._failure = error
-            logging.getLogger("tenure.worker").critical("the embedded worker has failed: %r", error)
+            self._serving.failure = error
+            _log.critical("the embedded worker has failed: %r", error)
         finally:
-            self._ready.set()
-            self._ended.set()
-            self._maintain_wake.set()
+            self._serving.ready.set()
+            self._beating.stop()  # until now the lease was renewed
+            self._maintaining.stop()
 
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        async with open_resources(self._program.resources) as resources:
-            while self._going:
-                self._wake.clear()
-                self._fenced = False
-                worker = self._worker = self._new_worker(resources)
-                worker.start()
-                self._ready.set()
-                await self._wake.wait()
-                await worker.drain(self._settings.grace if self._closing.is_set() else 0.0, left=self._closing.is_set)
-                await worker.close()
-                if worker.unstored:
-                    logging.getLogger("tenure.worker").warning(
-                        "left while the store was away: %d outcome%s not stored, to be run again when the lease ends",
-                        worker.unstored,
-                        "s" * (worker.unstored > 1),
-                    )
-                self._settle()
+    def _beat(self) -> float:
+        holder, alive, landed = self._serving.holder, True, False
+        with suppress(StoreError):  # then it is unknown whether it lives: keep trying; the deadline decides
+            alive = landed = holder.renew(memory=memories({holder.id: os.getpid()}))
+        if landed:
+            self._maintenance.judge.renewed(holder.landed.sent, [holder.id])
+        if not alive or holder.must_stop:
+            self._serving.begin_anew(holder)
+        return holder.pause(landed=landed)
 
-    def _new_worker(self, resources: Mapping[type, object]) -> Worker:
-        return Worker(
-            Plan(
-                worker_id=self._id,
-                runner="embedded",
-                queues=self._queues,
-                slots=self._slots,
-                lease=self._settings.lease,
-                poll_interval=self._settings.poll_interval,
-                grace=self._settings.grace,
-            ),
-            self._program,
-            self._store,
-            self._notifier,
-            self._events,
-            resources=resources,
-            on_due=self._maintain_wake.set,
-            on_tick=lambda: None,
-            on_stuck=None,
-            may_declare=self._maintenance.may_declare,
-        )
-
-    def _settle(self) -> None:
-        """This id has ended. Whatever it may still hold goes back, and a new one takes its place."""
-        try:
-            self._maintenance.tell(self._store.settle(self._id, {}, Released("its worker has ended")))
-            if self._going:
-                self._register()
-        except StoreError as error:
-            self._events.emit(StoreAway(error=str(error)))
-
-    def _register(self) -> None:
-        self._id = worker_id(os.getpid(), new_token())
-        self._renewed = system_clock().boot()
-        self._store.register(
-            WorkerIdentity(
-                id=self._id,
-                host=host_name(),
-                pid=os.getpid(),
-                started=started(os.getpid()),
-                boot_id=system_clock().boot_id,
-                pid_namespace=pid_namespace(),
-                runner="embedded",
-                queues=tuple(self._queues),
-                tasks=tuple(self._program.tasks.names),
-                slots=self._slots,
-                lease=self._settings.lease,
-            )
-        )
-
-    @property
-    def _going(self) -> bool:
-        return not self._closing.is_set() and self._failure is None
-
-    # ── heartbeat and maintenance ──
-
-    def _duty(self, duty: Callable[[], None]) -> None:
-        """A thread that ended silently would leave the worker without renewals, or jobs without rescue."""
-        try:
-            duty()
-        except BaseException as error:
-            logging.getLogger("tenure.worker").critical("a duty of the embedded worker has failed", exc_info=True)
-            self._ready.wait()
-            if self._failure is None:
-                self._failure = error
-                with suppress(RuntimeError):  # the loop has ended, and all it ran
-                    self._loop.call_soon_threadsafe(self._give_up)
-
-    def _give_up(self) -> None:
-        self._worker.hand_back("its embedded worker has failed")
-        self._wake.set()
-
-    def _beat(self) -> None:
-        lease, boot = self._settings.lease, system_clock().boot
-        while not self._ended.is_set():
-            sent, mine = boot(), self._id
-            try:
-                alive = mine in self._renewals.renew([mine], memory=memories({mine: os.getpid()}))
-            except StoreError:
-                alive = True  # unknown: keep trying; the deadline decides
-            else:
-                if alive:
-                    self._maintenance.renewed(sent, [mine])
-                    self._renewed = sent
-            if not alive or boot() - self._renewed > lease * ASK_AFTER:
-                self._begin_anew(mine)
-            self._ended.wait(lease / 3 if alive and self._renewed == sent else min(RETRY_SECONDS, lease / 3))
-
-    def _begin_anew(self, dead: str) -> None:
-        def fence() -> None:
-            if self._id == dead and not self._fenced:
-                self._fenced = True
-                self._worker.stop_claiming()
-                for attempt in list(self._worker.running.values()):
-                    attempt.ask("lease_lost", None)
-                self._wake.set()
-
-        with suppress(RuntimeError):  # the loop has ended, and all it ran
-            self._loop.call_soon_threadsafe(fence)
-
-    def _maintain(self) -> None:
-        while not self._ended.is_set():
-            try:
-                next_job = self._maintenance.promote()
-                self._maintenance.upkeep_if_due()
-                self._maintenance.scan_if_due()
-                next_tick = self._maintenance.fire()
-                self._maintenance.prune_if_due()
-                self._maintain_wake.wait(self._maintenance.next_wake(next_job, next_tick))
-            except StoreError:
-                self._maintain_wake.wait(RETRY_SECONDS)
-            self._maintain_wake.clear()
+    def _duty_failed(self, error: BaseException) -> None:
+        _log.critical("a duty of the embedded worker has failed", exc_info=error)
+        self._serving.ready.wait()
+        if self._serving.failure is None:
+            self._serving.failure = error
+            self._serving.give_up()

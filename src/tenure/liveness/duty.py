@@ -1,0 +1,57 @@
+"""A thread that does one thing again and again, and never ends silently."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tenure.errors import StoreError
+from tenure.liveness.holder import RETRY_SECONDS
+
+
+class Duty:
+    """Calls `step` in a thread of its own; it answers in how many seconds the next time is, unless `wake` comes first.
+
+    While the store is unavailable it is called again every second. Any other error ends the thread and goes to
+    `failed`: a thread that ended silently would leave workers without renewals, or jobs without rescue.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: Callable[[], float],
+        *,
+        failed: Callable[[BaseException], None],
+        unavailable: Callable[[StoreError], None] = lambda _: None,
+    ) -> None:
+        self._step, self._failed, self._unavailable = step, failed, unavailable
+        self._stopped = False
+        self._wake = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def wake(self) -> None:
+        """Call it at once. From any thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End after the call that goes on, if one does."""
+        self._stopped = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._wake.wait(self._call())
+                self._wake.clear()
+        except BaseException as error:
+            self._failed(error)
+
+    def _call(self) -> float:
+        try:
+            return self._step()
+        except StoreError as error:
+            self._unavailable(error)
+            return RETRY_SECONDS

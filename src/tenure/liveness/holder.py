@@ -1,0 +1,129 @@
+"""Who a worker is, and how it holds its lease: its row is registered, renewed, and lost.
+
+`LeaseHolder` is for a process that renews its own row. A supervisor renews many rows at once: `renew` beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tenure.core.clock import Clock, system_clock
+from tenure.liveness.host import host_name, new_token, pid_namespace, started, worker_id
+from tenure.ports import Runner, Store, WorkerIdentity
+
+ASK_AFTER = 2 / 3  #: of a lease, counted from when the last renewal that landed was sent
+KILL_AFTER = 4 / 5
+AWAY_AFTER = 1 / 2  #: a process that was not answered for longer declares nobody: others need the time that is left
+RETRY_SECONDS = 1.0  #: between two tries while the store is unavailable
+
+
+def identity(
+    runner: Runner,
+    queues: Iterable[str],
+    tasks: Iterable[str],
+    slots: int,
+    lease: float,
+    *,
+    pid: int | None = None,
+    token: str | None = None,
+) -> WorkerIdentity:
+    """The row of a worker in this process, or in the child that was started with this pid and token."""
+    pid = os.getpid() if pid is None else pid
+    return WorkerIdentity(
+        id=worker_id(pid, token or new_token()),
+        host=host_name(),
+        pid=pid,
+        started=started(pid),
+        boot_id=system_clock().boot_id,
+        pid_namespace=pid_namespace(),
+        runner=runner,
+        queues=tuple(queues),
+        tasks=tuple(tasks),
+        slots=slots,
+        lease=lease,
+    )
+
+
+def provably_gone(worker: WorkerIdentity) -> bool:
+    """Was it a process of this boot and pid namespace, and is that gone, or another one by now?"""
+    return (
+        worker.boot_id == system_clock().boot_id
+        and worker.pid_namespace == pid_namespace()
+        and started(worker.pid) != worker.started
+    )
+
+
+class Renewal(NamedTuple):
+    """A renewal that landed, and what follows from it: by the boot clock, counted from when it was *sent*."""
+
+    sent: float
+    next_at: float  #: the next one is to be sent
+    away_at: float  #: from then on nobody is judged whom the same outage may have kept from renewing
+    ask_at: float  #: the code is asked to stop
+    kill_at: float  #: the code must be gone
+    ends_at: float  #: others may take back what was held
+
+    @classmethod
+    def of(cls, sent: float, lease: float) -> Renewal:
+        moments = (lease / 3, lease * AWAY_AFTER, lease * ASK_AFTER, lease * KILL_AFTER, lease)
+        return cls(sent, *(sent + moment for moment in moments))
+
+
+def renew(
+    store: Store,
+    worker_ids: Sequence[str],
+    lease: float,
+    boot: Callable[[], float],
+    *,
+    notes: Mapping[str, str] | None = None,
+    memory: Mapping[str, int] | None = None,
+) -> tuple[Renewal, frozenset[str]]:
+    """Renew these rows in one call: what the living ones have won by it, and which they are. The others are dead."""
+    sent = boot()
+    alive = store.renew(worker_ids, notes=notes, memory=memory)
+    return Renewal.of(sent, lease), alive
+
+
+class LeaseHolder:
+    """One worker's row in the store, and until when its code may run. Times are boot-clock seconds.
+
+    A renewal that the store refused, or did not answer, moves no deadline: the last one that landed counts.
+    """
+
+    def __init__(self, store: Store, worker: WorkerIdentity, clock: Clock) -> None:
+        self.worker = worker
+        self._store, self._boot = store, clock.boot
+        self.landed = Renewal.of(clock.boot(), worker.lease)  #: the last that did; the registration is the first
+
+    @property
+    def id(self) -> str:
+        return self.worker.id
+
+    def register(self) -> None:
+        landed = Renewal.of(self._boot(), self.worker.lease)
+        self._store.register(self.worker)
+        self.landed = landed
+
+    def renew(self, *, memory: Mapping[str, int] | None = None) -> bool:
+        """Extend the row. False: it was declared dead, for ever. After a StoreError nobody knows whether it landed."""
+        renewal, alive = renew(self._store, [self.id], self.worker.lease, self._boot, memory=memory)
+        if self.id in alive:
+            self.landed = renewal
+        return self.id in alive
+
+    def pause(self, *, landed: bool) -> float:
+        """Seconds until the next renewal is to be sent, after one that landed or did not."""
+        beat = self.worker.lease / 3
+        return beat if landed else min(RETRY_SECONDS, beat)
+
+    @property
+    def must_stop(self) -> bool:
+        """Has it not been renewed for so long that the code must be asked to stop?"""
+        return self._boot() >= self.landed.ask_at
+
+    @property
+    def over(self) -> bool:
+        """May others have taken back by now what it held?"""
+        return self._boot() >= self.landed.ends_at

@@ -1,0 +1,60 @@
+"""What the main thread of a supervisor waits for: files, signals, and what other threads want done there."""
+
+from __future__ import annotations
+
+import os
+import queue
+import selectors
+import signal
+from collections.abc import Callable
+from types import FrameType
+
+from tenure.worker.link import Link
+
+
+class MainLoop:
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain_wakes)
+
+    def on_stop_signal(self, stop: Callable[[], None]) -> None:
+        """Call it at each signal that asks this process to end. From the main thread only."""
+
+        def by_signal(number: int, frame: FrameType | None) -> None:
+            stop()
+
+        signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, by_signal)
+
+    def watch(self, file: int | Link, readable: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, readable)
+
+    def forget(self, file: int | Link) -> None:
+        self._selector.unregister(file)
+
+    def call(self, order: Callable[[], None]) -> None:
+        """From another thread: have this done in the main one."""
+        self._orders.put(order)
+        try:
+            os.write(self._wake_out, b"\0")
+        except BlockingIOError:
+            return  # it is awake already
+
+    def turn(self, timeout: float) -> None:
+        """Wait until something happens, and do what it asks for."""
+        for key, _ in self._selector.select(timeout):
+            key.data()
+        while not self._orders.empty():
+            self._orders.get()()
+
+    def _drain_wakes(self) -> None:
+        try:
+            while os.read(self._wake_in, 4096):
+                pass
+        except BlockingIOError:
+            return

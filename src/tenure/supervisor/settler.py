@@ -1,0 +1,97 @@
+"""Stop, then settle: what a dead worker held goes where its verdicts say, however long the store is unavailable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tenure.core.lifecycle import Crashed, Outcome, Released, outcome_name
+from tenure.errors import StoreError
+from tenure.liveness.holder import RETRY_SECONDS
+from tenure.liveness.host import cause_of
+from tenure.supervisor import stalls
+from tenure.supervisor.process import Ended, WorkerProcess
+from tenure.supervisor.shared import Shared
+
+SETTLE_SECONDS = 5.0  #: told to stop and without workers: how long the store may still be unavailable
+
+
+def rest_of(worker: WorkerProcess, ended: Ended) -> Outcome:
+    """What the jobs that it held are told, but for those with a verdict of their own."""
+    if worker.drained:
+        return Released("drained")
+    if worker.lifeline.fenced:
+        return Released("its worker's lease could not be renewed")
+    if worker.verdicts:
+        return Released("its worker was killed for a neighbour's sake")
+    if worker.kill_reason and worker.stopped_since is None:
+        return Released(worker.kill_reason)
+    evidence = {"exit": cause_of(ended.code), "peak_memory": f"{ended.peak / 1024:.0f} MiB", "worker": worker.id}
+    place = stalls.last_frame(worker.dump.fileno())
+    if place:
+        evidence["line"] = place
+    reason = worker.kill_reason or f"its worker died: {cause_of(ended.code)}"
+    return Crashed(reason, process_died=True, evidence=evidence)
+
+
+class Unsettled(NamedTuple):
+    """A worker that is gone, and what becomes of the jobs that it held."""
+
+    worker_id: str
+    verdicts: Mapping[str, Outcome]  #: by job id
+    rest: Outcome
+
+
+class Settler:
+    """Used by the main thread. `settled` is called after each worker that is."""
+
+    def __init__(self, shared: Shared, settled: Callable[[], None]) -> None:
+        self._store, self._maintenance, self._processes = shared.store, shared.maintenance, shared.processes
+        self._outage, self._boot, self._settled = shared.outage, shared.boot, settled
+        self._unsettled: list[Unsettled] = []
+        self._retry_at = 0.0
+        self._leave_at = 0.0  # 0: not stopping, or with workers still
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._unsettled)
+
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> None:
+        found = Unsettled(worker_id, verdicts, rest)
+        if self._unsettled or not self._try(found):  # others wait for the store, and a try may take seconds
+            self._unsettled.append(found)
+
+    def retry(self, *, stopping: int) -> int:
+        """Try again those that wait for the store, when it is time. How many workers are left unsettled for good."""
+        now = self._boot()
+        if not self._unsettled or now < self._retry_at:
+            return 0
+        self._retry_at = now + RETRY_SECONDS
+        if stopping and not self._processes:
+            self._leave_at = self._leave_at or now + SETTLE_SECONDS
+        while self._unsettled:  # each may take as long as a server that does not answer: one that fails ends the turn
+            found = self._unsettled.pop(0)
+            if not self._try(found):
+                self._unsettled.append(found)
+                break
+        if not self._unsettled:
+            self._outage.end()
+        elif stopping > 1 or (self._leave_at and now >= self._leave_at):
+            count = len(self._unsettled)
+            self._unsettled.clear()
+            return count
+        return 0
+
+    def _try(self, found: Unsettled) -> bool:
+        worker_id, verdicts, rest = found
+        try:
+            settled = self._store.settle(worker_id, verdicts, rest)
+            outcomes = {each.id: outcome_name(verdicts.get(each.id, rest)) for each in settled}
+            self._maintenance.tell(settled, outcomes)
+            self._processes.want_solo(self._store.solo_waiting(sorted(self._processes.served)))
+        except StoreError as error:
+            self._outage.begin(error)
+            return False
+        self._processes.ending -= {worker_id}
+        self._settled()
+        return True

@@ -1,0 +1,75 @@
+"""What a supervisor sees of a worker from outside: a lease that runs out, a stop, a stall, an end that is overdue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tenure.core.durations import spell
+from tenure.core.lifecycle import State
+from tenure.errors import StoreError
+from tenure.events import StallSeen
+from tenure.liveness.host import is_stopped
+from tenure.ports import Filter
+from tenure.supervisor import stalls
+from tenure.supervisor.process import WorkerProcess
+from tenure.supervisor.shared import Shared
+
+STALL_SECONDS = 1.0
+END_SECONDS = 13.0  #: past the grace: a worker names code that does not stop within 10 s; one that says nothing is deaf
+
+
+class Watch:
+    """Looks after the workers, once a turn of the main thread. `noted` is called when a stall is to be stored."""
+
+    def __init__(self, shared: Shared, noted: Callable[[], None]) -> None:
+        self._shared, self._noted = shared, noted
+        self._turned = self._given = 0.0  # the last turn, and the time that workers had to end, by a clock of its own
+
+    def end_by(self, grace: float) -> float:
+        """When a worker that is told now to drain must have ended, by the count of the time that it had."""
+        return self._given + grace + END_SECONDS
+
+    def turn(self) -> None:
+        now = self._shared.boot()
+        if not self._shared.outage.goes_on:  # without the store nobody ends well: then the lease is the limit
+            self._given += min(now - self._turned, STALL_SECONDS)  # for longer the machine slept, or we were stopped
+        self._turned = now
+        for worker in self._shared.processes:
+            if worker.registered and not worker.kill_reason:
+                self._look_after(worker, now)
+
+    def _look_after(self, worker: WorkerProcess, now: float) -> None:
+        if worker.lifeline.kill_at and now > worker.lifeline.kill_at:
+            worker.lifeline.fence()
+            worker.kill("its lease could not be renewed in time")
+        elif is_stopped(worker.process.pid):
+            worker.stopped_since = worker.stopped_since or now
+            if now - worker.stopped_since > self._shared.settings.lease / 3:
+                worker.kill(f"it was stopped (SIGSTOP) for {spell(now - worker.stopped_since)}")
+        else:
+            worker.stopped_since = None
+            self._watch_for_stalls(worker, now)
+            if self._given > worker.end_by:
+                worker.kill("it was told to end, and did not")
+
+    def _watch_for_stalls(self, worker: WorkerProcess, now: float) -> None:
+        silent = now - worker.lifeline.tick
+        if not worker.ready or worker.drained or not worker.lifeline.tick or silent < STALL_SECONDS:
+            worker.stall, worker.stall_told = "", 0.0
+            return
+        if worker.stall_told and silent < worker.stall_told * 2:
+            return
+        worker.stall_told = silent
+        functions = {(file, name): task for task, (file, name) in worker.hello["functions"].items()}
+        task, line = stalls.name(stalls.dump(worker.process.pid, worker.dump.fileno()), functions)
+        jobs = self._running_jobs(worker, task) if task else ()
+        worker.stall = f"its loop is blocked by {task or 'unknown code'} at {line or 'an unknown line'}"
+        self._shared.events.emit(StallSeen(worker_id=worker.id, job_ids=jobs, task=task, line=line, seconds=silent))
+        self._noted()
+
+    def _running_jobs(self, worker: WorkerProcess, task: str) -> tuple[str, ...]:
+        where = Filter(states=frozenset({State.PROCESSING}), worker_id=worker.id, task=task)
+        try:
+            return tuple(job.id for job in self._shared.store.search(where, limit=10).jobs)
+        except StoreError:
+            return ()
