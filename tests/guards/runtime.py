@@ -91,7 +91,7 @@ TABLE = Table(
         Guard("a guard that was not first does not run", "guards/begin.py", "    if not store.change([began.change])[0]:\n        return None\n", "    store.change([began.change])\n", "unit/test_guard.py"),
         Guard("a paused guard does not run", "guards/begin.py", "    if plan.schedule.paused_at is not None and not force:\n", "    if False:\n", "unit/test_guard.py"),
         Guard("a guard takes over only from an owner whose process is gone", "guards/begin.py", "        if provably_gone(worker):\n", "        if True:\n", "unit/test_guard.py"),
-        Guard("a guard's outcome is told while its lease lasts", "guards/run.py", "while not landed and not self.dead and not self.holder.over:", "while not landed and not self.dead:", HERE + "a_guard_whose_store_stays_away_gives_up_when_its_lease_has_ended"),
+        Guard("a guard's outcome is told while its lease lasts", "guards/run.py", "while not landed and not self.stop.dead and not self.holder.over:", "while not landed and not self.stop.dead:", HERE + "a_guard_whose_store_stays_away_gives_up_when_its_lease_has_ended"),
         Guard("what a timed-out guard returned is no success", "guards/run.py", "            case \"timeout\":\n", "            case \"timeout\" if False:\n", "unit/test_guard.py"),
     ),
 )  # fmt: skip

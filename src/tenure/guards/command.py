@@ -37,6 +37,7 @@ from tenure.core.text import clean
 from tenure.errors import GuardSkipped, StoreAway
 from tenure.guards.run import GuardedRun, Open
 from tenure.guards.stop import Stopping
+from tenure.liveness.holder import Renewal
 from tenure.liveness.host import TOKEN_ENV, cause_of, die_with_parent, end_leftovers, kill_group, new_token, token_of
 from tenure.ports.schedules import Schedule
 
@@ -168,12 +169,15 @@ class Command:
 
     # ── its watcher ──
 
-    def renewed(self, ask_at: float, kill_at: float) -> None:
-        """Until when it may run, on the boot clock. From any thread."""
-        self._deadlines = ask_at, kill_at
+    def renewed(self, renewal: Renewal) -> None:
+        """Until when it may run. From any thread."""
+        self._deadlines = renewal.ask_at, renewal.kill_at
+        self._tell_watcher()
+
+    def _tell_watcher(self) -> None:
         with self._lock, suppress(OSError):  # it is gone, or stopped and full: `_run` has an eye on the time too
             if self._watcher:
-                os.write(self._news, _NEWS.pack(ask_at, kill_at, self._token))
+                os.write(self._news, _NEWS.pack(*self._deadlines, self._token))
 
     def _let_go_of_watcher(self) -> None:
         with self._lock:
@@ -191,7 +195,7 @@ class Command:
             with suppress(OSError):
                 os.tcsetpgrp(self._terminal, self.pid)
         self._token = token.encode()
-        self.renewed(*self._deadlines)
+        self._tell_watcher()
         os.write(self._word, self._token)
         os.close(self._word)
         self._word = -1
@@ -426,14 +430,14 @@ def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishe
             command.send(got.pop(0))
         asked = None if run is None else run.stopping
         if asked == "lease_lost" and run is not None:  # its watcher has asked it
-            stop, kill_at = asked, min(kill_at, _boot() if run.dead else run.kill_at)
+            stop, kill_at = asked, min(kill_at, _boot() if run.stop.dead else run.holder.landed.kill_at)
         elif stop is None and (asked or _boot() >= timeout_at):
             stop, kill_at = asked or "timeout", _boot() + wishes.grace
             command.send(signal.SIGTERM)
         if _boot() >= kill_at:
             command.kill()
             kill_at = _boot() + 1.0
-        fenced_at = _NEVER if run is None or asked == "lease_lost" else run.ask_at
+        fenced_at = _NEVER if run is None or asked == "lease_lost" else run.holder.landed.ask_at
         command.rest(min(kill_at, fenced_at, _NEVER if stop else timeout_at))
     if stop is None and code < 0 and run is not None and run.stopping == "lease_lost":
         stop = "lease_lost"  # its watcher did it while we were stopped
@@ -447,7 +451,7 @@ def _outcome(end: _End, run: GuardedRun, wishes: Wishes, text: str) -> Outcome:
     if end.refused is not None:
         return Failed(f"exit code {end.exit_code}: {end.refused.strerror}", final=True)
     if end.stop == "cancel":
-        return Cancelled(run.why)
+        return Cancelled(run.stop.why)
     if end.stop is not None:
         return Failed(_stopped(end.stop, run, wishes), final=True)
     if end.passed_on:
@@ -462,5 +466,5 @@ def _outcome(end: _End, run: GuardedRun, wishes: Wishes, text: str) -> Outcome:
 def _stopped(stop: Stopping, run: GuardedRun | None, wishes: Wishes) -> str:
     if stop == "timeout":
         return f"timed out after {spell(wishes.timeout or 0.0)}"
-    why = "" if run is None else run.why
+    why = "" if run is None else run.stop.why
     return f"cancelled: {why}" if stop == "cancel" else f"stopped, the lock is lost: {why}"

@@ -163,7 +163,7 @@ class _Entered:
     def _end(self, outcome: Outcome) -> None:
         if not self.run.end(outcome):
             _log.warning(
-                "%s: its lock was lost (%s), so this is recorded nowhere: %s", self.run.name, self.run.why, outcome
+                "%s: its lock was lost (%s), so this is recorded nowhere: %s", self.run.name, self.run.stop.why, outcome
             )
 
     async def aleave(self, error: BaseException | None) -> None:

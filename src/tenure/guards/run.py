@@ -31,7 +31,7 @@ from tenure.guards.begin import Begun, try_to_begin
 from tenure.guards.progress import Unstored
 from tenure.guards.stop import Stop, Stopping
 from tenure.liveness.duty import Duty
-from tenure.liveness.holder import RETRY_SECONDS, LeaseHolder, identity
+from tenure.liveness.holder import RETRY_SECONDS, LeaseHolder, Renewal, identity
 from tenure.ports import Busy, Landed, Notifier, Progress, Store
 from tenure.ports.schedules import Change, Schedule, Standing
 from tenure.schedules.cron import rule
@@ -51,15 +51,14 @@ def declared(name: str, *, every: Duration | None = None, cron: str | None = Non
     return Schedule(name=valid_name(name, "guard"), rule=str(spec), tz=tz, kind="guard")
 
 
-def _nothing(*_: float) -> None:
+def _nothing(*_: object) -> None:
     """Nobody listens."""
 
 
 class GuardedRun:
     """One run, from `begin` to `end`, and the heartbeat that keeps its lease. `on_asked`: `stopping` says why.
 
-    `on_renewed` hears of each renewal the two moments, on the boot clock, by which the code must be asked to stop,
-    and gone. Both are called in the heartbeat's thread.
+    `on_renewed` hears of each renewal that landed. Both are called in the heartbeat's thread.
     """
 
     def __init__(
@@ -69,7 +68,7 @@ class GuardedRun:
         *,
         force: bool = False,
         timeout: float | None = None,
-        on_renewed: Callable[[float, float], None] = _nothing,
+        on_renewed: Callable[[Renewal], None] = _nothing,
         on_asked: Callable[[], None] = _nothing,
     ) -> None:
         self._schedule, self._open, self._force, self._timeout = schedule, open_store, force, timeout
@@ -79,7 +78,7 @@ class GuardedRun:
         self._holder: LeaseHolder | None = None
         self._job_id = ""
         self._begun: Begun | None = None
-        self._stop = Stop(on_asked)
+        self.stop = Stop(on_asked)
         self._unstored = Unstored()
         self._heart: Duty | None = None
         self._beat_at = 0.0
@@ -130,9 +129,9 @@ class GuardedRun:
             self._leave()
             raise
         if self._timeout is not None:
-            self._stop.timeout_at = self._boot() + self._timeout
+            self.stop.timeout_at = self._boot() + self._timeout
         self._beat_at = self.holder.landed.next_at
-        self._on_renewed(self.ask_at, self.kill_at)
+        self._on_renewed(self.holder.landed)
         self._heart = Duty("tenure-guard", self._beat, failed=self._failed)
         self._heart.start()
 
@@ -167,48 +166,28 @@ class GuardedRun:
     def stopping(self) -> Stopping | None:
         """Why the code is asked to stop, or None."""
         self._look()
-        return self._stop.reason
-
-    @property
-    def why(self) -> str:
-        """Why it is asked to stop."""
-        return self._stop.why
-
-    @property
-    def dead(self) -> bool:
-        """Has somebody else taken it back? Then the code must be gone by now."""
-        return self._stop.dead
-
-    @property
-    def kill_at(self) -> float:
-        """When the code must be gone, on the boot clock."""
-        return self.holder.landed.kill_at
-
-    @property
-    def ask_at(self) -> float:
-        """When the code is asked to stop, unless a renewal lands before."""
-        return self.holder.landed.ask_at
+        return self.stop.reason
 
     def _look(self) -> None:
         if self.holder.must_stop:
-            self._stop.ask("lease_lost", "its lease could not be renewed")
-        if self._boot() >= self._stop.timeout_at:
-            self._stop.ask("timeout")
+            self.stop.ask("lease_lost", "its lease could not be renewed")
+        if self._boot() >= self.stop.timeout_at:
+            self.stop.ask("timeout")
 
     def _beat(self) -> float:
         """Everything that is due now; the seconds until something else is."""
-        if self._stop.timeout_at <= self._boot():
+        if self.stop.timeout_at <= self._boot():
             self._look()
-            self._stop.timeout_at = _NEVER
+            self.stop.timeout_at = _NEVER
         if self._unstored.due_at <= self._boot():
             self._done(self.store_report)
         if self._beat_at <= self._boot():
             pause = self.holder.pause(landed=self._done(self._renew))
             self._beat_at = self._boot() + pause
             self._look()
-        if self.dead and self._heart is not None:
+        if self.stop.dead and self._heart is not None:
             self._heart.stop()
-        next_at = min(self._beat_at, self._unstored.due_at, self._stop.timeout_at, self._boot() + 3600.0)
+        next_at = min(self._beat_at, self._unstored.due_at, self.stop.timeout_at, self._boot() + 3600.0)
         return max(0.0, next_at - self._boot())
 
     def _done(self, duty: Callable[[], None]) -> bool:
@@ -228,19 +207,19 @@ class GuardedRun:
         _log.critical("%s: its heartbeat has ended", self.name, exc_info=error)
 
     def _renew(self) -> None:
-        ask_at, alive = self.ask_at, self.holder.renew()
+        ask_at, alive = self.holder.landed.ask_at, self.holder.renew()
         if self._boot() >= ask_at:  # a renewal that lands too late does not undo that it was late
-            self._stop.ask("lease_lost", "its lease could not be renewed")
+            self.stop.ask("lease_lost", "its lease could not be renewed")
         if not alive:
-            self._stop.lose("it was declared dead")
+            self.stop.lose("it was declared dead")
             return
-        self._on_renewed(self.ask_at, self.kill_at)
+        self._on_renewed(self.holder.landed)
         with suppress(StoreError):
             held = next((each for each in self.store.owned(self.holder.id) if each.claimed.id == self._job_id), None)
             if held is None:
-                self._stop.lose("somebody else has ended it")
+                self.stop.lose("somebody else has ended it")
             elif held.cancel_reason is not None:
-                self._stop.ask("cancel", held.cancel_reason)
+                self.stop.ask("cancel", held.cancel_reason)
 
     # ── what a Job asks of it ──
 
@@ -260,7 +239,7 @@ class GuardedRun:
             self._unstored.put_back(report)
             raise
         if not landed:
-            self._stop.lose("its progress was refused")
+            self.stop.lose("its progress was refused")
             raise LeaseLost(f"{self.name}, job {self._job_id}")
 
     # ── ending ──
@@ -271,9 +250,9 @@ class GuardedRun:
             case "timeout":
                 return Failed(f"timed out after {spell(self._timeout or 0.0)}", final=True)
             case "lease_lost":
-                return Failed(f"stopped: {self.why}", final=True)
+                return Failed(f"stopped: {self.stop.why}", final=True)
             case "cancel" if error is not None:
-                return Cancelled(self.why)
+                return Cancelled(self.stop.why)
             case _:
                 return Completed() if error is None else Failed(failed(), final=True)
 
@@ -281,8 +260,8 @@ class GuardedRun:
         """Record how it ended; False: it was no longer ours, somebody else writes down what became of it."""
         landed = False
         try:
-            self._stop.end()
-            while not landed and not self.dead and not self.holder.over:
+            self.stop.end()
+            while not landed and not self.stop.dead and not self.holder.over:
                 try:
                     landed = self._recorded(outcome, output)
                     break
@@ -291,7 +270,7 @@ class GuardedRun:
         finally:
             self._leave()
         if not landed:
-            self._stop.why = self.why or "it could not be recorded how it ended"
+            self.stop.why = self.stop.why or "it could not be recorded how it ended"
         return landed
 
     def _recorded(self, outcome: Outcome, output: str) -> bool:
@@ -318,7 +297,7 @@ class GuardedRun:
 
     def _leave(self) -> None:
         """Let go of all it holds in this process, and of its row."""
-        self._stop.end()
+        self.stop.end()
         if self._heart is not None:
             self._heart.stop()
             self._heart.thread.join()
