@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from . import Guard, Table
 
-STORE, LUA, OUTCOMES = "stores/redis/__init__.py", "stores/redis/lua", "stores/outcomes.py"
+STEPS = "stores/redis/steps.py"
+RULES = "stores/rules.py"
+LUA = "stores/redis/lua"
 COMMON, END, CLAIM = f"{LUA}/common.lua", f"{LUA}/end.lua", f"{LUA}/claim.lua"
 PROGRESS, ONCE, CHARGES, COMPLETE = (
     f"{LUA}/progress.lua",
@@ -32,11 +34,11 @@ TABLE = Table(
         Guard("a rescue writes only over what it has read", END, "f[1] == 'processing' and tonumber(f[2]) == e.attempt and f[3] == e.worker\n    and ", "", tests=BETWEEN),
         Guard("a rescue writes only over what it has read", END, " and (tonumber(f[4]) or 0) == e.seen[1] and (tonumber(f[5]) or 0) == e.seen[2]\n    and (tonumber(f[6]) or 0) == e.seen[3]", "", tests=BETWEEN),
         Guard("a rescue writes only over what it has read", END, "      or silent_since(e.id) == e.silent_since", "      or true", tests=BETWEEN),
-        Guard("of two ends of one attempt the first stands", OUTCOMES, "if past[1] == outcome_name(outcome):", "if True:"),
-        Guard("of two ends of one attempt the first stands", OUTCOMES, "isinstance(outcome, Completed) and outcome.result == result:", "isinstance(outcome, Completed):"),
-        Guard("only who ended it hears that it landed", OUTCOMES, "(attempt, last_worker_id, last_outcome) == (lease.attempt, lease.worker_id, \"completed\")", "(attempt, last_outcome) == (lease.attempt, \"completed\")"),
-        Guard("only who ended it hears that it landed", OUTCOMES, "(attempt, last_worker_id, last_outcome) == (lease.attempt, lease.worker_id, \"completed\")", "(last_worker_id, last_outcome) == (lease.worker_id, \"completed\")"),
-        Guard("only who ended it hears that it landed", OUTCOMES, "if past is not None and past[0] == lease.worker_id:", "if past is not None:"),
+        Guard("of two ends of one attempt the first stands", RULES, "if past[1] == outcome_name(outcome):", "if True:"),
+        Guard("of two ends of one attempt the first stands", RULES, "isinstance(outcome, Completed) and outcome.result == result:", "isinstance(outcome, Completed):"),
+        Guard("only who ended it hears that it landed", RULES, "(attempt, last_worker_id, last_outcome) == (lease.attempt, lease.worker_id, \"completed\")", "(attempt, last_outcome) == (lease.attempt, \"completed\")"),
+        Guard("only who ended it hears that it landed", RULES, "(attempt, last_worker_id, last_outcome) == (lease.attempt, lease.worker_id, \"completed\")", "(last_worker_id, last_outcome) == (lease.worker_id, \"completed\")"),
+        Guard("only who ended it hears that it landed", RULES, "if past is not None and past[0] == lease.worker_id:", "if past is not None:"),
         Guard("the first word of once stands", ONCE, "'HSETNX'", "'HSET'"),
         Guard("only a new checkpoint forgives crashes", PROGRESS, "if said.checkpoint and said.checkpoint ~= f[4] then", "if said.checkpoint then"),
         Guard("a refusal is told by the attempt of that worker", f"{LUA}/refused.lua", " and row.worker == ARGV[i + 2]", ""),
@@ -70,7 +72,7 @@ TABLE = Table(
         Guard("a redelivery declares only an ended lease", REDELIVERED, "if ends and tonumber(ends) < now and", "if ends and"),
         Guard("a redelivery heeds its witness and its time", REDELIVERED, " and credible(ARGV[3], ARGV[4]) then", " then"),
         Guard("a redelivery takes only from the dead, missing or hung", REDELIVERED, "\nif not ends then\n", "\nif true then\n"),
-        Guard("a cancel asked turns a retry into cancelled", STORE, "cancel_asked=cancel_reason is not None", "cancel_asked=False"),
+        Guard("a cancel asked turns a retry into cancelled", STEPS, "cancel_asked=cancel_reason is not None", "cancel_asked=False"),
         Guard("a cancel ends only what waits", COMMON, "if j and j.state == 'processing' then\n    redis.call('HSETNX', job(id), 'cancel_reason', reason)\n    ring('cancel', j.queue)\n  elseif j and (j.state == 'scheduled' or j.state == 'queued') then", "if j and (j.state == 'processing' or j.state == 'scheduled' or j.state == 'queued') then"),
         Guard("a cancel touches nothing that has ended", COMMON, "elseif j and (j.state == 'scheduled' or j.state == 'queued') then", "elseif j then"),
         Guard("the first reason of a cancel stands", COMMON, "'HSETNX', job(id), 'cancel_reason'", "'HSET', job(id), 'cancel_reason'"),
@@ -83,7 +85,7 @@ TABLE = Table(
         Guard("a replay makes older readings stale", REPLAY, "redis.call('HINCRBY', schedule, 'rev', 1)", "redis.call('HGET', schedule, 'rev')"),
         Guard("a running job can't be deleted", f"{LUA}/delete.lua", "if j and j.state ~= 'processing' then", "if j then"),
         Guard("only what is old enough is pruned", f"{LUA}/prune.lua", "'-inf', before, 'LIMIT'", "'-inf', '+inf', 'LIMIT'"),
-        Guard("a dead letter is kept until somebody decides", STORE, '([("dead", keep_dead)] if keep_dead is not None else [])', '[("dead", keep)]'),
+        Guard("a dead letter is kept until somebody decides", RULES, "[] if keep_dead is None else [(State.DEAD, keep_dead)]", "[(State.DEAD, keep)]"),
         Guard("a worker's row outlives its death by a day", f"{LUA}/tidy.lua", "'-inf', before, 'LIMIT'", "'-inf', '+inf', 'LIMIT'"),
         Guard("the same id is one job", COMMON, "    if stands then\n", "    if false then\n"),
         Guard("a live job holds its unique key", COMMON, "    elseif holder then\n", "    elseif false then\n"),

@@ -503,7 +503,7 @@ def test_who_cannot_renew_is_asked_to_stop_and_its_lock_is_taken_over(
     until(lambda: Guard("report", every=OFTEN, open=opened)(lambda: "ran")(), "the lock to end")
 
     assert [tick.status for tick in ticks(store)] == ["failure", "success"]
-    assert "lost its lease" in ticks(store)[0].why
+    assert "its host or its supervisor is lost" in ticks(store)[0].why
 
 
 def test_a_heart_that_fails_asks_its_block_to_stop_before_the_lease_ends_and_tells_why(

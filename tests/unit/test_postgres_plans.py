@@ -24,8 +24,9 @@ from conformance.factories import claim, draft, start
 from servers import Databases, shared_postgres
 from tenure.core.lifecycle import ENDED, LIVE, Lease, State
 from tenure.ports import Filter, Page, Progress
-from tenure.stores.postgres import PostgresStore, reads, statements
+from tenure.stores.postgres import PostgresStore, drafts, jobs, steps, workers
 from tenure.stores.postgres.marks import START, Place
+from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.server import Server
 
 ROWS = 50_000
@@ -70,31 +71,31 @@ def claims(place: Place) -> Mapping[str, object]:
 
 
 CASES: Mapping[str, Case] = {
-    "COMPLETE": Case(statements.COMPLETE, ("w", ids(BATCH), [1] * BATCH, ["1"] * BATCH), {PKEY}),
-    "COMPLETE one": Case(statements.COMPLETE, ("w", ids(1), [1], ["1"]), {PKEY}),
-    "COMPLETE_THERE": Case(statements.COMPLETE_THERE, (leases(result="1"),), {PKEY}),
-    "PROGRESS": Case(statements.PROGRESS, (leases(fraction=0.5),), {PKEY}),
-    "PROGRESS_LOGGED": Case(statements.PROGRESS_LOGGED, (leases(log="a line"),), {PKEY}),
-    "LOCK": Case(statements.LOCK.format(waiting=""), (leases(),), {PKEY}),
-    "END": Case(statements.END, (ends(),), {PKEY}),
-    "STANDS": Case(statements.STANDS, (leases(),), {PKEY}),
-    "ONCE_READ": Case(statements.ONCE_READ, (ids(1)[0], 1, "w", "key"), {PKEY}),
-    "ONCE_WRITE": Case(statements.ONCE_WRITE, (ids(1)[0], 1, "w", "key", "1"), {PKEY}),
-    "OWNED": Case(statements.OWNED, ("w",), {OF_WORKER}),
-    "HELD": Case(statements.HELD, ("w",), {OF_WORKER}),
-    "CLAIM": Case(statements.CLAIM, claims(START), {IN_ORDER, BY_PLACE}),
-    "CLAIM from a mark": Case(statements.CLAIM, claims((0, "2030-01-01 00:00Z", ids(7)[6])), {IN_ORDER, BY_PLACE}),
-    "a claim's place": Case(statements.PLACE, (ids(1)[0],), {PKEY}),
+    "COMPLETE": Case(steps.COMPLETE, ("w", ids(BATCH), [1] * BATCH, ["1"] * BATCH), {PKEY}),
+    "COMPLETE one": Case(steps.COMPLETE, ("w", ids(1), [1], ["1"]), {PKEY}),
+    "COMPLETE_THERE": Case(steps.COMPLETE_THERE, (leases(result="1"),), {PKEY}),
+    "PROGRESS": Case(jobs.PROGRESS, (leases(fraction=0.5),), {PKEY}),
+    "PROGRESS_LOGGED": Case(jobs.PROGRESS_LOGGED, (leases(log="a line"),), {PKEY}),
+    "LOCK": Case(steps.LOCK.format(waiting=""), (leases(),), {PKEY}),
+    "END": Case(steps.END, (ends(),), {PKEY}),
+    "STANDS": Case(steps.STANDS, (leases(),), {PKEY}),
+    "ONCE_READ": Case(jobs.ONCE_READ, (ids(1)[0], 1, "w", "key"), {PKEY}),
+    "ONCE_WRITE": Case(jobs.ONCE_WRITE, (ids(1)[0], 1, "w", "key", "1"), {PKEY}),
+    "OWNED": Case(jobs.OWNED, ("w",), {OF_WORKER}),
+    "HELD": Case(workers.HELD, ("w",), {OF_WORKER}),
+    "CLAIM": Case(jobs.CLAIM, claims(START), {IN_ORDER, BY_PLACE}),
+    "CLAIM from a mark": Case(jobs.CLAIM, claims((0, "2030-01-01 00:00Z", ids(7)[6])), {IN_ORDER, BY_PLACE}),
+    "a claim's place": Case(jobs.PLACE, (ids(1)[0],), {PKEY}),
     "STANDING": Case(
-        statements.STANDING, (json.dumps([{"id": i, "task": "t", "unique": "k"} for i in ids(BATCH)]),), {PKEY, UNIQUE}
+        drafts.STANDING, (json.dumps([{"id": i, "task": "t", "unique": "k"} for i in ids(BATCH)]),), {PKEY, UNIQUE}
     ),
-    "HUNG": Case(statements.HUNG, (["w", "v"],), {OF_WORKER}),
-    "TO_RESCUE": Case(statements.TO_RESCUE, (100,), {OF_WORKER}),
-    "REDELIVERED": Case(statements.REDELIVERED, (ids(1)[0], 1), {PKEY}),
-    "SOLO_WAITING": Case(statements.SOLO_WAITING, (["a", "b"],), {("Index Only Scan", "jobs_queued")}),
-    "NEXT_DUE": Case(statements.NEXT_DUE, (), {("Index Only Scan", "jobs_scheduled")}),
-    "PRUNE": Case(statements.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
-    "PROMOTE": Case(statements.PROMOTE, (1000,), {DUE, BY_PLACE}),
+    "HUNG": Case(workers.HUNG, (["w", "v"],), {OF_WORKER}),
+    "TO_RESCUE": Case(workers.TO_RESCUE, (100,), {OF_WORKER}),
+    "REDELIVERED": Case(workers.REDELIVERED, (ids(1)[0], 1), {PKEY}),
+    "SOLO_WAITING": Case(workers.SOLO_WAITING, (["a", "b"],), {("Index Only Scan", "jobs_queued")}),
+    "NEXT_DUE": Case(jobs.NEXT_DUE, (), {("Index Only Scan", "jobs_scheduled")}),
+    "PRUNE": Case(jobs.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
+    "PROMOTE": Case(jobs.PROMOTE, (1000,), {DUE, BY_PLACE}),
 }
 
 
@@ -269,7 +270,7 @@ def test_what_is_rare_is_found_by_the_index_that_holds_it(
 ) -> None:
     where, index = RARE[name]
 
-    assert reads.search(recorded, where, 50, None, within) == Page(())
+    assert PostgresReads(recorded).search(where, within=within) == Page(())
 
     for sql, values in recorded.said:
         assert {found for _, found in _scans(plan(recorded, sql, values, mode))} == {index}
@@ -282,7 +283,7 @@ def test_what_is_rare_is_found_by_the_index_that_holds_it(
 def test_what_no_index_leads_to_is_read_in_order_and_never_sorted(
     name: str, cursor: str | None, within: int | None, mode: str, recorded: Recorded
 ) -> None:
-    reads.search(recorded, COMMON[name], 50, cursor, within)
+    PostgresReads(recorded).search(COMMON[name], cursor=cursor, within=within)
 
     for sql, values in recorded.said:
         found = plan(recorded, sql, values, mode)
@@ -303,7 +304,9 @@ def test_what_no_index_leads_to_is_read_in_order_and_never_sorted(
 def test_of_too_many_in_an_index_only_so_many_are_counted_before_all_are_walked(
     state: State, index: str, mode: str, recorded: Recorded
 ) -> None:
-    page = reads.search(recorded, Filter(states=frozenset({state}), queue="nowhere"), 50, None, 2_000)
+    where = Filter(states=frozenset({state}), queue="nowhere")
+
+    page = PostgresReads(recorded).search(where, within=2_000)
 
     assert (page.jobs, page.cursor is not None) == ((), True)
     plans = [plan(recorded, *said, mode) for said in recorded.said]
@@ -315,7 +318,7 @@ def test_of_too_many_in_an_index_only_so_many_are_counted_before_all_are_walked(
 
 @pytest.mark.parametrize("mode", ["custom", "generic"])
 def test_what_ended_is_counted_by_its_index(mode: str, recorded: Recorded) -> None:
-    reads.ended(recorded, SOON, SOON, 10_000, 100)
+    PostgresReads(recorded).ended(SOON, SOON)
 
     for sql, values in recorded.said:
         assert {index for _, index in _scans(plan(recorded, sql, values, mode))} == {"jobs_ended"}

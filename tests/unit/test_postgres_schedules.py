@@ -22,7 +22,7 @@ from tenure.errors import BadData, StoreBusy
 from tenure.ports.schedules import REPLACED, Change, Schedule, Standing
 from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Record, record
-from tenure.stores.postgres import PostgresStore, operators, schedules, server
+from tenure.stores.postgres import PostgresStore, jobs, schedules, server
 
 MIGRATIONS = server.migrations()
 
@@ -238,7 +238,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, object], set[Scan]]] = {
         {("Index Scan", "tick_rows_decided"), ("Tid Scan", "")},
     ),
     "running again": (
-        operators._RUN_AGAIN,
+        jobs._RUN_AGAIN,
         {"id": "00000000-0000-0000-0000-000000000001"},
         {("Index Scan", "tick_rows_job"), ("Index Scan", "schedule_rows_pkey")},
     ),

@@ -53,7 +53,7 @@ from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.notifiers.redis import RedisNotifier
 from tenure.ports import Draft, Edit, Filter, Landed, Progress, Ring
 from tenure.ports.schedules import Change
-from tenure.stores.redis import SCHEMA, RedisStore, reads
+from tenure.stores.redis import SCHEMA, RedisStore, fitness, reads
 from tenure.stores.redis import server as module
 from waiting import until
 
@@ -1006,7 +1006,7 @@ def test_a_server_that_may_throw_out_jobs_is_refused(server: Valkey) -> None:
 def test_a_server_without_an_append_only_file_is_warned_of_once(
     server: Valkey, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    module._warn_once.cache_clear()
+    fitness._warn_once.cache_clear()
     with set_to(server, appendonly="no"):
         for _ in range(3):
             look_in(server.url, namespace=namespace)

@@ -683,7 +683,7 @@ def test_a_job_that_may_not_crash_at_all_dies_of_each_fault(jobs: Tenure) -> Non
     with jobs.testing() as queue:
         with pytest.raises(JobFailed, match="killed at 'end'"):
             queue.run_twice(fragile.bind())
-        with pytest.raises(JobFailed, match="worker test-worker-2 lost its lease"):
+        with pytest.raises(JobFailed, match="the lease of test-worker-2 ended"):
             queue.steal_lease(fragile.bind())
 
 
@@ -697,7 +697,8 @@ def test_who_lost_its_lease_stores_nothing_and_the_job_runs_again(point: str, sh
 
         assert shop.checkpoints[1:] == [1 if point in ("checkpoint", "enqueue receipt", "end") else None]
         assert shop.outcomes(queue, handle) == ["crashed", "completed"]
-        assert queue.client.store.attempts(str(handle.id))[0].error == "worker test-worker-1 lost its lease"
+        why = "the lease of test-worker-1 ended: its host or its supervisor is lost"
+        assert queue.client.store.attempts(str(handle.id))[0].error == why
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])

@@ -32,7 +32,7 @@ from tenure.ports.schedules import (
 from tenure.schedules.cron import Cron, Every
 from tenure.schedules.guard_plan import Began, Held, begin_guard
 from tenure.schedules.plan import LOOK_AGAIN, Plan, Refused, jitter, overdue_by, run_id, set_back
-from tenure.stores.outcomes import body_of
+from tenure.stores.rules import body_of
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
 HOUR, DAY = 3_600.0, 86_400.0

@@ -1,25 +1,22 @@
-"""What the memory store keeps of a job and a worker, and what it refuses to keep."""
+"""What the memory store keeps of a job and a worker."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, cast
+from typing import Any
 
-import msgspec
-
-from tenure.core.lifecycle import GUARD, Crashed, Lease, Outcome, State, outcome_name, reason_of
-from tenure.errors import BadData, InvalidOption
-from tenure.ports import AttemptView, Draft, Edit, Filter, JobView, WorkerIdentity
+from tenure.core.lifecycle import Charges, Lease, Outcome, State, outcome_name, reason_of
+from tenure.ports import AttemptView, Claimed, Draft, JobView, WorkerIdentity
 from tenure.ports.schedules import Tick
+from tenure.stores.fields import VIEW, names_of
+from tenure.stores.rules import Cause, bad_cursor, evidence_of
 
-Cause = Literal["crash", "host", "stale", "queue"]
-
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-SHARED = {f.name for f in fields(Draft)} & {f.name for f in fields(JobView)} - {"meta", "run_at"}
+SHARED = {*names_of(Draft)} & {*VIEW} - {"meta", "run_at"}
+CLAIMED = {*Claimed._fields} & {*VIEW} - {"meta"}
+CHARGED = {*Charges._fields} & {*VIEW}
 #: By a replay.
 FORGOTTEN = (
     "result",
@@ -43,7 +40,6 @@ class Row:
     view: JobView
     lease: Lease | None = None
     active: float = 0.0  #: boot seconds of the owner's last word; `last_activity_at` is for people
-    completed: Lease | None = None
     attempts: tuple[AttemptView, ...] = ()
     once: Mapping[str, str] = field(default_factory=dict[str, str])
     logs: Mapping[int, str] = field(default_factory=dict[int, str])  #: by attempt
@@ -86,7 +82,7 @@ def attempt(view: JobView, lease: Lease, outcome: Outcome, now: datetime) -> Att
         worker_id=lease.worker_id,
         outcome=outcome_name(outcome),
         error=reason_of(outcome),
-        evidence=outcome.evidence if isinstance(outcome, Crashed) else {},
+        evidence=evidence_of(outcome),
         started_at=view.started_at or now,
         ended_at=now,
     )
@@ -97,46 +93,6 @@ def refused(view: AttemptView, lease: Lease, why: str) -> AttemptView:
     if (view.attempt, view.worker_id) != (lease.attempt, lease.worker_id) or "refused" in view.evidence:
         return view
     return replace(view, evidence={**view.evidence, "refused": why})
-
-
-def ended_as(row: Row, lease: Lease) -> str | None:
-    """How the attempt of this lease ended, if it did."""
-    if row.completed == lease:
-        return "completed"
-    told = [each.outcome for each in row.attempts if (each.attempt, each.worker_id) == (lease.attempt, lease.worker_id)]
-    return told[0] if told else None
-
-
-def refuse_unstorable(*values: object) -> None:
-    """PostgreSQL keeps no NUL, UTF-8 no lone surrogate: so no store takes them."""
-    for text in texts(values):
-        found = UNSTORABLE.search(text)
-        if found:
-            raise BadData(f"text with {found[0]!r} at {found.start()} cannot be stored; clean it first: {text[:80]!r}")
-
-
-def texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from texts(astuple(value))
-    elif isinstance(value, msgspec.Struct):
-        yield from texts(msgspec.structs.astuple(value))
-    elif isinstance(value, Mapping):
-        yield from texts(list(cast("Mapping[object, object]", value).items()))
-    elif isinstance(value, Iterable):
-        for part in cast("Iterable[object]", value):
-            yield from texts(part)
-
-
-def refuse_strangers(ids: Iterable[str], edits: Mapping[str, Edit]) -> None:
-    for job_id in edits.keys() - set(ids):
-        raise ValueError(f"edits: expected only ids that are replayed with it, got {job_id!r}")
-
-
-def refuse_impossible(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise BadData(f"{name}: expected {low:g} to {high:g}, got {value!r}")
 
 
 def age(now: datetime, then: datetime | None) -> float:
@@ -155,19 +111,6 @@ def enqueue_order(view: JobView) -> tuple[datetime, str]:
     return view.enqueued_at, view.id
 
 
-def matches(view: JobView, where: Filter) -> bool:
-    wanted = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique": where.unique}
-    return (
-        (not where.states or view.state in where.states)
-        and all(value is None or getattr(view, name) == value for name, value in wanted.items())
-        and (where.text is None or where.text in view.id or where.text in (view.error or ""))
-        and (where.guards or view.queue != GUARD)
-        and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
-        and (where.enqueued_since is None or view.enqueued_at >= where.enqueued_since)
-        and (where.enqueued_until is None or view.enqueued_at < where.enqueued_until)
-    )
-
-
 def write_cursor(view: JobView) -> str:
     return f"{view.enqueued_at.isoformat()} {view.id}"
 
@@ -177,4 +120,4 @@ def read_cursor(cursor: str) -> tuple[datetime, str]:
         when, job_id = cursor.split(" ", 1)
         return datetime.fromisoformat(when).astimezone(UTC), job_id
     except ValueError:
-        raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one") from None
+        raise bad_cursor(cursor) from None

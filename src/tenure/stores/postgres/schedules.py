@@ -6,13 +6,13 @@ had written first: that schedule waits, and none of the others of its batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, LiteralString, TypeVar
+from typing import Any
 
 from tenure.errors import StoreAway
-from tenure.ports import Draft, Enqueued
+from tenure.ports import Draft
 from tenure.ports.schedules import (
     REPLACED,
     Change,
@@ -24,20 +24,15 @@ from tenure.ports.schedules import (
     decode_schedule,
     decode_tick,
 )
-from tenure.stores.outcomes import body_of, check_text, encode
-from tenure.stores.postgres.reads import _JOB, _job, is_id
-from tenure.stores.postgres.server import Connection, Server
-
-T = TypeVar("T")
-Sql = Callable[[str], LiteralString]
-Enqueue = Callable[[Sequence[Draft]], list[Enqueued]]  #: in the transaction at hand
+from tenure.stores.postgres.base import PostgresBase
+from tenure.stores.postgres.reads import JOB, job_of
+from tenure.stores.postgres.server import Connection
+from tenure.stores.rules import body_of, check_drafts, check_text, is_id, json_of
 
 _ENDED = "('completed', 'dead', 'cancelled')"
 _LAST = "\U0010ffff"  #: the last of all characters
 _TRIES = 5
 
-
-# ── reading ──
 
 # An open tick whose job has ended is found by the ids of the open ones: a condition on the state alone would let the
 # planner start from all jobs that ever ended.
@@ -50,7 +45,7 @@ _DUE = f"""
 _STANDINGS = f"""
     SELECT s.body, t.body, w.expires_at, j.*
     FROM {{which}} AS s LEFT JOIN @.tick_rows AS t ON t.schedule = s.name AND t.open
-    LEFT JOIN LATERAL (SELECT {_JOB} FROM @.jobs WHERE id = t.job_id) AS j ON true
+    LEFT JOIN LATERAL (SELECT {JOB} FROM @.jobs WHERE id = t.job_id) AS j ON true
     LEFT JOIN @.workers AS w ON w.id = j.worker_id
     ORDER BY s.name, t.tick, t.cause"""
 
@@ -61,30 +56,6 @@ _TICKS = """
     SELECT body FROM @.tick_rows WHERE schedule = %s AND tick < coalesce(%s::timestamptz, 'infinity')
     ORDER BY tick DESC, cause DESC LIMIT %s"""
 
-
-def due(server: Server, limit: int) -> Due:
-    sql = server.sql(_DUE)
-    now, later, names = server.run(lambda c: c.execute(sql, {"limit": limit}, binary=True).fetchall())[0]
-    found = {each.schedule.name: each for each in schedules(server, names)} if names else {}
-    standings = [found[name] for name in dict.fromkeys(names) if name in found]
-    return Due(now.astimezone(UTC), standings, None if later is None else (later - now).total_seconds())
-
-
-def schedules(server: Server, names: Iterable[str] | None) -> list[Standing]:
-    rows = server.read(_ALL) if names is None else server.read(_NAMED, list(names))
-    runs: dict[str, list[Run]] = {}
-    for schedule, tick, locked_until, *job in rows:
-        open_runs = runs.setdefault(schedule, [])
-        if tick is not None:
-            open_runs.append(Run(decode_tick(tick), None if job[0] is None else _job(tuple(job)), locked_until))
-    return [Standing(decode_schedule(schedule), tuple(open_runs)) for schedule, open_runs in runs.items()]
-
-
-def ticks(server: Server, name: str, limit: int, before: datetime | None) -> list[Tick]:
-    return [decode_tick(body) for (body,) in server.read(_TICKS, name, before, limit)]
-
-
-# ── changing ──
 
 #: Which of these jobs somebody holds; the others are locked.
 _HELD = """
@@ -138,41 +109,124 @@ _CANCEL = """
       AND cancel_reason IS NULL"""
 
 
-def change(connection: Connection, sql: Sql, enqueue: Enqueue, changes: Sequence[Change]) -> list[bool]:
-    """In a transaction. The changes of one schedule are made one after the other, those of different ones at once."""
-    landed: set[int] = set()
-    left = dict(enumerate(changes))
-    while left:
-        firsts = {each.schedule.name: n for n, each in reversed(left.items())}
-        landed |= _change(connection, sql, enqueue, {n: left.pop(n) for n in sorted(firsts.values())})
-    return [n in landed for n in range(len(changes))]
+_FORGET_TICKS = """
+    DELETE FROM @.tick_rows WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.tick_rows WHERE NOT open AND decided_at < @now - %s * interval '1 second'
+        ORDER BY decided_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
+
+_FORGET_NOTES = """
+    DELETE FROM @.notes WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.notes WHERE expires_at <= @now ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
 
 
-def _change(connection: Connection, sql: Sql, enqueue: Enqueue, changes: Mapping[int, Change]) -> set[int]:
-    """Which of these, of as many schedules, land."""
-    cancels = [job_id for each in changes.values() for job_id in each.cancel if is_id(job_id)]
-    held = {row[0] for row in connection.execute(sql(_HELD), {"ids": cancels})} if cancels else set[str]()
-    rows = [_row(each) for each in changes.values() if held.isdisjoint(each.cancel)]
-    written = {row[0] for row in connection.execute(sql(_WRITE), (encode(rows).decode(),))}
-    landed = {n: each for n, each in changes.items() if each.schedule.name in written}
-    made = [each for each in landed.values() if not each.delete]
-    check_drafts(draft for each in made for draft in each.drafts)
-    drafts = [draft for each in made for draft in each.drafts]
-    stands = iter(enqueue(drafts) if drafts else [])
-    told: dict[tuple[str, datetime, str], dict[str, Any]] = {}
-    for each in made:
-        jobs = {draft.id: next(stands) for draft in each.drafts}
-        if each.owner is not None:
-            connection.execute(sql(_START), (each.owner, [job.id for job in jobs.values() if job.created]))
-        follow = {draft_id: job.id for draft_id, job in jobs.items()}
-        for tick in each.ticks:
-            told[each.schedule.name, tick.tick, tick.cause] = _told(each.schedule.name, tick, follow)
-    if told:
-        connection.execute(sql(_DECIDE), (encode(list(told.values())).decode(),))
-    cancels = [job_id for each in made for job_id in each.cancel if is_id(job_id)]
-    if cancels:
-        connection.execute(sql(_CANCEL), {"ids": cancels, "reason": REPLACED})
-    return set(landed)
+_NOTE = "SELECT value, coalesce(expires_at > @now, true) FROM @.notes WHERE key = %s FOR UPDATE"
+_SET_NOTE = "UPDATE @.notes SET value = %s, expires_at = @now + %s::float8 * interval '1 second' WHERE key = %s"
+_MAKE_NOTE = """
+    INSERT INTO @.notes (value, expires_at, key) VALUES (%s, @now + %s::float8 * interval '1 second', %s)
+    ON CONFLICT DO NOTHING"""
+_REMOVE_NOTE = "DELETE FROM @.notes WHERE key = %s"
+
+# In the order of bytes, which is that of the characters: all that begin so stand together.
+_NOTES = """
+    SELECT key, value FROM @.notes WHERE key >= %s AND key <= %s AND coalesce(expires_at > @now, true) ORDER BY key"""
+
+
+class PostgresSchedules(PostgresBase):
+    """The verbs of `ScheduleStore`."""
+
+    def due(self, *, limit: int = 500) -> Due:
+        sql = self._sql(_DUE)
+        now, later, names = self._server.run(lambda c: c.execute(sql, {"limit": limit}, binary=True).fetchall())[0]
+        found = {each.schedule.name: each for each in self.schedules(names)} if names else {}
+        standings = [found[name] for name in dict.fromkeys(names) if name in found]
+        return Due(now.astimezone(UTC), standings, None if later is None else (later - now).total_seconds())
+
+    def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
+        rows = self._server.read(_ALL) if names is None else self._server.read(_NAMED, list(names))
+        runs: dict[str, list[Run]] = {}
+        for schedule, tick, locked_until, *job in rows:
+            open_runs = runs.setdefault(schedule, [])
+            if tick is not None:
+                open_runs.append(Run(decode_tick(tick), None if job[0] is None else job_of(job), locked_until))
+        return [Standing(decode_schedule(schedule), tuple(open_runs)) for schedule, open_runs in runs.items()]
+
+    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        return [decode_tick(body) for (body,) in self._server.read(_TICKS, name, before, limit)]
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        """The changes of one schedule are made one after the other, those of different ones at once."""
+        return self._locking(lambda connection: self._change_all(connection, changes))
+
+    def _change_all(self, connection: Connection, changes: Sequence[Change]) -> list[bool]:
+        landed: set[int] = set()
+        left = dict(enumerate(changes))
+        while left:
+            firsts = {each.schedule.name: n for n, each in reversed(left.items())}
+            landed |= self._change(connection, {n: left.pop(n) for n in sorted(firsts.values())})
+        return [n in landed for n in range(len(changes))]
+
+    def _change(self, connection: Connection, changes: Mapping[int, Change]) -> set[int]:
+        """Which of these, of as many schedules, land."""
+        cancels = [job_id for each in changes.values() for job_id in each.cancel if is_id(job_id)]
+        held = {row[0] for row in connection.execute(self._sql(_HELD), {"ids": cancels})} if cancels else set[str]()
+        rows = [_row(each) for each in changes.values() if held.isdisjoint(each.cancel)]
+        written = {row[0] for row in connection.execute(self._sql(_WRITE), (json_of(rows),))}
+        landed = {n: each for n, each in changes.items() if each.schedule.name in written}
+        made = [each for each in landed.values() if not each.delete]
+        check_drafts(draft for each in made for draft in each.drafts)
+        drafts = [draft for each in made for draft in each.drafts]
+        stands = iter(self._enqueue(connection, drafts) if drafts else [])
+        told: dict[tuple[str, datetime, str], dict[str, Any]] = {}
+        for each in made:
+            jobs = {draft.id: next(stands) for draft in each.drafts}
+            if each.owner is not None:
+                connection.execute(self._sql(_START), (each.owner, [job.id for job in jobs.values() if job.created]))
+            follow = {draft_id: job.id for draft_id, job in jobs.items()}
+            for tick in each.ticks:
+                told[each.schedule.name, tick.tick, tick.cause] = _told(each.schedule.name, tick, follow)
+        if told:
+            connection.execute(self._sql(_DECIDE), (json_of(list(told.values())),))
+        cancels = [job_id for each in made for job_id in each.cancel if is_id(job_id)]
+        if cancels:
+            connection.execute(self._sql(_CANCEL), {"ids": cancels, "reason": REPLACED})
+        return set(landed)
+
+    def forget(self, *, keep: float, limit: int = 1000) -> int:
+        gone = self._server.run(lambda each: each.execute(self._sql(_FORGET_TICKS), (keep, limit)).rowcount)
+        return gone + self._server.run(lambda each: each.execute(self._sql(_FORGET_NOTES), (limit - gone,)).rowcount)
+
+    def swap(
+        self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
+    ) -> Swapped:
+        check_text(key, old, new)
+        check_drafts(drafts)
+        return self._locking(lambda connection: self._swap(connection, key, old, new, ttl, drafts))
+
+    def _swap(
+        self,
+        connection: Connection,
+        key: str,
+        old: str | None,
+        new: str | None,
+        ttl: float | None,
+        drafts: Sequence[Draft],
+    ) -> Swapped:
+        for _ in range(_TRIES):
+            row = connection.execute(self._sql(_NOTE), (key,)).fetchone()
+            stands: str | None = row[0] if row and row[1] else None
+            if stands not in (old, new):
+                return Swapped(False, stands)
+            if new is None:
+                connection.execute(self._sql(_REMOVE_NOTE), (key,))
+            elif connection.execute(self._sql(_SET_NOTE if row else _MAKE_NOTE), (new, ttl, key)).rowcount == 0:
+                continue  # another one made it between the look and the write
+            if drafts and stands == old != new:
+                self._enqueue(connection, drafts)
+            return Swapped(True, new)
+        raise StoreAway(f"the note {key!r} is made and removed faster than it can be looked at; try again")
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        return dict(self._server.fetch(_NOTES, prefix, prefix + _LAST))
 
 
 def _row(change: Change) -> dict[str, Any]:
@@ -200,67 +254,3 @@ def _told(name: str, tick: Tick, follow: Mapping[str, str]) -> dict[str, Any]:
         "decided_at": tick.decided_at,
         "body": body_of(tick),
     }
-
-
-def check_drafts(drafts: Iterable[Draft]) -> None:
-    for draft in drafts:
-        check_text(draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
-
-
-_FORGET_TICKS = """
-    DELETE FROM @.tick_rows WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.tick_rows WHERE NOT open AND decided_at < @now - %s * interval '1 second'
-        ORDER BY decided_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
-
-_FORGET_NOTES = """
-    DELETE FROM @.notes WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.notes WHERE expires_at <= @now ORDER BY expires_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
-
-
-def forget(server: Server, keep: float, limit: int) -> int:
-    gone = server.run(lambda each: each.execute(server.sql(_FORGET_TICKS), (keep, limit)).rowcount)
-    return gone + server.run(lambda each: each.execute(server.sql(_FORGET_NOTES), (limit - gone,)).rowcount)
-
-
-# ── notes ──
-
-_NOTE = "SELECT value, coalesce(expires_at > @now, true) FROM @.notes WHERE key = %s FOR UPDATE"
-_SET_NOTE = "UPDATE @.notes SET value = %s, expires_at = @now + %s::float8 * interval '1 second' WHERE key = %s"
-_MAKE_NOTE = """
-    INSERT INTO @.notes (value, expires_at, key) VALUES (%s, @now + %s::float8 * interval '1 second', %s)
-    ON CONFLICT DO NOTHING"""
-_REMOVE_NOTE = "DELETE FROM @.notes WHERE key = %s"
-
-# In the order of bytes, which is that of the characters: all that begin so stand together.
-_NOTES = """
-    SELECT key, value FROM @.notes WHERE key >= %s AND key <= %s AND coalesce(expires_at > @now, true) ORDER BY key"""
-
-
-def swap(
-    connection: Connection,
-    sql: Sql,
-    enqueue: Enqueue,
-    key: str,
-    old: str | None,
-    new: str | None,
-    ttl: float | None,
-    drafts: Sequence[Draft],
-) -> Swapped:
-    """In a transaction."""
-    for _ in range(_TRIES):
-        row = connection.execute(sql(_NOTE), (key,)).fetchone()
-        stands: str | None = row[0] if row and row[1] else None
-        if stands not in (old, new):
-            return Swapped(False, stands)
-        if new is None:
-            connection.execute(sql(_REMOVE_NOTE), (key,))
-        elif connection.execute(sql(_SET_NOTE if row else _MAKE_NOTE), (new, ttl, key)).rowcount == 0:
-            continue  # another one made it between the look and the write
-        if drafts and stands == old != new:
-            enqueue(drafts)
-        return Swapped(True, new)
-    raise StoreAway(f"the note {key!r} is made and removed faster than it can be looked at; try again")
-
-
-def notes(server: Server, prefix: str) -> dict[str, str]:
-    return dict(server.fetch(_NOTES, prefix, prefix + _LAST))

@@ -24,9 +24,12 @@ from psycopg import conninfo, pq
 from tenure.core.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
 from tenure.stores.postgres import deadlines
+from tenure.stores.postgres.joins import Rows
 
 T = TypeVar("T")
 Connection = deadlines.Connection
+Steps = Generator[tuple[str, Any], Rows, T]  #: statements, each with one `:p`, and the value it stands for as JSON
+Sql = Callable[[str], LiteralString]  #: fits a statement to the schema
 
 OLDEST = 14
 MOST_CONNECTIONS = 20

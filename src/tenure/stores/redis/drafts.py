@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import Any, TypeVar
 
-from tenure.errors import BadData
 from tenure.ports import Draft
-from tenure.stores.outcomes import check_text
 from tenure.stores.redis.facts import encode_facts, millis
 
 T = TypeVar("T")
@@ -33,12 +31,6 @@ def batches(
         total += length
     if batch:
         yield batch
-
-
-def check(draft: Draft) -> None:
-    check_text(draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
-    if not -100 <= draft.priority <= 100:
-        raise BadData(f"priority: expected -100 to 100, got {draft.priority}")
 
 
 def values(drafts: Sequence[Draft]) -> list[Any]:

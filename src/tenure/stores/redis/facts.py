@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from math import ceil
+from operator import attrgetter
 
 import msgspec
 
 from tenure.errors import BadData
 from tenure.ports import Draft
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
 LONGEST = 1e11  #: seconds; some 3,000 years
 
 
@@ -32,20 +36,11 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Facts)
 
 
+_of = attrgetter(*Facts.__struct_fields__)
+
+
 def encode_facts(draft: Draft) -> str:
-    return _encoded(
-        draft.task,
-        draft.queue,
-        draft.priority,
-        draft.isolated,
-        draft.timeout,
-        draft.stale_after,
-        draft.max_failures,
-        draft.max_crashes,
-        draft.retry_base,
-        draft.retry_cap,
-        draft.meta,
-    )
+    return _encoded(*_of(draft))
 
 
 @lru_cache(1000)
@@ -72,3 +67,19 @@ def millis(seconds: float) -> int:
     if not abs(seconds) <= LONGEST:
         raise BadData(f"a duration of at most {LONGEST:g} seconds was expected, got {seconds!r}")
     return ceil(round(seconds * 1000, 3))
+
+
+def instant(milliseconds: float | str) -> datetime:
+    try:
+        return _EPOCH + timedelta(milliseconds=float(milliseconds))
+    except OverflowError:  # later than the last year there is a name for
+        return datetime.max.replace(tzinfo=UTC)
+
+
+def maybe_instant(milliseconds: str | None) -> datetime | None:
+    return None if milliseconds is None else instant(milliseconds)
+
+
+def millis_at(when: datetime) -> int:
+    """The first whole millisecond that is not before."""
+    return -((_EPOCH - when) // _MILLISECOND)

@@ -2,44 +2,131 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from tenure.core.lifecycle import ENDED, GUARD, State
-from tenure.errors import InvalidOption
 from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
+from tenure.stores.fields import VIEW
+from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
-from tenure.stores.redis.facts import decode_facts, task_in
+from tenure.stores.redis.facts import Facts, decode_facts, instant, maybe_instant, millis_at, task_in
 from tenure.stores.redis.server import Server
+from tenure.stores.rules import bad_cursor, is_id, matches
 
 AT_ONCE = 50  #: jobs of one look, which may have long arguments
 FEW = 5_000  #: so many ids are sorted here; of more, all jobs are walked through from the newest
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
-
-
-def instant(milliseconds: float | str) -> datetime:
-    try:
-        return _EPOCH + timedelta(milliseconds=float(milliseconds))
-    except OverflowError:  # later than the last year there is a name for
-        return datetime.max.replace(tzinfo=UTC)
+#: Of a job's fields those that are facts, and those that its hash has under their names: numbers, texts, times.
+_FACTS = tuple(name for name in VIEW if name in Facts.__struct_fields__ and name != "meta")
+_NUMBERS = ("attempt", "failures", "crashes", "crashes_total")
+_TEXTS = ("error", "stage", "message", "checkpoint", "cancel_reason")
+_TIMES = ("enqueued_at", "run_at", "expires_at", "started_at")
 
 
-def _millis(when: datetime) -> int:
-    """The first millisecond that is not before."""
-    return -((_EPOCH - when) // timedelta(milliseconds=1))
+class RedisReads(RedisBase):
+    """The verbs of `ReadStore`."""
+
+    def get(self, job_id: str) -> JobView | None:
+        return views_of(self._server, [job_id])[0]
+
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        """By id, which rises with time (UUIDv7)."""
+        before = None
+        if cursor is not None:
+            before = cursor.removeprefix("before-")
+            if before == cursor or not is_id(before):
+                raise bad_cursor(cursor)
+        found: list[JobView] = []
+        looked, last = 0, ""
+        for ids in _newest(self._server, where, before):
+            some = ids if within is None else ids[: max(within, 1) - looked]
+            for view in _matching(self._server, where, some):
+                if len(found) == limit:
+                    return Page(tuple(found), f"before-{found[-1].id}")
+                found.append(view)
+            if len(some) < len(ids):
+                return Page(tuple(found), f"before-{some[-1] if some else last}")
+            looked, last = looked + len(some), some[-1]
+        return Page(tuple(found))
+
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        span = millis_at(since), millis_at(until)
+        waits: list[float] = []
+        runs: list[float] = []
+        ids: list[str] = []
+        while True:
+            room = min(sample - len(runs), MOST)
+            *counts, last = self._server.call("ended", *span, len(runs), room)
+            for run_at, started_at, ended_at, job_id in last:
+                began = float(started_at)
+                waits.append(max(began - float(run_at), 0) / 1000)
+                runs.append(max(float(ended_at) - began, 0) / 1000)
+                ids.append(job_id)
+            if len(last) < MOST:
+                break
+        states = (State.CANCELLED, State.COMPLETED, State.DEAD)
+        found = {state: min(n, most) for state, n in zip(states, counts, strict=True)}
+        return Ended(found, tuple(waits), tuple(runs), tuple(ids))
+
+    def logs(self, job_id: str) -> dict[int, str]:
+        if not is_id(job_id):
+            return {}
+        flat: list[str] = self._server.run("HGETALL", f"{self._server.prefix}log:{job_id}")
+        return dict(sorted(zip(map(int, flat[::2]), flat[1::2], strict=True)))
+
+    def counts(self) -> dict[State, int]:
+        order = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.COMPLETED, State.DEAD, State.CANCELLED)
+        found = dict(zip(order, self._server.call("counts"), strict=True))
+        return {state: found[state] for state in State}
+
+    def attempts(self, job_id: str) -> list[AttemptView]:
+        if not is_id(job_id):
+            return []
+        flat: list[str] = self._server.run("HGETALL", f"{self._server.prefix}attempts:{job_id}")
+        rows = sorted(
+            (int(number), msgspec.json.decode(text)) for number, text in zip(flat[::2], flat[1::2], strict=True)
+        )
+        return [
+            AttemptView(
+                job_id=job_id,
+                attempt=number,
+                worker_id=row["worker"],
+                outcome=row["outcome"],
+                error=row["error"],
+                evidence=row["evidence"] or {},
+                started_at=instant(row["started_at"]),
+                ended_at=instant(row["ended_at"]),
+            )
+            for number, row in rows
+        ]
+
+    def workers(self, *, dead: bool = False) -> list[WorkerView]:
+        found = [_worker(*row) for row in self._server.call("workers", int(dead))]
+        return sorted(found, key=lambda worker: (worker.started_at, worker.identity.id), reverse=True)
+
+    def queues(self) -> list[QueueView]:
+        found: list[QueueView] = []
+        for name, paused_at, scheduled, queued, processing, oldest in self._server.call("queues"):
+            counts = {State.SCHEDULED: scheduled, State.QUEUED: queued, State.PROCESSING: processing}
+            if paused_at is not None or any(counts.values()):
+                found.append(
+                    QueueView(
+                        name=name,
+                        paused_at=maybe_instant(paused_at),
+                        counts=counts,
+                        oldest_queued=None if oldest is None else oldest / 1000,
+                    )
+                )
+        return sorted(found, key=lambda queue: queue.name)
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(self._server.run("HKEYS", f"{self._server.prefix}paused"))
 
 
-def _instant(milliseconds: str | None) -> datetime | None:
-    return None if milliseconds is None else instant(milliseconds)
-
-
-def views(server: Server, ids: Sequence[str]) -> list[JobView | None]:
+def views_of(server: Server, ids: Sequence[str]) -> list[JobView | None]:
     known = [each for each in ids if is_id(each)]
     found = dict(zip(known, server.call("views", *known), strict=True)) if known else {}
     return [_job(each, *found[each]) if each in found and found[each][0] else None for each in ids]
@@ -50,62 +137,25 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
     facts = decode_facts(row["facts"])
     state = State(row["state"])
     fraction, unique = row.get("progress"), row.get("unique")
+    told: dict[str, Any] = {name: getattr(facts, name) for name in _FACTS}
+    told |= {name: int(row.get(name, 0)) for name in _NUMBERS}
+    told |= {name: row.get(name) for name in _TEXTS}
+    told |= {name: maybe_instant(row.get(name)) for name in _TIMES}
     return JobView(
+        **told,
         id=job_id,
-        task=facts.task,
-        queue=facts.queue,
         state=state,
-        priority=facts.priority,
         payload=row["payload"],
         result=row.get("result", "null" if state is State.COMPLETED else None),
-        error=row.get("error"),
-        attempt=int(row.get("attempt", 0)),
-        failures=int(row.get("failures", 0)),
-        max_failures=facts.max_failures,
-        crashes=int(row.get("crashes", 0)),
-        crashes_total=int(row.get("crashes_total", 0)),
-        max_crashes=facts.max_crashes,
         solo=row.get("solo") == "1",
-        isolated=facts.isolated,
         unique=None if unique is None else unique.partition("\0")[2],
         worker_id=row.get("worker_id") if state is State.PROCESSING else None,
         completed_by=row.get("worker_id") if state is State.COMPLETED else None,
-        stage=row.get("stage"),
         progress=None if fraction is None else float(fraction),
-        message=row.get("message"),
-        checkpoint=row.get("checkpoint"),
         meta=msgspec.json.decode(facts.meta),
-        timeout=facts.timeout,
-        stale_after=facts.stale_after,
-        enqueued_at=instant(row["enqueued_at"]),
-        run_at=instant(row["run_at"]),
-        expires_at=_instant(row.get("expires_at")),
-        started_at=_instant(row.get("started_at")),
-        last_activity_at=_instant(row.get("last_activity_at") or row.get("started_at")),
-        ended_at=_instant(ended_at),
-        cancel_reason=row.get("cancel_reason"),
+        last_activity_at=maybe_instant(row.get("last_activity_at") or row.get("started_at")),
+        ended_at=maybe_instant(ended_at),
     )
-
-
-def search(server: Server, where: Filter, limit: int, cursor: str | None, within: int | None) -> Page:
-    """By id, which rises with time (UUIDv7)."""
-    before = None
-    if cursor is not None:
-        before = cursor.removeprefix("before-")
-        if before == cursor or not is_id(before):
-            raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
-    found: list[JobView] = []
-    looked, last = 0, ""
-    for ids in _newest(server, where, before):
-        some = ids if within is None else ids[: max(within, 1) - looked]
-        for view in _matching(server, where, some):
-            if len(found) == limit:
-                return Page(tuple(found), f"before-{found[-1].id}")
-            found.append(view)
-        if len(some) < len(ids):
-            return Page(tuple(found), f"before-{some[-1] if some else last}")
-        looked, last = looked + len(some), some[-1]
-    return Page(tuple(found))
 
 
 def _newest(server: Server, where: Filter, before: str | None) -> Iterator[list[str]]:
@@ -128,7 +178,7 @@ def _few(server: Server, where: Filter) -> list[str] | None:
     states = where.states or (ENDED if where.ended_since is not None else frozenset[State]())
     if not states:
         return None
-    since = "-inf" if where.ended_since is None else _millis(where.ended_since)
+    since = "-inf" if where.ended_since is None else millis_at(where.ended_since)
     found: list[str] | None = server.call("indexed", FEW, since, where.queue or "", *sorted(states))
     return found
 
@@ -144,87 +194,16 @@ def _matching(server: Server, where: Filter, ids: Sequence[str]) -> Iterator[Job
             "worker": where.worker_id,
             "unique": where.unique,
             "text": where.text,
-            "since": None if where.enqueued_since is None else _millis(where.enqueued_since),
-            "til": None if where.enqueued_until is None else _millis(where.enqueued_until),
-            "ended": None if where.ended_since is None else _millis(where.ended_since),
+            "since": None if where.enqueued_since is None else millis_at(where.enqueued_since),
+            "til": None if where.enqueued_until is None else millis_at(where.enqueued_until),
+            "ended": None if where.ended_since is None else millis_at(where.ended_since),
         }
         sieve = msgspec.json.encode({name: value for name, value in wanted.items() if value is not None}).decode()
         ids = server.call("sift", sieve, *ids)
     for first in range(0, len(ids), AT_ONCE):
-        for view in views(server, ids[first : first + AT_ONCE]):
-            if view is not None and _matches(view, where):
+        for view in views_of(server, ids[first : first + AT_ONCE]):
+            if view is not None and matches(view, where):
                 yield view
-
-
-def _matches(view: JobView, where: Filter) -> bool:
-    wanted = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique": where.unique}
-    return (
-        (not where.states or view.state in where.states)
-        and all(value is None or getattr(view, name) == value for name, value in wanted.items())
-        and (where.text is None or where.text in view.id or where.text in (view.error or ""))
-        and (where.guards or view.queue != GUARD)
-        and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
-        and (where.enqueued_since is None or view.enqueued_at >= where.enqueued_since)
-        and (where.enqueued_until is None or view.enqueued_at < where.enqueued_until)
-    )
-
-
-def ended(server: Server, since: datetime, until: datetime, most: int, sample: int) -> Ended:
-    span = _millis(since), _millis(until)
-    waits: list[float] = []
-    runs: list[float] = []
-    ids: list[str] = []
-    while True:
-        room = min(sample - len(runs), MOST)
-        *counts, last = server.call("ended", *span, len(runs), room)
-        for run_at, started_at, ended_at, job_id in last:
-            began = float(started_at)
-            waits.append(max(began - float(run_at), 0) / 1000)
-            runs.append(max(float(ended_at) - began, 0) / 1000)
-            ids.append(job_id)
-        if len(last) < MOST:
-            break
-    states = (State.CANCELLED, State.COMPLETED, State.DEAD)
-    found = {state: min(n, most) for state, n in zip(states, counts, strict=True)}
-    return Ended(found, tuple(waits), tuple(runs), tuple(ids))
-
-
-def logs(server: Server, job_id: str) -> dict[int, str]:
-    if not is_id(job_id):
-        return {}
-    flat: list[str] = server.run("HGETALL", f"{server.prefix}log:{job_id}")
-    return dict(sorted(zip(map(int, flat[::2]), flat[1::2], strict=True)))
-
-
-def counts(server: Server) -> dict[State, int]:
-    order = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.COMPLETED, State.DEAD, State.CANCELLED)
-    found = dict(zip(order, server.call("counts"), strict=True))
-    return {state: found[state] for state in State}
-
-
-def attempts(server: Server, job_id: str) -> list[AttemptView]:
-    if not is_id(job_id):
-        return []
-    flat: list[str] = server.run("HGETALL", f"{server.prefix}attempts:{job_id}")
-    rows = sorted((int(number), msgspec.json.decode(text)) for number, text in zip(flat[::2], flat[1::2], strict=True))
-    return [
-        AttemptView(
-            job_id=job_id,
-            attempt=number,
-            worker_id=row["worker"],
-            outcome=row["outcome"],
-            error=row["error"],
-            evidence=row["evidence"] or {},
-            started_at=instant(row["started_at"]),
-            ended_at=instant(row["ended_at"]),
-        )
-        for number, row in rows
-    ]
-
-
-def workers(server: Server, *, dead: bool) -> list[WorkerView]:
-    found = [_worker(*row) for row in server.call("workers", int(dead))]
-    return sorted(found, key=lambda worker: (worker.started_at, worker.identity.id), reverse=True)
 
 
 def _worker(flat: Sequence[str], lease_ends: str | None, holds: int) -> WorkerView:
@@ -235,25 +214,9 @@ def _worker(flat: Sequence[str], lease_ends: str | None, holds: int) -> WorkerVi
         identity=identity,
         started_at=instant(row["started_at"]),
         renewed_at=renewed,
-        expires_at=_instant(lease_ends) or renewed + timedelta(seconds=identity.lease),
-        died_at=_instant(row.get("died_at")),
+        expires_at=maybe_instant(lease_ends) or renewed + timedelta(seconds=identity.lease),
+        died_at=maybe_instant(row.get("died_at")),
         note=row["note"],
         memory=int(row["memory"]) if "memory" in row else None,
         processing=holds,
     )
-
-
-def queues(server: Server) -> list[QueueView]:
-    found: list[QueueView] = []
-    for name, paused_at, scheduled, queued, processing, oldest in server.call("queues"):
-        counts = {State.SCHEDULED: scheduled, State.QUEUED: queued, State.PROCESSING: processing}
-        if paused_at is not None or any(counts.values()):
-            found.append(
-                QueueView(
-                    name=name,
-                    paused_at=_instant(paused_at),
-                    counts=counts,
-                    oldest_queued=None if oldest is None else oldest / 1000,
-                )
-            )
-    return sorted(found, key=lambda queue: queue.name)

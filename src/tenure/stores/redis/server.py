@@ -7,7 +7,6 @@ namespace's keys are here and some are there, and a script would take those for 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import socket
@@ -28,11 +27,11 @@ from redis.connection import SSLConnection
 
 from tenure.core.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
+from tenure.stores.redis.fitness import refuse_schema, refuse_unfit, version_of
 from tenure.stores.redis.place import Address, read
 
 T = TypeVar("T")
 
-OLDEST = (6, 2)
 SHEBANG_SINCE = (7, 0)
 MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
@@ -56,8 +55,6 @@ _REFUSED_WORDS = (
     "ACL failure in script",
     "The user executing the script can't",
 )
-
-_log = logging.getLogger("tenure.store")
 
 
 class Connection(Protocol):
@@ -417,42 +414,16 @@ class Server:
 
     def _check(self) -> None:
         info = self._info()
-        version = _version(info)
-        if version < OLDEST:
-            raise StoreError(f"{self.url} is Redis {info['redis_version']}: Tenure needs 6.2 or newer, or Valkey")
-        self._shebang = version >= SHEBANG_SINCE
+        refuse_unfit(self.url, info)
+        self._shebang = version_of(info) >= SHEBANG_SINCE
         if info.get("cluster_enabled") == "1":
             self._learn_nodes()
-        if info.get("role") != "master":
-            raise StoreError(
-                f"{self.url} is a replica of {info.get('master_host')}:{info.get('master_port')}: give its URL"
-            )
-        if info.get("maxmemory_policy", "noeviction") != "noeviction":
-            raise StoreError(
-                f"{self.url} has maxmemory-policy {info['maxmemory_policy']}: it may throw out jobs when memory is "
-                "short. CONFIG SET maxmemory-policy noeviction, and write it into its configuration"
-            )
-        if info.get("aof_enabled") == "0":
-            _warn_once(
-                f"{self.url} keeps no append-only file: when it stops, all since its last snapshot is lost, jobs too. "
-                "CONFIG SET appendonly yes, and write it into its configuration (docs/delivery.md says what each "
-                "setting may lose)"
-            )
 
     def _check_schema(self, newest: int) -> None:
         """It is made on first use: the first one writes what it knows, a later one reads it."""
         key = f"{self.prefix}schema"
-        told = cast(
-            str, self.run("GET", key) or (self.run("SETNX", key, newest) and str(newest)) or self.run("GET", key)
-        )
-        if not told.isdecimal():
-            raise StoreError(f"{self.url}: {key} is somebody else's: give Tenure another namespace (TENURE_NAMESPACE)")
-        found = int(told)
-        if found > newest + 1:
-            raise StoreError(
-                f"{self.url}: {self.prefix} has version {found} of the schema, this Tenure knows {newest} and accepts "
-                "one more: upgrade Tenure (pip install -U tenure)"
-            )
+        told = self.run("GET", key) or (self.run("SETNX", key, newest) and str(newest)) or self.run("GET", key)
+        refuse_schema(self.url, key, cast(str, told), newest)
 
     def _check_rights(self) -> None:
         """A script that is refused its third command has done two: it must be allowed all of them."""
@@ -488,12 +459,6 @@ def _ask(connection: Connection, *command: Any) -> Any:
     return connection.read_response()
 
 
-def _version(info: Mapping[str, str]) -> tuple[int, int]:
-    """Valkey calls itself Redis 7.2 there, which is what it can do at least."""
-    major, minor, *_ = info["redis_version"].split(".")
-    return int(major), int(minor)
-
-
 def _checked(namespace: str) -> str:
     """It is the hash tag of every key, and the pattern of an ACL: braces and * would mean something else there."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", namespace, re.ASCII) is None:
@@ -504,8 +469,3 @@ def _checked(namespace: str) -> str:
 def _keepalive() -> dict[int, int]:
     """A dead peer is noticed in seconds, not in two hours. Not every system has every knob."""
     return {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)}
-
-
-@cache
-def _warn_once(sentence: str) -> None:
-    _log.warning(sentence)

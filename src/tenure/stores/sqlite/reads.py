@@ -4,22 +4,34 @@
 # (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import apsw
 
-from tenure.core.lifecycle import ENDED, GUARD, State
-from tenure.errors import InvalidOption
-from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
+from tenure.core.lifecycle import ENDED, GUARD, LIVE, State
+from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerView
+from tenure.stores.fields import (
+    COMPLETED_BY,
+    IDENTITY,
+    VIEW,
+    Decoders,
+    listed,
+    names_of,
+    queue_views,
+    reader,
+    worker_reader,
+)
+from tenure.stores.rules import bad_cursor
+from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
 
-_JOB = """id, task, queue, state, priority, payload, result, error, attempt, failures, max_failures, crashes,
-    crashes_total, max_crashes, solo, isolated, unique_key, worker_id, stage, progress, message, checkpoint, meta,
-    timeout, stale_after, enqueued_at, run_at, expires_at, started_at, last_activity_at, ended_at, cancel_reason,
-    CASE WHEN state = 'completed' THEN last_worker_id END"""
+_DECODERS: Decoders = {"bool": bool, "datetime": instant}
+_JOB = listed(VIEW, unique="unique_key", completed_by=COMPLETED_BY)
+_job = reader(JobView, _DECODERS)
+_attempt = reader(AttemptView, _DECODERS)
+_worker = worker_reader(_DECODERS)
 _NEWEST = (1 << 63) - 1
 #: So many jobs may be gathered by an index and put in order: it takes a few milliseconds.
 _GATHERED = 10_000
@@ -31,62 +43,58 @@ _BY_INDEX = {
 }
 
 
-def millis(instant: datetime) -> int:
-    return round(instant.timestamp() * 1000)
+class SqliteReads(SqliteBase):
+    """The verbs of `ReadStore`."""
+
+    def get(self, job_id: str) -> JobView | None:
+        return self._file.read(lambda connection: view_of(connection, job_id))
+
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        return self._file.read(lambda connection: _search(connection, where, limit, cursor, within))
+
+    def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
+        return self._file.read(lambda connection: _ended(connection, since, until, most, sample))
+
+    def logs(self, job_id: str) -> dict[int, str]:
+        sql = "SELECT attempt, lines FROM job_logs WHERE job_id = ? ORDER BY attempt"
+        return dict(self._fetch(sql, (job_id,)))
+
+    def counts(self) -> dict[State, int]:
+        # Each state by its own partial index: a count over the table would read every payload's page.
+        def step(connection: apsw.Connection) -> dict[State, int]:
+            return {state: _number(connection, f"SELECT count(*) FROM jobs {_BY_INDEX[state]}") for state in State}
+
+        return self._file.read(step)
+
+    def attempts(self, job_id: str) -> list[AttemptView]:
+        return [_attempt(row) for row in self._fetch(_ATTEMPTS, (job_id,))]
+
+    def workers(self, *, dead: bool = False) -> list[WorkerView]:
+        facts = {"dead": int(dead), "now": self._now(), "boot": self._boot()}
+        return [_worker(row) for row in self._fetch(_WORKERS, facts)]
+
+    def queues(self) -> list[QueueView]:
+        now = self._now()
+        return self._file.read(lambda connection: _queues(connection, now))
+
+    def paused(self) -> frozenset[str]:
+        return frozenset(row[0] for row in self._fetch("SELECT name FROM queues WHERE paused_at IS NOT NULL"))
 
 
-def _at(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+_ATTEMPTS = f"SELECT {listed(names_of(AttemptView))} FROM attempts WHERE job_id = ? ORDER BY attempt"
+_WORKERS = f"""
+    SELECT {listed(IDENTITY)}, started_at, renewed_at, :now + expires_boot - :boot, died_at, note,
+        (SELECT count(*) FROM jobs INDEXED BY jobs_processing WHERE state = 'processing' AND worker_id = workers.id),
+        memory
+    FROM workers WHERE :dead OR died_at IS NULL ORDER BY started_at DESC, id DESC"""
 
 
-def _maybe_at(milliseconds: int | None) -> datetime | None:
-    return None if milliseconds is None else _at(milliseconds)
-
-
-def _job(row: tuple[Any, ...]) -> JobView:
-    return JobView(
-        id=row[0],
-        task=row[1],
-        queue=row[2],
-        state=State(row[3]),
-        priority=row[4],
-        payload=row[5],
-        result=row[6],
-        error=row[7],
-        attempt=row[8],
-        failures=row[9],
-        max_failures=row[10],
-        crashes=row[11],
-        crashes_total=row[12],
-        max_crashes=row[13],
-        solo=bool(row[14]),
-        isolated=bool(row[15]),
-        unique=row[16],
-        worker_id=row[17],
-        stage=row[18],
-        progress=row[19],
-        message=row[20],
-        checkpoint=row[21],
-        meta=json.loads(row[22]),
-        timeout=row[23],
-        stale_after=row[24],
-        enqueued_at=_at(row[25]),
-        run_at=_at(row[26]),
-        expires_at=_maybe_at(row[27]),
-        started_at=_maybe_at(row[28]),
-        last_activity_at=_maybe_at(row[29]),
-        ended_at=_maybe_at(row[30]),
-        cancel_reason=row[31],
-        completed_by=row[32],
-    )
-
-
-def get(connection: apsw.Connection, job_id: str) -> JobView | None:
+def view_of(connection: apsw.Connection, job_id: str) -> JobView | None:
     row = first(connection, f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,))
     return None if row is None else _job(row)
 
 
-def search(connection: apsw.Connection, where: Filter, limit: int, cursor: str | None, within: int | None) -> Page:
+def _search(connection: apsw.Connection, where: Filter, limit: int, cursor: str | None, within: int | None) -> Page:
     conditions, bindings = _conditions(where)
     before = _before(cursor)
     gathered, floor = _gathered(connection, where, within or _GATHERED), None
@@ -105,7 +113,7 @@ def search(connection: apsw.Connection, where: Filter, limit: int, cursor: str |
         (*bindings, before, limit + 1),
     )
     last = rows[limit - 1][-1] if len(rows) > limit else floor
-    return Page(tuple(_job(row) for row in rows[:limit]), None if last is None else f"before-{last}")
+    return Page(tuple(_job(row[:-1]) for row in rows[:limit]), None if last is None else f"before-{last}")
 
 
 def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
@@ -135,7 +143,7 @@ def _before(cursor: str | None) -> int:
         return _NEWEST
     before = cursor.removeprefix("before-")
     if before == cursor or not before.isdecimal() or len(before) > 18:
-        raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
+        raise bad_cursor(cursor)
     return int(before)
 
 
@@ -175,7 +183,7 @@ def _floor(connection: apsw.Connection, before: int, within: int) -> int | None:
     return None if found is None else found[0]
 
 
-def ended(connection: apsw.Connection, since: datetime, until: datetime, most: int, sample: int) -> Ended:
+def _ended(connection: apsw.Connection, since: datetime, until: datetime, most: int, sample: int) -> Ended:
     span = "ended_at >= :since AND ended_at < :until"
     facts = {"since": millis(since), "until": millis(until), "most": most, "sample": sample}
     counts = {
@@ -198,105 +206,19 @@ def ended(connection: apsw.Connection, since: datetime, until: datetime, most: i
     return Ended(counts, waits, runs, ids)
 
 
-def logs(connection: apsw.Connection, job_id: str) -> dict[int, str]:
-    return dict(fetch(connection, "SELECT attempt, lines FROM job_logs WHERE job_id = ? ORDER BY attempt", (job_id,)))
-
-
-def counts(connection: apsw.Connection) -> dict[State, int]:
-    # Each state by its own partial index: a count over the table would read every payload's page.
-    live = {"queued": "jobs_queued", "scheduled": "jobs_scheduled", "processing": "jobs_processing"}
-    found = {
-        state: _number(connection, f"SELECT count(*) FROM jobs INDEXED BY {index} WHERE state = '{state}'")
-        for state, index in live.items()
-    }
-    for state in ("completed", "dead", "cancelled"):
-        found[state] = _number(
-            connection,
-            f"SELECT count(*) FROM jobs INDEXED BY jobs_ended WHERE state = '{state}' AND ended_at IS NOT NULL",
-        )
-    return {state: found[state] for state in State}
-
-
 def _number(connection: apsw.Connection, sql: str, bindings: Any = ()) -> int:
     row = first(connection, sql, bindings)
     return 0 if row is None else int(row[0])
 
 
-def attempts(connection: apsw.Connection, job_id: str) -> list[AttemptView]:
-    rows = fetch(
-        connection,
-        "SELECT job_id, attempt, worker_id, outcome, error, evidence, started_at, ended_at FROM attempts "
-        "WHERE job_id = ? ORDER BY attempt",
-        (job_id,),
-    )
-    return [
-        AttemptView(
-            job_id=row[0],
-            attempt=row[1],
-            worker_id=row[2],
-            outcome=row[3],
-            error=row[4],
-            evidence=json.loads(row[5]),
-            started_at=_at(row[6]),
-            ended_at=_at(row[7]),
-        )
-        for row in rows
-    ]
-
-
-def workers(connection: apsw.Connection, *, dead: bool, now: int, boot: int) -> list[WorkerView]:
-    rows = fetch(
-        connection,
-        "SELECT id, host, pid, started, boot_id, pid_namespace, runner, queues, tasks, slots, lease, started_at, "
-        "renewed_at, expires_boot, died_at, note, memory, (SELECT count(*) FROM jobs INDEXED BY jobs_processing "
-        "WHERE state = 'processing' AND worker_id = workers.id) FROM workers "
-        "WHERE ? OR died_at IS NULL ORDER BY started_at DESC, id DESC",
-        (int(dead),),
-    )
-    return [
-        WorkerView(
-            identity=WorkerIdentity(
-                id=row[0],
-                host=row[1],
-                pid=row[2],
-                started=row[3],
-                boot_id=row[4],
-                pid_namespace=row[5],
-                runner=row[6],
-                queues=tuple(json.loads(row[7])),
-                tasks=tuple(json.loads(row[8])),
-                slots=row[9],
-                lease=row[10],
-            ),
-            started_at=_at(row[11]),
-            renewed_at=_at(row[12]),
-            expires_at=_at(now + row[13] - boot),
-            died_at=_maybe_at(row[14]),
-            note=row[15],
-            memory=row[16],
-            processing=row[17],
-        )
-        for row in rows
-    ]
-
-
-def queues(connection: apsw.Connection, now: int) -> list[QueueView]:
+def _queues(connection: apsw.Connection, now: int) -> list[QueueView]:
     found: defaultdict[str, dict[State, int]] = defaultdict(dict)
-    for state, index in (("queued", "jobs_queued"), ("scheduled", "jobs_scheduled"), ("processing", "jobs_processing")):
-        for queue, count in connection.execute(
-            f"SELECT queue, count(*) FROM jobs INDEXED BY {index} WHERE state = '{state}' GROUP BY queue"
-        ):
-            found[queue][State(state)] = count
+    for state in LIVE:
+        for queue, count in connection.execute(f"SELECT queue, count(*) FROM jobs {_BY_INDEX[state]} GROUP BY queue"):
+            found[queue][state] = count
     paused = dict(fetch(connection, "SELECT name, paused_at FROM queues WHERE paused_at IS NOT NULL"))
-    return [
-        QueueView(
-            name=name,
-            paused_at=_maybe_at(paused.get(name)),
-            counts={state: found[name].get(state, 0) for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING)},
-            oldest_queued=_oldest(connection, name, now),
-        )
-        for name in sorted({*found, *paused})
-    ]
+    oldest = {name: _oldest(connection, name, now) for name in found}
+    return queue_views(found, {name: instant(at) for name, at in paused.items()}, oldest)
 
 
 def _oldest(connection: apsw.Connection, queue: str, now: int) -> float | None:

@@ -6,22 +6,106 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 import apsw
 
 from tenure.ports import Draft
 from tenure.ports.schedules import REPLACED, Change, Due, Run, Standing, Swapped, Tick, decode_schedule, decode_tick
-from tenure.stores.outcomes import body_of, encode
-from tenure.stores.sqlite import operators, reads
+from tenure.stores.rules import body_of, check_text, json_of
+from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
-from tenure.stores.sqlite.reads import millis
-from tenure.stores.sqlite.statements import LIVE_STATES, enqueue_one, row_of
+from tenure.stores.sqlite.reads import view_of
+from tenure.stores.sqlite.steps import LIVE_STATES, cancel, enqueue_one, rows_of
 
-OWNER_LIVES = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
+_OWNER_LIVES = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
 
 
-def due(connection: apsw.Connection, now: int, boot: int, limit: int) -> Due:
+class SqliteSchedules(SqliteBase):
+    """The verbs of `ScheduleStore`."""
+
+    def due(self, *, limit: int = 500) -> Due:
+        now, boot = self._now(), self._boot()
+        return self._file.read(lambda connection: _due(connection, now, boot, limit))
+
+    def change(self, changes: Sequence[Change]) -> list[bool]:
+        def step(connection: apsw.Connection) -> list[bool]:
+            now, boot = self._now(), self._boot()  # it may have waited for its turn
+            return [_change(connection, each, now, boot, self._clock.boot_id) for each in changes]
+
+        return self._file.write(step)
+
+    def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
+        now, boot, wanted = self._now(), self._boot(), None if names is None else sorted(set(names))
+        return self._file.read(lambda connection: _standings(connection, wanted, now, boot))
+
+    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        rows = self._fetch(
+            "SELECT body FROM tick_rows WHERE schedule = :name AND (:before IS NULL OR tick < :before) "
+            "ORDER BY tick DESC, cause DESC LIMIT :limit",
+            {"name": name, "before": None if before is None else millis(before), "limit": limit},
+        )
+        return [decode_tick(row[0]) for row in rows]
+
+    def forget(self, *, keep: float, limit: int = 1000) -> int:
+        now = self._now()
+
+        def step(connection: apsw.Connection) -> int:
+            connection.execute(
+                "DELETE FROM tick_rows WHERE (schedule, tick, cause) IN (SELECT schedule, tick, cause FROM tick_rows "
+                "WHERE NOT open AND decided_at < ? ORDER BY decided_at LIMIT ?)",
+                (now - int(keep * 1000), limit),
+            )
+            gone = connection.changes()
+            connection.execute(
+                "DELETE FROM notes WHERE key IN "
+                "(SELECT key FROM notes WHERE expires_at <= ? AND expires_at IS NOT NULL LIMIT ?)",
+                (now, limit - gone),
+            )
+            return gone + connection.changes()
+
+        return self._file.write(step)
+
+    # ── notes ──
+
+    def swap(
+        self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
+    ) -> Swapped:
+        check_text(key, old, new)
+        now = self._now()
+        rows = rows_of(drafts, now)
+        ends = None if ttl is None else now + round(ttl * 1000)
+
+        def step(connection: apsw.Connection) -> Swapped:
+            found = first(
+                connection,
+                "SELECT value FROM notes WHERE key = ? AND (expires_at IS NULL OR expires_at > ?)",
+                (key, now),
+            )
+            stands = None if found is None else found[0]
+            if stands not in (old, new):
+                return Swapped(False, stands)
+            if stands == old != new:
+                for row in rows:
+                    enqueue_one(connection, row)
+            if new is None:
+                connection.execute("DELETE FROM notes WHERE key = ?", (key,))
+            else:
+                connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (key, new, ends))
+            return Swapped(True, new)
+
+        return self._file.write(step)
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        rows = self._fetch(
+            "SELECT key, value FROM notes WHERE key >= :prefix AND substr(key, 1, length(:prefix)) = :prefix "
+            "AND (expires_at IS NULL OR expires_at > :now) ORDER BY key",
+            {"prefix": prefix, "now": self._now()},
+        )
+        return dict(rows)
+
+
+def _due(connection: apsw.Connection, now: int, boot: int, limit: int) -> Due:
     rows = fetch(
         connection,
         "SELECT name FROM schedule_rows WHERE due_at <= ? AND due_at IS NOT NULL ORDER BY due_at, name LIMIT ?",
@@ -34,15 +118,15 @@ def due(connection: apsw.Connection, now: int, boot: int, limit: int) -> Due:
         (limit,),
     )
     later = first(connection, "SELECT min(due_at) FROM schedule_rows WHERE due_at > ?", (now,))
-    found = standings(connection, list(dict.fromkeys(row[0] for row in rows)), now, boot) if rows else []
+    found = _standings(connection, list(dict.fromkeys(row[0] for row in rows)), now, boot) if rows else []
     next_due = None if later is None or later[0] is None else (later[0] - now) / 1000
-    return Due(datetime.fromtimestamp(now / 1000, UTC), found, next_due)
+    return Due(instant(now), found, next_due)
 
 
-def standings(connection: apsw.Connection, names: Iterable[str] | None, now: int, boot: int) -> list[Standing]:
+def _standings(connection: apsw.Connection, names: Iterable[str] | None, now: int, boot: int) -> list[Standing]:
     """In the order of `names`; None: all, by name."""
     among = "" if names is None else "AND {} IN (SELECT value FROM json_each(:names))"
-    wanted = {} if names is None else {"names": encode(list(names)).decode()}
+    wanted = {} if names is None else {"names": json_of(list(names))}
     found = dict(
         fetch(
             connection, f"SELECT name, body FROM schedule_rows WHERE TRUE {among.format('name')} ORDER BY name", wanted
@@ -62,28 +146,28 @@ def standings(connection: apsw.Connection, names: Iterable[str] | None, now: int
 
 
 def _run(connection: apsw.Connection, job_id: str | None, tick: Tick, now: int, boot: int) -> Run:
-    job = None if job_id is None else reads.get(connection, job_id)
+    job = None if job_id is None else view_of(connection, job_id)
     owner = None
     if job is not None and job.worker_id is not None:
         owner = first(connection, "SELECT expires_boot FROM workers WHERE id = ?", (job.worker_id,))
-    until = None if owner is None else datetime.fromtimestamp((now + owner[0] - boot) / 1000, UTC)
+    until = None if owner is None else instant(now + owner[0] - boot)
     return Run(tick, job, until)
 
 
-def change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boot_id: str) -> bool:
+def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boot_id: str) -> bool:
     name, rev = wanted.schedule.name, wanted.schedule.rev
     stands = first(connection, "SELECT rev FROM schedule_rows WHERE name = ?", (name,))
     if (0 if stands is None else stands[0]) != rev:
         return False
-    if wanted.owner is not None and first(connection, OWNER_LIVES, (wanted.owner, boot_id, boot)) is None:
+    if wanted.owner is not None and first(connection, _OWNER_LIVES, (wanted.owner, boot_id, boot)) is None:
         return False
     if wanted.delete:
         connection.execute("DELETE FROM tick_rows WHERE schedule = ?", (name,))
         connection.execute("DELETE FROM schedule_rows WHERE name = ?", (name,))
         return True
     follow: dict[str | None, str] = {}
-    for draft in wanted.drafts:
-        made = enqueue_one(connection, row_of(draft, now))
+    for draft, row in zip(wanted.drafts, rows_of(wanted.drafts, now), strict=True):
+        made = enqueue_one(connection, row)
         follow[draft.id] = made.id
         if wanted.owner is not None and made.created:
             connection.execute(
@@ -94,12 +178,12 @@ def change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boo
     for tick in wanted.ticks:
         _put_tick(connection, replace(tick, job_id=follow.get(tick.job_id, tick.job_id)))
     for job_id in wanted.cancel:
-        operators.cancel(connection, job_id, REPLACED, now)
-    row = wanted.stored
+        cancel(connection, job_id, REPLACED, now)
+    stored = wanted.stored
     connection.execute(
         "INSERT INTO schedule_rows VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
         "SET rev = excluded.rev, due_at = excluded.due_at, body = excluded.body",
-        (name, row.rev, None if row.due_at is None else millis(row.due_at), body_of(row)),
+        (name, stored.rev, None if stored.due_at is None else millis(stored.due_at), body_of(stored)),
     )
     return True
 
@@ -127,63 +211,3 @@ def open_again(connection: apsw.Connection, job_id: str) -> None:
             "UPDATE schedule_rows SET rev = rev + 1, body = json_set(body, '$.rev', rev + 1) WHERE name = ?",
             (schedule,),
         )
-
-
-def ticks(connection: apsw.Connection, name: str, limit: int, before: datetime | None) -> list[Tick]:
-    rows = fetch(
-        connection,
-        "SELECT body FROM tick_rows WHERE schedule = :name AND (:before IS NULL OR tick < :before) "
-        "ORDER BY tick DESC, cause DESC LIMIT :limit",
-        {"name": name, "before": None if before is None else millis(before), "limit": limit},
-    )
-    return [decode_tick(row[0]) for row in rows]
-
-
-def forget(connection: apsw.Connection, before: int, now: int, limit: int) -> int:
-    connection.execute(
-        "DELETE FROM tick_rows WHERE (schedule, tick, cause) IN (SELECT schedule, tick, cause FROM tick_rows "
-        "WHERE NOT open AND decided_at < ? ORDER BY decided_at LIMIT ?)",
-        (before, limit),
-    )
-    gone = connection.changes()
-    connection.execute(
-        "DELETE FROM notes WHERE key IN "
-        "(SELECT key FROM notes WHERE expires_at <= ? AND expires_at IS NOT NULL LIMIT ?)",
-        (now, limit - gone),
-    )
-    return gone + connection.changes()
-
-
-def swap(
-    connection: apsw.Connection,
-    key: str,
-    old: str | None,
-    new: str | None,
-    expires_at: int | None,
-    drafts: Sequence[Draft],
-    now: int,
-) -> Swapped:
-    found = first(
-        connection, "SELECT value FROM notes WHERE key = ? AND (expires_at IS NULL OR expires_at > ?)", (key, now)
-    )
-    stands = None if found is None else found[0]
-    if stands not in (old, new):
-        return Swapped(False, stands)
-    if stands == old != new:
-        for draft in drafts:
-            enqueue_one(connection, row_of(draft, now))
-    if new is None:
-        connection.execute("DELETE FROM notes WHERE key = ?", (key,))
-    else:
-        connection.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (key, new, expires_at))
-    return Swapped(True, new)
-
-
-def notes(connection: apsw.Connection, prefix: str, now: int) -> dict[str, str]:
-    rows = fetch(
-        connection,
-        "SELECT key, value FROM notes WHERE key >= :prefix AND substr(key, 1, length(:prefix)) = :prefix "
-        "AND (expires_at IS NULL OR expires_at > :now) ORDER BY key",
-        {"prefix": prefix, "now": now},
-    )
-    return dict(rows)

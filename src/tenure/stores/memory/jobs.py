@@ -1,0 +1,280 @@
+"""Jobs in memory: the verbs of clients and owners, and transactions.
+
+A transaction is a list of steps: rehearsed when it is called, run for good when its block ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tenure.core.lifecycle import Lease, Outcome, State, legal
+from tenure.errors import LeaseLost, StoreAway, StoreError
+from tenure.ports import (
+    NO_EDITS,
+    Answer,
+    Awaited,
+    Busy,
+    Claimed,
+    Draft,
+    Edit,
+    Enqueued,
+    Landed,
+    NotLanded,
+    OnceRecord,
+    Owned,
+    Progress,
+    Promoted,
+)
+from tenure.stores.memory.base import MemoryBase, Transaction, atomic
+from tenure.stores.memory.rows import FORGOTTEN, SAID, Row, age, over, refused
+from tenure.stores.rules import (
+    NOT_DELETED,
+    WORKER_KEPT,
+    ages,
+    check_drafts,
+    check_edits,
+    check_outcome,
+    check_reports,
+    check_text,
+    key_held,
+    standing,
+    why_not_replayed,
+)
+
+R = TypeVar("R")
+
+
+class MemoryJobs(MemoryBase):
+    """The verbs of `JobStore`."""
+
+    # ── clients ──
+
+    @atomic
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        check_drafts(drafts, ranges=True)
+        answers = self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
+        inner = tx.tx if isinstance(tx, Awaited) else tx
+        if isinstance(inner, Transaction) and committed is not None:
+            inner.committed.append(committed)
+        return answers
+
+    @atomic
+    def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
+        check_text(reason)
+        return {name: self._cancel(row, reason) if row else None for name, row in self._named(ids)}
+
+    @atomic
+    def promote(self, *, limit: int = 1000) -> Promoted:
+        now = self.now()
+        waiting = [row for row in self._rows() if legal("promote", row.view.state)]
+        waiting.sort(key=lambda row: (row.view.run_at, row.view.id))
+        due = [row for row in waiting if row.view.run_at <= now][:limit]
+        for row in due:
+            self._move("promote", row, State.QUEUED)
+        later = [max((row.view.run_at - now).total_seconds(), 0.0) for row in waiting[len(due) : len(due) + 1]]
+        jobs: dict[str, list[str]] = {}
+        for row in due:
+            jobs.setdefault(row.view.queue, []).append(row.view.id)
+        return Promoted(jobs, later[0] if later else None)
+
+    @atomic
+    def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
+        states: dict[str, State | None] = {}
+        for name, row in self._named(ids):
+            if row and legal("promote", row.view.state):
+                row = self._move("promote", row, State.QUEUED, run_at=self.now())
+            states[name] = row.view.state if row else None
+        return states
+
+    @atomic
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        wanted = list(ids)
+        check_edits(wanted, edits)
+        return {name: self._replay(row, edits.get(name)) if row else None for name, row in self._named(wanted)}
+
+    @atomic
+    def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return {name: self._delete(row) if row else None for name, row in self._named(ids)}
+
+    @atomic
+    def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
+        now, kept = self.now(), dict(ages(keep, keep_dead))
+        for worker in [w for w in self._workers.values() if w.died_at and age(now, w.died_at) > WORKER_KEPT]:
+            del self._workers[worker.identity.id]
+        ended = [row.view for row in self._rows() if legal("prune", row.view.state)]
+        old = [view for view in ended if over(age(now, view.ended_at), kept.get(view.state))]
+        for view in old[:limit]:
+            del self._jobs[view.id]
+        return len(old[:limit])
+
+    @atomic
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        if paused == (queue in self._paused):
+            return False
+        if paused:
+            self._paused[queue] = self.now()
+        else:
+            del self._paused[queue]
+        return True
+
+    # ── owners ──
+
+    @atomic
+    def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        if not self._may_own(worker_id):
+            return []
+        claimed: list[Claimed] = []
+        for queue, room in wants.items():
+            if queue in self._paused:
+                continue
+            waiting = [row for row in self._rows() if legal("claim", row.view.state)]
+            waiting = [row for row in waiting if (row.view.queue, row.view.solo) == (queue, solo)]
+            waiting.sort(key=lambda row: (-row.view.priority, row.view.run_at, row.view.id))
+            claimed += [self._claim(row, worker_id) for row in waiting[: max(min(room, limit - len(claimed)), 0)]]
+        return claimed
+
+    @atomic
+    def owned(self, worker_id: str) -> list[Owned]:
+        return [Owned(self._claimed(row), row.view.cancel_reason) for row, _ in self._held_by(worker_id)]
+
+    @atomic
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        check_reports(reports, ranges=True)
+        return [self._progress(report) for report in reports]
+
+    @atomic
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        check_text(*(why for _, why in refusals))
+        for lease, why in refusals:
+            row = self._jobs.get(lease.job_id)
+            if row:
+                attempts = tuple(refused(each, lease, why) for each in row.attempts)
+                self._jobs[lease.job_id] = replace(row, attempts=attempts)
+
+    @atomic
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        check_text(key, value)
+        row = self._held("once", lease)
+        if row is None:
+            return None
+        if value is not None and key not in row.once:
+            self._jobs[lease.job_id] = replace(row, once={**row.once, key: value})
+            return OnceRecord(value)
+        return OnceRecord(row.once.get(key))
+
+    @atomic
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        for _, outcome in ends:
+            check_outcome(outcome)
+        return self._step(tx, lambda: [self._finish(lease, outcome, strict=tx is not None) for lease, outcome in ends])
+
+    # ── transactions ──
+
+    @contextmanager
+    def transaction(self) -> Generator[Any, None, None]:
+        """Steps taken with the yielded object as `tx` happen when the block ends, or never if it raises."""
+        tx = Transaction()
+        self._transactions.add(tx)
+        try:
+            yield tx
+        finally:
+            self._transactions.discard(tx)
+        self._commit(tx)
+        for committed in tx.committed:
+            committed()
+
+    def _step(self, tx: object, step: Callable[[], list[R]]) -> list[R]:
+        if tx is None:
+            return step()
+        tx = tx.tx if isinstance(tx, Awaited) else tx
+        if not isinstance(tx, Transaction) or tx not in self._transactions:
+            raise StoreError(f"tx: expected what this store's transaction() yields, in its block; got {tx!r}")
+        before = self._jobs.copy()
+        try:
+            for earlier, _ in tx.steps:
+                earlier()
+            answers = step()
+        finally:
+            self._jobs = before
+        tx.steps.append((step, answers))
+        return answers
+
+    @atomic
+    def _commit(self, tx: Transaction) -> None:
+        before = self._jobs.copy()
+        try:
+            for step, promised in tx.steps:
+                if step() != promised:
+                    raise StoreAway("another caller changed the same jobs first; nothing was stored, run it again")
+        except BaseException:
+            self._jobs = before
+            raise
+
+    # ── one job ──
+
+    def _replay(self, row: Row, edit: Edit | None) -> Answer:
+        view = row.view
+        refused = why_not_replayed(view.state, view.queue)
+        if refused:
+            return refused
+        holder = self._holder(view.task, view.unique)
+        if holder:
+            return key_held(holder.view.id, view.unique)
+        fresh = dict.fromkeys(FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
+        if edit:
+            row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
+            fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
+        self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
+        for key, tick in self._ticks.items():
+            if tick.job_id == view.id:  # it is a run of its schedule again; and whoever saw it ended writes nothing
+                self._ticks[key] = tick.reopened
+                stands = self._schedules[tick.schedule]
+                self._schedules[tick.schedule] = stands.but(rev=stands.rev + 1)
+        return Landed(State.QUEUED)
+
+    def _delete(self, row: Row) -> Answer:
+        if not legal("delete", row.view.state):
+            return NOT_DELETED
+        del self._jobs[row.view.id]
+        return Landed(row.view.state)
+
+    def _held(self, verb: str, lease: Lease) -> Row | None:
+        row = self._jobs.get(lease.job_id)
+        return row if row and row.lease == lease and legal(verb, row.view.state) else None
+
+    def _progress(self, report: Progress) -> bool:
+        row = self._held("progress", report.lease)
+        if row is None:
+            return False
+        said = zip(SAID, (report.stage, report.fraction, report.message, report.checkpoint), strict=True)
+        news: dict[str, Any] = {name: value for name, value in said if value is not None}
+        if report.checkpoint not in (None, row.view.checkpoint):
+            news["crashes"] = 0
+        logs = row.logs if report.log is None else {**row.logs, report.lease.attempt: report.log}
+        row = replace(row, active=self._clock.boot(), logs=logs)
+        self._move("progress", row, State.PROCESSING, last_activity_at=self.now(), **news)
+        return True
+
+    def _finish(self, lease: Lease, outcome: Outcome, *, strict: bool) -> Answer:
+        row = self._held("finish", lease)
+        if row:
+            return Landed(self._end("finish", row, lease, outcome).state)
+        refused = self._why_not(lease, outcome)
+        if strict and isinstance(refused, NotLanded):
+            raise LeaseLost(refused.stands)  # undoes all that the handler did in its transaction
+        return refused
+
+    def _why_not(self, lease: Lease, outcome: Outcome) -> Answer:
+        row = self._jobs.get(lease.job_id)
+        if row is None:
+            return standing(lease, outcome, None, None)
+        view = row.view
+        job = (view.state, view.attempt, view.worker_id, view.completed_by, view.state, view.result)
+        past = [(each.worker_id, each.outcome) for each in row.attempts if each.attempt == lease.attempt]
+        return standing(lease, outcome, job, past[0] if past else None)

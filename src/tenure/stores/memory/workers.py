@@ -1,0 +1,124 @@
+"""Workers in memory: their rows, their leases, and what becomes of the jobs of a worker that died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from tenure.core.lifecycle import Crashed, Lease, Outcome, State, legal
+from tenure.ports import Hung, Rescued, WorkerIdentity
+from tenure.stores.memory.base import MemoryBase, atomic
+from tenure.stores.memory.rows import Row, Worker, over
+from tenure.stores.rules import Cause, check_outcome, cleared, lost, rescued, used_before
+
+
+class MemoryWorkers(MemoryBase):
+    """The verbs of `WorkerStore`."""
+
+    @atomic
+    def register(self, worker: WorkerIdentity) -> None:
+        if worker.id in self._workers:
+            raise used_before(worker.id)
+        now = self.now()
+        self._workers[worker.id] = Worker(worker, now, now, self._clock.boot() + worker.lease)
+
+    @atomic
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
+        renewed = [worker for worker in map(self._workers.get, worker_ids) if worker and not worker.died_at]
+        for worker in renewed:
+            name, ends = worker.identity.id, self._clock.boot() + worker.identity.lease
+            note, size = (notes or {}).get(name, ""), (memory or {}).get(name, worker.memory)
+            self._workers[name] = replace(worker, renewed_at=self.now(), lease_ends=ends, note=note, memory=size)
+        return frozenset(worker.identity.id for worker in renewed)
+
+    @atomic
+    def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
+        return self._declare(worker_ids, "crash")
+
+    @atomic
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
+        if not self._credible(witness, until):
+            return frozenset()
+        return self._declare([name for name, worker in self._workers.items() if self._lease_over(worker)], "host")
+
+    @atomic
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+        for outcome in (*verdicts.values(), rest):
+            check_outcome(outcome)
+        self._declare([worker_id], "crash")
+        held = self._held_by(worker_id)
+        return [self._take_back("finish", row, lease, "crash", verdicts.get(lease.job_id, rest)) for row, lease in held]
+
+    @atomic
+    def rescue(self, *, limit: int = 100) -> list[Rescued]:
+        held = [(row, row.lease) for row in self._rows() if row.lease and legal("rescue", row.view.state)]
+        found = [(row, lease, self._lost(row, lease.worker_id)) for row, lease in held]
+        taken = sorted(((r, lease, *why) for r, lease, why in found if why), key=lambda each: (each[0].active, each[1]))
+        return [self._take_back("rescue", *each) for each in taken[:limit]]
+
+    @atomic
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
+        row = self._jobs.get(job_id)
+        if row is None or row.lease is None:
+            return row.view.state if row else None
+        worker = self._workers.get(row.lease.worker_id)
+        if declare and worker and self._lease_over(worker) and self._credible(witness, until):
+            self._declare([worker.identity.id], "host")
+        why = self._lost(row, row.lease.worker_id)
+        if why is None:
+            return row.view.state
+        return self._take_back("rescue", row, row.lease, "queue", why[1])
+
+    @atomic
+    def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
+        held = [each for worker_id in dict.fromkeys(worker_ids) for each in self._held_by(worker_id)]
+        silent = [(row, lease, self._silent(row)) for row, lease in held]
+        return [Hung(lease, r.view.task, age) for r, lease, age in silent if over(age, r.view.stale_after)]
+
+    @atomic
+    def solo_waiting(self, queues: Sequence[str]) -> int:
+        open_queues = set(queues) - set(self._paused)
+        waiting = [row.view for row in self._rows() if legal("claim", row.view.state)]
+        return sum(view.solo and view.queue in open_queues for view in waiting)
+
+    def _credible(self, witness: str | None, until: datetime | None) -> bool:
+        """Is it in time, and itself renewed so well that others' silence is their own?"""
+        if until is not None and self.now() > until:
+            return False
+        worker = self._workers.get(witness or "")
+        if worker is None:
+            return witness is None
+        return not worker.died_at and worker.lease_ends - self._clock.boot() > worker.identity.lease / 3
+
+    def _declare(self, worker_ids: Iterable[str], cause: Cause) -> frozenset[str]:
+        died = [worker for worker in map(self._workers.get, set(worker_ids)) if worker and not worker.died_at]
+        for worker in died:
+            self._workers[worker.identity.id] = replace(worker, died_at=self.now(), died_of=cause)
+        return frozenset(worker.identity.id for worker in died)
+
+    def _lost(self, row: Row, worker_id: str) -> tuple[Cause, Crashed] | None:
+        """Why a processing job may be rescued; None: its owner lives and shows it."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return lost("missing", worker_id)
+        if worker.died_at:
+            return lost(worker.died_of, worker_id)
+        patience = 2 * worker.identity.lease
+        return lost("hung", worker_id) if over(self._silent(row) - patience, row.view.stale_after) else None
+
+    def _silent(self, row: Row) -> float:
+        return self._clock.boot() - row.active
+
+    def _take_back(self, verb: str, row: Row, lease: Lease, cause: Cause, outcome: Outcome) -> Rescued:
+        message = cleared(outcome)
+        after = self._end(verb, row, lease, outcome, **({} if message is None else {"message": message}))
+        return rescued(lease, after.task, after.queue, cause, after.state)

@@ -1,0 +1,51 @@
+"""What all verbs of the PostgreSQL store stand on: one server, and statements that a verb takes step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import LiteralString, TypeVar
+
+from tenure.ports import Draft, Enqueued
+from tenure.stores.postgres.drafts import enqueue_steps
+from tenure.stores.postgres.joins import Rows
+from tenure.stores.postgres.server import Connection, Server, Steps, run
+from tenure.stores.rules import json_of
+
+T = TypeVar("T")
+
+
+class PostgresBase:
+    """The server. Each statement is a transaction of its own, unless a verb needs several."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._sql = server.sql
+
+    def now(self) -> datetime:
+        return self._server.fetch("SELECT @now")[0][0].astimezone(UTC)  # type: ignore[no-any-return]
+
+    def _drive(self, steps: Steps[T], run: Callable[[LiteralString, str], Rows]) -> T:
+        """Take a verb's steps, each with `run`: on a connection of ours, or in somebody's transaction."""
+        try:
+            sql, given = next(steps)
+            while True:
+                sql, given = steps.send(run(self._sql(sql), json_of(given)))
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+    def _in(self, connection: Connection, steps: Steps[T]) -> T:
+        return self._drive(steps, partial(run, connection))
+
+    def _locking(self, call: Callable[[Connection], T]) -> T:
+        """Several statements, one transaction."""
+
+        def step(connection: Connection) -> T:
+            with connection.transaction():
+                return call(connection)
+
+        return self._server.run(step)
+
+    def _enqueue(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
+        return self._in(connection, enqueue_steps(drafts))[0]

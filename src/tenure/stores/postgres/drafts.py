@@ -1,0 +1,156 @@
+"""Jobs not yet stored: one, a batch, or so many that they are worth a COPY."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import Any
+
+from tenure.core.lifecycle import State
+from tenure.errors import StoreError
+from tenure.ports import Draft, Enqueued
+from tenure.stores.fields import NEW, listed
+from tenure.stores.postgres.server import Steps
+
+COPY_FROM = 50  #: as many drafts are worth a COPY
+COPY_AT_ONCE = 500
+_ENQUEUE_TRIES = 5
+
+_COLUMN = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "datetime": "timestamptz"}
+_TYPES = {each.name: _COLUMN[str(each.type).removesuffix(" | None")] for each in fields(Draft)} | {"id": "uuid"}
+_RECORD = ", ".join(f'"{name}" {kind}' for name, kind in _TYPES.items())
+_STATE = "CASE WHEN due > @now THEN 'scheduled' ELSE 'queued' END"
+
+_GIVEN = listed(
+    NEW,
+    unique_key='"unique"',
+    state=_STATE,
+    run_at="due",
+    expires_at="due + expires * interval '1 second'",
+    enqueued_at="@now",
+    solo="isolated",
+)
+ENQUEUE = f"""
+    WITH given AS MATERIALIZED (
+        SELECT *, coalesce(@now + delay * interval '1 second', run_at, @now) AS due
+        FROM ROWS FROM (json_to_recordset(:p::json) AS ({_RECORD})) WITH ORDINALITY AS d
+    ), stored AS (
+        INSERT INTO @.jobs ({listed(NEW)}) SELECT {_GIVEN} FROM given ORDER BY ordinality
+        ON CONFLICT DO NOTHING RETURNING id, state
+    )
+    SELECT id::text, state, pg_current_xact_id()::text FROM stored"""
+
+_ONE = {name: f"%({name})s::{kind}" for name, kind in _TYPES.items()}
+_GIVEN_ONE = listed(
+    NEW,
+    **_ONE
+    | {
+        "unique_key": _ONE["unique"],
+        "state": _STATE,
+        "run_at": "due",
+        "expires_at": f"due + {_ONE['expires']} * interval '1 second'",
+        "enqueued_at": "@now",
+        "solo": _ONE["isolated"],
+    },
+)
+#: One job alone, as most are: no batch has to be taken apart.
+ENQUEUE_ONE = f"""
+    INSERT INTO @.jobs ({listed(NEW)}) SELECT {_GIVEN_ONE}
+    FROM (SELECT coalesce(@now + {_ONE["delay"]} * interval '1 second', {_ONE["run_at"]}, @now) AS due) AS d
+    ON CONFLICT DO NOTHING RETURNING state"""
+
+#: Who stands where an insert did nothing: the same id, else the live holder of the unique key.
+STANDING = """
+    SELECT d.ordinality, j.id::text, j.state
+    FROM ROWS FROM (json_to_recordset(:p::json) AS (id uuid, task text, "unique" text)) WITH ORDINALITY AS d
+    CROSS JOIN LATERAL (
+        SELECT id, state FROM @.jobs WHERE id = d.id
+        UNION ALL
+        SELECT id, state FROM @.jobs WHERE task = d.task AND unique_key = d."unique"
+            AND state IN ('scheduled', 'queued', 'processing')
+        LIMIT 1) AS j"""
+
+#: What jobs of one batch have in common most often, in the order of COPY's columns.
+_SAME = (
+    "task",
+    "queue",
+    "priority",
+    "isolated",
+    "max_failures",
+    "max_crashes",
+    "retry_base",
+    "retry_cap",
+    "timeout",
+    "stale_after",
+)
+_same = attrgetter(*_SAME)
+COPY = f"""
+    COPY @.jobs (id, state, {listed(_SAME[:3])}, run_at, solo, {listed(_SAME[3:])}, enqueued_at, expires_at, meta,
+        payload) FROM STDIN"""
+
+
+def facts_of(draft: Draft) -> dict[str, Any]:
+    """The values of `ENQUEUE_ONE`."""
+    return {name: getattr(draft, name) for name in _TYPES}
+
+
+def enqueue_steps(drafts: Sequence[Draft]) -> Steps[tuple[list[Enqueued], str]]:
+    """Insert, then look who stands where nothing was inserted; again for those who have left meanwhile.
+
+    Also the id of the transaction, if anything was inserted.
+    """
+    answers: dict[int, Enqueued] = {}
+    xid = ""
+    for _ in range(_ENQUEUE_TRIES):
+        missing = [n for n in range(len(drafts)) if n not in answers]
+        stored: dict[str, str] = {}
+        for job_id, state, xid in (yield ENQUEUE, [drafts[n] for n in missing]):  # noqa: B007
+            stored[job_id] = state
+        for n in missing:
+            state = stored.pop(drafts[n].id, None)  # the same id twice in a batch is created once
+            if state is not None:
+                answers[n] = Enqueued(drafts[n].id, True, State(state))
+        missing = [n for n in missing if n not in answers]
+        if missing:
+            asked = [{"id": drafts[n].id, "task": drafts[n].task, "unique": drafts[n].unique} for n in missing]
+            for place, job_id, state in (yield STANDING, asked):
+                answers[missing[place - 1]] = Enqueued(job_id, False, State(state))
+        if len(answers) == len(drafts):
+            return [answers[n] for n in range(len(drafts))], xid
+    raise StoreError("a unique key changed hands faster than it could be looked up; enqueue again")
+
+
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+
+
+def lines(drafts: Sequence[Draft], now: datetime) -> tuple[list[str], list[Enqueued]]:
+    """COPY's text of new jobs, and the answers if it lands."""
+    at, found, answers = now.isoformat(), list[str](), list[Enqueued]()
+    commons: dict[tuple[Any, ...], tuple[str, str]] = {}
+    for draft in drafts:
+        if draft.delay is None and draft.run_at is None:
+            due, run_at, state = now, at, State.QUEUED
+        else:
+            due = now + timedelta(seconds=draft.delay) if draft.delay is not None else draft.run_at or now
+            run_at, state = due.isoformat(), State.SCHEDULED if due > now else State.QUEUED
+        same = _same(draft)
+        common = commons.get(same)
+        if common is None:
+            options = [draft.isolated, *same[3:]]
+            common = commons[same] = (
+                f"\t{_escaped(draft.task)}\t{_escaped(draft.queue)}\t{draft.priority}\t",
+                "\t" + "\t".join("\\N" if each is None else str(each) for each in options) + f"\t{at}\t",
+            )
+        expires = "\\N" if draft.expires is None else (due + timedelta(seconds=draft.expires)).isoformat()
+        payload = (
+            draft.payload if "\\" not in draft.payload and draft.payload.isprintable() else _escaped(draft.payload)
+        )
+        found.append(f"{draft.id}\t{state}{common[0]}{run_at}{common[1]}{expires}\t{_escaped(draft.meta)}\t{payload}\n")
+        answers.append(Enqueued(draft.id, True, state))
+    return found, answers
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)

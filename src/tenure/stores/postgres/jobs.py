@@ -1,0 +1,501 @@
+"""Jobs in PostgreSQL: the verbs of clients and owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any, LiteralString, TypeVar
+
+import psycopg
+
+from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.errors import BadData, StoreBusy, StoreError
+from tenure.ports import (
+    NO_EDITS,
+    Answer,
+    Awaited,
+    Busy,
+    Claimed,
+    Draft,
+    Edit,
+    Enqueued,
+    Landed,
+    NotLanded,
+    OnceRecord,
+    Owned,
+    Progress,
+    Promoted,
+)
+from tenure.stores.fields import CLAIMED, listed
+from tenure.stores.postgres import steps
+from tenure.stores.postgres.base import PostgresBase
+from tenure.stores.postgres.commits import STATUS, CommitWatch
+from tenure.stores.postgres.drafts import COPY, COPY_AT_ONCE, COPY_FROM, ENQUEUE_ONE, enqueue_steps, facts_of, lines
+from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
+from tenure.stores.postgres.marks import START, Marks, Place
+from tenure.stores.postgres.server import Connection, Server, Sql, Transaction
+from tenure.stores.postgres.steps import UNDER_LEASE
+from tenure.stores.rules import (
+    COMPLETED,
+    NOT_DELETED,
+    ages,
+    check_drafts,
+    check_edits,
+    check_outcome,
+    check_reports,
+    check_text,
+    is_id,
+    json_of,
+    key_held,
+    lease_facts,
+    why_not_replayed,
+)
+
+T = TypeVar("T")
+
+HELD_SECONDS = 0.5
+OPERATED_SECONDS = 2.0  #: of a verb's eight; what it has locked by then is let go, too
+WARY_SECONDS = 5.0
+MARK_FROM = 50  #: a batch of so many may be one of a long queue
+
+_CLAIMED = listed(
+    CLAIMED,
+    **{name: f"j.{name}" for name in CLAIMED}
+    | {
+        "id": "j.id::text",
+        "enqueued_ms": "(date_part('epoch', j.enqueued_at) * 1000)::bigint",
+        "expired": "coalesce(j.attempt = 1 AND j.expires_at < @now, false)",
+    },
+)
+
+# The worker's row must be there, not dead, not expired, and the queue not paused: asked in the statement that takes.
+# Each queue is read from a place on (rank, run_at, id), so that a claim need not step over all that ended since an old
+# snapshot was taken; what has a higher priority is read from the start.
+CLAIM = f"""
+    WITH chosen AS MATERIALIZED (
+        SELECT j.ctid AS place
+        FROM unnest(%(queues)s::text[], %(wants)s::integer[], %(ranks)s::integer[], %(times)s::timestamptz[],
+            %(ids)s::uuid[]) AS w (queue, want, rank, run_at, id)
+        CROSS JOIN LATERAL (
+            SELECT * FROM (
+                SELECT ctid FROM @.jobs
+                WHERE state = 'queued' AND queue = w.queue AND solo = %(solo)s AND (-priority) < w.rank
+                ORDER BY (-priority), run_at, id LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED) AS before
+            UNION ALL
+            SELECT * FROM (
+                SELECT ctid FROM @.jobs
+                WHERE state = 'queued' AND queue = w.queue AND solo = %(solo)s
+                    AND ((-priority), run_at, id) > (w.rank, w.run_at, w.id)
+                ORDER BY (-priority), run_at, id LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED) AS past
+            LIMIT w.want) AS j
+        WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)
+          AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)
+        LIMIT %(limit)s)
+    UPDATE @.jobs AS j SET state = 'processing', attempt = j.attempt + 1, worker_id = %(worker)s,
+        started_at = @now, last_activity_at = @now
+    FROM chosen WHERE j.ctid = chosen.place
+    RETURNING {_CLAIMED}"""
+
+PLACE = "SELECT -priority, run_at::text, id::text FROM @.jobs WHERE id = %s"
+
+OWNED = f"""
+    SELECT {_CLAIMED}, j.cancel_reason
+    FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s"""
+
+_PROGRESS = f"""
+    WITH r AS MATERIALIZED (
+        SELECT l.*
+        FROM json_to_recordset(%s) AS l (id uuid, attempt integer, worker text, fraction float8, stage text,
+            message text, checkpoint text, log text)
+        JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")}
+        ORDER BY l.id FOR NO KEY UPDATE OF j SKIP LOCKED){{logged}}
+    UPDATE @.jobs AS j SET progress = coalesce(r.fraction, j.progress), stage = coalesce(r.stage, j.stage),
+        message = coalesce(r.message, j.message), last_activity_at = @now,
+        crashes = CASE WHEN r.checkpoint IS NOT NULL AND r.checkpoint IS DISTINCT FROM j.checkpoint
+            THEN 0 ELSE j.crashes END,
+        checkpoint = coalesce(r.checkpoint, j.checkpoint)
+    FROM r WHERE {UNDER_LEASE.format(lease="r")}
+    RETURNING j.id::text, j.attempt, j.worker_id"""
+
+PROGRESS = _PROGRESS.format(logged="")
+#: The same for a batch in which somebody logged: the jobs' rows are locked first, so nobody meets another in the logs.
+PROGRESS_LOGGED = _PROGRESS.format(
+    logged=""", logged AS (
+        INSERT INTO @.job_logs (job_id, attempt, lines)
+        SELECT id, attempt, log FROM r WHERE log IS NOT NULL ORDER BY id
+        ON CONFLICT (job_id, attempt) DO UPDATE SET lines = excluded.lines)"""
+)
+
+#: The first refusal of an attempt stands: a row changed since we looked is looked at again before it is written.
+REFUSED = """
+    WITH r AS MATERIALIZED (
+        SELECT a.job_id, a.attempt, l.why
+        FROM json_to_recordset(%s) AS l (id uuid, attempt integer, worker text, why text)
+        JOIN @.attempts AS a ON a.job_id = l.id AND a.attempt = l.attempt AND a.worker_id = l.worker
+        ORDER BY a.job_id, a.attempt FOR NO KEY UPDATE OF a)
+    UPDATE @.attempts AS a SET evidence = (a.evidence::jsonb || jsonb_build_object('refused', r.why))::text
+    FROM r WHERE a.job_id = r.job_id AND a.attempt = r.attempt AND a.evidence::jsonb -> 'refused' IS NULL"""
+
+ONCE_READ = f"""
+    SELECT o.value FROM (SELECT %s::uuid AS id, %s::integer AS attempt, %s::text AS worker, %s::text AS key) AS l
+    JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")} LEFT JOIN @.once AS o ON o.job_id = j.id AND o.key = l.key"""
+
+ONCE_WRITE = f"""
+    WITH held AS MATERIALIZED (
+        SELECT j.id, l.key, l.value
+        FROM (SELECT %s::uuid AS id, %s::integer AS attempt, %s::text AS worker, %s::text AS key, %s::text AS value) l
+        JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")} FOR NO KEY UPDATE OF j
+    ), recorded AS (
+        INSERT INTO @.once (job_id, key, value) SELECT id, key, value FROM held ON CONFLICT DO NOTHING RETURNING value)
+    SELECT coalesce((SELECT value FROM recorded), o.value)
+    FROM held LEFT JOIN @.once AS o ON o.job_id = held.id AND o.key = held.key"""
+
+PROMOTE = """
+    WITH due AS MATERIALIZED (
+        SELECT ctid AS place, run_at, id FROM @.jobs WHERE state = 'scheduled' AND run_at <= @now
+        ORDER BY run_at, id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
+    ), moved AS (
+        UPDATE @.jobs AS j SET state = 'queued' FROM due WHERE j.ctid = due.place RETURNING j.queue, j.id, j.run_at)
+    SELECT queue, id::text FROM moved ORDER BY run_at, id"""
+
+NEXT_DUE = "SELECT date_part('epoch', min(run_at) - @now) FROM @.jobs WHERE state = 'scheduled'"
+
+PRUNE = """
+    DELETE FROM @.jobs WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.jobs WHERE state = %s AND ended_at IS NOT NULL
+            AND ended_at < @now - %s * interval '1 second'
+        ORDER BY ended_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
+
+PRUNE_WORKERS = "DELETE FROM @.workers WHERE died_at < @now - interval '1 day'"
+
+
+class PostgresJobs(PostgresBase):
+    """The verbs of `JobStore`."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._joins = Joins(self._here)
+        self._commits: CommitWatch | None = None
+        self._wary_until = 0.0
+        self._marks = (Marks(), Marks())  # for ordinary jobs, and for those that must run alone
+
+    def _within(self, tx: object) -> Callable[[LiteralString, str], Rows]:
+        inner = tx.tx if isinstance(tx, Awaited) else tx
+        if not isinstance(inner, Transaction):
+            return partial(self._joins.run, tx)
+        if inner.server is not self._server and (inner.server.conninfo, inner.server.schema) != (
+            self._server.conninfo,
+            self._server.schema,
+        ):
+            raise StoreError(
+                f"tx is a transaction of {inner.server.url}, schema {inner.server.schema}: "
+                f"the jobs are in {self._server.url}, schema {self._server.schema}"
+            )
+        return inner.run
+
+    def _here(self) -> Database:
+        return Database(*self._server.fetch(WHERE)[0])
+
+    def _ended(self, xids: Sequence[str]) -> Mapping[str, str | None]:
+        return dict(self._server.fetch(STATUS, list(xids)))
+
+    # ── clients ──
+
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        check_drafts(drafts)
+        if tx is not None:
+            answers, xid = self._drive(enqueue_steps(drafts), self._within(tx))
+            if committed is not None and isinstance(tx, Transaction):
+                tx.committed.append(committed)
+            elif committed is not None and xid and self._commits is not None:
+                self._commits.add(xid, committed)
+            return answers
+        if len(drafts) >= COPY_FROM and not any(draft.unique for draft in drafts):
+            try:
+                return self._server.run(lambda connection: self._copy(connection, drafts))
+            except BadData as error:
+                if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+                    raise
+        if len(drafts) == 1:
+            one, facts = self._sql(ENQUEUE_ONE), facts_of(drafts[0])
+            rows = self._server.run(lambda connection: connection.execute(one, facts).fetchall())
+            if rows:
+                return [Enqueued(drafts[0].id, True, State(rows[0][0]))]
+        return self._server.run(lambda connection: self._enqueue(connection, drafts))
+
+    def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
+        now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]
+        answers: list[Enqueued] = []
+        with connection.cursor() as cursor, cursor.copy(self._sql(COPY)) as copy:
+            for first in range(0, len(drafts), COPY_AT_ONCE):  # the server stores one part while we write the next
+                text, some = lines(drafts[first : first + COPY_AT_ONCE], now)
+                copy.write("".join(text))
+                answers += some
+        return answers
+
+    def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
+        check_text(reason)
+        return self._each(ids, lambda connection, job_id: _cancel(connection, self._sql, job_id, reason))
+
+    def promote(self, *, limit: int = 1000) -> Promoted:
+        def next_due() -> float | None:
+            then: float | None = self._server.fetch(NEXT_DUE)[0][0]
+            return None if then is None else max(0.0, then)
+
+        then = next_due()
+        if then is None or then > 0:
+            return Promoted({}, then)
+        jobs: dict[str, list[str]] = {}
+        for queue, job_id in self._server.fetch(PROMOTE, limit):
+            jobs.setdefault(queue, []).append(job_id)
+        then = next_due()
+        # Due, and not promoted: somebody holds it. Whoever asks again at once would ask for as long as that lasts.
+        return Promoted(jobs, then if jobs or then is None else max(then, HELD_SECONDS))
+
+    def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
+        return self._each(ids, lambda connection, job_id: _promote(connection, self._sql, job_id))
+
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        wanted = list(ids)
+        check_edits(wanted, edits)
+        return self._each(wanted, lambda c, job_id: _replay(c, self._sql, job_id, edits.get(job_id)))
+
+    def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return self._each(ids, lambda connection, job_id: _delete(connection, self._sql, job_id))
+
+    def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T | None]:
+        """One after the other, in as many transactions as it takes: on a slow line hundreds don't fit into a verb."""
+        answers: dict[str, T | None] = dict.fromkeys(ids)
+        left = [job_id for job_id in answers if is_id(job_id)]
+
+        def some(connection: Connection) -> dict[str, T]:
+            done, until = dict[str, T](), monotonic() + OPERATED_SECONDS
+            for job_id in left:
+                done[job_id] = step(connection, job_id)
+                if monotonic() > until:
+                    break
+            return done
+
+        while left:
+            done = self._locking(some)
+            answers.update(done)
+            del left[: len(done)]
+        return answers
+
+    def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
+        gone = 0
+        for state, age in ages(keep, keep_dead):
+            values = (state, age, limit - gone)
+            gone += self._server.run(lambda c, values=values: c.execute(self._sql(PRUNE), values).rowcount)  # type: ignore[misc]
+        self._server.run(lambda connection: connection.execute(self._sql(PRUNE_WORKERS)))
+        return gone
+
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        if paused:
+            sql = "INSERT INTO @.queues (name, paused_at) VALUES (%s, @now) ON CONFLICT DO NOTHING RETURNING name"
+        else:
+            sql = "DELETE FROM @.queues WHERE name = %s RETURNING name"
+        return bool(self._server.fetch(sql, queue))
+
+    # ── owners ──
+
+    def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        marks = self._marks[solo]
+        marks.refresh()
+        claimed = self._claim(worker_id, wants, limit, solo, [marks.of(queue) for queue in wants])
+        if len(claimed) < limit and marks:
+            left = {queue: want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()}
+            marks.clear()
+            claimed += self._claim(worker_id, left, limit - len(claimed), solo, [START] * len(left))
+        elif len(claimed) >= MARK_FROM and marks.wanted():
+            with suppress(StoreError):  # it is a hint, and what was claimed must be handed over
+                for last in {each.queue: each for each in claimed}.values():
+                    for place in self._server.fetch(PLACE, last.id):
+                        marks.put(last.queue, place)
+        return claimed
+
+    def _claim(
+        self, worker_id: str, wants: Mapping[str, int], limit: int, solo: bool, places: Sequence[Place]
+    ) -> list[Claimed]:
+        facts = {
+            "queues": list(wants),
+            "wants": list(wants.values()),
+            "ranks": [place[0] for place in places],
+            "times": [place[1] for place in places],
+            "ids": [place[2] for place in places],
+            "solo": solo,
+            "worker": worker_id,
+            "limit": limit,
+        }
+        sql = self._sql(CLAIM)
+        return self._server.run(
+            lambda connection: list(map(Claimed._make, connection.execute(sql, facts, binary=True).fetchall()))
+        )
+
+    def owned(self, worker_id: str) -> list[Owned]:
+        rows = self._server.fetch(OWNED, worker_id)
+        return [Owned(Claimed._make(row[:-1]), row[-1]) for row in rows]
+
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        check_reports(reports)
+        newest: dict[Lease, dict[str, Any]] = {}
+        for report in sorted(reports, key=lambda report: report.lease):
+            said = {name: getattr(report, name) for name in ("fraction", "stage", "message", "checkpoint", "log")}
+            known = newest.setdefault(report.lease, lease_facts(report.lease))
+            known.update({name: value for name, value in said.items() if value is not None})
+        rows = list(newest.values())
+        sql = PROGRESS_LOGGED if any("log" in row for row in rows) else PROGRESS
+        landed = {Lease(*row) for row in self._server.fetch(sql, json_of(rows))}
+        if len(landed) < len(rows):
+            landed |= self._held(reports, landed)
+        return [report.lease in landed for report in reports]
+
+    def _held(self, reports: Sequence[Progress], landed: set[Lease]) -> set[Lease]:
+        """Leases that stand while somebody's transaction holds their row. It may take a report, but no checkpoint."""
+        missing = [report for report in reports if report.lease not in landed]
+        answers = self._standing([(report.lease, Completed()) for report in missing])
+        held = [report for report, answer in zip(missing, answers, strict=True) if isinstance(answer, Busy)]
+        if any(report.checkpoint is not None for report in held):
+            raise StoreBusy("somebody's open transaction holds the row of a job: its checkpoint can't be stored now")
+        return {report.lease for report in held}
+
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        first: dict[Lease, dict[str, Any]] = {}
+        for lease, why in refusals:
+            check_text(why)
+            first.setdefault(lease, {**lease_facts(lease), "why": why})
+        sql, given = self._sql(REFUSED), json_of(list(first.values()))
+        self._server.run(lambda connection: connection.execute(sql, (given,)))
+
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        check_text(key, value)
+        if value is None:
+            rows = self._server.fetch(ONCE_READ, *lease, key)
+        else:
+            rows = self._server.fetch(ONCE_WRITE, *lease, key, value)
+        return OnceRecord(rows[0][0]) if rows else None
+
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        for _, outcome in ends:
+            check_outcome(outcome)
+        if tx is not None:
+            return self._drive(steps.finish_or_raise(ends), self._within(tx))
+        landed: dict[Lease, Answer] = {}
+        try:
+            if monotonic() < self._wary_until:
+                raise StoreBusy("a transaction held a row a moment ago")
+            done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
+            if len(done) < len(ends):
+                landed = self._locking(lambda connection: self._in(connection, steps.finish(ends)))
+            elif self._server.run(lambda connection: steps.complete(connection, self._sql, done)) == len(ends):
+                return [COMPLETED] * len(ends)
+        except StoreBusy:  # whoever holds one of these rows must not hold up the others
+            landed = self._locking(lambda connection: self._in(connection, steps.finish_free(ends)))
+        answers = self._standing([end for end in ends if end[0] not in landed])
+        if any(isinstance(answer, Busy) for answer in answers):
+            self._wary_until = monotonic() + WARY_SECONDS
+        return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
+
+    def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
+        """What to tell those that may not have landed just now."""
+        return self._server.run(lambda connection: self._in(connection, steps.stands(ends)))
+
+
+# ── One job, as an operator asks; None: there is no such job ────────────────────────────────────────────────────
+
+#: With other arguments, what was said and saved about the old ones is void.
+_WITH_OTHERS = ", payload = %s, meta = %s, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
+#: A job that was a run of a schedule is one again; and whoever saw it ended writes nothing.
+_RUN_AGAIN = """
+    WITH again AS (
+        UPDATE @.tick_rows SET open = true,
+            body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
+        WHERE job_id = %s RETURNING schedule)
+    UPDATE @.schedule_rows SET rev = rev + 1, body = (body::jsonb || jsonb_build_object('rev', rev + 1))::text
+    WHERE name IN (SELECT schedule FROM again)"""
+
+
+def _cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:
+    # Locked first: while it changes from one of these states to another, neither of the writes below would meet it.
+    connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,))
+    connection.execute(
+        sql(
+            "UPDATE @.jobs SET cancel_reason = %(reason)s, state = 'cancelled', ended_at = @now, error = %(reason)s "
+            "WHERE id = %(id)s AND (state || '') IN ('scheduled', 'queued')"
+        ),
+        {"id": job_id, "reason": reason},
+    )
+    connection.execute(
+        sql(
+            "UPDATE @.jobs SET cancel_reason = %(reason)s "
+            "WHERE id = %(id)s AND (state || '') = 'processing' AND cancel_reason IS NULL"
+        ),
+        {"id": job_id, "reason": reason},
+    )
+    return _state(connection, sql, job_id)
+
+
+def _promote(connection: Connection, sql: Sql, job_id: str) -> State | None:
+    connection.execute(
+        sql(
+            "UPDATE @.jobs SET state = 'queued', run_at = least(run_at, @now) "
+            "WHERE id = %s AND (state || '') = 'scheduled'"
+        ),
+        (job_id,),
+    )
+    return _state(connection, sql, job_id)
+
+
+def _replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None) -> Answer | None:
+    found = connection.execute(
+        sql("SELECT state, task, unique_key, queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,)
+    ).fetchone()
+    if found is None:
+        return None
+    state, task, unique = State(found[0]), found[1], found[2]
+    refused = why_not_replayed(state, found[3])
+    if refused is not None:
+        return refused
+    holder = connection.execute(
+        sql(
+            "SELECT id::text FROM @.jobs WHERE task = %s AND unique_key = %s "
+            "AND state IN ('scheduled', 'queued', 'processing')"
+        ),
+        (task, unique),
+    ).fetchone()
+    if holder is not None:
+        return key_held(holder[0], unique)
+    other, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
+    again = sql(
+        "UPDATE @.jobs SET state = 'queued', run_at = @now, solo = isolated, failures = 0, crashes = 0, "
+        "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
+        "ended_at = NULL, cancel_reason = NULL, expires_at = NULL, last_worker_id = NULL, last_outcome = NULL"
+        f"{other} WHERE id = %s"
+    )
+    try:
+        with connection.transaction():
+            connection.execute(again, (*values, job_id))
+    except psycopg.errors.UniqueViolation:  # somebody took it between the look and the write
+        return NotLanded(f"its unique key {unique!r} has just been taken by another job")
+    connection.execute(sql(_RUN_AGAIN), (job_id,))
+    return Landed(State.QUEUED)
+
+
+def _delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
+    gone = connection.execute(
+        sql("DELETE FROM @.jobs WHERE id = %s AND (state || '') <> 'processing' RETURNING state"), (job_id,)
+    ).fetchone()
+    if gone is not None:
+        return Landed(State(gone[0]))
+    if _state(connection, sql, job_id) is None:
+        return None
+    return NOT_DELETED
+
+
+def _state(connection: Connection, sql: Sql, job_id: str) -> State | None:
+    found = connection.execute(sql("SELECT state FROM @.jobs WHERE id = %s"), (job_id,)).fetchone()
+    return None if found is None else State(found[0])

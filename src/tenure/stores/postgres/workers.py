@@ -1,0 +1,162 @@
+"""Workers in PostgreSQL: their rows, their leases, and what becomes of the jobs of a worker that died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, LiteralString
+
+from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.ports import Answer, Hung, Landed, Rescued, WorkerIdentity
+from tenure.stores.fields import IDENTITY, identity_row, listed
+from tenure.stores.postgres import steps
+from tenure.stores.postgres.base import PostgresBase
+from tenure.stores.postgres.server import Connection
+from tenure.stores.rules import COMPLETED, Cause, check_outcome, cleared, is_id, lost, rescued, used_before
+
+REGISTER = f"""
+    INSERT INTO @.workers ({listed(IDENTITY)}, started_at, renewed_at, expires_at)
+    VALUES ({", ".join(["%s"] * len(IDENTITY))}, @now, @now, @now + %s * interval '1 second')
+    ON CONFLICT DO NOTHING"""
+
+RENEW = """
+    UPDATE @.workers AS w SET renewed_at = @now, expires_at = @now + w.lease * interval '1 second', note = r.note,
+        memory = coalesce(r.memory, w.memory)
+    FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS r (id, note, memory)
+    WHERE w.id = r.id AND w.died_at IS NULL RETURNING w.id"""
+
+DECLARE = """
+    UPDATE @.workers SET died_at = @now, death = 'crash' WHERE id = ANY(%s::text[]) AND died_at IS NULL RETURNING id"""
+
+DECLARE_EXPIRED = """
+    UPDATE @.workers SET died_at = @now, death = 'host'
+    WHERE died_at IS NULL AND expires_at < @now AND (%(id)s::text IS NULL OR id = %(id)s)
+      AND @now <= coalesce(%(until)s::timestamptz, 'infinity')
+      AND (%(witness)s::text IS NULL OR EXISTS (SELECT FROM @.workers AS w WHERE w.id = %(witness)s
+        AND w.died_at IS NULL AND w.expires_at - @now > w.lease / 3 * interval '1 second'))
+    RETURNING id"""
+
+HELD = """
+    SELECT j.id::text, j.attempt, j.task, j.queue FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s
+    ORDER BY j.last_activity_at, j.id FOR NO KEY UPDATE SKIP LOCKED"""
+
+_TO_RESCUE = """
+    SELECT j.id::text, j.attempt, j.task, j.queue, j.worker_id,
+        CASE WHEN w.id IS NULL THEN 'missing' WHEN w.died_at IS NOT NULL THEN w.death ELSE 'hung' END
+    FROM @.jobs AS j LEFT JOIN @.workers AS w ON w.id = j.worker_id
+    WHERE {which} AND (w.id IS NULL OR w.died_at IS NOT NULL
+        OR @now - j.last_activity_at > (j.stale_after + 2 * w.lease) * interval '1 second')
+    ORDER BY j.last_activity_at, j.id LIMIT %s FOR NO KEY UPDATE OF j {waiting}"""
+
+TO_RESCUE = _TO_RESCUE.format(which="j.state = 'processing'", waiting="SKIP LOCKED")
+REDELIVERED = _TO_RESCUE.format(which="j.id = %s AND (j.state || '') = 'processing'", waiting="")
+
+HUNG = """
+    SELECT j.id::text, j.attempt, j.worker_id, j.task, date_part('epoch', @now - j.last_activity_at)
+    FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = ANY(%s::text[])
+      AND j.stale_after IS NOT NULL AND @now - j.last_activity_at > j.stale_after * interval '1 second'"""
+
+SOLO_WAITING = """
+    SELECT count(*) FROM @.jobs WHERE state = 'queued' AND solo AND queue = ANY(%s::text[])
+        AND queue NOT IN (SELECT name FROM @.queues)"""
+
+
+class PostgresWorkers(PostgresBase):
+    """The verbs of `WorkerStore`."""
+
+    def register(self, worker: WorkerIdentity) -> None:
+        values = (*identity_row(worker), worker.lease)
+        if self._server.run(lambda c: c.execute(self._sql(REGISTER), values).rowcount) == 0:
+            raise used_before(worker.id)
+
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
+        ids, told, sizes = sorted(worker_ids), notes or {}, memory or {}
+        rows = self._server.fetch(RENEW, ids, [told.get(name, "") for name in ids], [sizes.get(name) for name in ids])
+        return frozenset(row[0] for row in rows)
+
+    def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
+        return frozenset(row[0] for row in self._server.fetch(DECLARE, list(worker_ids)))
+
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
+        sql, given = self._sql(DECLARE_EXPIRED), {"id": None, "witness": witness, "until": until}
+        return frozenset(row[0] for row in self._server.run(lambda each: each.execute(sql, given).fetchall()))
+
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+        for outcome in (*verdicts.values(), rest):
+            check_outcome(outcome)
+
+        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash. Rows that
+        # the dead worker's own last transaction still holds are left to `rescue`: the server has yet to notice its end.
+        def step(connection: Connection) -> list[Rescued]:
+            connection.execute(self._sql(DECLARE), ([worker_id],))
+            held = connection.execute(self._sql(HELD), (worker_id,)).fetchall()
+            return self._take(connection, [(*row, worker_id, verdicts.get(row[0], rest), "crash") for row in held])
+
+        return self._locking(step)
+
+    def rescue(self, *, limit: int = 100) -> list[Rescued]:
+        sql = self._sql(TO_RESCUE)
+        return self._locking(lambda connection: self._rescue(connection, sql, (limit,)))
+
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
+        if not is_id(job_id):
+            return None
+        sql = self._sql(REDELIVERED)
+
+        def step(connection: Connection) -> Rescued | State | None:
+            found = connection.execute(self._sql("SELECT state, worker_id FROM @.jobs WHERE id = %s"), (job_id,))
+            row = found.fetchone()
+            if row is None:
+                return None
+            if declare and row[1] is not None:
+                given = {"id": row[1], "witness": witness, "until": until}
+                connection.execute(self._sql(DECLARE_EXPIRED), given)
+            return next(iter(self._rescue(connection, sql, (job_id, 1), "queue")), State(row[0]))
+
+        return self._locking(step)
+
+    def _rescue(
+        self, connection: Connection, sql: LiteralString, values: tuple[Any, ...], told: Cause | None = None
+    ) -> list[Rescued]:
+        taken: list[tuple[Any, ...]] = []
+        for *row, worker_id, death in connection.execute(sql, values).fetchall():
+            cause, outcome = lost(death, worker_id)
+            taken.append((*row, worker_id, outcome, told or cause))
+        return self._take(connection, taken)
+
+    def _take(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[Rescued]:
+        """End the attempts of owners that are gone. Rows: id, attempt, task, queue, worker, outcome, cause."""
+        ends: list[tuple[Lease, Outcome, str | None]] = []
+        done: list[tuple[Lease, Completed]] = []
+        for job_id, attempt, _, _, worker_id, outcome, _ in rows:
+            lease = Lease(job_id, attempt, worker_id)
+            if isinstance(outcome, Completed):
+                done.append((lease, outcome))
+            else:
+                ends.append((lease, outcome, cleared(outcome)))
+        steps.complete(connection, self._sql, done)
+        landed: dict[Lease, Answer] = {lease: COMPLETED for lease, _ in done}
+        if ends:
+            landed |= self._in(connection, steps.end(ends))
+        taken: list[Rescued] = []
+        for job_id, attempt, task, queue, worker_id, _, cause in rows:
+            lease = Lease(job_id, attempt, worker_id)
+            answer = landed[lease]
+            assert isinstance(answer, Landed), "locked and written in one transaction"
+            taken.append(rescued(lease, task, queue, cause, answer.state))
+        return taken
+
+    def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
+        rows = self._server.fetch(HUNG, list(worker_ids))
+        return [Hung(Lease(*row[:3]), row[3], row[4]) for row in rows]
+
+    def solo_waiting(self, queues: Sequence[str]) -> int:
+        return int(self._server.fetch(SOLO_WAITING, list(queues))[0][0])

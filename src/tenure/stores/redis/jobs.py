@@ -1,0 +1,300 @@
+"""Jobs in Redis: the verbs of clients and owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.errors import StoreAway, StoreError
+from tenure.ports import (
+    NO_EDITS,
+    Answer,
+    Busy,
+    Claimed,
+    Draft,
+    Edit,
+    Enqueued,
+    Landed,
+    OnceRecord,
+    Owned,
+    Progress,
+    Promoted,
+)
+from tenure.stores.redis.base import RedisBase
+from tenure.stores.redis.drafts import MOST, batches, values
+from tenure.stores.redis.facts import decode_facts, millis, with_meta
+from tenure.stores.redis.steps import TRIES, decided, what_stands
+from tenure.stores.rules import (
+    COMPLETED,
+    GUARDED,
+    NOT_DELETED,
+    WORKER_KEPT,
+    ages,
+    check_drafts,
+    check_edits,
+    check_outcome,
+    check_reports,
+    check_text,
+    is_id,
+    json_of,
+    key_held,
+    not_ended,
+)
+
+_End = tuple[int, Lease, Outcome]  #: with its place in the batch
+
+MOST_CLAIMED = 500
+_STATES = {1: State.QUEUED, 2: State.SCHEDULED}
+CHANGED = 2  #: `replay`: decided by facts that are no longer so
+_NO_PAST = ("0", "0", None, 0)
+NO_TRANSACTIONS = (
+    "tx: a job in Redis can't join a transaction of another database, and Redis has none to lend: enqueue after the "
+    "commit, or keep the jobs in PostgreSQL or SQLite"
+)
+
+
+class RedisJobs(RedisBase):
+    """The verbs of `JobStore`."""
+
+    # ── clients ──
+
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        """As the port says; but of more than 200 jobs some may be stored when it breaks off: send them all again."""
+        if tx is not None:
+            raise StoreError(NO_TRANSACTIONS)
+        check_drafts(drafts, ranges=True)
+        answers: list[Enqueued] = []
+        sent = list(batches(drafts, lambda draft: len(draft.payload)))
+        for batch, told in zip(sent, self._server.call_each("enqueue", sent, values), strict=True):
+            for draft, answer in zip(batch, told, strict=True):
+                if isinstance(answer, int):
+                    answers.append(Enqueued(draft.id, True, _STATES[answer]))
+                else:
+                    answers.append(Enqueued(answer[0], False, State(answer[1])))
+        return answers
+
+    def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
+        check_text(reason)
+        return self._states("cancel", ids, reason)
+
+    def promote(self, *, limit: int = 1000) -> Promoted:
+        jobs: dict[str, list[str]] = {}
+        while True:
+            next_due, *moved = self._server.call("promote", min(limit, MOST))
+            for queue, job_id in zip(moved[::2], moved[1::2], strict=True):
+                jobs.setdefault(queue, []).append(job_id)
+            limit -= len(moved) // 2
+            if not limit or len(moved) // 2 < MOST:
+                return Promoted(jobs, None if next_due is None else next_due / 1000)
+
+    def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
+        return self._states("promote_now", ids)
+
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        wanted = list(dict.fromkeys(ids))
+        check_edits(wanted, edits)
+        answers: dict[str, Answer | None] = {}
+        waiting = [each for each in wanted if is_id(each)]
+        for _ in range(TRIES):
+            again: list[str] = []
+            asked = [(each, *self._edited(each, edits.get(each))) for each in waiting]
+            for batch in batches(asked, lambda each: sum(map(len, each))):
+                told = self._server.call("replay", *chain.from_iterable(batch))
+                for (job_id, *_), answer in zip(batch, told, strict=True):
+                    if answer == CHANGED:
+                        again.append(job_id)
+                    else:
+                        answers[job_id] = _replayed(answer)
+            if not again:
+                return {each: answers.get(each) for each in wanted}
+            waiting = again
+        raise StoreAway(f"{self._server.url}: what these jobs are changed faster than it could be read")
+
+    def _edited(self, job_id: str, edit: Edit | None) -> tuple[str, str, str]:
+        """As the script `replay` is given it: the facts it has, the facts it shall have, and the payload."""
+        facts = edit and self._server.run("HGET", f"{self._server.prefix}job:{job_id}", "facts")
+        return (facts, with_meta(facts, edit.meta), edit.payload) if edit and facts else ("", "", "")
+
+    def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        answers: dict[str, Answer | None] = {}
+        for job_id, state in self._states("delete", ids).items():
+            if state is State.PROCESSING:
+                answers[job_id] = NOT_DELETED
+            else:
+                answers[job_id] = None if state is None else Landed(state)
+        return answers
+
+    def _states(self, script: str, ids: Iterable[str], *values: str) -> dict[str, State | None]:
+        wanted = list(dict.fromkeys(ids))
+        found: dict[str, State | None] = {}
+        for batch in batches(wanted):
+            known = [each for each in batch if is_id(each)]
+            told = dict(zip(known, self._server.call(script, *values, *known), strict=True)) if known else {}
+            found |= {each: None if told.get(each) is None else State(told[each]) for each in batch}
+        return found
+
+    def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
+        gone = 0
+        for state, age in ages(keep, keep_dead):
+            went = MOST
+            while went == MOST and gone < limit:
+                went = self._server.call("prune", state, millis(age), min(limit - gone, MOST))
+                gone += went
+        self._server.call("tidy", millis(WORKER_KEPT))
+        return gone
+
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        check_text(queue)
+        return bool(self._server.call("pause", queue, int(paused)))
+
+    # ── owners ──
+
+    def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        left, claimed = dict(wants), list[Claimed]()
+        while True:
+            asked = min(limit - len(claimed), MOST_CLAIMED)
+            asks = [each for want in left.items() for each in want]
+            told = self._server.call("claim", worker_id, asked, int(solo), *asks)
+            some = [_claimed(*told[place : place + 6]) for place in range(0, len(told), 6)]
+            claimed += some
+            if len(some) < MOST_CLAIMED:
+                return claimed
+            for each in some:
+                left[each.queue] -= 1
+
+    def owned(self, worker_id: str) -> list[Owned]:
+        return [Owned(_claimed(*row[:6]), row[6]) for row in self._server.call("owned", worker_id)]
+
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        check_reports(reports, ranges=True)
+        said_of: list[tuple[Any, ...]] = []
+        for report in reports:
+            said = {
+                "progress": report.fraction,
+                "stage": report.stage,
+                "message": report.message,
+                "checkpoint": report.checkpoint,
+                "log": report.log,
+            }
+            said_of.append((*report.lease, json_of({k: v for k, v in said.items() if v is not None})))
+        sent = list(batches(said_of, lambda each: len(each[3])))
+        answers = self._server.call_each("progress", sent, lambda batch: list(chain.from_iterable(batch)))
+        return [bool(landed) for told in answers for landed in told]
+
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        check_text(*(why for _, why in refusals))
+        told: list[tuple[Any, ...]] = [(*lease, why) for lease, why in refusals]
+        for batch in batches(told, lambda each: len(each[3])):
+            self._server.call("refused", *chain.from_iterable(batch))
+
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        check_text(key, value)
+        told = self._server.call("once", *lease, key, *([] if value is None else [value]))
+        return None if told is None else OnceRecord(told[0])
+
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        if tx is not None:
+            raise StoreError(NO_TRANSACTIONS)
+        for _, outcome in ends:
+            check_outcome(outcome)
+        landed: dict[int, Answer] = {}
+        waiting: list[_End] = [(n, lease, outcome) for n, (lease, outcome) in enumerate(ends)]
+        while waiting:  # of one lease twice in a batch, the first counts
+            first = {lease: n for n, lease, _ in reversed(waiting)}
+            landed |= self._finish([each for each in waiting if first[each[1]] == each[0]])
+            waiting = [each for each in waiting if first[each[1]] != each[0]]
+        return [landed[n] for n in range(len(ends))]
+
+    def _finish(self, ends: Sequence[_End]) -> dict[int, Answer]:
+        landed: dict[int, Answer] = {}
+        for worker_id in dict.fromkeys(lease.worker_id for _, lease, _ in ends):
+            mine = [(n, lease, end) for n, lease, end in ends if lease.worker_id == worker_id]
+            landed |= self._complete(
+                worker_id, [(n, lease, end) for n, lease, end in mine if isinstance(end, Completed)]
+            )
+        landed |= self._end([each for each in ends if not isinstance(each[2], Completed)])
+        return landed
+
+    def _complete(self, worker_id: str, done: Sequence[tuple[int, Lease, Completed]]) -> dict[int, Answer]:
+        sent = list(batches(done, lambda each: len(each[2].result)))
+
+        def told(batch: Sequence[tuple[int, Lease, Completed]]) -> list[Any]:
+            return [worker_id, *(text for _, lease, end in batch for text in (lease.job_id, lease.attempt, end.result))]
+
+        landed: dict[int, Answer] = {}
+        for batch, refused in zip(sent, self._server.call_each("complete", sent, told), strict=True):
+            landed |= dict.fromkeys((n for n, _, _ in batch), COMPLETED)
+            for place, stands in refused:
+                n, lease, outcome = batch[int(place)]
+                landed[n] = what_stands(lease, outcome, stands)
+        return landed
+
+    def _end(self, ends: Sequence[_End]) -> dict[int, Answer]:
+        """End attempts otherwise than completed: read what each was charged, decide, and write if that still holds."""
+        landed: dict[int, Answer] = {}
+        for batch in batches(ends):
+            waiting = list(batch)
+            for _ in range(TRIES):
+                told = self._server.call("charges", *(text for _, lease, _ in waiting for text in lease))
+                written: list[tuple[int, State, str]] = []
+                again: list[_End] = []
+                for (n, lease, outcome), (held, *found) in zip(waiting, told, strict=True):
+                    if not held:
+                        landed[n] = what_stands(lease, outcome, found[0])
+                        continue
+                    state, end = decided(lease, outcome, found, None)
+                    written.append((n, state, end))
+                    again.append((n, lease, outcome))
+                if not written:
+                    break
+                fits = self._server.call("end", "", *(end for _, _, end in written))
+                landed |= {n: Landed(state) for (n, state, _), fit in zip(written, fits, strict=True) if fit}
+                waiting = [each for each, fit in zip(again, fits, strict=True) if not fit]
+                if not waiting:
+                    break
+            else:
+                raise StoreAway(
+                    f"{self._server.url}: what these jobs were charged changed faster than it could be read"
+                )
+        return landed
+
+
+# ── What scripts are given, and what they answer ────────────────────────────────────────────────────────────────
+
+
+def _claimed(
+    job_id: str, attempt: str, facts_text: str, payload: str, enqueued_at: str, past: Sequence[Any] | None
+) -> Claimed:
+    facts = decode_facts(facts_text)
+    failures, crashes, checkpoint, expired = past or _NO_PAST
+    return Claimed(
+        job_id,
+        int(attempt),
+        facts.task,
+        facts.queue,
+        payload,
+        int(failures),
+        int(crashes),
+        facts.meta,
+        checkpoint,
+        facts.timeout,
+        facts.stale_after,
+        int(enqueued_at),
+        bool(expired),
+    )
+
+
+def _replayed(told: Any) -> Answer | None:
+    if told is None:
+        return None
+    if told == 1:
+        return Landed(State.QUEUED)
+    if told == 0:
+        return GUARDED
+    if isinstance(told, str):
+        return not_ended(State(told))
+    return key_held(told[0])

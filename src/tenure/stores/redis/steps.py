@@ -1,0 +1,72 @@
+"""How attempts end: decided here from what a script has read, and compared again in the script that writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
+from tenure.ports import Answer, Rescued
+from tenure.stores.redis.facts import decode_facts, millis
+from tenure.stores.rules import Cause, cleared, ending, evidence_of, json_of, rescued, standing
+
+Taken = tuple[Sequence[Any], Outcome, Cause]  #: what `lost` and `held` answer of a job, how it ends, why
+TRIES = 20
+
+
+def what_stands(lease: Lease, outcome: Outcome, found: Sequence[Any]) -> Answer:
+    state, attempt, worker_id, result, past = found
+    result = "null" if result is None else result
+    if state is None:
+        return standing(lease, outcome, None, None)
+    owner = worker_id if state == State.PROCESSING else None
+    job = (state, attempt, owner, worker_id, "completed" if state == State.COMPLETED else "", result)
+    told = None if past is None else msgspec.json.decode(past)
+    return standing(lease, outcome, job, told and (told["worker"], told["outcome"]))
+
+
+def take(rows: Sequence[Taken], *, lost: bool) -> tuple[list[Rescued], list[str]]:
+    """Attempts of owners that are gone: how they end, and the same as the script `end` is given it.
+
+    Of each: id, attempt, worker, why, since when it is silent, and its charges.
+    """
+    found: list[Rescued] = []
+    ends: list[str] = []
+    for (job_id, attempt, worker_id, _, since, *charges), outcome, cause in rows:
+        lease = Lease(job_id, attempt, worker_id)
+        state, end = decided(lease, outcome, charges, cleared(outcome), since if lost else None)
+        facts = decode_facts(charges[0])
+        ends.append(end)
+        found.append(rescued(lease, facts.task, facts.queue, cause, state))
+    return found, ends
+
+
+def decided(
+    lease: Lease, outcome: Outcome, found: Sequence[Any], message: str | None, silent_since: int | None = None
+) -> tuple[State, str]:
+    """Where an outcome leads, and the same as the script `end` is given it: with the charges it was decided by."""
+    facts_text, failures, crashes, total, cancel_reason = found
+    facts = decode_facts(facts_text)
+    seen = [int(failures), int(crashes), int(total)]
+    charges = Charges(
+        failures=seen[0],
+        crashes=seen[1],
+        crashes_total=seen[2],
+        max_failures=facts.max_failures,
+        max_crashes=facts.max_crashes,
+        retry_base=facts.retry_base,
+        retry_cap=facts.retry_cap,
+        isolated=facts.isolated,
+        cancel_asked=cancel_reason is not None,
+    )
+    end = ending(lease, outcome, charges, cancel_reason, message)
+    end |= {"seen": seen, "asked": cancel_reason, "silent_since": silent_since}
+    end["lost"] = True if silent_since is not None else None
+    end["delay"] = None if end["delay"] is None else millis(end["delay"])
+    if isinstance(outcome, Completed):
+        end["result"] = outcome.result
+    else:
+        end["evidence"] = evidence_of(outcome)
+    return end["state"], json_of({name: value for name, value in end.items() if value is not None})

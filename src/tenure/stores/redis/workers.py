@@ -1,0 +1,96 @@
+"""Workers in Redis: their rows, their leases, and what becomes of the jobs of a worker that died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from tenure.core.lifecycle import Lease, Outcome, State
+from tenure.errors import StoreAway
+from tenure.ports import Hung, Rescued, WorkerIdentity
+from tenure.stores.redis.base import RedisBase
+from tenure.stores.redis.drafts import MOST
+from tenure.stores.redis.facts import decode_facts, millis
+from tenure.stores.redis.steps import TRIES, Taken, take
+from tenure.stores.rules import Cause, check_outcome, check_text, is_id, json_of, used_before
+from tenure.stores.rules import lost as why_lost
+
+
+class RedisWorkers(RedisBase):
+    """The verbs of `WorkerStore`."""
+
+    def register(self, worker: WorkerIdentity) -> None:
+        check_text(worker.id)
+        if not self._server.call("register", worker.id, millis(worker.lease), json_of(worker)):
+            raise used_before(worker.id)
+
+    def renew(
+        self,
+        worker_ids: Sequence[str],
+        *,
+        notes: Mapping[str, str] | None = None,
+        memory: Mapping[str, int] | None = None,
+    ) -> frozenset[str]:
+        said, sizes = notes or {}, memory or {}
+        told = [text for each in worker_ids for text in (each, said.get(each, ""), sizes.get(each, ""))]
+        return frozenset(self._server.call("renew", *told))
+
+    def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
+        return frozenset(self._server.call("declare", *worker_ids))
+
+    def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
+        died: frozenset[str] = frozenset()
+        while True:
+            more = self._server.call("declare_expired", witness or "", _until(until))
+            died |= frozenset(more)
+            if len(more) < MOST:
+                return died
+
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+        for outcome in (*verdicts.values(), rest):
+            check_outcome(outcome)
+        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash.
+        for _ in range(TRIES):
+            held = self._server.call("held", worker_id)
+            taken: list[Taken] = [(row, verdicts.get(row[0], rest), "crash") for row in held]
+            rescued, ends = take(taken, lost=False)
+            if self._server.call("end", worker_id, *ends) == [1]:
+                return rescued
+        raise StoreAway(f"{self._server.url}: what worker {worker_id} holds changed faster than it could be read")
+
+    def rescue(self, *, limit: int = 100) -> list[Rescued]:
+        return self._rescue(self._server.call("lost", min(limit, MOST)))
+
+    def redelivered(
+        self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
+    ) -> Rescued | State | None:
+        if not is_id(job_id):
+            return None
+        told = self._server.call("redelivered", job_id, int(declare), witness or "", _until(until))
+        if told is None:
+            return None
+        state, *lost = told
+        return next(iter(self._rescue(lost, "queue")), State(state))
+
+    def _rescue(self, lost: Sequence[Sequence[Any]], told: Cause | None = None) -> list[Rescued]:
+        taken: list[Taken] = []
+        for row in lost:
+            cause, outcome = why_lost(row[3], row[2])
+            taken.append((row, outcome, told or cause))
+        if not taken:
+            return []
+        rescued, ends = take(taken, lost=True)
+        fits = self._server.call("end", "", *ends)
+        return [each for each, fit in zip(rescued, fits, strict=True) if fit]
+
+    def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
+        rows = self._server.call("hung", *worker_ids)
+        return [Hung(Lease(*row[:3]), decode_facts(row[3]).task, row[4] / 1000) for row in rows]
+
+    def solo_waiting(self, queues: Sequence[str]) -> int:
+        return int(self._server.call("solo_waiting", *queues))
+
+
+def _until(instant: datetime | None) -> str:
+    return "" if instant is None else str(int(instant.timestamp() * 1000))

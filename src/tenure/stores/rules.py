@@ -1,0 +1,244 @@
+"""What all stores say alike: what can be stored, what an operator may do, why a job is rescued, what stands instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from random import random
+from typing import Any, Literal
+
+import msgspec
+
+from tenure.core.lifecycle import (
+    ENDED,
+    GUARD,
+    Charges,
+    Completed,
+    Crashed,
+    Lease,
+    Outcome,
+    State,
+    decide,
+    error_after,
+    outcome_name,
+    reason_of,
+)
+from tenure.errors import BadData, InvalidOption, StoreError
+from tenure.ports import Answer, Draft, Edit, Filter, JobView, Landed, NotLanded, Progress, Rescued
+from tenure.ports.schedules import Schedule, Tick
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+encode = msgspec.json.Encoder().encode
+is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
+COMPLETED = Landed(State.COMPLETED)
+WORKER_KEPT = 86_400.0  #: seconds a worker's row outlives its death
+Cause = Literal["crash", "host", "stale", "queue"]
+_RESCUES: dict[str, tuple[Cause, Crashed]] = {
+    "crash": ("crash", Crashed("the process of {worker} is gone", process_died=True)),
+    "host": ("host", Crashed("the lease of {worker} ended: its host or its supervisor is lost")),
+    "missing": ("host", Crashed("nothing is known of {worker}")),
+    "hung": ("stale", Crashed("silent for longer than it may be, on {worker}")),
+}
+
+
+def json_of(value: object) -> str:
+    return encode(value).decode()
+
+
+# ── What can be stored ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_text(*texts: str | None) -> None:
+    """PostgreSQL keeps no NUL, SQLite's own functions cut the text there; a lone surrogate neither can keep."""
+    for text in texts:
+        if text is not None and ("\x00" in text or not (text.isascii() or _encodable(text))):
+            raise BadData(f"text with a NUL or a lone surrogate can't be stored: {text[:60]!r}")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_drafts(drafts: Iterable[Draft], *, ranges: bool = False) -> None:
+    """`ranges`: also the numbers, for a store whose rows have no constraints."""
+    for draft in drafts:
+        check_text(draft.id, draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
+        if ranges:
+            _check_range("priority", draft.priority, -100, 100)
+
+
+def check_reports(reports: Iterable[Progress], *, ranges: bool = False) -> None:
+    for report in reports:
+        check_text(report.stage, report.message, report.checkpoint, report.log)
+        if ranges:
+            _check_range("fraction", report.fraction or 0, 0, 1)
+
+
+def _check_range(name: str, value: float, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise BadData(f"{name}: expected {low} to {high}, got {value!r}")
+
+
+def check_outcome(outcome: Outcome) -> None:
+    if type(outcome) is Completed:
+        check_text(outcome.result)
+    elif isinstance(outcome, Crashed):
+        check_text(outcome.reason, *outcome.evidence, *outcome.evidence.values())
+    else:
+        check_text(reason_of(outcome))
+
+
+def check_edits(ids: Collection[str], edits: Mapping[str, Edit]) -> None:
+    strange = sorted(edits.keys() - set(ids))
+    if strange:
+        raise ValueError(f"edits: expected only ids that are replayed with it, got {strange[0]!r}")
+    for edit in edits.values():
+        check_text(*edit)
+
+
+def body_of(value: Schedule | Tick) -> str:
+    """A schedule or a tick as every store keeps it. Raises BadData."""
+    try:
+        body = encode(value).decode()
+    except UnicodeEncodeError as error:
+        raise BadData(f"text with a lone surrogate can't be stored: {error.object[:60]!r}") from None
+    if "\\u0000" in body and (found := _NUL.search(body)):  # how JSON writes a NUL, and not a text about it
+        raise BadData(f"text with a NUL can't be stored: {body[max(0, found.start() - 40) : found.end()]!r}")
+    return body
+
+
+# ── What an operator asks ───────────────────────────────────────────────────────────────────────────────────────
+
+
+GUARDED = NotLanded("it ran under a guard: run its command again there, with tenure guard … --force")
+NOT_DELETED = NotLanded("it is processing: cancel it first, then delete it when its code has stopped")
+
+
+def why_not_replayed(state: State, queue: str) -> NotLanded | None:
+    """Only a job that has ended is replayed, and none that ran under a guard."""
+    if state not in ENDED:
+        return not_ended(state)
+    return GUARDED if queue == GUARD else None
+
+
+def not_ended(state: State) -> NotLanded:
+    return NotLanded(f"it is {state}: only an ended job can be replayed")
+
+
+def key_held(holder: str, unique: str | None = None) -> NotLanded:
+    key = "its unique key" if unique is None else f"its unique key {unique!r}"
+    return NotLanded(f"{key} is held by job {holder}")
+
+
+def ages(keep: float, keep_dead: float | None) -> list[tuple[State, float]]:
+    """How long each state is kept that is pruned."""
+    dead = [] if keep_dead is None else [(State.DEAD, keep_dead)]
+    return [(State.COMPLETED, keep), (State.CANCELLED, keep), *dead]
+
+
+def bad_cursor(cursor: str) -> InvalidOption:
+    return InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
+
+
+def matches(view: JobView, where: Filter) -> bool:
+    wanted = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique": where.unique}
+    return (
+        (not where.states or view.state in where.states)
+        and all(value is None or getattr(view, name) == value for name, value in wanted.items())
+        and (where.text is None or where.text in view.id or where.text in (view.error or ""))
+        and (where.guards or view.queue != GUARD)
+        and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
+        and (where.enqueued_since is None or view.enqueued_at >= where.enqueued_since)
+        and (where.enqueued_until is None or view.enqueued_at < where.enqueued_until)
+    )
+
+
+# ── How an attempt ends ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ending(
+    lease: Lease, outcome: Outcome, charges: Charges, cancel_reason: str | None, message: str | None = None
+) -> dict[str, Any]:
+    """Where an outcome leads, as the facts that the stores write; `message` is for people."""
+    decision = decide(charges, outcome, random())
+    return {
+        **lease_facts(lease),
+        "state": decision.state,
+        "failures": decision.failures,
+        "crashes": decision.crashes,
+        "total": decision.crashes_total,
+        "solo": decision.solo,
+        "delay": decision.delay,
+        "ended": decision.state in ENDED,
+        "outcome": outcome_name(outcome),
+        "reason": reason_of(outcome),
+        "error": error_after(outcome, decision.state, cancel_reason),
+        "message": message,
+    }
+
+
+def lease_facts(lease: Lease) -> dict[str, Any]:
+    return {"id": lease.job_id, "attempt": lease.attempt, "worker": lease.worker_id}
+
+
+def evidence_of(outcome: Outcome) -> dict[str, str]:
+    return dict(outcome.evidence) if isinstance(outcome, Crashed) else {}
+
+
+def standing(lease: Lease, outcome: Outcome, job: tuple[Any, ...] | None, past: tuple[str, str] | None) -> Answer:
+    """What to tell a lease whose write changed nothing now: it landed before, or what stands instead.
+
+    `job`: its state, attempt, worker_id, last_worker_id, last_outcome and result; `past`: worker and outcome of the
+    row that this attempt left, if it did.
+    """
+    if job is None:
+        return NotLanded("no such job")
+    state, attempt, worker_id, last_worker_id, last_outcome, result = job
+    ended = (attempt, last_worker_id, last_outcome) == (lease.attempt, lease.worker_id, "completed")
+    if state == "completed" and ended:
+        if isinstance(outcome, Completed) and outcome.result == result:
+            return COMPLETED
+        other = " with another result" if isinstance(outcome, Completed) else ""
+        return NotLanded(f"attempt {attempt} of worker {lease.worker_id} ended as completed{other}")
+    if past is not None and past[0] == lease.worker_id:
+        if past[1] == outcome_name(outcome):
+            return Landed(State(state))
+        return NotLanded(f"attempt {lease.attempt} of worker {lease.worker_id} ended as {past[1]}")
+    if worker_id is not None:
+        return NotLanded(f"it is processing: attempt {attempt} is owned by {worker_id}")
+    return NotLanded(f"it is {state}, after attempt {attempt}")
+
+
+# ── Workers, and the jobs of the dead ───────────────────────────────────────────────────────────────────────────
+
+
+def used_before(worker_id: str) -> StoreError:
+    return StoreError(f"worker id {worker_id} was used before: every process start takes a new one")
+
+
+def lost(death: str, worker_id: str) -> tuple[Cause, Crashed]:
+    """Why a job is taken back, by what became of its owner: crash, host, missing or hung."""
+    cause, outcome = _RESCUES[death]
+    return cause, replace(outcome, reason=outcome.reason.format(worker=worker_id))
+
+
+def cleared(outcome: Outcome) -> str | None:
+    """The message of a job that was taken back."""
+    return None if isinstance(outcome, Completed) else f"Cleared: {reason_of(outcome) or 'released'}"
+
+
+def rescued(lease: Lease, task: str, queue: str, cause: Cause, state: State) -> Rescued:
+    return Rescued(
+        id=lease.job_id,
+        task=task,
+        queue=queue,
+        attempt=lease.attempt,
+        worker_id=lease.worker_id,
+        cause=cause,
+        state=state,
+    )

@@ -1,0 +1,370 @@
+"""Jobs in SQLite: the verbs of clients and owners.
+
+The hot path goes through JSON arrays, one step of SQLite for a whole batch: each step hands the GIL back and forth,
+which costs more than the row.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import apsw
+import msgspec
+
+from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.errors import LeaseLost, StoreError
+from tenure.ports import (
+    NO_EDITS,
+    Answer,
+    Awaited,
+    Busy,
+    Claimed,
+    Draft,
+    Edit,
+    Enqueued,
+    Landed,
+    NotLanded,
+    OnceRecord,
+    Owned,
+    Progress,
+    Promoted,
+)
+from tenure.stores.fields import CLAIMED, listed
+from tenure.stores.rules import (
+    COMPLETED,
+    NOT_DELETED,
+    WORKER_KEPT,
+    ages,
+    check_edits,
+    check_outcome,
+    check_reports,
+    check_text,
+    key_held,
+    lease_facts,
+    why_not_replayed,
+)
+from tenure.stores.sqlite import steps
+from tenure.stores.sqlite.base import SqliteBase
+from tenure.stores.sqlite.file import Transaction, fetch, first
+from tenure.stores.sqlite.schedules import open_again
+from tenure.stores.sqlite.steps import LIVE_STATES, UNDER_LEASE
+
+T = TypeVar("T")
+
+_CLAIMED = listed(
+    CLAIMED,
+    attempt="{attempt}",
+    enqueued_ms="enqueued_at",
+    expired="iif({attempt} = 1 AND expires_at < :now, json('true'), json('false'))",
+)
+_decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
+
+# The worker's row must be there, not dead, not expired; the queue not paused. Checked where the jobs are chosen, in
+# the transaction that takes them.
+_CHOOSE = f"""
+    SELECT json_group_array(json_array({_CLAIMED.format(attempt="attempt + 1")})), json_group_array(seq) FROM (
+        SELECT seq FROM jobs INDEXED BY jobs_queued
+        WHERE state = 'queued' AND queue = :queue AND solo = :solo
+          AND EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
+                      AND boot_id = :boot_id AND expires_boot > :boot)
+          AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
+        ORDER BY priority DESC, run_at, id LIMIT :want) CROSS JOIN jobs USING (seq)"""
+_TAKE = """
+    UPDATE jobs SET state = 'processing', attempt = attempt + 1, worker_id = :worker, started_at = :now,
+        last_activity_at = :now, active_boot = :boot
+    WHERE seq IN (SELECT value FROM json_each(:chosen)) AND +state = 'queued'"""
+_OWNED = f"""
+    SELECT json_array(json_array({_CLAIMED.format(attempt="attempt")})), cancel_reason FROM jobs
+    WHERE state = 'processing' AND worker_id = :worker"""
+
+_PROGRESS = f"""
+    UPDATE jobs SET progress = coalesce(:fraction, progress), stage = coalesce(:stage, stage),
+        message = coalesce(:message, message), last_activity_at = :now, active_boot = :boot,
+        crashes = iif(:checkpoint IS NOT NULL AND :checkpoint IS NOT checkpoint, 0, crashes),
+        checkpoint = coalesce(:checkpoint, checkpoint)
+    WHERE {UNDER_LEASE}"""
+_LOG = """
+    INSERT INTO job_logs (job_id, attempt, lines) VALUES (?, ?, ?)
+    ON CONFLICT (job_id, attempt) DO UPDATE SET lines = excluded.lines"""
+_REFUSED = """
+    UPDATE attempts SET evidence = json_set(evidence, '$.refused', :why)
+    WHERE job_id = :id AND attempt = :attempt AND worker_id = :worker AND evidence ->> '$.refused' IS NULL"""
+
+
+class SqliteJobs(SqliteBase):
+    """The verbs of `JobStore`."""
+
+    def _within(self, tx: object, call: Callable[[apsw.Connection], T]) -> T:
+        if tx is None:
+            return self._file.write(call)
+        tx = tx.tx if isinstance(tx, Awaited) else tx
+        if isinstance(tx, Transaction) and tx.path == self._file.path:
+            return tx.run(call)
+        raise StoreError(
+            f"tx is a {type(tx).__name__}: a job in {self._file.path} can only join a transaction of that file; "
+            "use `with jobs.transaction() as tx:`"
+        )
+
+    # ── clients ──
+
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        rows = steps.rows_of(drafts, self._now())
+
+        def step(connection: apsw.Connection) -> list[Enqueued]:
+            if len(rows) == 1:
+                return [steps.enqueue_one(connection, rows[0])]
+            before = connection.total_changes()
+            connection.execute("SAVEPOINT enqueue")
+            connection.executemany(steps.INSERT, rows)
+            if connection.total_changes() - before == len(rows):
+                connection.execute("RELEASE enqueue")
+                return [steps.created(row) for row in rows]
+            # Some were there already: once more, one by one, to tell which.
+            connection.execute("ROLLBACK TO enqueue; RELEASE enqueue")
+            return [steps.enqueue_one(connection, row) for row in rows]
+
+        answers = self._within(tx, step)
+        inner = tx.tx if isinstance(tx, Awaited) else tx
+        if isinstance(inner, Transaction) and committed is not None:
+            inner.committed.append(committed)
+        return answers
+
+    def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
+        check_text(reason)
+        now = self._now()
+        return self._each(ids, lambda connection, job_id: steps.cancel(connection, job_id, reason, now))
+
+    def promote(self, *, limit: int = 1000) -> Promoted:
+        now = self._now()
+
+        def next_due(connection: apsw.Connection) -> float | None:
+            found = first(connection, "SELECT min(run_at) FROM jobs WHERE state = 'scheduled'")
+            return None if found is None or found[0] is None else (found[0] - now) / 1000
+
+        def step(connection: apsw.Connection) -> Promoted:
+            rows = fetch(
+                connection,
+                "UPDATE jobs SET state = 'queued' WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
+                "AND run_at <= ? ORDER BY run_at, id LIMIT ?) AND state = 'scheduled' RETURNING queue, id",
+                (now, limit),
+            )
+            jobs: dict[str, list[str]] = {}
+            for queue, job_id in rows:
+                jobs.setdefault(queue, []).append(job_id)
+            then = next_due(connection)
+            return Promoted(jobs, None if then is None else max(0.0, then))
+
+        then = self._file.read(next_due)
+        if then is None or then > 0:  # a look is enough: nothing is due, and a write would cost an fsync
+            return Promoted({}, then)
+        return self._file.write(step)
+
+    def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
+        now = self._now()
+
+        def step(connection: apsw.Connection, job_id: str) -> State | None:
+            connection.execute(
+                "UPDATE jobs SET state = 'queued', run_at = min(run_at, ?) WHERE id = ? AND state = 'scheduled'",
+                (now, job_id),
+            )
+            return steps.state_of(connection, job_id)
+
+        return self._each(ids, step)
+
+    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+        now, wanted = self._now(), list(ids)
+        check_edits(wanted, edits)
+        return self._each(wanted, lambda connection, job_id: _replay(connection, job_id, now, edits.get(job_id)))
+
+    def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return self._each(ids, _delete)
+
+    def _each(self, ids: Iterable[str], step: Callable[[apsw.Connection, str], T]) -> dict[str, T]:
+        wanted = list(dict.fromkeys(ids))
+        return self._file.write(lambda connection: {job_id: step(connection, job_id) for job_id in wanted})
+
+    def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
+        now = self._now()
+
+        def step(connection: apsw.Connection) -> int:
+            gone = 0
+            for state, age in ages(keep, keep_dead):
+                connection.execute(
+                    "DELETE FROM jobs WHERE seq IN (SELECT seq FROM jobs WHERE state = ? AND ended_at IS NOT NULL "
+                    "AND ended_at < ? ORDER BY ended_at LIMIT ?)",
+                    (state, now - int(age * 1000), limit - gone),
+                )
+                gone += connection.changes()
+            connection.execute("DELETE FROM workers WHERE died_at < ?", (now - int(WORKER_KEPT * 1000),))
+            return gone
+
+        return self._file.write(step)
+
+    def pause(self, queue: str, *, paused: bool) -> bool:
+        now = self._now()
+
+        def step(connection: apsw.Connection) -> bool:
+            if paused:
+                connection.execute(
+                    "INSERT INTO queues (name, paused_at) VALUES (?, ?) ON CONFLICT DO NOTHING", (queue, now)
+                )
+            else:
+                connection.execute("DELETE FROM queues WHERE name = ?", (queue,))
+            return connection.changes() == 1
+
+        return self._file.write(step)
+
+    # ── owners ──
+
+    def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        def step(connection: apsw.Connection) -> list[Claimed]:
+            now, boot = self._now(), self._boot()  # it may have waited for its turn
+            claimed: list[Claimed] = []
+            for queue, most in wants.items():
+                want = min(most, limit - len(claimed))
+                if want <= 0:
+                    continue
+                facts = {
+                    "queue": queue,
+                    "solo": int(solo),
+                    "want": want,
+                    "now": now,
+                    "boot": boot,
+                    "boot_id": self._clock.boot_id,
+                    "worker": worker_id,
+                }
+                row = first(connection, _CHOOSE, facts)
+                if row is None or row[1] == "[]":
+                    continue
+                connection.execute(_TAKE, {"chosen": row[1], "worker": worker_id, "now": now, "boot": boot})
+                claimed += _decode_claimed(row[0])
+            return claimed
+
+        return self._file.write(step)
+
+    def owned(self, worker_id: str) -> list[Owned]:
+        rows = self._fetch(_OWNED, {"now": self._now(), "worker": worker_id})
+        return [Owned(_decode_claimed(row[0])[0], row[1]) for row in rows]
+
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        now, boot = self._now(), self._boot()
+        check_reports(reports)
+
+        def step(connection: apsw.Connection) -> list[bool]:
+            landed: list[bool] = []
+            for report in reports:
+                connection.execute(
+                    _PROGRESS,
+                    {
+                        "fraction": report.fraction,
+                        "stage": report.stage,
+                        "message": report.message,
+                        "checkpoint": report.checkpoint,
+                        "now": now,
+                        "boot": boot,
+                        **lease_facts(report.lease),
+                    },
+                )
+                landed.append(connection.changes() == 1)
+                if landed[-1] and report.log is not None:
+                    connection.execute(_LOG, (report.lease.job_id, report.lease.attempt, report.log))
+            return landed
+
+        return self._file.write(step)
+
+    def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
+        check_text(*(why for _, why in refusals))
+        rows = [{**lease_facts(lease), "why": why} for lease, why in refusals]
+        self._file.write(lambda connection: connection.executemany(_REFUSED, rows))
+
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        check_text(key, value)
+
+        def step(connection: apsw.Connection) -> OnceRecord | None:
+            if first(connection, f"SELECT 1 FROM jobs WHERE {UNDER_LEASE}", lease_facts(lease)) is None:
+                return None
+            if value is not None:
+                connection.execute(
+                    "INSERT INTO once (job_id, key, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                    (lease.job_id, key, value),
+                )
+            found = first(connection, "SELECT value FROM once WHERE job_id = ? AND key = ?", (lease.job_id, key))
+            return OnceRecord(None if found is None else found[0])
+
+        return self._file.write(step) if value is not None else self._file.read(step)
+
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        now = self._now()
+        for _, outcome in ends:
+            check_outcome(outcome)
+
+        def step(connection: apsw.Connection) -> list[Answer]:
+            done: dict[str, list[tuple[str, int, str]]] = {}
+            for lease, outcome in ends:
+                if type(outcome) is Completed:
+                    done.setdefault(lease.worker_id, []).append((lease.job_id, lease.attempt, outcome.result))
+            landed = True
+            for worker_id, batch in done.items():
+                landed = steps.complete(connection, worker_id, batch, now) and landed
+            if landed and sum(map(len, done.values())) == len(ends):
+                return [COMPLETED] * len(ends)
+            return [
+                COMPLETED if landed and type(outcome) is Completed else steps.end(connection, lease, outcome, now)
+                for lease, outcome in ends
+            ]
+
+        answers = self._within(tx, step)
+        if tx is not None:
+            for answer in answers:
+                if isinstance(answer, NotLanded):  # undoes all that its caller did in the transaction
+                    raise LeaseLost(answer.stands)
+        return [*answers]
+
+
+# ── One job, as an operator asks; None: there is no such job ────────────────────────────────────────────────────
+
+#: With other arguments, what was said and saved about the old ones is void.
+_WITH_OTHERS = ", payload = ?, meta = ?, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
+
+
+def _replay(connection: apsw.Connection, job_id: str, now: int, edit: Edit | None) -> Answer | None:
+    found = first(connection, "SELECT state, task, unique_key, queue FROM jobs WHERE id = ?", (job_id,))
+    if found is None:
+        return None
+    state, task, unique, queue = State(found[0]), *found[1:]
+    refused = why_not_replayed(state, queue)
+    if refused is not None:
+        return refused
+    holder = first(
+        connection,
+        f"SELECT id FROM jobs WHERE task = ? AND unique_key = ? AND state IN {LIVE_STATES}",
+        (task, unique),
+    )
+    if holder is not None:
+        return key_held(holder[0], unique)
+    others, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
+    connection.execute(
+        "UPDATE jobs SET state = 'queued', run_at = ?, solo = isolated, failures = 0, crashes = 0, "
+        "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
+        "active_boot = NULL, ended_at = NULL, cancel_reason = NULL, "
+        f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{others} "
+        "WHERE id = ? AND state IN ('completed', 'dead', 'cancelled')",
+        (now, *values, job_id),
+    )
+    open_again(connection, job_id)
+    return Landed(State.QUEUED)
+
+
+def _delete(connection: apsw.Connection, job_id: str) -> Answer | None:
+    state = steps.state_of(connection, job_id)
+    if state is None:
+        return None
+    connection.execute("DELETE FROM jobs WHERE id = ? AND state <> 'processing'", (job_id,))
+    if connection.changes() == 1:
+        return Landed(state)
+    return NOT_DELETED

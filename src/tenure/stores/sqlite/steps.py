@@ -1,0 +1,138 @@
+"""What several verbs do to one job, inside a transaction: make it, cancel it, end its attempt."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import apsw
+
+from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
+from tenure.ports import Answer, Draft, Enqueued, Landed
+from tenure.stores.fields import CHARGED, NEW, kept, listed
+from tenure.stores.rules import COMPLETED, check_drafts, ending, evidence_of, json_of, lease_facts, standing
+from tenure.stores.sqlite.base import millis
+from tenure.stores.sqlite.file import first
+
+LIVE_STATES = "('scheduled', 'queued', 'processing')"
+UNDER_LEASE = "id = :id AND +state = 'processing' AND attempt = :attempt AND +worker_id = :worker"
+
+# ── Made ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+INSERT = f"INSERT INTO jobs ({listed(NEW)}) VALUES ({', '.join('?' * len(NEW))}) ON CONFLICT DO NOTHING"
+_ID, _STATE, _TASK, _UNIQUE = map(NEW.index, ("id", "state", "task", "unique_key"))
+
+
+def rows_of(drafts: Sequence[Draft], now: int) -> list[tuple[Any, ...]]:
+    check_drafts(drafts)
+    return [_row(draft, now) for draft in drafts]
+
+
+def _row(draft: Draft, now: int) -> tuple[Any, ...]:
+    run_at = now
+    if draft.delay is not None:
+        run_at = now + round(draft.delay * 1000)
+    elif draft.run_at is not None:
+        run_at = millis(draft.run_at)
+    state = "scheduled" if run_at > now else "queued"
+    expires_at = None if draft.expires is None else run_at + round(draft.expires * 1000)
+    return (*kept(draft), state, run_at, expires_at, now, draft.isolated)
+
+
+def created(row: tuple[Any, ...]) -> Enqueued:
+    return Enqueued(row[_ID], True, State(row[_STATE]))
+
+
+def enqueue_one(connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
+    connection.execute(INSERT, row)
+    if connection.changes() == 1:
+        return created(row)
+    found = first(connection, "SELECT id, state FROM jobs WHERE id = ?", (row[_ID],)) or first(
+        connection,
+        f"SELECT id, state FROM jobs WHERE task = ? AND unique_key = ? AND state IN {LIVE_STATES}",
+        (row[_TASK], row[_UNIQUE]),
+    )
+    assert found is not None, "an insert that did nothing has met an id or a key"
+    return Enqueued(found[0], False, State(found[1]))
+
+
+# ── Cancelled ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cancel(connection: apsw.Connection, job_id: str, reason: str, now: int) -> State | None:
+    connection.execute(
+        "UPDATE jobs SET state = 'cancelled', ended_at = :now, cancel_reason = :reason, error = :reason "
+        "WHERE id = :id AND state IN ('scheduled', 'queued')",
+        {"now": now, "reason": reason, "id": job_id},
+    )
+    connection.execute(
+        "UPDATE jobs SET cancel_reason = ? WHERE id = ? AND state = 'processing' AND cancel_reason IS NULL",
+        (reason, job_id),
+    )
+    return state_of(connection, job_id)
+
+
+def state_of(connection: apsw.Connection, job_id: str) -> State | None:
+    found = first(connection, "SELECT state FROM jobs WHERE id = ?", (job_id,))
+    return None if found is None else State(found[0])
+
+
+# ── Ended ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+# The unary plus keeps the planner off jobs_processing: it would join every finished job with every one this worker
+# runs (measured: 2,000 jobs/s instead of 80,000 in batches of 1,000).
+_COMPLETE = """
+    UPDATE jobs SET state = 'completed', result = done.result, ended_at = :now, last_worker_id = worker_id,
+        last_outcome = 'completed', worker_id = NULL
+    FROM (SELECT value ->> 0 AS id, value ->> 1 AS attempt, value ->> 2 AS result FROM json_each(:ends)) AS done
+    WHERE jobs.id = done.id AND +jobs.state = 'processing' AND jobs.attempt = done.attempt
+      AND +jobs.worker_id = :worker"""
+
+_END = f"""
+    UPDATE jobs SET state = :state, failures = :failures, crashes = :crashes, crashes_total = :total, solo = :solo,
+        run_at = coalesce(:run_at, run_at), ended_at = :ended_at, error = coalesce(:error, error),
+        message = coalesce(:message, message), last_worker_id = worker_id, last_outcome = :outcome,
+        worker_id = NULL, started_at = NULL, last_activity_at = NULL, active_boot = NULL
+    WHERE {UNDER_LEASE}"""
+
+_CHARGES = f"SELECT {listed(CHARGED)}, started_at FROM jobs WHERE {UNDER_LEASE}"
+
+
+def complete(connection: apsw.Connection, worker_id: str, ends: Sequence[tuple[str, int, str]], now: int) -> bool:
+    """Whether all of these (job, attempt, result) landed."""
+    connection.execute(_COMPLETE, {"ends": json_of(ends), "worker": worker_id, "now": now})
+    return connection.changes() == len(ends)
+
+
+def end(connection: apsw.Connection, lease: Lease, outcome: Outcome, now: int, *, message: str | None = None) -> Answer:
+    found = first(connection, _CHARGES, lease_facts(lease))
+    if found is None:
+        return _standing(connection, lease, outcome)
+    if isinstance(outcome, Completed):
+        complete(connection, lease.worker_id, [(lease.job_id, lease.attempt, outcome.result)], now)
+        return COMPLETED
+    *budgets, isolated, cancel_reason, started_at = found
+    charges = Charges._make((*budgets, bool(isolated), cancel_reason is not None))
+    facts = ending(lease, outcome, charges, cancel_reason, message)
+    delay = facts["delay"]
+    facts["run_at"] = None if delay is None else now + round(delay * 1000)
+    facts["ended_at"] = now if facts["ended"] else None
+    connection.execute(_END, facts)
+    evidence = json_of(evidence_of(outcome))
+    connection.execute(
+        "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (*lease, facts["outcome"], facts["reason"], evidence, started_at, now),
+    )
+    return Landed(facts["state"])
+
+
+def _standing(connection: apsw.Connection, lease: Lease, outcome: Outcome) -> Answer:
+    found = first(
+        connection,
+        "SELECT state, attempt, worker_id, last_worker_id, last_outcome, result FROM jobs WHERE id = ?",
+        (lease.job_id,),
+    )
+    past = first(connection, "SELECT worker_id, outcome FROM attempts WHERE job_id = ? AND attempt = ?", lease[:2])
+    return standing(lease, outcome, found, past)
