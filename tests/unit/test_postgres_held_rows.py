@@ -15,8 +15,8 @@ from servers import shared_postgres
 from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
 from tenure.errors import StoreAway, StoreBusy
 from tenure.ports import Busy, Landed, Progress
-from tenure.stores import postgres
 from tenure.stores.postgres import PostgresStore, server
+from tenure.stores.postgres import jobs as verbs
 
 pytestmark = pytest.mark.thorough
 
@@ -147,7 +147,7 @@ def test_operators_take_more_than_a_slow_line_lets_a_verb_do(
     store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [put(store) for _ in range(100)]
-    monkeypatch.setattr(postgres, "OPERATED_SECONDS", 0.5)
+    monkeypatch.setattr(verbs, "OPERATED_SECONDS", 0.5)
     with line(url) as (proxy, through):
         monkeypatch.setattr(server.Server.run, "__defaults__", (2.0,))
         proxy.latency(0.005)  # four questions a job, each there and back: four seconds

@@ -29,7 +29,7 @@ from tenure.ports import Answer, Draft, Edit, Filter, JobView, Landed, NotLanded
 from tenure.ports.schedules import Schedule, Tick
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
 COMPLETED = Landed(State.COMPLETED)
 WORKER_KEPT = 86_400.0  #: seconds a worker's row outlives its death
@@ -43,7 +43,7 @@ _RESCUES: dict[str, tuple[Cause, Crashed]] = {
 
 
 def json_of(value: object) -> str:
-    return encode(value).decode()
+    return _encode(value).decode()
 
 
 # ── What can be stored ──────────────────────────────────────────────────────────────────────────────────────────
@@ -104,7 +104,7 @@ def check_edits(ids: Collection[str], edits: Mapping[str, Edit]) -> None:
 def body_of(value: Schedule | Tick) -> str:
     """A schedule or a tick as every store keeps it. Raises BadData."""
     try:
-        body = encode(value).decode()
+        body = json_of(value)
     except UnicodeEncodeError as error:
         raise BadData(f"text with a lone surrogate can't be stored: {error.object[:60]!r}") from None
     if "\\u0000" in body and (found := _NUL.search(body)):  # how JSON writes a NUL, and not a text about it
