@@ -35,7 +35,7 @@ class PostgresBase:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
-    def _in(self, connection: Connection, steps: Steps[T]) -> T:
+    def _drive_on(self, connection: Connection, steps: Steps[T]) -> T:
         return self._drive(steps, partial(run, connection))
 
     def _locking(self, call: Callable[[Connection], T]) -> T:
@@ -48,4 +48,4 @@ class PostgresBase:
         return self._server.run(step)
 
     def _enqueue(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
-        return self._in(connection, enqueue_steps(drafts))[0]
+        return self._drive_on(connection, enqueue_steps(drafts))[0]

@@ -390,11 +390,11 @@ class PostgresJobs(PostgresBase):
                 raise StoreBusy("a transaction held a row a moment ago")
             done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
             if len(done) < len(ends):
-                landed = self._locking(lambda connection: self._in(connection, steps.finish(ends)))
+                landed = self._locking(lambda connection: self._drive_on(connection, steps.finish(ends)))
             elif self._server.run(lambda connection: steps.complete(connection, self._sql, done)) == len(ends):
                 return [COMPLETED] * len(ends)
         except StoreBusy:  # whoever holds one of these rows must not hold up the others
-            landed = self._locking(lambda connection: self._in(connection, steps.finish_free(ends)))
+            landed = self._locking(lambda connection: self._drive_on(connection, steps.finish_free(ends)))
         answers = self._standing([end for end in ends if end[0] not in landed])
         if any(isinstance(answer, Busy) for answer in answers):
             self._wary_until = monotonic() + WARY_SECONDS
@@ -402,7 +402,7 @@ class PostgresJobs(PostgresBase):
 
     def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
         """What to tell those that may not have landed just now."""
-        return self._server.run(lambda connection: self._in(connection, steps.stands(ends)))
+        return self._server.run(lambda connection: self._drive_on(connection, steps.stands(ends)))
 
 
 # ── One job, as an operator asks; None: there is no such job ────────────────────────────────────────────────────

@@ -145,7 +145,7 @@ class PostgresWorkers(PostgresBase):
         steps.complete(connection, self._sql, done)
         landed: dict[Lease, Answer] = {lease: COMPLETED for lease, _ in done}
         if ends:
-            landed |= self._in(connection, steps.end(ends))
+            landed |= self._drive_on(connection, steps.end(ends))
         taken: list[Rescued] = []
         for job_id, attempt, task, queue, worker_id, _, cause in rows:
             lease = Lease(job_id, attempt, worker_id)
