@@ -121,7 +121,7 @@ def _calm(stage: Stage) -> list[str]:
     notifier = open_notifier(workload.jobs.settings, store)
     admin = Admin(store, notifier, workload.jobs.settings)
     for name in workload.EVERY:
-        _patiently(lambda name=name: admin.pause_schedule(name, "the run is over"))
+        _patiently(lambda name=name: admin.schedules.pause(name, "the run is over"))
     notifier.close()
     stage.pen.note("calm")
     return [f"a client ended with {code}" for code in codes if code not in (0, -signal.SIGTERM)]  # that: just started

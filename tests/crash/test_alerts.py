@@ -30,7 +30,7 @@ from tenure.core.ids import new_id
 from tenure.core.lifecycle import Completed, Lease, State
 from tenure.liveness.host import pid_namespace, started
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.alerts import problems
+from tenure.operations.problems import problems
 from tenure.ports import Draft, Filter
 from tenure.ports.schedules import Schedule
 from tenure.schedules.guard_plan import Began, begin_guard

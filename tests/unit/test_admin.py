@@ -10,8 +10,9 @@ from conformance.factories import World, bring, draft, finish, put, running, sta
 from tenure.core.lifecycle import GUARD, Completed, Crashed, Failed, Snoozed, State
 from tenure.errors import UnknownJob
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.admin import Admin, Verb
+from tenure.operations.admin import Admin
 from tenure.operations.explain import Explanation
+from tenure.operations.jobs import Verb
 from tenure.ports import Filter, Progress, Ring, Store
 
 
@@ -37,7 +38,7 @@ def admin(store: Store, bell: Bell) -> Admin:
 
 
 def why(admin: Admin, job_id: str) -> Explanation:
-    return admin.explain(job_id)
+    return admin.jobs.explain(job_id)
 
 
 def all_of(found: Explanation) -> str:
@@ -75,14 +76,19 @@ def test_deleting_is_no_negative_work(world: World, store: Store, admin: Admin) 
 def test_secrets_are_starred_wherever_a_job_is_shown(store: Store, admin: Admin) -> None:
     job_id = put(store, payload='{"user": "ada", "cards": [{"pin": {"$secret": 1234}}]}')
 
-    shown = [admin.get(job_id), admin.show(job_id).job, admin.explain(job_id).job, *admin.search(Filter()).jobs]
+    shown = [
+        admin.jobs.get(job_id),
+        admin.jobs.show(job_id).job,
+        admin.jobs.explain(job_id).job,
+        *admin.jobs.search(Filter()).jobs,
+    ]
 
     assert {job.payload for job in shown} == {'{"user":"ada","cards":[{"pin":"***"}]}'}
 
 
 def test_a_job_that_is_not_there_is_said_with_the_stores_place(store: Store, admin: Admin) -> None:
     with pytest.raises(UnknownJob, match=r"no job nowhere in .*: never enqueued"):
-        admin.get("nowhere")
+        admin.jobs.get("nowhere")
 
 
 # ── Acting ──
@@ -95,7 +101,7 @@ def test_each_verb_says_what_became_of_each_job(store: Store, admin: Admin) -> N
     put(store, unique="k")
 
     def act(verb: Verb, job_id: str) -> tuple[bool, str]:
-        ((acted,),) = admin.act(verb, [admin.ref(job_id)])
+        ((acted,),) = admin.jobs.act(verb, [admin.jobs.ref(job_id)])
         return acted.landed, acted.says
 
     assert act("promote", scheduled) == (True, "queued")
@@ -115,10 +121,10 @@ def test_the_bell_rings_only_for_queues_where_something_changed(store: Store, ad
     scheduled = put(store, delay=60, queue="slow")
     ended = bring(store, State.COMPLETED).job_id
 
-    list(admin.act("promote", [admin.ref(scheduled), admin.ref(ended)]))
-    list(admin.act("replay", [admin.ref(ended)]))
-    list(admin.act("cancel", [admin.ref(scheduled)]))
-    list(admin.act("delete", [admin.ref(scheduled)]))
+    list(admin.jobs.act("promote", [admin.jobs.ref(scheduled), admin.jobs.ref(ended)]))
+    list(admin.jobs.act("replay", [admin.jobs.ref(ended)]))
+    list(admin.jobs.act("cancel", [admin.jobs.ref(scheduled)]))
+    list(admin.jobs.act("delete", [admin.jobs.ref(scheduled)]))
 
     assert bell.rung == [
         Ring("queued", "slow", (scheduled,)),
@@ -131,9 +137,9 @@ def test_a_filter_names_exactly_the_jobs_that_were_counted(store: Store, admin: 
     store.enqueue([draft(task="mail") for _ in range(1234)])
     put(store, task="other")
 
-    refs = admin.refs(Filter(task="mail"))
+    refs = admin.jobs.refs(Filter(task="mail"))
     put(store, task="mail")
-    acted = [one for batch in admin.act("cancel", refs, "spam") for one in batch]
+    acted = [one for batch in admin.jobs.act("cancel", refs, "spam") for one in batch]
 
     assert len(refs) == len(acted) == 1234
     assert store.counts()[State.QUEUED] == 2
@@ -143,18 +149,18 @@ def test_a_reference_can_insist_on_a_state(store: Store, admin: Admin) -> None:
     job_id = put(store)
 
     with pytest.raises(UnknownJob, match="is queued, not dead"):
-        admin.ref(job_id, frozenset({State.DEAD}))
+        admin.jobs.ref(job_id, frozenset({State.DEAD}))
 
 
 def test_a_paused_queue_gives_nothing_until_it_is_resumed(store: Store, admin: Admin, bell: Bell) -> None:
     worker = start(store)
     put(store)
 
-    assert admin.pause("default")
-    assert not admin.pause("default")
+    assert admin.queues.pause("default")
+    assert not admin.queues.pause("default")
     assert store.claim(worker, {"default": 1}, 1) == []
 
-    assert admin.resume("default")
+    assert admin.queues.resume("default")
     assert bell.rung == [Ring("queued", "default")]
     assert len(store.claim(worker, {"default": 1}, 1)) == 1
 
@@ -179,7 +185,7 @@ def test_explain_tells_who_was_the_last_worker(world: World, store: Store, admin
 
 def test_explain_tells_a_paused_queue(store: Store, admin: Admin) -> None:
     start(store)
-    admin.pause("default")
+    admin.queues.pause("default")
 
     found = why(admin, put(store))
 

@@ -19,8 +19,9 @@ from tenure.core.lifecycle import Completed, Failed, Lease, Outcome
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.alerts import MOST_OPEN, PREFIX, QUEUE, Alarm, Problem, Watch, delivery, problems
-from tenure.operations.sinks import Incident, Message, Undelivered, open_sinks, signature
+from tenure.operations.alerts import PREFIX, Alarm, Watch, delivery
+from tenure.operations.problems import MOST_OPEN, Problem, problems
+from tenure.operations.sinks import QUEUE, Incident, Message, Undelivered, open_sinks, signature
 from tenure.ports import Claimed, Filter, Store, WorkerView
 from tenure.ports.schedules import Change, Schedule
 from tenure.schedules.guard_plan import Began, begin_guard

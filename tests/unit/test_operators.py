@@ -13,7 +13,8 @@ from tenure.config import load
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.admin import EDITS, Admin
+from tenure.operations.access import EDITS
+from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
 from tenure.ports import Filter, Store
 from tenure.tasks.arguments import Stars
@@ -35,8 +36,8 @@ def test_a_bulk_action_takes_what_matches_and_can_be_acted_on(store: Store, admi
     store.enqueue([draft(task="mail", queue="slow", delay=60) for _ in range(1100)])
     others = [put(store, task="mail"), put(store, task="other", delay=60)]
 
-    counted = admin.count(Filter(task="mail"), "promote")
-    done = admin.act_on_all("promote", Filter(task="mail"))
+    counted = admin.jobs.count(Filter(task="mail"), "promote")
+    done = admin.jobs.act_on_all("promote", Filter(task="mail"))
 
     assert (counted.jobs, counted.more) == (1100, False)
     assert (done.done, done.refusals, done.cursor) == (1100, 0, None)
@@ -48,7 +49,7 @@ def test_a_bulk_action_says_which_jobs_refused_and_why(store: Store, admin: Admi
     held, free = bring(store, State.DEAD, unique="k").job_id, bring(store, State.DEAD).job_id
     put(store, unique="k")
 
-    done = admin.act_on_all("replay", Filter(states=frozenset({State.DEAD})))
+    done = admin.jobs.act_on_all("replay", Filter(states=frozenset({State.DEAD})))
 
     assert (done.done, done.refusals) == (1, 1)
     assert done.refused[0].id == held
@@ -58,7 +59,7 @@ def test_a_bulk_action_says_which_jobs_refused_and_why(store: Store, admin: Admi
 
 def test_a_verb_that_no_asked_state_allows_is_refused_in_words(admin: Admin) -> None:
     with pytest.raises(InvalidOption, match=r"promote: no job that is dead can be; only those that are scheduled"):
-        admin.count(Filter(states=frozenset({State.DEAD})), "promote")
+        admin.jobs.count(Filter(states=frozenset({State.DEAD})), "promote")
 
 
 # ── edited arguments ──
@@ -68,13 +69,13 @@ def test_an_ended_job_runs_again_with_other_arguments_and_keeps_what_they_were(s
     payload = '{"order":1,"card":{"$secret":"4111"},"note":"x"}'
     job_id = bring(store, State.DEAD, payload=payload, meta='{"tenant":"a"}').job_id
 
-    assert admin.replay_edited(job_id, {"order": 2}, drop=["note"]).landed
+    assert admin.jobs.replay_edited(job_id, {"order": 2}, drop=["note"]).landed
 
     stored = store.get(job_id)
     assert stored is not None
     assert stored.state is State.QUEUED
     assert json.loads(stored.payload) == {"order": 2, "card": {"$secret": "4111"}}
-    detail = admin.show(job_id)
+    detail = admin.jobs.show(job_id)
     (edit,) = detail.edits
     assert (edit.who, json.loads(edit.before)) == ("ada", {"order": 1, "card": "***", "note": "x"})
     assert detail.job.meta == {"tenant": "a"}
@@ -91,9 +92,9 @@ def test_edited_arguments_must_fit_their_task(store: Store, admin: Admin) -> Non
     lease = bring(store, State.DEAD, payload='{"order":1}')
 
     with pytest.raises(InvalidArguments, match="order"):
-        admin.replay_edited(lease.job_id, {"order": "two"}, task=work)
+        admin.jobs.replay_edited(lease.job_id, {"order": "two"}, task=work)
     with pytest.raises(InvalidArguments, match="no argument 'count'"):
-        admin.replay_edited(lease.job_id, {}, drop=["count"])
+        admin.jobs.replay_edited(lease.job_id, {}, drop=["count"])
     assert store.get(lease.job_id).state is State.DEAD  # type: ignore[union-attr]
     assert admin.audit().entries == ()
 
@@ -101,7 +102,7 @@ def test_edited_arguments_must_fit_their_task(store: Store, admin: Admin) -> Non
 def test_a_live_job_is_not_edited(store: Store, admin: Admin) -> None:
     job_id = running(store).job_id
 
-    acted = admin.replay_edited(job_id, {"order": 2})
+    acted = admin.jobs.replay_edited(job_id, {"order": 2})
 
     assert not acted.landed
     assert store.get(job_id).payload == "{}"  # type: ignore[union-attr]
@@ -122,7 +123,7 @@ def test_what_is_under_a_name_that_sounds_like_a_secret_is_starred() -> None:
 def test_settings_say_which_names_are_starred(store: Store) -> None:
     job_id = put(store, payload='{"iban":"DE02","token":"t"}', meta='{"iban":"DE02"}')
 
-    found = Admin(store, PollNotifier(), load({"redact": "iban"}, environ={})).get(job_id)
+    found = Admin(store, PollNotifier(), load({"redact": "iban"}, environ={})).jobs.get(job_id)
 
     assert (found.payload, found.meta) == ('{"iban":"***","token":"t"}', {"iban": "***"})
 
@@ -133,10 +134,10 @@ def test_settings_say_which_names_are_starred(store: Store) -> None:
 def test_every_action_is_on_record_with_who_and_what_came_of_it(store: Store, admin: Admin) -> None:
     dead, queued = bring(store, State.DEAD).job_id, put(store, task="mail")
 
-    list(admin.act("replay", [admin.ref(dead)]))
-    admin.by("grace").pause("default")
-    admin.pause("default")
-    admin.act_on_all("cancel", Filter(task="mail"), "spam")
+    list(admin.jobs.act("replay", [admin.jobs.ref(dead)]))
+    admin.by("grace").queues.pause("default")
+    admin.queues.pause("default")
+    admin.jobs.act_on_all("cancel", Filter(task="mail"), "spam")
 
     assert trail(admin) == [
         ("ada", "jobs.cancel", "state=processing,queued,scheduled task=mail", "1 done, 0 refused"),
@@ -164,8 +165,8 @@ def test_an_action_that_fails_is_on_record_too(store: Store) -> None:
 
 def test_the_trail_is_read_page_by_page_and_over_days(world: World, store: Store, admin: Admin) -> None:
     for _ in range(3):
-        admin.pause("default")
-        admin.resume("default")
+        admin.queues.pause("default")
+        admin.queues.resume("default")
         world.advance(timedelta(hours=40).total_seconds())
 
     first = admin.audit(limit=3)

@@ -100,12 +100,12 @@ def shop(folder: Path) -> Generator[tuple[System, Stock]]:
         admin = Admin(live.store, PollNotifier(), who="ada")
         for name, rule, tz in (("daily-report", "0 6 * * *", "Europe/Paris"), ("backup", "30 1 * * *", "UTC")):
             job = Draft(id="", task=name.replace("-", "_"), payload="{}", queue="reports")
-            admin.timetable.put(schedule(name, rule, tz=tz).but(job=job))
-        admin.trigger("daily-report")
+            admin.schedules.put(schedule(name, rule, tz=tz).but(job=job))
+        admin.schedules.trigger("daily-report")
         for number, delay in enumerate((0.0, 0.0, 0.0, 600.0, 3600.0), start=501):
             payload = json.dumps({"picture": number})
-            admin.enqueue([Draft(id=new_id(), task="thumbnail", payload=payload, queue="media", delay=delay)])
-        admin.pause("media")
+            admin.jobs.enqueue([Draft(id=new_id(), task="thumbnail", payload=payload, queue="media", delay=delay)])
+        admin.queues.pause("media")
         yield live, stocked
 
 

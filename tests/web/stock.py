@@ -13,9 +13,11 @@ from tenure.core.ids import new_id
 from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
+from tenure.operations.audit import Trail
 from tenure.ports import Draft, Progress, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Status, Tick
 from tenure.schedules.declarations import schedule
+from tenure.schedules.timetable import Timetable
 from tenure.worker.job_log import LogLine, encode
 
 Say = Callable[[str], str]  #: the text for a field, by its name
@@ -51,12 +53,14 @@ def stock(store: Store, settings: Settings, say: Say) -> Stock:
     jobs["scheduled"] = _waiting(store, replace(_draft(say, "scheduled"), delay=3600.0), "")
     store.settle(gone.id, {}, Crashed(say("reason"), process_died=True, evidence={"signal": say("signal")}))
     admin = Admin(store, PollNotifier(), settings, who=say("who"))
-    assert admin.replay_edited(jobs["edited"], {"name": say("new argument")}).landed
+    assert admin.jobs.replay_edited(jobs["edited"], {"name": say("new argument")}).landed
     store.pause(say("queue"), paused=True)
-    with admin.recorded(say("action"), say("subject"), **{say("detail name"): say("detail")}) as said:
+    with Trail(store).recorded(
+        say("who"), say("action"), say("subject"), **{say("detail name"): say("detail")}
+    ) as said:
         said.append(say("outcome"))
-    schedules = [_schedule(admin, say, say(kind)) for kind in ("schedule", "paused schedule")]
-    admin.timetable.pause(schedules[1], say("pause reason"))
+    schedules = [_schedule(store, say, say(kind)) for kind in ("schedule", "paused schedule")]
+    admin.schedules.pause(schedules[1], say("pause reason"))
     return Stock(jobs, schedules, alive.id)
 
 
@@ -163,17 +167,17 @@ def _crashed(say: Say) -> Play:
     return play
 
 
-def _schedule(admin: Admin, say: Say, name: str) -> str:
+def _schedule(store: Store, say: Say, name: str) -> str:
     """One with a history of every status."""
     rule = schedule("any", "30 2 * * *", tz="Europe/Paris", jitter="5m")
     job = replace(_draft(say, name), id="", unique=None)
-    stands = admin.timetable.put(rule.but(name=name, job=job)).schedule
-    now = admin.store.now()
+    stands = Timetable(store, PollNotifier()).put(rule.but(name=name, job=job)).schedule
+    now = store.now()
     failed = stands.but(last_error=say("error"), last_status="failure", failure_count=2, last_run_at=now)
     statuses: tuple[Status, ...] = ("failure", "success", "cancelled", "skipped", "missed")
     ticks = tuple(
         Tick(schedule=name, tick=now - timedelta(days=ago), status=status, why=say("why"), decided_at=now)
         for ago, status in enumerate(statuses, start=1)
     )
-    assert admin.store.change([Change(schedule=failed, ticks=ticks)]) == [True]
+    assert store.change([Change(schedule=failed, ticks=ticks)]) == [True]
     return name

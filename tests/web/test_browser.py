@@ -20,9 +20,9 @@ from crash.backends import Place
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import LIVE, State
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.admin import Admin
 from tenure.ports import Draft, Filter
 from tenure.schedules.declarations import schedule
+from tenure.schedules.timetable import Timetable
 
 from .browser import PATIENCE_SECONDS, System, Visits, system
 
@@ -76,7 +76,7 @@ def shelve(live: System, count: int, queue: str, task: str = "greet", **options:
 
 def quiet(live: System, page: Page) -> None:
     """The demo has nothing more to do, and gets nothing by itself: its schedule enqueues a job every 20 seconds."""
-    Admin(live.store, PollNotifier()).timetable.pause("demo-every-20s")
+    Timetable(live.store, PollNotifier()).pause("demo-every-20s")
     deadline = time.monotonic() + PATIENCE_SECONDS
     while live.store.search(Filter(queue="demo", states=LIVE)).jobs:
         assert time.monotonic() < deadline, "the demo's jobs do not end"
@@ -277,7 +277,7 @@ def test_queues_schedules_and_dead_letters_are_acted_on_and_the_audit_trail_has_
     assert "crates" not in live.store.paused()
 
     name = "nightly.report"
-    timetable = Admin(live.store, PollNotifier()).timetable
+    timetable = Timetable(live.store, PollNotifier())
     job = Draft(id="", task="greet", payload='{"name":"Ada"}', queue="crates")
     timetable.put(schedule(name, "0 3 * * *", tz="Europe/Paris").but(job=job))
     page.goto("/schedules")

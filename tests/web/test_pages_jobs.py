@@ -277,8 +277,9 @@ def test_many_are_deleted_by_an_admin_alone_who_types_how_many(web: Web, store: 
 def test_after_ten_thousand_it_says_how_many_are_done_and_offers_to_go_on(
     web: Web, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.operations.admin.MOST_AT_ONCE", 4)
-    monkeypatch.setattr("tenure.operations.admin._BATCH", 2)
+    for module in ("jobs", "job_actions"):
+        monkeypatch.setattr(f"tenure.operations.{module}.MOST_AT_ONCE", 4)
+        monkeypatch.setattr(f"tenure.operations.{module}.BATCH", 2)
     monkeypatch.setattr("tenure.web.views.jobs.MOST_AT_ONCE", 4)
     ids = [put(store) for _ in range(6)]
 
@@ -347,7 +348,7 @@ def test_payloads_are_shown_to_those_who_may_see_them(web: Web, store: Store, ad
     lease = running(store, payload='{"n": 42424242}')  # which no id or host's name happens to hold
     store.progress([Progress(lease=lease, checkpoint='"page 99"', log=encode([LogLine(store.now(), "info", "psst")]))])
     store.finish([(lease, Completed('"done 77"'))])
-    acted = admin.replay_edited(lease.job_id, {"n": 5})
+    acted = admin.jobs.replay_edited(lease.job_id, {"n": 5})
     assert acted.landed, acted.says
     secrets = ("42424242", "psst")
 
@@ -403,7 +404,7 @@ def test_actions_do_what_they_say_under_the_name_of_who_did_them(web: Web, store
 def test_a_run_of_a_schedule_leads_to_it(web: Web, store: Store, admin: Admin) -> None:
     name = made(store).name
 
-    page = web.get(f"/jobs/{admin.trigger(name)}")
+    page = web.get(f"/jobs/{admin.schedules.trigger(name)}")
 
     assert f'href="/schedules/{name}"' in page
 
@@ -639,7 +640,7 @@ def test_a_schedule_is_removed_by_an_admin_who_types_its_name(web: Web, store: S
     assert web.post(f"/schedules/{name}/remove", confirm=name)[0] == "/schedules"
 
     with pytest.raises(UnknownSchedule):
-        admin.schedule(name)
+        admin.schedules.get(name)
 
 
 def test_what_a_guard_printed_last_is_a_payload(web: Web, store: Store) -> None:

@@ -25,14 +25,15 @@ from tenure.config import Settings, load
 from tenure.core.lifecycle import Completed, Crashed, Failed, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
-from tenure.operations.alerts import Problem
+from tenure.operations.audit import Trail
+from tenure.operations.problems import Problem
+from tenure.operations.pulse import SLICE, Slice
 from tenure.operations.sinks import Kind
 from tenure.ports import Filter, Progress, Store
 from tenure.stores.sqlite import SqliteStore
 from tenure.web.access import LOCAL
 from tenure.web.dashboard import create
 from tenure.web.pages import Renderer, View, match
-from tenure.web.pulse import SLICE, Slice
 from tenure.web.server import Server, listen_at, url_of
 from tenure.web.site import Demo, Site
 from tenure.web.views import PAGES
@@ -365,9 +366,8 @@ def test_without_a_demo_there_are_no_buttons(make: Make, store: Store) -> None:
 
 
 def test_the_trail_is_for_admins_and_goes_on_page_by_page(pages: Dashboard, world: World, store: Store) -> None:
-    admin = Admin(store, PollNotifier(), who="ada@example.com")
     for number in range(60):
-        with admin.recorded("queue.pause", f"q{number}"):
+        with Trail(store).recorded("ada@example.com", "queue.pause", f"q{number}"):
             world.advance(0.01)
 
     pages.get("/audit", "ada", status=403)
@@ -484,7 +484,7 @@ def test_every_form_works_without_the_script(url: str, store: Store, visits: Vis
 
 
 def test_times_are_the_readers_own_with_utc_on_hover(url: str, store: Store, visits: Visits) -> None:
-    with Admin(store, PollNotifier()).recorded("queue.pause", "a"):
+    with Trail(store).recorded("operator", "queue.pause", "a"):
         pass
     at = store.now()
     tab = visits(url, timezone_id="Asia/Tokyo")

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tenure.cli.output import progress_bar, say, show_json, table
 from tenure.cli.shared import Shared, app_of, confirm, store_of
-from tenure.config import Settings, redact
-from tenure.core.durations import spell
-from tenure.core.lifecycle import State
+from tenure.config import Settings
 from tenure.errors import InvalidOption, StoreAway, TenureError
-from tenure.ports import Filter, QueueView, Store
+
+if TYPE_CHECKING:
+    from tenure.operations.checkup import Finding
 
 SHARED = Shared()
-_MOST_COUNTED = 1000
-_LONG_QUEUED = 3600.0
-_EAR_SECONDS = 2.0
-_LONG_READ = 1.0
-
-
-class Finding(NamedTuple):
-    ok: bool
-    what: str
-    says: str
 
 
 @runtime_checkable
@@ -34,13 +23,6 @@ class _BacksUp(Protocol):
     """A store that can copy itself while work goes on. (A database server has its own tools.)"""
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None: ...
-
-
-@runtime_checkable
-class _ChecksItself(Protocol):
-    """A store that can look for damage in its file."""
-
-    def damage(self) -> list[str]: ...
 
 
 def check(
@@ -72,6 +54,8 @@ def check(
         return _config(settings, shared)
     if metrics:
         return _metrics(settings, shared)
+    from tenure.operations.checkup import Finding
+
     findings = _store_findings(settings, alert=alert)
     if jobs is not None:
         findings.append(Finding(True, "app", f"{app} has the tasks {', '.join(sorted(jobs.tasks.names))}"))
@@ -108,119 +92,23 @@ def _metrics(settings: Settings, shared: Shared) -> int:
 
 
 def _store_findings(settings: Settings, *, alert: bool) -> list[Finding]:
+    from tenure.backends import connect, open_notifier
+    from tenure.operations import checkup
+
     store = store_of(settings)
     try:
         store.open()
     except StoreAway:
         raise
     except TenureError as error:
-        return [Finding(False, "store", str(error))]
+        return [checkup.Finding(False, "store", str(error))]
     try:
-        findings = [
-            Finding(True, "store", store.url),
-            _latency(store),
-            _notifier(settings, store),
-            *_damage(store),
-            *_work(store),
-            *_problems(store, settings, alert=alert),
+        return [
+            *checkup.examine(store, settings, open_notifier),
+            *checkup.troubles(store, settings, connect, open_notifier, alert=alert),
         ]
     finally:
         store.close()
-    return findings
-
-
-def _latency(store: Store) -> Finding:
-    """The best of a few: the first one may have to connect, or to read from a cold disk."""
-    took: list[float] = []
-    for _ in range(5):
-        began = time.perf_counter()
-        store.paused()
-        took.append(time.perf_counter() - began)
-    return Finding(min(took) < _LONG_READ, "latency", f"the store answers a small read in {min(took) * 1000:.2f} ms")
-
-
-def _notifier(settings: Settings, store: Store) -> Finding:
-    """Told, and no fault: without rings jobs start later, and none is lost."""
-    from tenure.backends import open_notifier
-
-    notifier = open_notifier(settings, store)
-    try:
-        listener = notifier.listen()
-        deadline = time.monotonic() + _EAR_SECONDS
-        while listener.drain() and not notifier.problem() and time.monotonic() < deadline:
-            time.sleep(0.02)  # as long as it rings by itself it has not heard, and so not proved, anything
-        problem = notifier.problem()
-        listener.close()
-    finally:
-        notifier.close()
-    named = redact(settings.notifier)
-    return Finding(True, "notifier", f"polling: {redact(problem)}" if problem else f"{named}: no problem")
-
-
-def _damage(store: Store) -> list[Finding]:
-    if not isinstance(store, _ChecksItself):
-        return []
-    found = store.damage()
-    return [Finding(not found, "integrity", found[0] if found else "no damage found")]
-
-
-def _dead_letters(store: Store) -> Finding:
-    """Those of guards are told by their schedules, where a run that succeeds makes up for them."""
-    found = store.search(Filter(states=frozenset({State.DEAD}), guards=False), limit=_MOST_COUNTED)
-    count = f"{len(found.jobs):,}{' or more' if found.cursor else ''}"
-    return Finding(not found.jobs, "dead letters", f"{count}: tenure dead list" if found.jobs else "none")
-
-
-def _work(store: Store) -> list[Finding]:
-    from tenure.operations.alerts import works_for_all
-
-    alive, queues, counts = list(filter(works_for_all, store.workers())), store.queues(), store.counts()
-    waiting = counts.get(State.QUEUED, 0)
-    oldest = max((queue.oldest_queued or 0.0 for queue in queues if queue.paused_at is None), default=0.0)
-    slots = sum(row.identity.slots for row in alive)
-    stalled = [f"{row.identity.id}: {row.note}" for row in alive if row.note]
-    paused = [queue.name for queue in queues if queue.paused_at is not None]
-    findings = [
-        Finding(bool(alive) or not waiting, "workers", f"{len(alive)} alive with {slots} slots"),
-        Finding(
-            oldest < _LONG_QUEUED,
-            "queued",
-            f"{waiting:,} jobs, the oldest due for {spell(oldest)}" if waiting else "no job waits",
-        ),
-        _dead_letters(store) if counts.get(State.DEAD) else Finding(True, "dead letters", "none"),
-        *(Finding(False, "stall", sentence) for sentence in stalled),
-    ]
-    findings += [
-        Finding(True, "queue", f"{queue.name}: {_queue(queue)}") for queue in queues if queue.oldest_queued is not None
-    ]
-    if paused:
-        findings.append(Finding(True, "paused", ", ".join(paused)))
-    return findings
-
-
-def _problems(store: Store, settings: Settings, *, alert: bool) -> list[Finding]:
-    from tenure.backends import open_notifier
-    from tenure.operations.alerts import problems, tell_now
-
-    found = problems(store, settings)
-    findings = [Finding(False, each.kind, each.says) for each in found]
-    if alert:
-        left = tell_now(store, settings, found, _opened, open_notifier)
-        says = f"{left} messages are not delivered yet: the next `tenure check --alert`, or a supervisor, tries again"
-        findings.append(Finding(not left, "alerts", says if left else "nobody waits for a message"))
-    return findings
-
-
-def _opened(settings: Settings) -> Store:
-    store = store_of(settings)
-    store.open()
-    return store
-
-
-def _queue(queue: QueueView) -> str:
-    running, waiting = queue.counts.get(State.PROCESSING, 0), queue.counts.get(State.QUEUED, 0)
-    oldest = f"the oldest due for {spell(queue.oldest_queued or 0.0)}"
-    return f"{waiting:,} queued, {oldest}, {running:,} running{', paused' if queue.paused_at else ''}"
 
 
 def migrate(*, shared: Shared = SHARED) -> int:

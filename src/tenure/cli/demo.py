@@ -240,7 +240,7 @@ class Watch:
                 time.sleep(_LOOK_SECONDS)
 
     def _look(self) -> None:
-        found = {job.id: job for job in self._admin.search(Filter(queue=self._queue)).jobs}
+        found = {job.id: job for job in self._admin.jobs.search(Filter(queue=self._queue)).jobs}
         self.jobs = {name: found[job_id] for job_id, name in self._names.items()}
         for worker in _workers(self._admin, self._queue):
             if worker.id not in self.pids:
@@ -258,7 +258,7 @@ class Watch:
         ripe = done >= KILL_AT and not (others and done < 0.7) and job.checkpoint is not None
         if self.kill or not ripe or job.state is not State.PROCESSING or job.worker_id not in self.pids:
             return
-        kill = Kill(job.worker_id, self.pids[job.worker_id], round(done * self._commits), self._admin.store.now())
+        kill = Kill(job.worker_id, self.pids[job.worker_id], round(done * self._commits), self._admin.now())
         with suppress(ProcessLookupError):  # it ended by itself just now: the next look knows more
             os.kill(kill.pid, signal.SIGKILL)
             self.kill = kill
@@ -283,7 +283,7 @@ class Watch:
 
 def _workers(admin: Admin, queue: str) -> list[WorkerIdentity]:
     """The workers of this demo, dead ones too."""
-    return [row.identity for row in admin.workers(dead=True) if queue in row.identity.queues]
+    return [row.identity for row in admin.workers.all(dead=True) if queue in row.identity.queues]
 
 
 # ── What came of it ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from tenure.config import Settings, redact
 from tenure.errors import TenureError
 
 if TYPE_CHECKING:
-    from tenure.operations.admin import Admin
+    from tenure.schedules.timetable import Timetable
 
 QUEUE = "demo"
 _EVERY = "demo-every-20s"
@@ -32,6 +32,7 @@ def serve(folder: Path, place: Mapping[str, str | None], listen: str | None) -> 
 
     from tenure.demo.tasks import jobs
     from tenure.operations.admin import Admin
+    from tenure.schedules.timetable import Timetable
 
     jobs.configure({**place, "listen": listen})
     settings = jobs.settings
@@ -44,7 +45,7 @@ def serve(folder: Path, place: Mapping[str, str | None], listen: str | None) -> 
         admin = Admin(store, notifier, settings, who="demo")
         try:
             _enqueue()
-            with _scheduled(admin):
+            with _scheduled(Timetable(store, notifier)):
                 security = create(lambda: admin, settings, tasks=jobs.tasks, demo=Demo(QUEUE))
                 url = url_of(listening)
                 Server(security, lambda: _told(url, settings, log)).run([listening])
@@ -70,16 +71,16 @@ def _enqueue() -> None:
 
 
 @contextmanager
-def _scheduled(admin: Admin) -> Generator[None]:
+def _scheduled(timetable: Timetable) -> Generator[None]:
     """One tick every 20 s; it is gone with the demo."""
     from tenure.demo.tasks import greet
     from tenure.schedules.declarations import schedule
 
     draft = greet.using(queue=QUEUE).bind("whoever comes by").draft()
     new = schedule(_EVERY, None, every="20s")
-    admin.timetable.put(new.but(job=replace(draft, id="", expires=None)))
+    timetable.put(new.but(job=replace(draft, id="", expires=None)))
     try:
         yield
     finally:
         with suppress(TenureError):  # the store is away: whoever starts the next demo finds it, and takes it over
-            admin.timetable.remove(_EVERY)
+            timetable.remove(_EVERY)

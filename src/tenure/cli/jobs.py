@@ -15,22 +15,19 @@ from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption
 from tenure.events import headline
 from tenure.operations.explain import progress_text, stamp
+from tenure.operations.job_query import states_of
+from tenure.operations.jobs import CAN, DONE
 from tenure.ports import Filter
 
 if TYPE_CHECKING:
-    from tenure.operations.admin import Acted, Admin, JobRef, Verb
-    from tenure.ports import JobView
+    from tenure.operations.admin import Admin
+    from tenure.operations.jobs import Acted, JobDetail, JobRef, Verb
 
 jobs = App(name="jobs", help="Find jobs, look at them, act on them.", help_epilogue="")
 dead = App(name="dead", help="Dead letters: jobs whose failures or crashes are used up.", help_epilogue="")
 
-#: Where each verb may act when jobs are named by a filter that says no state.
-_SOURCES: dict[Verb, frozenset[State]] = {
-    "cancel": frozenset({State.SCHEDULED, State.QUEUED, State.PROCESSING}),
-    "promote": frozenset({State.SCHEDULED}),
-    "replay": frozenset({State.DEAD, State.CANCELLED}),
-    "delete": frozenset(State) - {State.PROCESSING},
-}
+#: Where each verb acts when a filter says no state: what completed is replayed only if asked for.
+_SOURCES: dict[Verb, frozenset[State]] = {**CAN, "replay": CAN["replay"] - {State.COMPLETED}}
 _DEAD = frozenset({State.DEAD})
 
 
@@ -57,10 +54,7 @@ NOWHERE, SHARED = Where(), Shared()
 
 
 def _states(named: Sequence[str] | None) -> frozenset[State]:
-    words = [word.strip() for part in named or () for word in part.split(",")]
-    if unknown := [word for word in words if word not in set(State)]:
-        raise InvalidOption(f"--state: expected some of {', '.join(State)}, got {unknown[0]!r}")
-    return frozenset(map(State, words))
+    return states_of([word.strip() for part in named or () for word in part.split(",")], "--state")
 
 
 # ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,7 +87,7 @@ def _list(where: Filter, limit: int, cursor: str | None, shared: Shared) -> int:
     if not 1 <= limit <= 10_000:
         raise InvalidOption(f"--limit: expected 1 to 10000, got {limit}")
     with admin_of(shared) as admin:
-        page, now = admin.search(where, limit=limit, cursor=cursor), admin.store.now()
+        page, now = admin.jobs.search(where, limit=limit, cursor=cursor), admin.now()
     if shared.json:
         show_json(page)
         return 0
@@ -113,11 +107,11 @@ def show(job_id: str, /, *, shared: Shared = SHARED) -> int:
         The job's id.
     """
     with admin_of(shared) as admin:
-        found = admin.show(job_id)
+        found = admin.jobs.show(job_id)
     if shared.json:
         show_json(found)
         return 0
-    pairs(_facts(found.job))
+    pairs(_facts(found))
     if found.attempts:
         say("")
         rows = [
@@ -138,15 +132,8 @@ def show(job_id: str, /, *, shared: Shared = SHARED) -> int:
     return 0
 
 
-def _facts(job: JobView) -> list[tuple[str, str]]:
-    times = [
-        ("enqueued", job.enqueued_at),
-        ("due", job.run_at),
-        ("expires", job.expires_at),
-        ("started", job.started_at),
-        ("last activity", job.last_activity_at),
-        ("ended", job.ended_at),
-    ]
+def _facts(found: JobDetail) -> list[tuple[str, str]]:
+    job = found.job
     rows = [
         ("id", job.id),
         ("task", job.task),
@@ -162,7 +149,7 @@ def _facts(job: JobView) -> list[tuple[str, str]]:
         ("checkpoint", job.checkpoint or ""),
         ("result", job.result or ""),
         ("meta", ", ".join(f"{key}={value}" for key, value in job.meta.items())),
-        *((name, stamp(at)) for name, at in times if at is not None),
+        *((name, stamp(at)) for name, at in found.times),
     ]
     return [(name, value) for name, value in rows if value]
 
@@ -177,7 +164,7 @@ def explain(job_id: str, /, *, shared: Shared = SHARED) -> int:
         The job's id.
     """
     with admin_of(shared) as admin:
-        found = admin.explain(job_id)
+        found = admin.jobs.explain(job_id)
     if shared.json:
         show_json(found)
         return 0
@@ -255,9 +242,9 @@ def _act(
         raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --queue, --text), not both")
     with admin_of(shared) as admin:
         if ids:
-            refs = [admin.ref(job_id) for job_id in dict.fromkeys(ids)]
+            refs = [admin.jobs.ref(job_id) for job_id in dict.fromkeys(ids)]
         else:
-            refs = admin.refs(where.filter(states or _SOURCES[verb]))
+            refs = admin.jobs.refs(where.filter(states or _SOURCES[verb]))
             _ask(verb, refs, shared)
         return _carry_out(admin, verb, refs, reason, shared)
 
@@ -272,7 +259,7 @@ def _ask(verb: Verb, refs: Sequence[JobRef], shared: Shared) -> None:
 def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, shared: Shared) -> int:
     acted: list[Acted] = []
     with progress_bar(verb) as step:
-        for batch in admin.act(verb, refs, reason):
+        for batch in admin.jobs.act(verb, refs, reason):
             acted += batch
             step(len(acted), len(refs))
     missed = [one for one in acted if not one.landed]
@@ -284,8 +271,7 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
     if not shared.json and not acted:
         say("no job matches")
     elif not shared.json and len(acted) != 1:
-        did = {"cancel": "cancelled or asked to stop", "promote": "queued", "replay": "queued again"}
-        say(f"{len(acted) - len(missed):,} of {len(acted):,} jobs {did.get(verb, 'deleted')}")
+        say(f"{len(acted) - len(missed):,} of {len(acted):,} jobs {DONE[verb]}")
     return 1 if missed else 0
 
 
@@ -346,8 +332,8 @@ def _act_on_dead(verb: Verb, ids: Sequence[str], where: Where, every: bool, shar
         raise InvalidOption(f"{verb}: expected ids, or filters (--task, --queue, --text), or --every")
     with admin_of(shared) as admin:
         if ids:
-            refs = [admin.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)]
+            refs = [admin.jobs.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)]
         else:
-            refs = admin.refs(_dead(where))
+            refs = admin.jobs.refs(_dead(where))
             _ask(verb, refs, shared)
         return _carry_out(admin, verb, refs, "", shared)

@@ -25,7 +25,7 @@ SHARED = Shared()
 def list_(*, shared: Shared = SHARED) -> int:
     """List queues that hold live jobs or are paused."""
     with admin_of(shared) as admin:
-        found, now = admin.queues(), admin.store.now()
+        found, now = admin.queues.all(), admin.now()
     if shared.json:
         show_json(found)
         return 0
@@ -54,10 +54,8 @@ def pause(name: str, /, *, shared: Shared = SHARED) -> int:
         The queue.
     """
     with admin_of(shared) as admin:
-        known = {queue.name for queue in admin.queues()}
-        served = {queue for row in admin.workers() for queue in row.identity.queues}
-        changed = admin.pause(name)
-    if changed and name not in known | served:
+        known, changed = admin.queues.is_known(name), admin.queues.pause(name)
+    if changed and not known:
         complain(f"no job waits in queue {name} and no worker names it: is it spelled right?")
     return _told(shared, name, "paused", changed=changed)
 
@@ -72,7 +70,7 @@ def resume(name: str, /, *, shared: Shared = SHARED) -> int:
         The queue.
     """
     with admin_of(shared) as admin:
-        changed = admin.resume(name)
+        changed = admin.queues.resume(name)
     return _told(shared, name, "running", changed=changed)
 
 
@@ -94,7 +92,7 @@ def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, sha
         Also those that died in the last day.
     """
     with admin_of(shared) as admin:
-        found, now = admin.workers(dead=dead), admin.store.now()
+        found, now = admin.workers.all(dead=dead), admin.now()
     if shared.json:
         show_json(found)
         return 0

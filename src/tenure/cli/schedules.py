@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -16,14 +16,11 @@ from tenure.cli import schedules_screen as screen
 from tenure.cli.output import complain, plain, say, show_json
 from tenure.cli.schedules_add import WHEN, When, instant
 from tenure.cli.shared import Shared, admin_of, confirm
-from tenure.core.durations import seconds, spell
+from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, TenureError
-from tenure.ports.schedules import Schedule
+from tenure.operations.schedule_health import ScheduleHealth, clock, coming, held_back
 from tenure.schedules import advice
-from tenure.schedules.advice import outlook
-from tenure.schedules.plan import overdue_by, rule_of
-from tenure.schedules.timetable import record
-from tenure.tasks.arguments import redacted
+from tenure.schedules.plan import rule_of
 
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
@@ -36,7 +33,6 @@ Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
 SHARED = Shared()
 _MARKS, _STRIP = 10, 50
 _SILENCE = logging.NullHandler()
-_MOMENT = timedelta(milliseconds=1)
 
 
 @contextmanager
@@ -65,15 +61,17 @@ def list_(*, every: Annotated[bool, Parameter(name="--all")] = False, shared: Sh
         Also those that are retired: no longer declared by their app.
     """
     with _admin(shared) as admin:
-        found = [each for each in admin.schedules() if every or each.schedule.retired_at is None]
-        marks = [admin.store.ticks(each.schedule.name, limit=_MARKS) for each in found]
-        now = admin.store.now()
-    both = list(zip(found, marks, strict=True))
+        found = admin.schedules.healths(marks=_MARKS, retired=every)
     if shared.json:
-        show_json([screen.list_json(each, ticks, now) for each, ticks in both])
+        show_json([screen.list_json(each) for each in found])
         return 0
-    rows = [screen.list_row(each, ticks, now) for each, ticks in both]
-    screen.draw(screen.LIST_HEADS, rows, fixed=screen.LIST_FIXED, right=("fails",), below="note")
+    screen.draw(
+        screen.LIST_HEADS,
+        [screen.list_row(each) for each in found],
+        fixed=screen.LIST_FIXED,
+        right=("fails",),
+        below="note",
+    )
     if not found:
         complain("no schedule is here: declare one with @jobs.schedule, or make one with tenure schedules add")
     return 0
@@ -89,19 +87,17 @@ def show(name: str, /, *, shared: Shared = SHARED) -> int:
         The schedule.
     """
     with _admin(shared) as admin:
-        found, now = admin.schedule(name), admin.store.now()
-    lint = screen.surprises(found.schedule, now)
+        found = admin.schedules.health(name)
     if shared.json:
-        late = overdue_by(found, now)
-        show_json({"record": record(found), **plain(found), "overdue_by": late, "lint": lint})
+        shown = {"record": found.record, **plain(found.standing), "overdue_by": found.late, "lint": found.lint}
+        show_json(shown)
         return 0
-    screen.show_facts(found, now)
-    if found.runs:
+    screen.show_facts(found)
+    if found.standing.runs:
         say("")
-        rule = screen.understood(found.schedule)
-        rows = [screen.run_row(run, rule, now) for run in found.runs]
+        rows = [screen.run_row(run, found.rule, found.at) for run in found.standing.runs]
         screen.draw(screen.RUN_HEADS, rows, fixed=("tick", "state", "since"), below="job")
-    _say_all(lint, before="")
+    _say_all(found.lint, before="")
     return 0
 
 
@@ -141,32 +137,20 @@ def preview(
         if when.tz or when.dst:
             raise InvalidOption(f"preview: {name} has its own time zone; --tz and --dst go with --cron")
         with _admin(shared) as admin:
-            stored, now = admin.schedule(name).schedule, admin.store.now()
+            stored, now = admin.schedules.get(name).schedule, admin.now()
     rule = rule_of(stored) if stored else when.rule()
     since = now if after is None else instant(after, "--after", rule)
-    if stored and stored.start:
-        since = max(since, stored.start - _MOMENT)
-    coming = [each for each in outlook(rule, since, limit) if not (stored and stored.end and each.tick > stored.end)]
+    ticks = coming(rule, since, limit, stored)
     lint = advice.lint(rule, since)
     if shared.json:
-        show_json({"rule": str(rule), "tz": getattr(rule, "tz", "UTC"), "ticks": coming, "lint": lint})
+        show_json({"rule": str(rule), "tz": getattr(rule, "tz", "UTC"), "ticks": ticks, "lint": lint})
         return 0
-    rows = [screen.preview_row(each, now) for each in coming]
+    rows = [screen.preview_row(each, now) for each in ticks]
     screen.draw(screen.PREVIEW_HEADS, rows, fixed=("local", "utc", "in"), right=("in",), below="note")
-    if not coming:
+    if not ticks:
         complain("no tick comes")
-    _say_all([*lint, *(_held_back(stored) if stored else [])], before="")
+    _say_all([*lint, *(held_back(stored) if stored else [])], before="")
     return 0
-
-
-def _held_back(s: Schedule) -> list[str]:
-    """Why ticks may not become runs at these very times."""
-    said = [
-        "it is retired: none of these will be fired" if s.retired_at else "",
-        "it is paused: none of these is fired until it is resumed" if s.paused_at else "",
-        f"each is fired up to {spell(s.jitter)} later (jitter)" if s.jitter else "",
-    ]
-    return [each for each in said if each]
 
 
 @schedules.command
@@ -184,23 +168,21 @@ def history(name: str, /, *, limit: Limit = 50, before: str | None = None, share
     """
     _refuse_limit(limit, 10_000)
     with _admin(shared) as admin:
-        found = admin.schedule(name)
-        rule = screen.understood(found.schedule)
+        found = admin.schedules.health(name)
         until = None if before is None else instant(before, "--before", rule_of(found.schedule))
-        marks = admin.store.ticks(name, limit=_STRIP)
-        ticks = admin.store.ticks(name, limit=limit, before=until)
-    runs = {run.tick.job_id: run for run in found.runs}
+        marks = admin.schedules.marks([name], _STRIP)[name]
+        views = found.told(admin.schedules.ticks(name, limit=limit, before=until))
     if shared.json:
-        show_json([screen.history_json(tick, runs.get(tick.job_id)) for tick in ticks])
+        show_json([screen.history_json(each) for each in views])
         return 0
-    if not ticks:
+    if not views:
         complain("no tick of it was decided" + (" before that" if before else " yet"))
         return 0
     screen.show_strip(marks)
     say("")
-    screen.show_history([(tick, runs.get(tick.job_id)) for tick in ticks], rule)
-    if len(ticks) == limit:
-        complain(f"there may be more: --before {ticks[-1].tick.isoformat()}")
+    screen.show_history(views)
+    if len(views) == limit:
+        complain(f"there may be more: --before {views[-1].tick.tick.isoformat()}")
     return 0
 
 
@@ -215,12 +197,12 @@ def overdue(*, grace: str | None = None, shared: Shared = SHARED) -> int:
     """
     allowed = None if grace is None else seconds(grace, "--grace")
     with _admin(shared) as admin:
-        standings = admin.schedules()
-        found = admin.timetable.overdue(allowed)
+        rules = {each.record.name: each.rule for each in admin.schedules.healths(retired=True)}
+        found = admin.schedules.overdue(allowed)
     if shared.json:
         show_json(found)
     else:
-        screen.show_overdue(found, {each.schedule.name: each.schedule for each in standings})
+        screen.show_overdue(found, rules)
     return 1 if found else 0
 
 
@@ -234,12 +216,9 @@ def lint(*names: str, shared: Shared = SHARED) -> int:
         Which schedules; none: all that are not retired.
     """
     with _admin(shared) as admin:
-        now = admin.store.now()
-        if names:
-            looked = [admin.schedule(name).schedule for name in dict.fromkeys(names)]
-        else:
-            looked = [each.schedule for each in admin.schedules() if each.schedule.retired_at is None]
-    said = {s.name: screen.surprises(s, now) for s in looked}
+        chosen = [admin.schedules.health(name) for name in dict.fromkeys(names)]
+        looked = chosen if names else admin.schedules.healths()
+    said = {each.schedule.name: each.lint for each in looked}
     found = [(name, sentence) for name, sentences in said.items() for sentence in sentences]
     if shared.json:
         show_json(said)
@@ -280,22 +259,16 @@ def trigger(
         raise InvalidOption("--timeout says how long to --wait: give both, or neither")
     limit = None if timeout is None else seconds(timeout, "--timeout")
     with _admin(shared) as admin:
-        job_id = admin.trigger(name, force=force)
+        job_id = admin.schedules.trigger(name, force=force)
         if not wait:
             return _told(shared, {"schedule": name, "job": job_id}, job_id)
         if sys.stderr.isatty():
             complain(f"job {job_id} is stored; waiting for it")
-        result = _result(admin, shared, job_id, limit)
+        try:
+            result = admin.jobs.result(job_id, limit)
+        except TimeoutError as error:
+            raise TenureError(str(error)) from error
     return _told(shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result)
-
-
-def _result(admin: Admin, shared: Shared, job_id: str, limit: float | None) -> str:
-    from tenure.tasks.client import Client
-
-    try:
-        return redacted(Client(admin.store, admin.notifier, shared.settings()).result(job_id, limit))
-    except TimeoutError as error:
-        raise TenureError(str(error)) from error
 
 
 def _told(shared: Shared, answer: dict[str, object], words: str) -> int:
@@ -330,19 +303,17 @@ def backfill(
         Also those that did become runs.
     """
     with _admin(shared) as admin:
-        rule, now = rule_of(admin.schedule(name).schedule), admin.store.now()
+        rule, now = rule_of(admin.schedules.get(name).schedule), admin.now()
         first, last = instant(since, "--from", rule), now if until is None else instant(until, "--to", rule)
         if last > now or first > last:
             raise InvalidOption(
-                f"backfill: expected times of the past, --from before --to, got {screen.clock(rule, first)} "
-                f"to {screen.clock(rule, last)}"
+                f"backfill: expected times of the past, --from before --to, got {clock(rule, first)} "
+                f"to {clock(rule, last)}"
             )
-        ticks = admin.timetable.to_backfill(name, first, last, again=again)
+        ticks = admin.schedules.to_backfill(name, first, last, again=again)
         if ticks:
-            confirm(
-                shared, f"{name}: run {_ticks(ticks, [screen.clock(rule, each) for each in (ticks[0], ticks[-1])])}?"
-            )
-        ids = admin.backfill(name, first, last, again=again) if ticks else []
+            confirm(shared, f"{name}: run {_ticks(ticks, [clock(rule, each) for each in (ticks[0], ticks[-1])])}?")
+        ids = admin.schedules.backfill(name, first, last, again=again) if ticks else []
     words = f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "no tick in that time is without a run"
     return _told(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
 
@@ -365,8 +336,8 @@ def pause(name: str, /, *, why: str = "by an operator", shared: Shared = SHARED)
         Kept with it, for those who wonder.
     """
     with _admin(shared) as admin:
-        before = admin.timetable.get(name).schedule
-        admin.pause_schedule(name, why)
+        before = admin.schedules.declared(name)
+        admin.schedules.pause(name, why)
     was = f"paused already: {before.paused_why}"
     return _turned(shared, name, "paused", was, changed=before.paused_at is None)
 
@@ -381,16 +352,14 @@ def resume(name: str, /, *, shared: Shared = SHARED) -> int:
         The schedule.
     """
     with _admin(shared) as admin:
-        before = admin.timetable.get(name).schedule
-        after, now = admin.resume_schedule(name).schedule, admin.store.now()
+        before = admin.schedules.declared(name)
+        health = ScheduleHealth.of(admin.schedules.resume(name), admin.now())
+    after = health.schedule
     if after.retired_at is not None and not shared.json:
         complain(f"schedule {name} is retired all the same: it fires again once an app declares it")
-    coming = "" if after.next_tick is None or after.idle else f", next {_next(after, after.next_tick, now)}"
+    tick = health.record.next_expected_at
+    coming = "" if tick is None else f", next {clock(health.rule, tick)}, {screen.away(tick, health.at)}"
     return _turned(shared, name, "active", f"not paused{coming}", changed=before.paused_at is not None, more=coming)
-
-
-def _next(s: Schedule, tick: datetime, now: datetime) -> str:
-    return f"{screen.clock(screen.understood(s), tick)}, {screen.away(tick, now)}"
 
 
 def _turned(shared: Shared, name: str, state: str, was: str, *, changed: bool, more: str = "") -> int:
@@ -408,7 +377,7 @@ def remove(name: str, /, *, shared: Shared = SHARED) -> int:
         The schedule.
     """
     with _admin(shared) as admin:
-        back = "; a guard comes back at its next call" if admin.removable(name).kind == "guard" else ""
+        back = "; a guard comes back at its next call" if admin.schedules.removable(name).kind == "guard" else ""
         confirm(shared, f"remove schedule {name} and its history{back}?")
-        admin.remove_schedule(name)
+        admin.schedules.remove(name)
     return _told(shared, {"schedule": name, "removed": True}, f"schedule {name} is removed")

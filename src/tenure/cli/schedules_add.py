@@ -10,14 +10,14 @@ from cyclopts import Parameter
 
 from tenure.cli.enqueue import read_arguments
 from tenure.cli.output import complain, plain, say, show_json
-from tenure.cli.schedules_screen import away, clock, declared_words, understood
+from tenure.cli.schedules_screen import away, declared_words
 from tenure.cli.shared import Shared, app_of, confirm, operator
 from tenure.errors import InvalidOption
+from tenure.operations.schedule_health import ScheduleHealth, clock
 from tenure.ports.schedules import CatchUp, Dst, Overlap, Schedule
-from tenure.schedules import advice, cron
+from tenure.schedules import cron
 from tenure.schedules.cron import Rule
 from tenure.schedules.declarations import schedule
-from tenure.schedules.timetable import record
 
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
@@ -155,22 +155,20 @@ def add(
 
 def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
     new = new.but(job=replace(draft, id="", expires=None))
-    stands = next((each.schedule for each in admin.schedules() if each.schedule.name == new.name), None)
+    stands = next((each.schedule for each in admin.schedules.all() if each.schedule.name == new.name), None)
     if stands is not None:
         _refuse_others(stands)
         confirm(
             shared, f"there is a schedule {new.name} ({stands.rule}, task {stands.job and stands.job.task}). Change it?"
         )
-    put, now = admin.put_schedule(new), admin.store.now()
-    rule = understood(new)
-    lint = advice.lint(rule, now) if rule else []
+    put = ScheduleHealth.of(admin.schedules.put(new), admin.now())
     if shared.json:
-        show_json({**plain(record(put)), "created": stands is None, "lint": lint})
+        show_json({**plain(put.record), "created": stands is None, "lint": put.lint})
         return 0
-    coming = put.schedule.next_tick
-    told = f"next {clock(rule, coming)}, {away(coming, now)}" if coming else "but it has no tick to come"
+    tick = put.schedule.next_tick
+    told = f"next {clock(put.rule, tick)}, {away(tick, put.at)}" if tick else "but it has no tick to come"
     say(f"schedule {new.name} is {'made' if stands is None else 'changed'}: {told}")
-    for sentence in lint:
+    for sentence in put.lint:
         complain(f"note: {sentence}")
     return 0
 

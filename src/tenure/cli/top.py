@@ -21,6 +21,7 @@ from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, WORKER_HEADS, WORKER_N
 from tenure.cli.shared import Shared, admin_of
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
+from tenure.operations.workers import stalls
 from tenure.ports import Filter
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def top(*, once: bool = False, shared: Shared = SHARED) -> int:
 def read(admin: Admin, before: Reading | None) -> Reading:
     """Look once at everything the picture shows."""
     overview = admin.overview(before.overview if before else None)
-    running = admin.search(_RUNNING, limit=_MOST_RUNNING).jobs
-    return Reading(admin.store.url, overview, running)
+    running = admin.jobs.search(_RUNNING, limit=_MOST_RUNNING).jobs
+    return Reading(admin.url, overview, running)
 
 
 def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
@@ -122,9 +123,8 @@ def _told_to_leave(wait: float) -> bool:
 def frame(reading: Reading, width: int, height: int | None, problem: str = "") -> RenderableType:
     """The whole picture, for a screen of this size; without a height nothing is left out."""
     overview = reading.overview
-    stalls = [f"{row.identity.id}: {row.note}" for row in overview.workers if row.note]
     warnings = [Text(f"! {sentence}", style="bold red") for sentence in ([problem] if problem else [])]
-    warnings += [Text(f"! {sentence}", style="bold yellow") for sentence in stalls]
+    warnings += [Text(f"! {sentence}", style="bold yellow") for sentence in stalls(overview.workers)]
     # Heads, blank lines and what is on top take 13; the rest is shared out, running jobs last.
     told = sum(-(-len(warning) // width) for warning in warnings)
     room = 1_000_000 if height is None else max(height - 13 - told, 3)

@@ -9,7 +9,7 @@ from datetime import datetime
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
 from tenure.events import headline
-from tenure.operations.alerts import works_for_all
+from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
 
@@ -44,14 +44,14 @@ class _Facts:
 def explain(store: Store, job: JobView) -> Explanation:
     """Look once at everything that could hold this job back."""
     now, everyone = store.now(), store.workers(dead=True)
-    rows = [row for row in everyone if works_for_all(row) or job.queue in row.identity.queues]
+    rows = [row for row in everyone if runs_user_jobs(row) or job.queue in row.identity.queues]
     facts = _Facts(
         job=job,
         now=now,
         attempts=store.attempts(job.id),
         owner=next((row for row in everyone if row.identity.id == job.worker_id), None),
-        workers=[row for row in rows if _alive(row, now)],
-        dead=[row for row in rows if not _alive(row, now)],
+        workers=[row for row in rows if ended_at(row, now) is None],
+        dead=[row for row in rows if ended_at(row, now) is not None],
         queue=next((each for each in store.queues() if each.name == job.queue), None) if job.state in LIVE else None,
         store_url=store.url,
     )
@@ -121,7 +121,7 @@ def _processing(facts: _Facts) -> Explanation:
     verdict = f"it is running: attempt {job.attempt} on {job.worker_id}{since}"
     advice = ""
     reasons: list[str] = []
-    if owner is None or not _alive(owner, facts.now):
+    if owner is None or ended_at(owner, facts.now) is not None:
         verdict = f"its worker {job.worker_id} is gone; the next scan of any live worker takes the job back"
         advice = "" if facts.workers else "start a worker: tenure worker"
     if job.cancel_reason is not None:
@@ -150,12 +150,12 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
     if not workers:
         yield _nobody(facts), "start a worker there: tenure worker"
         return
-    serving = [row for row in workers if not row.identity.queues or job.queue in row.identity.queues]
+    serving = [row for row in workers if serves(job.queue, row)]
     if not serving:
         names = ", ".join(sorted({queue for row in workers for queue in row.identity.queues}))
         yield f"no live worker serves queue {job.queue}; they serve {names}", f"serve it: tenure worker -q {job.queue}"
         return
-    knowing = [row for row in serving if job.task in row.identity.tasks]
+    knowing = [row for row in serving if knows(job.task, row)]
     if not knowing:
         names = ", ".join(sorted({task for row in serving for task in row.identity.tasks})) or "none at all"
         yield (
@@ -166,12 +166,12 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
     if job.solo:
         why = "its task is isolated" if job.isolated else f"its process died {_times(job.crashes)}"
         alone = [row for row in knowing if row.identity.runner == "solo"]
-        if not any(_free(row) for row in alone):
+        if not any(map(has_free_slot, alone)):
             state = "they are all busy" if alone else "none is up yet: supervisors start one when such jobs wait"
             yield f"it must run alone, since {why}, on a one-slot worker; {state}", ""
         return
     ordinary = [row for row in knowing if row.identity.runner != "solo"]
-    if ordinary and not any(_free(row) for row in ordinary):
+    if ordinary and not any(map(has_free_slot, ordinary)):
         busy = "; ".join(f"{row.identity.id} {row.processing} of {row.identity.slots}" for row in ordinary)
         yield f"all slots are busy: {busy}", "wait, or add slots: tenure worker -c N, or more workers"
 
@@ -181,14 +181,6 @@ def _nobody(facts: _Facts) -> str:
         return f"no worker has ever opened {facts.store_url}, or not for a day; is yours in another folder?"
     last = max(facts.dead, key=lambda row: row.renewed_at)
     return f"no worker is alive; the last one, {last.identity.id}, was seen {facts.ago(last.renewed_at)} ago"
-
-
-def _alive(row: WorkerView, now: datetime) -> bool:
-    return row.died_at is None and row.expires_at >= now
-
-
-def _free(row: WorkerView) -> bool:
-    return row.processing < row.identity.slots
 
 
 def _budgets(job: JobView) -> Iterator[str]:

@@ -31,8 +31,10 @@ from tenure.config import Settings, host_and_port, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
 from tenure.liveness.holder import ASK_AFTER
-from tenure.operations.alerts import open_incidents, works_for_all
+from tenure.operations.alerts import open_incidents
+from tenure.operations.queues import idle
 from tenure.operations.sinks import KINDS
+from tenure.operations.workers import runs_user_jobs
 from tenure.ports import QueueView, Store
 from tenure.worker.tally import BOUNDS, Reading, Tally, Times, Vitals
 
@@ -117,7 +119,7 @@ class Holdings:
 
     @classmethod
     def of(cls, store: Store) -> Holdings:
-        workers = sum(map(works_for_all, store.workers()))
+        workers = sum(map(runs_user_jobs, store.workers()))
         return cls(store.counts(), store.queues(), workers, Counter(each.kind for each in open_incidents(store)))
 
     def families(self, served: Iterable[str] = ()) -> Iterator[Family]:
@@ -130,11 +132,7 @@ class Holdings:
             METRICS[name].family()
             for name in ("tenure_queue_jobs", "tenure_queue_oldest_queued_seconds", "tenure_queue_paused")
         )
-        known = {queue.name for queue in self.queues}
-        idle = (
-            QueueView(name=name, paused_at=None, counts={}, oldest_queued=None) for name in sorted(set(served) - known)
-        )
-        for queue in (*self.queues, *idle):
+        for queue in (*self.queues, *idle(self.queues, served)):
             for state in sorted(LIVE):
                 waiting.add_metric([queue.name, state], queue.counts.get(state, 0))
             oldest.add_metric([queue.name], queue.oldest_queued or 0.0)

@@ -22,6 +22,8 @@ from tenure.config import Settings, sink_label
 from tenure.errors import InvalidOption, TenureError
 
 LOG = "log"
+QUEUE = "tenure.alerts"
+TASK = "tenure.alert"
 SEND_SECONDS = 10.0
 SERVICE_SECONDS = 1.0  #: between two messages to a service of apprise, which waits for up to 5.5 by itself
 

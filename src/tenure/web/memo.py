@@ -42,7 +42,7 @@ def _readers() -> ThreadPoolExecutor:
 
 
 class Memo:
-    """Example: `memo.get("queues", admin.queues, fresh=0.2)`, from any thread."""
+    """Example: `memo.get("queues", admin.queues.all, fresh=0.2)`, from any thread."""
 
     def __init__(self) -> None:
         self._cells: OrderedDict[Hashable, _Cell] = OrderedDict()

@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 
 from tenure.config import Settings
 from tenure.core.lifecycle import ENDED, LIVE, State
-from tenure.operations.admin import MOST_ENDED, Admin
+from tenure.operations.admin import Admin
+from tenure.operations.pulse import Pulse, Slice
+from tenure.operations.queues import with_idle
 from tenure.ports import Ended, JobView, QueueView, WorkerView
 from tenure.ports.schedules import Standing
 from tenure.web.crew import Crew
 from tenure.web.memo import Memo
-from tenure.web.pulse import Pulse, Slice
 
 if TYPE_CHECKING:
-    from tenure.operations.alerts import Problem
+    from tenure.operations.problems import Problem
     from tenure.tasks.registry import Registry
 
+_HOUR = timedelta(hours=1)
 _JUST_NOW = 1.0  #: seconds: a count so fresh needs nothing added
 _RARELY = 200  #: as `SHARE` of the memo: where all jobs are dear to count, those that ended since are added instead
 LOOK = 2_000  #: jobs that one look for a page goes through, at most
@@ -87,25 +89,29 @@ class Site:
         (base, at), age = self.memo.aged("counts", self._counted, fresh=0.15, share=_RARELY)
         if age < _JUST_NOW:
             return Counts(base, age)
-        queues, age = self.memo.aged("queues", self.admin.queues, fresh=0.15)
+        queues, age = self.memo.aged("queues", self.admin.queues.all, fresh=0.15)
         live = {state: sum(each.counts.get(state, 0) for each in queues) for state in LIVE}
 
         def lately() -> Ended:
-            return self.admin.store.ended(at, self._now(), most=MOST_ENDED, sample=1)
+            return self.admin.jobs.ended(at, self.admin.now(), sample=1)
 
         since = self.memo.get(("ended since", at), lately, fresh=0.3)
         ended = {state: base[state] + since.counts[state] for state in ENDED}
         return Counts({state: ended[state] if state in ENDED else live[state] for state in State}, age)
 
     def queues(self) -> Sequence[QueueView]:
-        return self.memo.get("queues", self.admin.queues, fresh=0.15)
+        return self.memo.get("queues", self.admin.queues.all, fresh=0.15)
 
     def workers(self) -> Sequence[WorkerView]:
         """The living, and those that died within the last hour."""
-        return self.memo.get("workers", self._workers, fresh=0.15)
+        return self.memo.get("workers", lambda: self.admin.workers.recent(_HOUR), fresh=0.15)
+
+    def listed_queues(self) -> list[QueueView]:
+        """Those that hold live jobs or are paused, and the empty ones that some worker serves by name."""
+        return with_idle(self.queues(), self.workers())
 
     def schedules(self) -> Sequence[Standing]:
-        return self.memo.get("schedules", self.admin.schedules, fresh=0.5)
+        return self.memo.get("schedules", self.admin.schedules.all, fresh=0.5)
 
     def problems(self) -> Sequence[Problem]:
         """What is wrong right now."""
@@ -113,7 +119,7 @@ class Site:
 
     def slices(self) -> Sequence[Slice]:
         """What ended in the last quarter of an hour, in slices of five seconds."""
-        return self.memo.get("pulse", lambda: self._pulse.look(self.admin), fresh=0.9)
+        return self.memo.get("pulse", lambda: self._pulse.look(self.admin.jobs, self.admin.now()), fresh=0.9)
 
     def close(self) -> None:
         """Let its threads go."""
@@ -126,16 +132,8 @@ class Site:
         self.memo.forget()
 
     def _counted(self) -> tuple[Mapping[State, int], datetime]:
-        counts = self.admin.store.counts()
-        return counts, self._now()  # rather a few too few for a moment than a few too many
-
-    def _now(self) -> datetime:
-        return self.admin.store.now()
-
-    def _workers(self) -> list[WorkerView]:
-        found = self.admin.workers(dead=True)
-        since = self.admin.store.now() - timedelta(hours=1)
-        return [each for each in found if each.died_at is None or each.died_at > since]
+        counts = self.admin.counts()
+        return counts, self.admin.now()  # rather a few too few for a moment than a few too many
 
     @cached_property
     def version(self) -> str:

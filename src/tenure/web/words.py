@@ -8,9 +8,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from tenure.core.durations import spell
+from tenure.operations.workers import Workforce
 
 
 def when(at: datetime | None) -> Markup:
@@ -64,6 +65,21 @@ def short(text: str) -> str:
     return text[-8:]
 
 
+def some(count: int, what: str) -> str:
+    """`1 worker`, `2,000 workers`."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def crew_in_words(workers: Workforce) -> str:
+    """Who works, in a sentence."""
+    if not workers.alive:
+        return "No worker is alive: nothing runs until one is started, with tenure worker."
+    who = f"{some(workers.alive, 'worker')} on {some(workers.hosts, 'host')}"
+    stalled = f", {workers.stalled:,} stalled" if workers.stalled else ""
+    died = f"; {workers.died:,} ended within the last hour" if workers.died else ""
+    return f"{who}, {workers.busy:,} of {workers.slots:,} slots busy{stalled}{died}."
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "when": when,
     "duration": duration,
@@ -84,6 +100,3 @@ def unseal(text: str) -> str:
         return urlsafe_b64decode(text.encode()).decode()[:500]
     except (ValueError, UnicodeError):
         return ""
-
-
-__all__ = ["FILTERS", "duration", "escape", "number", "pretty", "seal", "short", "size", "unseal", "when"]

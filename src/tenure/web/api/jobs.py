@@ -11,7 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Query, Response
 
 from tenure.core.lifecycle import State
-from tenure.operations.admin import Acted, Verb
+from tenure.operations.jobs import Acted, Verb
 from tenure.tasks.task import Task
 from tenure.web.api.common import Administrator, Caller, JobId, Operator, Reader, can, operation_id
 from tenure.web.models import jobs as models
@@ -37,20 +37,20 @@ def get_dead(caller: Reader, query: Annotated[models.DeadQuery, Query()]) -> mod
 
 
 def _page(caller: Caller, query: models.JobQuery | models.DeadQuery, states: Sequence[State]) -> models.Jobs:
-    page = caller.admin.search(query.filter(states), limit=query.limit, cursor=query.cursor, within=LOOK)
+    page = caller.admin.jobs.search(query.filter(states), limit=query.limit, cursor=query.cursor, within=LOOK)
     return models.Jobs(jobs=[models.JobSummary.of(job) for job in page.jobs], next=page.cursor)
 
 
 @router.get("/jobs/{id}", responses=can(404))
 def get_job(caller: Reader, id: JobId) -> models.Job:  # noqa: A002
     """A job with its attempts, logs and edits."""
-    return models.Job.detailed(caller.admin.show(str(id)), caller.user.payloads)
+    return models.Job.detailed(caller.admin.jobs.show(str(id)), caller.user.payloads)
 
 
 @router.get("/jobs/{id}/explain", responses=can(404))
 def explain_job(caller: Reader, id: JobId) -> models.Explained:  # noqa: A002
     """Why it is not running, or how it ended."""
-    return models.Explained.of(caller.admin.explain(str(id)))
+    return models.Explained.of(caller.admin.jobs.explain(str(id)))
 
 
 # ── Storing ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,7 +78,7 @@ def enqueue(caller: Caller, name: str, args: dict[str, Any], response: Response,
     admin = caller.admin  # where an app is mounted, it is only now that all its tasks are known
     task = caller.site.tasks[name]
     positional, keywords = task.arguments.load(json.dumps(args))
-    (answer,) = admin.enqueue([task.using(**options).bind(*positional, **keywords).draft()])
+    (answer,) = admin.jobs.enqueue([task.using(**options).bind(*positional, **keywords).draft()])
     caller.site.acted()
     response.status_code = HTTPStatus.CREATED if answer.created else HTTPStatus.OK
     response.headers["Location"] = f"{caller.root}/api/v1/jobs/{answer.id}"
@@ -119,8 +119,8 @@ def replay_job(
             "Not allowed",
             f"{caller.user.name} may not see payloads; this needs that, to change them",
         )
-    task = _task_of(caller, caller.admin.get(str(id)).task)
-    return _said(caller, caller.admin.replay_edited(str(id), changes.put, changes.drop, task))
+    task = _task_of(caller, caller.admin.jobs.get(str(id)).task)
+    return _said(caller, caller.admin.jobs.replay_edited(str(id), changes.put, changes.drop, task))
 
 
 @router.delete("/jobs/{id}", responses=can(404, 409))
@@ -134,8 +134,8 @@ def _task_of(caller: Caller, name: str) -> Task[..., Any] | None:
 
 
 def _act(caller: Caller, verb: Verb, job_id: UUID, reason: str = "") -> models.Outcome:
-    ref = caller.admin.ref(str(job_id))
-    ((acted,),) = caller.admin.act(verb, [ref], reason)
+    ref = caller.admin.jobs.ref(str(job_id))
+    ((acted,),) = caller.admin.jobs.act(verb, [ref], reason)
     return _said(caller, acted)
 
 
@@ -154,7 +154,7 @@ def _said(caller: Caller, acted: Acted) -> models.Outcome:
 @router.post("/jobs/bulk/count")
 def count_jobs(caller: Operator, bulk: models.BulkCount) -> models.Counted:
     """How many jobs a bulk action would be about, of those that its verb can be used on."""
-    found = caller.admin.count(bulk.filter.filter(bulk.filter.state), bulk.verb)
+    found = caller.admin.jobs.count(bulk.filter.filter(bulk.filter.state), bulk.verb)
     confirm = f"delete {found.jobs}" if bulk.verb == "delete" else None
     return models.Counted(jobs=found.jobs, more=found.more, confirm=confirm)
 
@@ -166,7 +166,7 @@ def act_on_jobs(caller: Operator, bulk: models.BulkAction) -> models.BulkDone:
     if bulk.verb == "delete":
         expected = _confirmed(caller, bulk)
     if expected is not None:
-        found = caller.admin.count(where, bulk.verb, cursor=bulk.cursor)
+        found = caller.admin.jobs.count(where, bulk.verb, cursor=bulk.cursor)
         if found.jobs > expected + expected // 10:
             more = "at least " if found.more else ""
             raise Problem(
@@ -174,7 +174,7 @@ def act_on_jobs(caller: Operator, bulk: models.BulkAction) -> models.BulkDone:
                 "Not what was counted",
                 f"{expected} were counted, {more}{found.jobs} match now: count again",
             )
-    done = caller.admin.act_on_all(bulk.verb, where, bulk.reason, cursor=bulk.cursor)
+    done = caller.admin.jobs.act_on_all(bulk.verb, where, bulk.reason, cursor=bulk.cursor)
     caller.site.acted()
     return models.BulkDone.of(done)
 

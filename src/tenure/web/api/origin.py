@@ -33,7 +33,7 @@ def dlq(
     caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="So many at most.")] = 50
 ) -> list[models.DeadLetter]:
     """The newest dead letters."""
-    page = caller.admin.search(Filter(states=frozenset({State.DEAD})), limit=limit, within=LOOK)
+    page = caller.admin.jobs.search(Filter(states=frozenset({State.DEAD})), limit=limit, within=LOOK)
     return [models.DeadLetter.of(job, caller.user.payloads) for job in page.jobs]
 
 
@@ -63,7 +63,7 @@ def flush(caller: Administrator) -> models.Flushed:
         )
     where, deleted, cursor = Filter(queue=demo.queue), 0, None
     while True:
-        bulk = caller.admin.act_on_all("delete", where, "flush", cursor=cursor)
+        bulk = caller.admin.jobs.act_on_all("delete", where, "flush", cursor=cursor)
         deleted, cursor = deleted + bulk.done, bulk.cursor
         if cursor is None:
             break

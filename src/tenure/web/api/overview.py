@@ -10,8 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tenure.errors import StoreAway, StoreError
-from tenure.operations.admin import metrics_text
-from tenure.web import pulse
+from tenure.operations import pulse
 from tenure.web.api.common import Administrator, NameOf, Operator, Reader, operation_id, site_of
 from tenure.web.models import overview as models
 from tenure.web.models.values import Changed, Cursor
@@ -49,7 +48,7 @@ def get_queues(caller: Reader) -> models.Queues:
 @router.post("/queues/{name}/pause")
 def pause_queue(caller: Operator, name: NameOf) -> Changed:
     """No job of this queue is begun until it is resumed; those that run go on."""
-    changed = caller.admin.pause(name)
+    changed = caller.admin.queues.pause(name)
     caller.site.acted()
     return Changed(changed=changed, says="paused" if changed else "it was paused already")
 
@@ -57,7 +56,7 @@ def pause_queue(caller: Operator, name: NameOf) -> Changed:
 @router.post("/queues/{name}/resume")
 def resume_queue(caller: Operator, name: NameOf) -> Changed:
     """Its jobs are begun again."""
-    changed = caller.admin.resume(name)
+    changed = caller.admin.queues.resume(name)
     caller.site.acted()
     return Changed(changed=changed, says="resumed" if changed else "it was not paused")
 
@@ -67,7 +66,7 @@ def get_workers(
     caller: Reader, dead: Annotated[bool, Query(description="Also those that died within a day.")] = False
 ) -> models.Workers:
     """Who works, newest first."""
-    found = caller.site.memo.get(("workers", dead), lambda: caller.site.admin.workers(dead=dead), fresh=0.15)
+    found = caller.site.memo.get(("workers", dead), lambda: caller.site.admin.workers.all(dead=dead), fresh=0.15)
     return models.Workers(workers=[models.Worker.of(each) for each in found])
 
 
@@ -89,8 +88,7 @@ def get_audit(
 )
 def get_metrics(caller: Reader) -> Response:
     """All of the store, in Prometheus's text format."""
-    store = caller.site.admin.store
-    return Response(caller.site.memo.get("metrics", lambda: metrics_text(store), fresh=1.0), media_type=_METRICS)
+    return Response(caller.site.memo.get("metrics", caller.admin.metrics, fresh=1.0), media_type=_METRICS)
 
 
 @health.get("/healthz", responses={503: {"model": models.Health, "description": "The store is away."}})
@@ -105,7 +103,7 @@ async def get_health(request: Request) -> models.Health:
 
 def _answers(site: Site) -> bool:
     try:
-        site.admin.store.paused()
+        site.admin.ping()
     except StoreError:
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
@@ -10,9 +10,9 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Query, Response
 
 from tenure.errors import InvalidOption
+from tenure.operations.schedule_health import ScheduleHealth, coming
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules import advice, cron
-from tenure.schedules.advice import outlook
 from tenure.schedules.cron import Rule
 from tenure.schedules.plan import rule_of
 from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id
@@ -21,7 +21,6 @@ from tenure.web.models.values import AskedAt, Changed, Length, shown
 from tenure.web.security import Problem
 
 router = APIRouter(tags=["schedules"], generate_unique_id_function=operation_id)
-_MOMENT = timedelta(milliseconds=1)
 Count = Annotated[int, Query(ge=1, le=100, description="So many ticks.")]
 After = Annotated[AskedAt | None, Query(description="Those after this time instead of now.")]
 Expression = Annotated[str, Query(min_length=1, max_length=200, examples=["0 6 * * *"])]
@@ -34,20 +33,15 @@ Zone = Annotated[str, Query(min_length=1, max_length=100, examples=["Europe/Pari
 @router.get("/schedules")
 def get_schedules(caller: Reader) -> models.Schedules:
     """All of them, in order of their names."""
-    now = caller.admin.store.now()
-    found = [models.ScheduleSummary.of(each, now) for each in caller.site.schedules()]
-    return models.Schedules(schedules=found)
+    now = caller.admin.now()
+    found = [ScheduleHealth.of(each, now) for each in caller.site.schedules()]
+    return models.Schedules(schedules=[models.ScheduleSummary.of(each) for each in found])
 
 
 @router.get("/schedules/{name}", responses=can(404))
 def get_schedule(caller: Reader, name: NameOf) -> models.Schedule:
     """How it was declared, and how it stands."""
-    found, now = caller.admin.schedule(name), caller.admin.store.now()
-    try:
-        lint = advice.lint(rule_of(found.schedule), now)
-    except InvalidOption as error:
-        lint = [f"it can't be understood here: {error}"]
-    return models.Schedule.detailed(found, now, lint, caller.user.payloads)
+    return models.Schedule.detailed(caller.admin.schedules.health(name), caller.user.payloads)
 
 
 @router.get("/schedules/{name}/history", responses=can(404))
@@ -58,24 +52,16 @@ def get_history(
     before: Annotated[AskedAt | None, Query(description="Only ticks before this time.")] = None,
 ) -> models.History:
     """What became of its ticks, newest first."""
-    runs = {run.tick.job_id: run.job for run in caller.admin.schedule(name).runs}
-    ticks = caller.admin.history(name, limit=limit, before=before)
-    found = list[models.TickDone]()
-    for tick in ticks:
-        job = runs.get(tick.job_id)
-        started = tick.started_at or (job.started_at if job else None)
-        found.append(models.TickDone.of(tick, started, caller.user.payloads))
-    return models.History(payloads=shown(caller.user.payloads), ticks=found)
+    health, sees = caller.admin.schedules.health(name), caller.user.payloads
+    ticks = caller.admin.schedules.ticks(name, limit=limit, before=before)
+    return models.History(payloads=shown(sees), ticks=[models.TickDone.of(each, sees) for each in health.told(ticks)])
 
 
 @router.get("/schedules/{name}/preview", responses=can(404, 409))
 def preview_schedule(caller: Reader, name: NameOf, count: Count = 10, after: After = None) -> models.Preview:
     """Its next ticks."""
-    s, now = caller.admin.schedule(name).schedule, caller.admin.store.now()
-    since = after or now
-    if s.start:
-        since = max(since, s.start - _MOMENT)
-    return _preview(_rule(s), since, count, s.end)
+    s, now = caller.admin.schedules.get(name).schedule, caller.admin.now()
+    return _preview(_rule(s), after or now, count, s)
 
 
 @router.get("/preview")
@@ -94,7 +80,7 @@ def preview_rule(
     if every is not None and (tz or dst):
         raise InvalidOption("every: an interval has no time zone; leave out tz and dst, or give cron")
     rule = cron.rule(cron_, every=every, tz=tz or "UTC", dst=dst or "debian")
-    return _preview(rule, after or datetime.now(UTC), count, None)
+    return _preview(rule, after or datetime.now(UTC), count)
 
 
 def _rule(s: Schedule) -> Rule:
@@ -106,12 +92,11 @@ def _rule(s: Schedule) -> Rule:
         ) from error
 
 
-def _preview(rule: Rule, since: datetime, count: int, end: datetime | None) -> models.Preview:
-    coming = [each for each in outlook(rule, since, count) if end is None or each.tick <= end]
+def _preview(rule: Rule, since: datetime, count: int, schedule: Schedule | None = None) -> models.Preview:
     return models.Preview(
         rule=str(rule),
         tz=rule.tz if isinstance(rule, cron.Cron) else "UTC",
-        ticks=[models.Coming.of(each) for each in coming],
+        ticks=[models.Coming.of(each) for each in coming(rule, since, count, schedule)],
         lint=advice.lint(rule, since),
     )
 
@@ -119,7 +104,7 @@ def _preview(rule: Rule, since: datetime, count: int, end: datetime | None) -> m
 @router.get("/overdue")
 def get_overdue(caller: Reader) -> models.OverdueSchedules:
     """The schedules that should run and do not."""
-    found = caller.site.memo.get("overdue", caller.site.admin.overdue, fresh=1.0)
+    found = caller.site.memo.get("overdue", caller.admin.schedules.overdue, fresh=1.0)
     return models.OverdueSchedules(schedules=[models.OverdueSchedule.of(each) for each in found])
 
 
@@ -132,7 +117,7 @@ def trigger_schedule(
 ) -> models.Triggered:
     """Run it now, beside its ticks."""
     admin, _ = caller.admin, _known(caller, name)
-    job_id = admin.trigger(name, force=how is not None and how.force)
+    job_id = admin.schedules.trigger(name, force=how is not None and how.force)
     caller.site.acted()
     response.headers["Location"] = f"{caller.root}/api/v1/jobs/{job_id}"
     return models.Triggered(schedule=name, job=UUID(job_id))
@@ -142,7 +127,7 @@ def trigger_schedule(
 def pause_schedule(caller: Operator, name: NameOf, why: Annotated[models.Why | None, Body()] = None) -> Changed:
     """No tick is fired until it is resumed; a run that goes on is left alone."""
     admin, before = caller.admin, _known(caller, name)
-    admin.pause_schedule(name, why.why if why else "by an operator")
+    admin.schedules.pause(name, why.why if why else "by an operator")
     caller.site.acted()
     was = before.paused_at is not None
     return Changed(changed=not was, says=f"it was paused already: {before.paused_why}" if was else "paused")
@@ -152,7 +137,7 @@ def pause_schedule(caller: Operator, name: NameOf, why: Annotated[models.Why | N
 def resume_schedule(caller: Operator, name: NameOf) -> Changed:
     """Ticks are fired again; those that passed meanwhile are in the history as skipped."""
     admin, before = caller.admin, _known(caller, name)
-    admin.resume_schedule(name)
+    admin.schedules.resume(name)
     caller.site.acted()
     was = before.paused_at is not None
     return Changed(changed=was, says="resumed" if was else "it was not paused")
@@ -163,14 +148,14 @@ def backfill_schedule(caller: Operator, name: NameOf, span: models.Span) -> mode
     """Run ticks of the past that did not become runs. With `dry_run` they are counted only: do that first."""
     admin, s = caller.admin, _known(caller, name)
     _rule(s)
-    now = admin.store.now()
+    now = admin.now()
     until = span.until or now
     if until > now or span.since > until:
         raise InvalidOption(f"backfill: expected times of the past, since before until, got {span.since} to {until}")
-    ticks = admin.timetable.to_backfill(name, span.since, until, again=span.again)
+    ticks = admin.schedules.to_backfill(name, span.since, until, again=span.again)
     ids = list[str]()
     if ticks and not span.dry_run:
-        ids = admin.backfill(name, span.since, until, again=span.again)
+        ids = admin.schedules.backfill(name, span.since, until, again=span.again)
         caller.site.acted()
     ends = (ticks[0], ticks[-1]) if ticks else (None, None)
     return models.Backfilled(ticks=len(ticks), first=ends[0], last=ends[1], jobs=[UUID(each) for each in ids])
@@ -187,11 +172,11 @@ def delete_schedule(caller: Administrator, name: NameOf) -> Changed:
             f"{name} is declared by app {s.source} and would come back at its next start: pause it, or take it out of "
             "the code",
         )
-    admin.remove_schedule(name)
+    admin.schedules.remove(name)
     caller.site.acted()
     return Changed(changed=True, says="removed with its history")
 
 
 def _known(caller: Caller, name: str) -> Schedule:
     """Before anything is recorded. Raises UnknownSchedule."""
-    return caller.admin.timetable.get(name).schedule
+    return caller.admin.schedules.declared(name)

@@ -9,8 +9,8 @@ from uuid import UUID
 from pydantic import AfterValidator, Field
 
 from tenure.core.lifecycle import State
-from tenure.operations.admin import Acted, Bulk, Edited, JobDetail, Verb
 from tenure.operations.explain import Explanation
+from tenure.operations.jobs import Acted, Bulk, Edited, JobDetail, Verb
 from tenure.ports import AttemptView, Filter, JobView
 from tenure.web.models.values import (
     AskedAt,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Literal, Self
 from uuid import UUID
 
 from pydantic import Field
 
 from tenure.core.lifecycle import State
-from tenure.ports.schedules import Cause, RunStatus, Standing, Status, Tick
+from tenure.operations.schedule_health import ScheduleHealth, TickView
+from tenure.ports.schedules import Cause, RunStatus, Status
 from tenure.schedules.advice import Outlook
-from tenure.schedules.plan import overdue_by
-from tenure.schedules.timetable import Overdue, record
+from tenure.schedules.timetable import Overdue
 from tenure.web.models.values import AskedAt, At, Json, Model, Payloads, Words, read, shown
 
 
@@ -38,17 +36,17 @@ class ScheduleSummary(Model):
     retired_at: At | None = Field(description="No longer declared by its app: kept, not fired.")
 
     @classmethod
-    def of(cls, standing: Standing, now: datetime) -> Self:
-        return cls(**_schedule(standing, now))
+    def of(cls, health: ScheduleHealth) -> Self:
+        return cls(**_schedule(health))
 
 
-def _schedule(standing: Standing, now: datetime) -> dict[str, Any]:
-    s = standing.schedule
+def _schedule(health: ScheduleHealth) -> dict[str, Any]:
+    s = health.schedule
     same = ("kind", "rule", "tz", "last_error", "paused_at", "paused_why", "retired_at")
     return {
-        **record(standing)._asdict(),
+        **health.record._asdict(),
         **{name: getattr(s, name) for name in same},
-        "overdue_by": overdue_by(standing, now),
+        "overdue_by": health.late,
     }
 
 
@@ -91,12 +89,12 @@ class Schedule(ScheduleSummary):
     lint: list[str] = Field(description="What its rule does that people do not expect.")
 
     @classmethod
-    def detailed(cls, standing: Standing, now: datetime, lint: Sequence[str], payloads: bool) -> Self:
-        s, job = standing.schedule, standing.schedule.job
+    def detailed(cls, health: ScheduleHealth, payloads: bool) -> Self:
+        s, job = health.schedule, health.schedule.job
         same = ("source", "release", "dst", "overlap", "catch_up", "catch_up_window", "catch_up_max", "expires")
         more = ("jitter", "start", "end", "pause_after", "alert_after", "grace", "too_long")
         return cls(
-            **_schedule(standing, now),
+            **_schedule(health),
             **{name: getattr(s, name) for name in (*same, *more)},
             task=job.task if job else None,
             queue=job.queue if job else None,
@@ -109,9 +107,9 @@ class Schedule(ScheduleSummary):
                     job=UUID(run.job.id) if run.job else None,
                     state=run.job.state if run.job else None,
                 )
-                for run in standing.runs
+                for run in health.standing.runs
             ],
-            lint=list(lint),
+            lint=health.lint,
         )
 
 
@@ -133,14 +131,14 @@ class TickDone(Model):
     output: str | None = Field(description="The end of what a guarded command printed; null if payloads are hidden.")
 
     @classmethod
-    def of(cls, tick: Tick, started: datetime | None, payloads: bool) -> Self:
+    def of(cls, view: TickView, payloads: bool) -> Self:
+        tick = view.tick
         same = ("tick", "until", "count", "cause", "status", "why", "decided_at", "ended_at", "host")
-        took = (tick.ended_at - started).total_seconds() if tick.ended_at and started else None
         return cls(
             **{name: getattr(tick, name) for name in same},
             job=UUID(tick.job_id) if tick.job_id else None,
-            started_at=started,
-            duration_ms=None if took is None else round(took * 1000),
+            started_at=view.started_at,
+            duration_ms=view.took_ms,
             output=tick.output if payloads else None,
         )
 

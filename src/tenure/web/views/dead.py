@@ -9,10 +9,11 @@ from typing import Any
 
 from tenure.core.lifecycle import GUARD, State
 from tenure.events import headline
+from tenure.operations.job_query import JobQuery
 from tenure.ports import Filter
 from tenure.web.pages import Action, Page, View
 from tenure.web.site import LOOK
-from tenure.web.views.jobs import Asked, asked, ends, here, rows, search, verbs
+from tenure.web.views.jobs import ends, here, rows, search, verbs
 
 _BATCH = 250
 _GROUPS = 8
@@ -44,19 +45,19 @@ def _look(view: View) -> Mapping[str, Any]:
     }
 
 
-def _asked(view: View) -> Asked:
+def _asked(view: View) -> JobQuery:
     """Dead letters of guards are told by their schedules; they are here only when asked for."""
-    ask = asked(view.all)
+    ask = JobQuery.of(view.all.multi_items())
     rest = {name: text for name, text in ask.rest.items() if name in ("task", "queue", "text")}
     rest["guards"] = "yes" if rest.get("queue") == GUARD else "no"
     return replace(ask, state=(State.DEAD.value,), rest=rest)
 
 
-def _summary(view: View, ask: Asked) -> Summary:
+def _summary(view: View, ask: JobQuery) -> Summary:
     where = Filter(states=frozenset({State.DEAD}), guards=ask.rest["guards"] == "yes")
     tasks, errors, cursor, looked = Counter[str](), Counter[str](), None, 0
     while True:
-        page = view.admin.search(where, limit=_BATCH, cursor=cursor, within=_BATCH)
+        page = view.admin.jobs.search(where, limit=_BATCH, cursor=cursor, within=_BATCH)
         looked += _BATCH
         tasks.update(job.task for job in page.jobs)
         errors.update(headline(job.error)[:_LONGEST] for job in page.jobs if job.error)

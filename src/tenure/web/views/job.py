@@ -16,7 +16,7 @@ from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import InvalidArguments, InvalidOption, UnknownJob
 from tenure.events import headline
-from tenure.operations.admin import CAN, JobDetail, Verb
+from tenure.operations.jobs import CAN, SECRET, JobDetail, Verb, is_secret
 from tenure.ports import AttemptView, JobView
 from tenure.tasks.arguments import STARS
 from tenure.web.pages import Action, Again, Page, View, back
@@ -27,7 +27,6 @@ from tenure.worker.job_log import Log
 
 STEPS = 100  #: attempts that are shown, the newest
 _TOLD = re.compile(r"attempt \d+ |progress: |its last sign of life ")  #: what the page shows anyway
-_SECRET = "$secret"  #: how a Secret is stored
 #: Evidence of an attempt that ended badly, as people say it.
 _EVIDENCE = {"exit": "exit", "peak_memory": "peak memory", "line": "at", "worker": "process of", "cause": "cause"}
 
@@ -84,7 +83,7 @@ class Editable(NamedTuple):
 def _detail(view: View) -> JobDetail:
     try:
         job_id = canonical(view.given["id"])
-        return view.site.memo.get(("job", job_id), lambda: view.admin.show(job_id), fresh=0.2)
+        return view.site.memo.get(("job", job_id), lambda: view.admin.jobs.show(job_id), fresh=0.2)
     except (UnknownJob, InvalidOption):
         raise Problem(
             HTTPStatus.NOT_FOUND,
@@ -98,17 +97,9 @@ def _look(view: View) -> Mapping[str, Any]:
     detail = _detail(view)
     job, steps = detail.job, _steps(detail)
     try:
-        why = view.site.memo.get(("explain", job.id), lambda: view.admin.explain(job.id), fresh=0.5)
+        why = view.site.memo.get(("explain", job.id), lambda: view.admin.jobs.explain(job.id), fresh=0.5)
     except UnknownJob:  # deleted since
         why = None
-    times = [
-        ("enqueued", job.enqueued_at),
-        ("due", job.run_at),
-        ("expires", job.expires_at),
-        ("started", job.started_at),
-        ("last activity", job.last_activity_at),
-        ("ended", job.ended_at),
-    ]
     return {
         "job": job,
         "why": why,
@@ -116,7 +107,7 @@ def _look(view: View) -> Mapping[str, Any]:
         "steps": steps[-STEPS:],
         "earlier": max(0, len(steps) - STEPS),
         "edits": detail.edits,
-        "times": [(name, at) for name, at in times if at is not None],
+        "times": detail.times,
         "schedule": job.meta.get("schedule"),
         "may": _may(view, job),
         "sees": view.user.payloads,
@@ -210,7 +201,7 @@ def _act(verb: Verb, view: View, form: Mapping[str, str], _: Sequence[tuple[str,
             "Nothing is deleted",
             f"to delete this job type the last eight characters of its id, {job.id[-8:]}: go back and try again",
         )
-    ((acted,),) = view.admin.act(verb, [view.admin.ref(job.id)], form.get("reason", "").strip())
+    ((acted,),) = view.admin.jobs.act(verb, [view.admin.jobs.ref(job.id)], form.get("reason", "").strip())
     gone = verb == "delete" and acted.landed
     return f"{job.task}: {acted.says}", back(form, "/jobs" if gone else f"/jobs/{job.id}")
 
@@ -279,14 +270,16 @@ def _edit(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     typed = [_typed(form, each) for each in _arguments(job)]
     put: dict[str, object] = {}
     read = [_read(each, before, put) for each in typed]
-    put |= {name: {_SECRET: put[name]} for name in _sealed(view, job) & set(put) if not _is_secret(put[name])}
+    # What replaces a Secret is one, too, also if it is written plainly.
+    sealed = view.admin.jobs.secret_arguments(job.id)
+    put |= {name: {SECRET: put[name]} for name in sealed & set(put) if not is_secret(put[name])}
     name, text = form.get("new_name", "").strip(), form.get("new_text", "")
     new_problem = _read_new(name, text, before, put)
     problem = ""
     if not new_problem and not any(each.problem for each in read):
         task = view.site.tasks.find(job.task) if view.site.tasks else None
         try:
-            acted = view.admin.replay_edited(job.id, put, [each.name for each in read if each.drop], task)
+            acted = view.admin.jobs.replay_edited(job.id, put, [each.name for each in read if each.drop], task)
             if acted.landed:
                 return f"{job.task}: {acted.says}", f"/jobs/{job.id}"
             problem = acted.says
@@ -301,16 +294,6 @@ def _typed(form: Mapping[str, str], each: Editable) -> Editable:
     """As the form had it; what it did not say stays."""
     text = form.get(f"value:{each.name}", each.text).replace("\r\n", "\n")
     return each._replace(text=text, drop=f"drop:{each.name}" in form, replace=f"replace:{each.name}" in form)
-
-
-def _sealed(view: View, job: JobView) -> set[str]:
-    """The arguments that are a Secret as a whole. What replaces one is a Secret too, also if it is written plainly."""
-    stored = view.admin.store.get(job.id)
-    return {name for name, value in _decoded(stored.payload).items() if _is_secret(value)} if stored else set()
-
-
-def _is_secret(value: object) -> bool:
-    return isinstance(value, dict) and _SECRET in value
 
 
 def _read(each: Editable, before: Mapping[str, object], put: dict[str, object]) -> Editable:

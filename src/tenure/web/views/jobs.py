@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from starlette.datastructures import QueryParams
-
 from tenure.config import Role
-from tenure.core.durations import seconds
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
-from tenure.operations.admin import CAN, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
+from tenure.operations.job_query import JobQuery
+from tenure.operations.jobs import DONE, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
 from tenure.ports import Filter, JobView
 from tenure.ports import Page as Found
 from tenure.web.pages import Action, Page, View, back, count
@@ -26,95 +23,7 @@ from tenure.web.site import LOOK, light
 
 SIZE = 50
 LASTS = ("15m", "1h", "1d", "7d")  #: offered as links
-DONE: Mapping[Verb, str] = {
-    "cancel": "cancelled or asked to stop",
-    "promote": "queued",
-    "replay": "queued again",
-    "delete": "deleted",
-}
 NEEDS: Mapping[Verb, Role] = {"cancel": "operate", "promote": "operate", "replay": "operate", "delete": "admin"}
-_TEXTS = ("task", "queue", "worker", "unique", "text")
-_WORDS = {
-    "task": "of task {}",
-    "queue": "in queue {}",
-    "worker": "on worker {}",
-    "unique": "with the unique key {}",
-    "text": "with “{}” in their error or id",
-    "last": "enqueued within the last {}",
-    "since": "enqueued at or after {}",
-    "until": "enqueued before {}",
-}
-_NAMES = ("state", *_TEXTS, "last", "since", "until", "guards")
-
-
-# ── The filter, as it stands in a query ──
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A filter as it was written: `state` has several, all others at most one. Empty ones are left out."""
-
-    state: tuple[str, ...]
-    rest: Mapping[str, str]
-
-    @property
-    def query(self) -> dict[str, Any]:
-        """For links; the filter comes back from it as it is."""
-        return {**({"state": list(self.state)} if self.state else {}), **self.rest}
-
-    @property
-    def pairs(self) -> list[tuple[str, str]]:
-        """For the hidden fields of forms."""
-        return [*(("state", each) for each in self.state), *self.rest.items()]
-
-    def without(self, *names: str) -> dict[str, Any]:
-        """`query` but for these."""
-        return {name: text for name, text in self.query.items() if name not in names}
-
-    def filter(self, now: datetime) -> Filter:
-        """Raises InvalidOption."""
-        if unknown := [each for each in self.state if each not in set(State)]:
-            raise InvalidOption(f"state: expected some of {', '.join(State)}, got {unknown[0]!r}")
-        given = self.rest
-        since = moment(given["since"], "since") if "since" in given else None
-        if "last" in given:
-            since = max(filter(None, (since, now - timedelta(seconds=seconds(given["last"], "last")))))
-        return Filter(
-            states=frozenset(map(State, self.state)),
-            task=given.get("task"),
-            queue=given.get("queue"),
-            worker_id=given.get("worker"),
-            unique=given.get("unique"),
-            text=given.get("text"),
-            guards=given.get("guards") != "no",
-            enqueued_since=since,
-            enqueued_until=moment(given["until"], "until") if "until" in given else None,
-        )
-
-    def __str__(self) -> str:
-        kinds = " or ".join(self.state)
-        said = [form.format(_spoken(name, self.rest[name])) for name, form in _WORDS.items() if name in self.rest]
-        return ", ".join([f"{kinds} jobs" if kinds else "jobs" if said else "all jobs", *said])
-
-
-def _spoken(name: str, text: str) -> str:
-    return f"{moment(text, name):%Y-%m-%d %H:%M:%S} UTC" if name in ("since", "until") else text
-
-
-def asked(given: QueryParams | Sequence[tuple[str, str]]) -> Asked:
-    """The filter in a query or a form."""
-    pairs = given.multi_items() if isinstance(given, QueryParams) else given
-    said = {name: text.strip() for name, text in pairs if name in _NAMES and name != "state" and text.strip()}
-    return Asked(tuple(dict.fromkeys(text for name, text in pairs if name == "state" and text)), said)
-
-
-def moment(text: str, label: str) -> datetime:
-    """A time as a form sends it; without a zone it is in UTC. Raises InvalidOption."""
-    try:
-        at = datetime.fromisoformat(text)
-        return (at.replace(tzinfo=UTC) if at.tzinfo is None else at).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise InvalidOption(f"{label}: expected a time like 2030-01-31T06:00, in UTC, got {text!r}") from None
 
 
 # ── What a row shows ──
@@ -141,18 +50,18 @@ def says(job: JobView) -> str:
     return headline(text) if text else ""
 
 
-def search(view: View, ask: Asked, cursor: str | None) -> Found:
+def search(view: View, ask: JobQuery, cursor: str | None) -> Found:
     """A page of jobs. Those who look together share it. Raises InvalidOption."""
 
     def read() -> Found:
-        found = view.admin.search(ask.filter(view.admin.store.now()), limit=SIZE, cursor=cursor, within=LOOK)
+        found = view.admin.jobs.search(ask.filter(view.admin.now()), limit=SIZE, cursor=cursor, within=LOOK)
         return Found(tuple(map(light, found.jobs)), found.cursor)
 
     return view.site.memo.get(("jobs", str(ask.query), cursor), read, fresh=0.2)
 
 
 def _look(view: View) -> Mapping[str, Any]:
-    ask, problem, found = asked(view.all), "", Found(())
+    ask, problem, found = JobQuery.of(view.all.multi_items()), "", Found(())
     try:
         found = search(view, ask, view.query.get("cursor") or None)
     except InvalidOption as error:
@@ -195,9 +104,9 @@ def _find(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> 
     if not text:
         return "", "/jobs"
     try:
-        return "", f"/jobs/{view.admin.get(canonical(text)).id}"
+        return "", f"/jobs/{view.admin.jobs.get(canonical(text)).id}"
     except (InvalidOption, UnknownJob):
-        found = view.admin.search(Filter(text=text), limit=SIZE, within=LOOK)
+        found = view.admin.jobs.search(Filter(text=text), limit=SIZE, within=LOOK)
         ending = [job.id for job in found.jobs if job.id.endswith(text)]
         return "", f"/jobs/{ending[0]}" if len(ending) == 1 else f"/jobs?{urlencode({'text': text})}"
 
@@ -224,7 +133,7 @@ def _ask(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]])
     """On to the page that counts them and asks."""
     verb, to, ids = verb_of(form.get("verb", "")), back(form, "/jobs"), [text for name, text in fields if name == "id"]
     if form.get("all") == "yes":
-        query = {"verb": verb, "all": "yes", "back": to, **asked(fields).query}
+        query = {"verb": verb, "all": "yes", "back": to, **JobQuery.of(fields).query}
     elif ids:
         query = {"verb": verb, "back": to, "id": ids}
     else:
@@ -241,38 +150,21 @@ def _look_at_bulk(view: View) -> Mapping[str, Any]:
     shown: dict[str, Any] = {"verb": verb, "back": back(view.query, "/jobs"), "cursor": cursor}
     if not every:
         return {**shown, "ask": None, "ids": ids, "count": len(ids), "more": False, "done": 0, "only": "", "words": ""}
-    ask = _fixed(view, asked(view.all))
-    now = view.admin.store.now()
-    key = ("bulk", verb, str(asked(view.all).query), cursor)
-    counted = view.site.memo.get(key, lambda: view.admin.count(ask.filter(now), verb, cursor=cursor), fresh=1.0)
+    now, given = view.admin.now(), JobQuery.of(view.all.multi_items())
+    ask = given.fixed(now)
+    key = ("bulk", verb, str(given.query), cursor)
+    counted = view.site.memo.get(key, lambda: view.admin.jobs.count(ask.filter(now), verb, cursor=cursor), fresh=1.0)
     done = view.query.get("done", "")
     return {
         **shown,
         "ask": ask,
-        "words": str(asked(view.all)),
-        "only": _only(verb, ask),
+        "words": str(given),
+        "only": ask.left_for(verb),
         "ids": [],
         "count": min(counted.jobs, MOST_AT_ONCE),
         "more": counted.more,
         "done": count(done, 0),
     }
-
-
-def _only(verb: Verb, ask: Asked) -> str:
-    """The states that are left, where the verb can't be used on all that were asked for."""
-    wanted = frozenset(map(State, ask.state)) or frozenset(State)
-    return "" if wanted <= CAN[verb] else " or ".join(each for each in State if each in wanted & CAN[verb])
-
-
-def _fixed(view: View, ask: Asked) -> Asked:
-    """The same jobs later on: what is enqueued after they were counted is not among them."""
-    now, rest = view.admin.store.now(), dict(ask.rest)
-    where = ask.filter(now)
-    rest.pop("last", None)
-    if where.enqueued_since is not None:
-        rest["since"] = where.enqueued_since.isoformat()
-    rest["until"] = (where.enqueued_until or now + timedelta(milliseconds=1)).isoformat()
-    return replace(ask, rest=rest)
 
 
 def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]) -> tuple[str, str]:
@@ -283,10 +175,10 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     to, reason = back(form, "/jobs"), form.get("reason", "").strip()
     if form.get("all") != "yes":
         return _act(view, verb, [text for name, text in fields if name == "id"], reason), to
-    ask = asked(fields)
+    ask = JobQuery.of(fields)
     if verb == "delete":
         _recount(view, ask, form)
-    bulk = view.admin.act_on_all(verb, ask.filter(view.admin.store.now()), reason, cursor=form.get("cursor") or None)
+    bulk = view.admin.jobs.act_on_all(verb, ask.filter(view.admin.now()), reason, cursor=form.get("cursor") or None)
     told = _told(verb, bulk.done, bulk.refusals, bulk.refused)
     if bulk.cursor is None:
         return told, to
@@ -295,9 +187,9 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     return f"{told}; there are more", f"/jobs/bulk?{urlencode(query, doseq=True)}"
 
 
-def _recount(view: View, ask: Asked, form: Mapping[str, str]) -> None:
+def _recount(view: View, ask: JobQuery, form: Mapping[str, str]) -> None:
     """What was typed is how many may go: others may have come to match since they were counted. Raises Problem."""
-    found = view.admin.count(ask.filter(view.admin.store.now()), "delete", cursor=form.get("cursor") or None).jobs
+    found = view.admin.jobs.count(ask.filter(view.admin.now()), "delete", cursor=form.get("cursor") or None).jobs
     typed = count(form.get("count", ""), 0)
     if min(found, MOST_AT_ONCE) > typed + typed // 10:
         detail = f"{typed:,} were counted, and {found:,} match by now: go back and count them again"
@@ -320,10 +212,10 @@ def _act(view: View, verb: Verb, ids: Sequence[str], reason: str) -> str:
     gone: list[Acted] = []
     for job_id in dict.fromkeys(ids):
         try:
-            refs.append(view.admin.ref(canonical(job_id)))
+            refs.append(view.admin.jobs.ref(canonical(job_id)))
         except UnknownJob:
             gone.append(Acted(job_id, landed=False, says="no such job"))
-    acted = [each for batch in view.admin.act(verb, refs, reason) for each in batch]
+    acted = [each for batch in view.admin.jobs.act(verb, refs, reason) for each in batch]
     refused = [*gone, *(each for each in acted if not each.landed)]
     return _told(verb, len(acted) + len(gone) - len(refused), len(refused), refused)
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from tenure.core.lifecycle import State
-from tenure.errors import UnknownJob
-from tenure.operations.alerts import Problem
-from tenure.ports import Filter, JobView, WorkerView
+from tenure.operations.problems import Problem
+from tenure.operations.pulse import SLICE, Slice, quantile, rates
+from tenure.operations.workers import Workforce, stalls
+from tenure.ports import Filter, JobView
 from tenure.web.pages import Action, Page, View
-from tenure.web.pulse import SLICE, Slice, quantile, rates
 from tenure.web.site import LOOK, Site, light
-from tenure.web.views.queues import listed
-from tenure.web.words import duration, number
+from tenure.web.words import crew_in_words, duration, number, some
 
 _SHOWN = 10
 _READ = 100
-_LATELY, _SOON = timedelta(minutes=15), timedelta(seconds=1)
 _WIDTH, _HEIGHT = 720, 150
 
 
@@ -41,17 +38,18 @@ class Advice(NamedTuple):
 def look(view: View) -> dict[str, Any]:
     site = view.site
     counts = site.counts()
-    slices = site.slices()
+    slices, workforce = site.slices(), Workforce.of(site.workers())
     return {
         "counts": counts.by_state,
         "counted_at": _moment(counts.age) if counts.age > 2 else None,
         "empty": not any(counts.by_state.values()),
         "rates": rates(slices),
-        "problems": [*map(advice, site.problems()), *_stalls(site.workers())],
+        "problems": [*map(advice, site.problems()), *map(_stall, stalls(site.workers()))],
         "looked_at": _looked_at(site),
         "charts": site.memo.get("charts", lambda: (throughput(slices), latency(slices)), fresh=0.9),
-        "queues": listed(site),
-        "crew": crew(site.workers()),
+        "queues": site.listed_queues(),
+        "workforce": workforce,
+        "crew": crew_in_words(workforce),
         "running": site.memo.get("running", lambda: _running(view), fresh=0.15),
         "completed": site.memo.get("completed", lambda: _completed(view), fresh=0.3),
     }
@@ -102,81 +100,31 @@ def advice(problem: Problem) -> Advice:
             return Advice("No worker serves a queue", problem.says, do, "/queues", {}, "Queues")
 
 
-def _stalls(workers: Iterable[WorkerView]) -> list[Advice]:
+def _stall(says: str) -> Advice:
     do = "Its other jobs wait. Move what blocks into a thread (a plain def) or a process of its own."
-    return [
-        Advice("A worker stalls", f"{each.identity.id}: {each.note}", do, "/workers", {}, "Workers")
-        for each in workers
-        if each.note and each.died_at is None
-    ]
+    return Advice("A worker stalls", says, do, "/workers", {}, "Workers")
 
 
 def _looked_at(site: Site) -> str:
-    queues, workers, schedules = len(site.queues()), crew(site.workers()).live, len(site.schedules())
+    queues, workers, schedules = len(site.queues()), Workforce.of(site.workers()).alive, len(site.schedules())
     return (
-        f"Looked at {_some(queues, 'queue')}, {_some(workers, 'worker')}, {_some(schedules, 'schedule')} "
+        f"Looked at {some(queues, 'queue')}, {some(workers, 'worker')}, {some(schedules, 'schedule')} "
         "and the dead letters of the last hour."
     )
 
 
-def _some(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-# ── Who works, and on what ──────────────────────────────────────────────────────────────────────────────────────
-
-
-class Crew(NamedTuple):
-    live: int
-    hosts: int
-    busy: int
-    slots: int
-    stalled: int
-    died: int  #: within the last hour
-
-    @property
-    def says(self) -> str:
-        if not self.live:
-            return "No worker is alive: nothing runs until one is started, with tenure worker."
-        who = f"{_some(self.live, 'worker')} on {_some(self.hosts, 'host')}"
-        stalled = f", {self.stalled:,} stalled" if self.stalled else ""
-        died = f"; {self.died:,} ended within the last hour" if self.died else ""
-        return f"{who}, {self.busy:,} of {self.slots:,} slots busy{stalled}{died}."
-
-
-def crew(workers: Iterable[WorkerView]) -> Crew:
-    live, died = list[WorkerView](), 0
-    for each in workers:
-        if each.died_at is not None:
-            died += 1
-        elif each.identity.runner != "guard":
-            live.append(each)
-    return Crew(
-        len(live),
-        len({each.identity.host for each in live}),
-        sum(each.processing for each in live),
-        sum(each.identity.slots for each in live),
-        sum(bool(each.note) for each in live),
-        died,
-    )
+# ── What runs, and what ran ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _running(view: View) -> list[JobView]:
     """Those that have run for longest."""
-    found = view.admin.search(Filter(states=frozenset({State.PROCESSING})), limit=_READ, within=LOOK).jobs
+    found = view.admin.jobs.search(Filter(states=frozenset({State.PROCESSING})), limit=_READ, within=LOOK).jobs
     return list(map(light, sorted(found, key=lambda job: (job.started_at or job.enqueued_at, job.id))[:_SHOWN]))
 
 
 def _completed(view: View) -> list[JobView]:
     """The last ones."""
-    admin = view.admin
-    now = admin.store.now()
-    last = admin.store.ended(now - _LATELY, now + _SOON, most=1, sample=_SHOWN).ids
-    found: list[JobView] = []
-    for job_id in last:
-        with suppress(UnknownJob):  # deleted since
-            found.append(light(admin.get(job_id)))
-    return found
+    return list(map(light, view.admin.jobs.completed(_SHOWN)))
 
 
 def _moment(age: float) -> datetime:
@@ -332,6 +280,3 @@ def _nice(value: float) -> float:
     """The next 1, 2, 4 or 10 times a power of ten: half of it is a round number, too."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 4, 10) if step * power >= value)
-
-
-__all__ = ["ACTIONS", "PAGES", "Chart", "Crew", "Line", "advice", "crew", "latency", "look", "throughput"]

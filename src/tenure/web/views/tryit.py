@@ -58,7 +58,7 @@ def look(view: View) -> dict[str, Any]:
     demo = _demo(view)
     jobs = view.site.memo.get(
         "demo",
-        lambda: list(map(light, view.admin.search(Filter(queue=demo.queue), limit=_SHOWN, within=LOOK).jobs)),
+        lambda: list(map(light, view.admin.jobs.search(Filter(queue=demo.queue), limit=_SHOWN, within=LOOK).jobs)),
         fresh=0.1,
     )
     live = any(each.died_at is None and each.identity.runner != "guard" for each in view.site.workers())
@@ -77,7 +77,7 @@ def _try(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> t
     if trial is None:
         raise Problem(HTTPStatus.NOT_FOUND, "No such button", f"expected one of {', '.join(TRIALS)}")
     drafts = [_draft(view, demo, trial) for _ in range(trial.jobs)]
-    answers = view.admin.enqueue(drafts)
+    answers = view.admin.jobs.enqueue(drafts)
     if len(answers) > 1:
         return f"{trial.label}: {len(answers)} jobs enqueued.", "/try"
     return f"{trial.label}: job {answers[0].id[-8:]} is {answers[0].state}.", "/try"
@@ -94,12 +94,12 @@ def _reset(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) ->
     demo = _demo(view)
     if form.get("confirm", "").strip() != demo.queue:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "Not confirmed", f"confirm: expected the name {demo.queue}")
-    asked = view.admin.act_on_all(
+    asked = view.admin.jobs.act_on_all(
         "cancel", Filter(queue=demo.queue, states=frozenset({State.PROCESSING})), "the demo is reset"
     ).done
     deleted, cursor = 0, None
     while True:
-        bulk = view.admin.act_on_all("delete", Filter(queue=demo.queue), cursor=cursor)
+        bulk = view.admin.jobs.act_on_all("delete", Filter(queue=demo.queue), cursor=cursor)
         deleted, cursor = deleted + bulk.done, bulk.cursor
         if cursor is None:
             break

@@ -8,10 +8,11 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from tenure.core.lifecycle import State
+from tenure.operations.workers import Workforce, why_ended
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
 from tenure.web.site import light
-from tenure.web.views.overview import crew
+from tenure.web.words import crew_in_words
 
 _ASKED = 50  #: workers whose jobs are shown
 _JOBS = 20  #: of each
@@ -39,15 +40,15 @@ class Gone(NamedTuple):
 
 def look(view: View) -> dict[str, Any]:
     workers = view.site.workers()
-    now = view.admin.store.now()
+    now = view.admin.now()
     live = [each for each in workers if each.died_at is None]
     live.sort(key=_place)
     doing = view.site.memo.get("doing", lambda: _doing(view, live), fresh=0.15)
     rows = [_row(each, now, doing) for each in live]
-    gone = [Gone(each, _why(each)) for each in workers if each.died_at is not None]
+    gone = [Gone(each, why_ended(each)) for each in workers if each.died_at is not None]
     gone.sort(key=lambda each: each.worker.died_at or now, reverse=True)
     return {
-        "crew": crew(workers),
+        "crew": crew_in_words(Workforce.of(workers)),
         "hosts": [(host, list(some)) for host, some in groupby(rows, key=lambda each: each.worker.identity.host)],
         "gone": gone,
         "runners": RUNNERS,
@@ -70,17 +71,9 @@ def _doing(view: View, live: Sequence[WorkerView]) -> dict[str, Sequence[JobView
     busy = [each.identity.id for each in live if each.processing]
     processing = frozenset({State.PROCESSING})
     return {
-        worker: list(map(light, view.admin.search(Filter(states=processing, worker_id=worker), limit=_JOBS).jobs))
+        worker: list(map(light, view.admin.jobs.search(Filter(states=processing, worker_id=worker), limit=_JOBS).jobs))
         for worker in busy[:_ASKED]
     }
-
-
-def _why(worker: WorkerView) -> str:
-    if worker.note:
-        return worker.note
-    if worker.died_at is not None and worker.died_at >= worker.expires_at:
-        return "its lease ended: nobody heard of it any more, so its jobs were taken back"
-    return "its process ended: stopped in order, or killed; its jobs were settled at once"
 
 
 PAGES: list[Page] = [Page("/workers", "workers.html", look, title="Workers")]

@@ -13,7 +13,7 @@ from threading import Lock
 from time import monotonic
 
 from tenure.core.lifecycle import ENDED, State
-from tenure.operations.admin import Admin
+from tenure.operations.jobs import JobReads
 from tenure.ports import Ended
 
 SLICE = 5  #: seconds
@@ -53,10 +53,10 @@ class Pulse:
         self._slices: dict[int, Slice] = {}
         self._lock = Lock()
 
-    def look(self, admin: Admin) -> list[Slice]:
+    def look(self, jobs: JobReads, at: datetime) -> list[Slice]:
         """All slices, oldest first; the last one is not over yet."""
         with self._lock:
-            now = admin.store.now().timestamp()
+            now = at.timestamp()
             newest = int(now) // SLICE
             numbers = range(newest - SLICES + 1, newest + 1)
             self._slices = {number: self._slices.get(number) or _slice(number) for number in numbers}
@@ -66,7 +66,7 @@ class Pulse:
                 since = max(each.until, number * SLICE)
                 until = min((number + 1) * SLICE, now - _SETTLED)
                 if since < until:
-                    each.add(admin.ended(_instant(since), _instant(until)), until)
+                    each.add(jobs.ended(_instant(since), _instant(until)), until)
                 if monotonic() > ends:
                     break
             return [self._slices[number] for number in numbers]

@@ -1,0 +1,56 @@
+"""What all that operators read and do goes through: the store, who acts, the audit trail, and the stars on secrets."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tenure.config import KEY_NAMES
+from tenure.operations.audit import Trail
+from tenure.ports import JobView, Notifier, Store
+from tenure.tasks.arguments import Stars
+
+if TYPE_CHECKING:
+    from tenure.config import Settings
+
+EDITS = "tenure.edits"  #: in a job's meta: what its arguments were before, when and by whom they were changed
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A store in the hands of one operator, `who`."""
+
+    store: Store
+    notifier: Notifier
+    settings: Settings | None
+    who: str
+    trail: Trail
+    stars: Stars
+
+    @classmethod
+    def of(cls, store: Store, notifier: Notifier, settings: Settings | None, who: str) -> Access:
+        return cls(store, notifier, settings, who, Trail(store), Stars(settings.redact if settings else KEY_NAMES))
+
+    def needed_settings(self) -> Settings:
+        assert self.settings is not None, "this goes by the settings: Admin(store, notifier, settings)"
+        return self.settings
+
+    def recorded(self, action: str, subject: str, **detail: str) -> AbstractContextManager[list[str]]:
+        """Do this under the operator's name: it is in the audit trail before it is done, and after, with its outcome.
+
+        Example: `with access.recorded("queue.pause", name) as said: said.append("paused")`
+        """
+        return self.trail.recorded(self.who, action, subject, **detail)
+
+    def starred(self, job: JobView) -> JobView:
+        """The job without its secrets."""
+        hide = self.stars.hide
+        meta = {name: text for name, text in job.meta.items() if name != EDITS}
+        return replace(
+            job,
+            payload=hide(job.payload),
+            result=None if job.result is None else hide(job.result),
+            checkpoint=None if job.checkpoint is None else hide(job.checkpoint),
+            meta=self.stars.hide_texts(meta),
+        )

@@ -1,0 +1,130 @@
+"""Is a store well? What `tenure check` finds: that it answers, what waits in it, who works, and what is wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from tenure.config import Settings, redact
+from tenure.core.durations import spell
+from tenure.core.lifecycle import State
+from tenure.operations.alerts import tell_now
+from tenure.operations.problems import problems
+from tenure.operations.workers import Workforce, runs_user_jobs, stalls
+from tenure.ports import Filter, Notifier, QueueView, Store
+
+_MOST_COUNTED = 1000
+_LONG_QUEUED = 3600.0
+_EAR_SECONDS = 2.0
+_LONG_READ = 1.0
+
+
+class Finding(NamedTuple):
+    ok: bool
+    what: str
+    says: str
+
+
+@runtime_checkable
+class _ChecksItself(Protocol):
+    """A store that can look for damage in its file."""
+
+    def damage(self) -> list[str]: ...
+
+
+def examine(store: Store, settings: Settings, open_notifier: Callable[[Settings, Store], Notifier]) -> list[Finding]:
+    """Everything that can be found out about an open store, but for the problems of its jobs."""
+    return [
+        Finding(True, "store", store.url),
+        _latency(store),
+        _notifier(settings, open_notifier(settings, store)),
+        *_damage(store),
+        *_work(store),
+    ]
+
+
+def troubles(
+    store: Store,
+    settings: Settings,
+    open_store: Callable[[Settings], Store],
+    open_notifier: Callable[[Settings, Store], Notifier],
+    *,
+    alert: bool,
+) -> list[Finding]:
+    """What is wrong right now; with `alert` the sinks are told of it first."""
+    found = problems(store, settings)
+    findings = [Finding(False, each.kind, each.says) for each in found]
+    if alert:
+        left = tell_now(store, settings, found, open_store, open_notifier)
+        says = f"{left} messages are not delivered yet: the next `tenure check --alert`, or a supervisor, tries again"
+        findings.append(Finding(not left, "alerts", says if left else "nobody waits for a message"))
+    return findings
+
+
+def _latency(store: Store) -> Finding:
+    """The best of a few: the first one may have to connect, or to read from a cold disk."""
+    took: list[float] = []
+    for _ in range(5):
+        began = time.perf_counter()
+        store.paused()
+        took.append(time.perf_counter() - began)
+    return Finding(min(took) < _LONG_READ, "latency", f"the store answers a small read in {min(took) * 1000:.2f} ms")
+
+
+def _notifier(settings: Settings, notifier: Notifier) -> Finding:
+    """Told, and no fault: without rings jobs start later, and none is lost."""
+    try:
+        listener = notifier.listen()
+        deadline = time.monotonic() + _EAR_SECONDS
+        while listener.drain() and not notifier.problem() and time.monotonic() < deadline:
+            time.sleep(0.02)  # as long as it rings by itself it has not heard, and so not proved, anything
+        problem = notifier.problem()
+        listener.close()
+    finally:
+        notifier.close()
+    named = redact(settings.notifier)
+    return Finding(True, "notifier", f"polling: {redact(problem)}" if problem else f"{named}: no problem")
+
+
+def _damage(store: Store) -> list[Finding]:
+    if not isinstance(store, _ChecksItself):
+        return []
+    found = store.damage()
+    return [Finding(not found, "integrity", found[0] if found else "no damage found")]
+
+
+def _work(store: Store) -> list[Finding]:
+    rows, queues, counts = list(filter(runs_user_jobs, store.workers())), store.queues(), store.counts()
+    workers, waiting = Workforce.of(rows), counts.get(State.QUEUED, 0)
+    oldest = max((queue.oldest_queued or 0.0 for queue in queues if queue.paused_at is None), default=0.0)
+    paused = [queue.name for queue in queues if queue.paused_at is not None]
+    findings = [
+        Finding(bool(workers.alive) or not waiting, "workers", f"{workers.alive} alive with {workers.slots} slots"),
+        Finding(
+            oldest < _LONG_QUEUED,
+            "queued",
+            f"{waiting:,} jobs, the oldest due for {spell(oldest)}" if waiting else "no job waits",
+        ),
+        _dead_letters(store) if counts.get(State.DEAD) else Finding(True, "dead letters", "none"),
+        *(Finding(False, "stall", sentence) for sentence in stalls(rows)),
+    ]
+    findings += [
+        Finding(True, "queue", f"{queue.name}: {_queue(queue)}") for queue in queues if queue.oldest_queued is not None
+    ]
+    if paused:
+        findings.append(Finding(True, "paused", ", ".join(paused)))
+    return findings
+
+
+def _dead_letters(store: Store) -> Finding:
+    """Those of guards are told by their schedules, where a run that succeeds makes up for them."""
+    found = store.search(Filter(states=frozenset({State.DEAD}), guards=False), limit=_MOST_COUNTED)
+    count = f"{len(found.jobs):,}{' or more' if found.cursor else ''}"
+    return Finding(not found.jobs, "dead letters", f"{count}: tenure dead list" if found.jobs else "none")
+
+
+def _queue(queue: QueueView) -> str:
+    running, waiting = queue.counts.get(State.PROCESSING, 0), queue.counts.get(State.QUEUED, 0)
+    oldest = f"the oldest due for {spell(queue.oldest_queued or 0.0)}"
+    return f"{waiting:,} queued, {oldest}, {running:,} running{', paused' if queue.paused_at else ''}"

@@ -1,0 +1,189 @@
+"""What operators do to jobs: enqueue, cancel, promote, replay, delete; one, some, or all that match.
+
+Whatever is done is in the audit trail, with who did it, and rings the doorbell after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import msgspec
+
+from tenure.core.lifecycle import GUARD, State
+from tenure.errors import InvalidArguments
+from tenure.operations.access import EDITS
+from tenure.operations.jobs import (
+    BATCH,
+    MOST_AT_ONCE,
+    WITHIN,
+    Acted,
+    Bulk,
+    Edited,
+    JobReads,
+    JobRef,
+    Verb,
+    actionable,
+    edits_in,
+)
+from tenure.ports import Draft, Edit, Enqueued, Filter, Landed, Ring
+from tenure.tasks.arguments import redacted
+from tenure.tasks.client import Client, rings_of
+
+if TYPE_CHECKING:
+    from tenure.tasks.task import Task
+
+_EDITS_KEPT = 5
+
+
+class Jobs(JobReads):
+    """Jobs, read and acted on. Example: `admin.jobs.act("cancel", [admin.jobs.ref(job_id)], "not wanted")`"""
+
+    def enqueue(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        """Store jobs, all or none of them."""
+        if not drafts:
+            return []
+        first, many = drafts[0], len(drafts)
+        subject = first.task if many == 1 else f"{many} jobs, the first of {first.task}"
+        with self._access.recorded("jobs.enqueue", subject, queue=first.queue) as said:
+            answers = self._access.store.enqueue(drafts)
+            created = sum(answer.created for answer in answers)
+            old = "" if created == many else ", which was there already" if many == 1 else f", {created} of them new"
+            said.append(f"job {answers[0].id}{old}")
+        self._access.notifier.announce(rings_of(drafts, answers))
+        return answers
+
+    def act(self, verb: Verb, refs: Sequence[JobRef], reason: str = "") -> Iterator[list[Acted]]:
+        """Cancel, promote, replay or delete these jobs, batch by batch, and say of each what became of it."""
+        if not refs:
+            return
+        subject = refs[0].id if len(refs) == 1 else f"{len(refs)} jobs, {refs[0].id} to {refs[-1].id}"
+        with self._access.recorded(f"jobs.{verb}", subject, **({"why": reason} if reason else {})) as said:
+            landed, says = 0, ""
+            for acted in self._act(verb, refs, reason):
+                landed, says = landed + sum(each.landed for each in acted), acted[-1].says
+                yield acted
+            said.append(says if len(refs) == 1 else f"{landed} of {len(refs)}")
+
+    def act_on_all(self, verb: Verb, where: Filter, reason: str = "", *, cursor: str | None = None) -> Bulk:
+        """Act on all jobs that match, on the server's side, newest first; on ten thousand in one call.
+
+        What is enqueued meanwhile is left alone, and so is what a verb can't be used on.
+        """
+        done, refusals, refused = 0, 0, list[Acted]()
+        looked, where = 0, actionable(verb, where)
+        with self._access.recorded(f"jobs.{verb}", _spelled(where), **({"why": reason} if reason else {})) as said:
+            while True:
+                page = self._access.store.search(where, limit=BATCH, cursor=cursor, within=WITHIN)
+                refs = [JobRef(job.id, job.queue, job.state) for job in page.jobs]
+                for acted in self._act(verb, refs, reason):
+                    done += sum(each.landed for each in acted)
+                    others = [each for each in acted if not each.landed]
+                    refusals += len(others)
+                    refused += others[: 100 - len(refused)]
+                looked, cursor = looked + len(refs), page.cursor
+                if cursor is None or looked >= MOST_AT_ONCE:
+                    break
+            said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", and more to come"))
+        return Bulk(done, tuple(refused), refusals, cursor)
+
+    def replay_edited(
+        self,
+        job_id: str,
+        put: Mapping[str, object],
+        drop: Sequence[str] = (),
+        task: Task[..., Any] | None = None,
+    ) -> Acted:
+        """Run an ended job again with other arguments: `put` these, `drop` those, keep all others, secrets too.
+
+        What they were is kept with the job, and who changed them. With its `task` they are checked against its
+        signature first. Raises UnknownJob, InvalidArguments.
+        """
+        job = self._access.store.get(job_id) or self.get(job_id)
+        if job.queue == GUARD:
+            return Acted(job_id, landed=False, says="nothing done: a guard runs it by itself, at its next call")
+        try:
+            before = msgspec.json.decode(job.payload, type=dict[str, object])
+        except msgspec.DecodeError:
+            raise InvalidArguments(f"job {job_id}: its arguments have no names, so none can be changed") from None
+        if unknown := set(drop) - set(before):
+            raise InvalidArguments(f"drop: job {job_id} has no argument {', '.join(map(repr, sorted(unknown)))}")
+        after = {name: value for name, value in {**before, **put}.items() if name not in drop}
+        payload = msgspec.json.encode(after).decode()
+        most = self._access.settings.max_payload if self._access.settings else 256 * 1024
+        if len(payload.encode()) > most:
+            raise InvalidArguments(f"job {job_id}: its arguments would be {len(payload.encode())} bytes, over {most}")
+        if task is not None:
+            task.arguments.load(payload)
+        edits = [*edits_in(job.meta), Edited(self._access.store.now(), self._access.who, job.payload)][-_EDITS_KEPT:]
+        meta = {**job.meta, EDITS: msgspec.json.encode(edits).decode()}
+        edit = Edit(payload, msgspec.json.encode(meta).decode())
+        changed = ", ".join(sorted({*put, *drop})) or "nothing"
+        with self._access.recorded("jobs.replay", job_id, changed=changed) as said:
+            acted = _answers(self._access.store.replay([job_id], edits={job_id: edit}), "queued again")[job_id]
+            said.append(acted.says)
+        if acted.landed:
+            self._access.notifier.announce([Ring("queued", job.queue, (job_id,))])
+        return acted
+
+    def _act(self, verb: Verb, refs: Sequence[JobRef], reason: str) -> Iterator[list[Acted]]:
+        apply: dict[Verb, Callable[[list[str]], dict[str, Acted]]] = {
+            "cancel": lambda ids: _states(self._access.store.cancel(ids, reason), _CANCELLED),
+            "promote": lambda ids: _states(self._access.store.promote_now(ids), _PROMOTED),
+            "replay": lambda ids: _answers(self._access.store.replay(ids), "queued again"),
+            "delete": lambda ids: _answers(self._access.store.delete(ids), "deleted"),
+        }
+        kind = {"cancel": "cancel", "promote": "queued", "replay": "queued"}.get(verb)
+        for start in range(0, len(refs), BATCH):
+            batch = refs[start : start + BATCH]
+            acted = apply[verb]([ref.id for ref in batch])
+            if kind is not None:
+                landed: dict[str, list[str]] = {}
+                for ref in batch:
+                    if acted[ref.id].landed:
+                        landed.setdefault(ref.queue, []).append(ref.id)
+                rung = cast(Literal["queued", "cancel"], kind)
+                self._access.notifier.announce(Ring(rung, queue, tuple(ids)) for queue, ids in sorted(landed.items()))
+            yield [acted[ref.id] for ref in batch]
+
+    def result(self, job_id: str, timeout: float | None) -> str:
+        """Wait for the result, as JSON, secrets starred. Raises what `handle.result()` raises, and TimeoutError."""
+        assert self._access.settings is not None, "a result is waited for by the settings: Admin(…, settings)"
+        return redacted(
+            Client(self._access.store, self._access.notifier, self._access.settings).result(job_id, timeout)
+        )
+
+
+_CANCELLED = {State.CANCELLED: "cancelled", State.PROCESSING: "asked to stop; its worker ends it once its code has"}
+_PROMOTED = {State.QUEUED: "queued", State.PROCESSING: "processing already"}
+
+
+def _states(found: Mapping[str, State | None], done: Mapping[State, str]) -> dict[str, Acted]:
+    def acted(job_id: str, state: State | None) -> Acted:
+        if state is None:
+            return Acted(job_id, landed=False, says="no such job")
+        return Acted(job_id, state in done, done.get(state, f"nothing done: it is {state}"))
+
+    return {job_id: acted(job_id, state) for job_id, state in found.items()}
+
+
+def _answers(found: Mapping[str, Any], done: str) -> dict[str, Acted]:
+    def acted(job_id: str, answer: object) -> Acted:
+        match answer:
+            case None:
+                return Acted(job_id, landed=False, says="no such job")
+            case Landed():
+                return Acted(job_id, landed=True, says=done)
+            case _:
+                return Acted(job_id, landed=False, says=f"nothing done: {getattr(answer, 'stands', answer)}")
+
+    return {job_id: acted(job_id, answer) for job_id, answer in found.items()}
+
+
+def _spelled(where: Filter) -> str:
+    """A filter in words: `state=dead queue=reports`."""
+    said = {each.name: getattr(where, each.name) for each in fields(where)}
+    states = ",".join(sorted(where.states))
+    rest = [f"{name}={value}" for name, value in said.items() if name not in ("states", "guards") and value is not None]
+    return " ".join([f"state={states}", *rest])

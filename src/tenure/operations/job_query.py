@@ -1,0 +1,119 @@
+"""Which jobs, as people write it: texts from flags, a query or a form, read into a filter, and said in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from tenure.core.durations import seconds
+from tenure.core.lifecycle import State
+from tenure.errors import InvalidOption
+from tenure.operations.jobs import CAN, Verb
+from tenure.ports import Filter
+from tenure.schedules.cron import Rule
+
+_WORDS = {
+    "task": "of task {}",
+    "queue": "in queue {}",
+    "worker": "on worker {}",
+    "unique": "with the unique key {}",
+    "text": "with “{}” in their error or id",
+    "last": "enqueued within the last {}",
+    "since": "enqueued at or after {}",
+    "until": "enqueued before {}",
+}
+_NAMES = (*_WORDS, "guards")
+
+
+@dataclass(frozen=True, slots=True)
+class JobQuery:
+    """A filter as it was written: `state` has several texts, all others at most one. Empty ones are left out."""
+
+    state: tuple[str, ...]
+    rest: Mapping[str, str]
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> JobQuery:
+        """What of these names and texts is about jobs."""
+        states, rest = list[str](), dict[str, str]()
+        for name, text in pairs:
+            if name == "state" and text:
+                states.append(text)
+            elif name in _NAMES and text.strip():
+                rest[name] = text.strip()
+        return cls(tuple(dict.fromkeys(states)), rest)
+
+    @property
+    def query(self) -> dict[str, str | list[str]]:
+        """For links; the filter comes back from it as it is."""
+        return {**({"state": list(self.state)} if self.state else {}), **self.rest}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """For the hidden fields of forms."""
+        return [*(("state", each) for each in self.state), *self.rest.items()]
+
+    def without(self, *names: str) -> dict[str, str | list[str]]:
+        """`query` but for these."""
+        return {name: text for name, text in self.query.items() if name not in names}
+
+    def filter(self, now: datetime) -> Filter:
+        """Raises InvalidOption."""
+        states, given = states_of(self.state, "state"), self.rest
+        since = moment(given["since"], "since") if "since" in given else None
+        if "last" in given:
+            since = max(filter(None, (since, now - timedelta(seconds=seconds(given["last"], "last")))))
+        return Filter(
+            states=states,
+            task=given.get("task"),
+            queue=given.get("queue"),
+            worker_id=given.get("worker"),
+            unique=given.get("unique"),
+            text=given.get("text"),
+            guards=given.get("guards") != "no",
+            enqueued_since=since,
+            enqueued_until=moment(given["until"], "until") if "until" in given else None,
+        )
+
+    def fixed(self, now: datetime) -> JobQuery:
+        """The same jobs later on: what is enqueued after `now` is not among them. Raises InvalidOption."""
+        where, rest = self.filter(now), dict(self.rest)
+        rest.pop("last", None)
+        if where.enqueued_since is not None:
+            rest["since"] = where.enqueued_since.isoformat()
+        rest["until"] = (where.enqueued_until or now + timedelta(milliseconds=1)).isoformat()
+        return replace(self, rest=rest)
+
+    def left_for(self, verb: Verb) -> str:
+        """The states that are left, where the verb can't be used on all that were asked for."""
+        wanted = frozenset(map(State, self.state)) or frozenset(State)
+        return "" if wanted <= CAN[verb] else " or ".join(each for each in State if each in wanted & CAN[verb])
+
+    def __str__(self) -> str:
+        kinds = " or ".join(self.state)
+        said = [form.format(_spoken(name, self.rest[name])) for name, form in _WORDS.items() if name in self.rest]
+        return ", ".join([f"{kinds} jobs" if kinds else "jobs" if said else "all jobs", *said])
+
+
+def _spoken(name: str, text: str) -> str:
+    return f"{moment(text, name):%Y-%m-%d %H:%M:%S} UTC" if name in ("since", "until") else text
+
+
+def states_of(words: Iterable[str], label: str) -> frozenset[State]:
+    """The states with these names. Raises InvalidOption."""
+    found = frozenset(words)
+    if unknown := [word for word in words if word not in set(State)]:
+        raise InvalidOption(f"{label}: expected some of {', '.join(State)}, got {unknown[0]!r}")
+    return frozenset(map(State, found))
+
+
+def moment(text: str, label: str, rule: Rule | None = None) -> datetime:
+    """A time as a form sends it; without a zone it is what the clocks of the rule's zone show. Raises InvalidOption."""
+    try:
+        at = datetime.fromisoformat(text)
+        zone = rule.local(datetime.now(UTC)).tzinfo if rule else UTC
+        return (at.replace(tzinfo=zone) if at.tzinfo is None else at).astimezone(UTC)
+    except (ValueError, OverflowError):
+        zone_said = "" if rule else ", in UTC"
+        raise InvalidOption(f"{label}: expected a time like 2030-01-31T06:00{zone_said}, got {text!r}") from None

@@ -1,0 +1,207 @@
+"""Jobs, as operators look for them: found, counted, shown with all that is known, explained. Nothing here acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal, NamedTuple, cast, get_args
+
+import msgspec
+
+from tenure.core.lifecycle import ENDED, LIVE, State
+from tenure.errors import InvalidOption, UnknownJob
+from tenure.operations.access import EDITS, Access
+from tenure.operations.explain import Explanation, explain
+from tenure.ports import AttemptView, Ended, Filter, JobView, Page
+from tenure.worker.job_log import Log
+from tenure.worker.job_log import decode as decode_log
+
+BATCH = 500
+MOST_ENDED = 100_000  #: of each state, that are counted at a time
+WITHIN = 10_000  #: rows that one step of a long walk looks at, so that no single read is long
+MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; it says if there are more
+Verb = Literal["cancel", "promote", "replay", "delete"]
+VERBS: tuple[Verb, ...] = get_args(Verb)
+#: The jobs that a verb can do anything to: a bulk action looks at no others.
+CAN: Mapping[Verb, frozenset[State]] = {
+    "cancel": LIVE,
+    "promote": frozenset({State.SCHEDULED}),
+    "replay": ENDED,
+    "delete": frozenset(State) - {State.PROCESSING},
+}
+DONE: Mapping[Verb, str] = {
+    "cancel": "cancelled or asked to stop",
+    "promote": "queued",
+    "replay": "queued again",
+    "delete": "deleted",
+}
+_LATELY, _SOON = timedelta(minutes=15), timedelta(seconds=1)
+SECRET = "$secret"  #: how a Secret is stored
+
+
+@dataclass(frozen=True, slots=True)
+class Edited:
+    """Somebody changed a job's arguments and had it run again: what they were before."""
+
+    at: datetime
+    who: str
+    before: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """A job, those of its attempts that ended otherwise than Completed, and what its arguments were; oldest first."""
+
+    job: JobView
+    attempts: tuple[AttemptView, ...]
+    logs: Mapping[int, Log]  #: by attempt
+    edits: tuple[Edited, ...] = ()
+
+    @property
+    def times(self) -> list[tuple[str, datetime]]:
+        """What is known of when, with its name."""
+        job = self.job
+        times = [
+            ("enqueued", job.enqueued_at),
+            ("due", job.run_at),
+            ("expires", job.expires_at),
+            ("started", job.started_at),
+            ("last activity", job.last_activity_at),
+            ("ended", job.ended_at),
+        ]
+        return [(name, at) for name, at in times if at is not None]
+
+
+class JobRef(NamedTuple):
+    id: str
+    queue: str
+    state: State
+
+
+class Acted(NamedTuple):
+    """What became of one job that an operator wanted something of. `says` is for people."""
+
+    id: str
+    landed: bool
+    says: str
+
+
+class Bulk(NamedTuple):
+    """What a bulk action did. `cursor` goes on with the jobs that it did not come to; None: that was all."""
+
+    done: int
+    refused: tuple[Acted, ...]  #: at most a hundred of them
+    refusals: int
+    cursor: str | None
+
+
+class Counted(NamedTuple):
+    """How many jobs a bulk action would find; `more`: at least so many."""
+
+    jobs: int
+    more: bool
+
+
+class JobReads:
+    """Jobs, read. Whatever is shown has its secrets starred."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        """Jobs, newest first. With `within` it looks at about so many, and may come back short, with a cursor."""
+        page = self._access.store.search(where, limit=limit, cursor=cursor, within=within)
+        return Page(tuple(map(self._access.starred, page.jobs)), page.cursor)
+
+    def count(self, where: Filter, verb: Verb, *, cursor: str | None = None) -> Counted:
+        """How many jobs `act_on_all` would find, up to ten thousand."""
+        found, where = 0, actionable(verb, where)
+        while True:
+            page = self._access.store.search(where, limit=BATCH, cursor=cursor, within=WITHIN)
+            found += len(page.jobs)
+            if (cursor := page.cursor) is None or found >= MOST_AT_ONCE:
+                return Counted(found, more=cursor is not None)
+
+    def ended(self, since: datetime, until: datetime, *, sample: int = 100) -> Ended:
+        """How many jobs ended in this span of time, and how fast the last ones were."""
+        return self._access.store.ended(since, until, most=MOST_ENDED, sample=sample)
+
+    def completed(self, most: int) -> list[JobView]:
+        """Those that completed within the last quarter of an hour, the newest first."""
+        now, found = self._access.store.now(), list[JobView]()
+        for job_id in self._access.store.ended(now - _LATELY, now + _SOON, most=1, sample=most).ids:
+            with suppress(UnknownJob):  # deleted since
+                found.append(self.get(job_id))
+        return found
+
+    def get(self, job_id: str) -> JobView:
+        """Raises UnknownJob."""
+        job = self._access.store.get(job_id)
+        if job is None:
+            raise UnknownJob(f"no job {job_id} in {self._access.store.url}: never enqueued there, deleted, or pruned")
+        return self._access.starred(job)
+
+    def show(self, job_id: str) -> JobDetail:
+        """Raises UnknownJob."""
+        job = self.get(job_id)
+        logs = {attempt: decode_log(text) for attempt, text in self._access.store.logs(job_id).items()}
+        stored = self._access.store.get(job_id)
+        earlier = edits_in(stored.meta if stored else {})
+        edits = tuple(replace(each, before=self._access.stars.hide(each.before)) for each in earlier)
+        return JobDetail(job, tuple(self._access.store.attempts(job_id)), logs, edits)
+
+    def explain(self, job_id: str) -> Explanation:
+        """Why this job is not running, or how it ended. Raises UnknownJob."""
+        return explain(self._access.store, self.get(job_id))
+
+    def refs(self, where: Filter) -> list[JobRef]:
+        """All jobs that match now, oldest first: count them, ask, then act on exactly these."""
+        found: list[JobRef] = []
+        cursor: str | None = None
+        while True:
+            page = self._access.store.search(where, limit=BATCH, cursor=cursor, within=WITHIN)
+            found.extend(JobRef(job.id, job.queue, job.state) for job in page.jobs)
+            if (cursor := page.cursor) is None:
+                return found[::-1]
+
+    def ref(self, job_id: str, among: frozenset[State] = frozenset()) -> JobRef:
+        """One job, if it is in one of these states (none: any). Raises UnknownJob."""
+        job = self.get(job_id)
+        if among and job.state not in among:
+            wanted = " or ".join(sorted(among))
+            raise UnknownJob(f"job {job_id} is {job.state}, not {wanted}: see tenure jobs explain {job_id}")
+        return JobRef(job.id, job.queue, job.state)
+
+    def secret_arguments(self, job_id: str) -> frozenset[str]:
+        """The arguments that are a Secret as a whole."""
+        job = self._access.store.get(job_id)
+        given: object = msgspec.json.decode(job.payload) if job else None
+        if not isinstance(given, dict):
+            return frozenset()
+        return frozenset(name for name, value in cast("dict[str, object]", given).items() if is_secret(value))
+
+
+def is_secret(value: object) -> bool:
+    return isinstance(value, dict) and SECRET in value
+
+
+def actionable(verb: Verb, where: Filter) -> Filter:
+    """The filter, for the states that this verb can do anything to. Raises InvalidOption."""
+    states = (where.states or CAN[verb]) & CAN[verb]
+    if not states:
+        asked, can = ", ".join(sorted(where.states)), ", ".join(sorted(CAN[verb]))
+        raise InvalidOption(f"{verb}: no job that is {asked} can be; only those that are {can}")
+    return replace(where, states=states)
+
+
+def edits_in(meta: Mapping[str, str]) -> list[Edited]:
+    """What the arguments were, oldest first."""
+    try:
+        return _decode_edits(meta[EDITS]) if EDITS in meta else []
+    except msgspec.DecodeError:
+        return []  # somebody's own, under our name
+
+
+_decode_edits = msgspec.json.Decoder(list[Edited]).decode

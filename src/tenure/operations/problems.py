@@ -1,0 +1,211 @@
+"""What is wrong right now: one reading of the store, in words. Nothing is changed, and nothing is remembered."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+
+from tenure.config import Settings
+from tenure.core.durations import spell
+from tenure.core.lifecycle import GUARD, State
+from tenure.core.text import clean
+from tenure.events import headline
+from tenure.operations.sinks import QUEUE, TASK, Kind
+from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
+from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
+from tenure.ports.schedules import BROKEN, Schedule, Standing
+from tenure.schedules.plan import overdue_by, set_back
+
+FRESH_SECONDS = 3600.0  #: so long a dead letter is alerted on
+MOST_OPEN = 20  #: incidents of one kind; those above are one more together
+MOST_READ = 50
+MOST_LOOKED_AT = 10_000  #: jobs, for one that nobody knows: behind more of them it waits, and its queue's age is told
+MOST_NAMED = 5
+LONGEST_ERROR = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong right now."""
+
+    kind: Kind
+    subject: str  #: the schedule, task or queue that it is about
+    says: str
+
+    @property
+    def key(self) -> str:
+        """What makes it the same problem at the next look."""
+        return f"{self.kind}:{self.subject}"
+
+
+def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | None = None) -> list[Problem]:
+    """What is wrong right now, by the store's clock. Reads only, and no more of them for more schedules.
+
+    `queues`: as they were read a moment ago, where counting them again would cost too much.
+
+    Example: `[each.says for each in problems(store, settings)]`
+    """
+    facts = _Facts(store, settings, store.queues() if queues is None else queues)
+    found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
+    return sorted(found, key=lambda each: (each.kind, each.subject))
+
+
+class _Facts:
+    """One reading of the store."""
+
+    def __init__(self, store: Store, settings: Settings, queues: Sequence[QueueView]) -> None:
+        self.store, self.settings = store, settings
+        self.standings = store.schedules()
+        self.queues = [queue for queue in queues if queue.name not in (GUARD, QUEUE)]
+        everyone = [row for row in store.workers(dead=True) if runs_user_jobs(row)]
+        self.now = store.now()
+        self.living = [row for row in everyone if ended_at(row, self.now) is None]
+        self.dead = [row for row in everyone if ended_at(row, self.now) is not None]
+        #: Without workers, and without firing: so long is normal, while one process takes another's place.
+        self.patience = 2 * settings.lease
+
+    def age(self, when: datetime) -> float:
+        return (self.now - when).total_seconds()
+
+    def gone(self, had_it: Callable[[WorkerView], bool]) -> bool:
+        """No worker lives that has it, and none has had it for longer than it takes to replace one."""
+        if any(map(had_it, self.living)):
+            return False
+        ends = [end for row in self.dead if had_it(row) and (end := ended_at(row, self.now))]
+        return not ends or self.age(max(ends)) > self.patience
+
+
+def _of_schedules(facts: _Facts) -> Iterator[Problem]:
+    schedules = [standing.schedule for standing in facts.standings]
+    silent = [each for each in schedules if each.due_at is not None and facts.age(each.due_at) > facts.patience]
+    if silent:
+        longest = max(facts.age(each.due_at) for each in silent if each.due_at)
+        names = named(each.name for each in silent)
+        yield Problem(
+            "scheduler-silent",
+            "all",
+            f"nobody fires the schedules: {len(silent)} due for up to {ago(longest)} ({names}); "
+            "does a supervisor run? tenure worker",
+        )
+    for standing in facts.standings:
+        yield from _overdue(standing, facts, silent=bool(silent))
+        yield from _too_long(standing, facts)
+        yield from _failures(standing.schedule)
+
+
+def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Problem]:
+    s, late = standing.schedule, overdue_by(standing, facts.now)
+    if set_back(s, facts.now):
+        why = "the store's clock was set back, and its next tick lies ahead"
+        yield Problem("overdue", s.name, f"{s.name}: {why}: {s.next_tick}; tenure schedules resume {s.name}")
+    if late is None:
+        return
+    if s.kind == "guard":
+        yield Problem("overdue", s.name, f"{s.name} should have been called {ago(late)} ago, and no call came")
+    elif any(run.live for run in standing.runs):
+        yield Problem("late", s.name, f"{s.name} was due {ago(late)} ago, and no worker has started its job")
+    elif late > facts.patience and not silent:  # else one problem says so of all of them, or soon will
+        yield Problem("overdue", s.name, f"{s.name} was due {ago(late)} ago, and nobody fired it")
+
+
+def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
+    s = standing.schedule
+    for run in standing.runs:
+        if s.too_long is None or run.job is None or not run.live or run.job.attempt == 0:
+            continue
+        # It goes on through its retries; when the first attempt began only its attempts know.
+        began = run.tick.decided_at if run.job.attempt > 1 else run.job.started_at
+        if began is not None and facts.age(began) > s.too_long:
+            ran, may = ago(facts.age(began)), spell(s.too_long)
+            yield Problem("too-long", s.name, f"{s.name} runs for {ran} already (too_long={may}): job {run.job.id}")
+            return
+
+
+def _failures(s: Schedule) -> Iterator[Problem]:
+    if s.retired_at is not None:
+        return
+    enough = s.alert_after if s.pause_after is None else min(s.alert_after, s.pause_after)
+    if s.unread:
+        yield Problem("failures", s.name, f"{s.name} is not fired by this release, which can't read it: {s.unread}")
+    elif s.paused_at is not None and s.paused_why.startswith(BROKEN):
+        yield Problem("failures", s.name, f"{s.name} is paused: {_line(s.paused_why)}")
+    elif s.failure_count >= enough:
+        paused = f"; it is paused: {s.paused_why}" if s.paused_at is not None else ""
+        times = f"{s.failure_count} times in a row" if s.failure_count > 1 else "once"
+        yield Problem("failures", s.name, f"{s.name} has failed {times}: {_line(s.last_error)}{paused}")
+
+
+def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
+    since = facts.now - timedelta(seconds=FRESH_SECONDS)
+    fresh = Filter(states=frozenset({State.DEAD}), guards=False, ended_since=since)  # a guard's is in its history
+    newest = facts.store.search(fresh, limit=MOST_READ).jobs
+    by_task: dict[str, list[tuple[datetime, JobView]]] = defaultdict(list)
+    for job in newest:
+        if job.ended_at is not None:
+            by_task[job.task].append((job.ended_at, job))
+    for task, letters in by_task.items():
+        _, last = max(letters, key=lambda each: each[0])
+        many = f"{len(letters)} dead letters" if len(letters) > 1 else "a dead letter"
+        least = "at least " if len(newest) == MOST_READ else ""
+        yield Problem(
+            "dead-letters",
+            task,
+            f"{task} left {least}{many} within {spell(FRESH_SECONDS)}, the last is {last.id}: "
+            f"{_line(last.error or '')}; tenure dead list",
+        )
+
+
+def _of_queues(facts: _Facts) -> Iterator[Problem]:
+    for queue in facts.queues:
+        oldest = queue.oldest_queued or 0.0
+        if oldest > facts.settings.alert_queue_age:
+            paused = f"; it is paused: tenure queues resume {queue.name}" if queue.paused_at else ""
+            count = queue.counts.get(State.QUEUED, 0)
+            yield Problem(
+                "queue-age",
+                queue.name,
+                f"queue {queue.name}: {count} queued, the oldest due for {ago(oldest)}{paused}",
+            )
+        if oldest > facts.patience and queue.paused_at is None and facts.gone(partial(serves, queue.name)):
+            yield Problem(
+                "no-worker",
+                f"queue {queue.name}",
+                f"no live worker serves queue {queue.name}, and its oldest job is due for {ago(oldest)}; "
+                f"tenure worker -q {queue.name}",
+            )
+
+
+def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
+    """A worker that claims what it does not know puts it off: such jobs are scheduled more than they are queued."""
+    if not facts.living:
+        return
+    known = {task for row in facts.living for task in row.identity.tasks}
+    waiting = frozenset({State.QUEUED, State.SCHEDULED})
+    newest = facts.store.search(Filter(states=waiting), limit=MOST_READ).jobs
+    gone = {task for row in facts.dead for task in row.identity.tasks} | {job.task for job in newest}
+    for task in sorted(gone - known - {TASK})[:MOST_OPEN]:
+        jobs = facts.store.search(Filter(states=waiting, task=task), limit=MOST_READ, within=MOST_LOOKED_AT).jobs
+        due = [job for job in jobs if facts.age(job.enqueued_at if job.attempt else job.run_at) > facts.patience]
+        if due and facts.gone(partial(knows, task)):
+            yield Problem(
+                "no-worker",
+                f"task {task}",
+                f"no live worker knows the task {task}, and jobs of it wait, {due[-1].id} among them; "
+                "deploy the code that has it, or give the renamed task aliases=[…]",
+            )
+
+
+def named(names: Iterable[str]) -> str:
+    found = sorted(names)
+    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
+
+
+def _line(error: str) -> str:
+    return clean(headline(error), LONGEST_ERROR)
+
+
+def ago(length: float) -> str:
+    return spell(round(length))

@@ -1,0 +1,85 @@
+"""Queues: how full they are and who serves them; stop and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tenure.config import valid_name
+from tenure.core.lifecycle import GUARD
+from tenure.operations.access import Access
+from tenure.operations.workers import runs_user_jobs, serves
+from tenure.ports import QueueView, Ring, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHealth:
+    """A queue, and the live workers that serve it."""
+
+    queue: QueueView
+    workers: int
+    slots: int
+
+    @property
+    def guards(self) -> bool:
+        """What is in it runs outside, under guards."""
+        return self.queue.name == GUARD
+
+
+def idle(queues: Iterable[QueueView], served: Iterable[str]) -> list[QueueView]:
+    """The served queues that hold no live job and are not paused: a store does not know of them."""
+    names = set(served) - {queue.name for queue in queues}
+    return [QueueView(name=name, paused_at=None, counts={}, oldest_queued=None) for name in sorted(names)]
+
+
+def with_idle(queues: Sequence[QueueView], workers: Iterable[WorkerView]) -> list[QueueView]:
+    """Those that hold live jobs or are paused, and the empty ones that a live worker serves by name; by name."""
+    served = {name for row in workers if row.died_at is None and runs_user_jobs(row) for name in row.identity.queues}
+    return sorted([*queues, *idle(queues, served)], key=lambda queue: queue.name)
+
+
+def health(queues: Iterable[QueueView], workers: Iterable[WorkerView]) -> list[QueueHealth]:
+    """Each with its live workers."""
+    alive = [row for row in workers if row.died_at is None]
+    return [_health(queue, [row for row in alive if serves(queue.name, row)]) for queue in queues]
+
+
+def _health(queue: QueueView, serving: Sequence[WorkerView]) -> QueueHealth:
+    return QueueHealth(queue, len(serving), sum(row.identity.slots for row in serving))
+
+
+class QueueReads:
+    """Queues, read."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def all(self) -> list[QueueView]:
+        """Those that hold live jobs or are paused."""
+        return self._access.store.queues()
+
+    def is_known(self, name: str) -> bool:
+        """It holds a live job, is paused, or a live worker names it: it can hardly be misspelled."""
+        store = self._access.store
+        return name in {queue.name for queue in store.queues()} or any(
+            name in row.identity.queues for row in store.workers()
+        )
+
+
+class Queues(QueueReads):
+    """Queues, read and acted on. Example: `admin.queues.pause("reports")`"""
+
+    def pause(self, queue: str) -> bool:
+        """Stop claims from a queue; running jobs go on. False: it was paused already."""
+        with self._access.recorded("queue.pause", valid_name(queue, "queue")) as said:
+            paused = self._access.store.pause(queue, paused=True)
+            said.append("paused" if paused else "it was paused already")
+        return paused
+
+    def resume(self, queue: str) -> bool:
+        """False: it was not paused."""
+        with self._access.recorded("queue.resume", valid_name(queue, "queue")) as said:
+            resumed = self._access.store.pause(queue, paused=False)
+            said.append("resumed" if resumed else "it was not paused")
+        self._access.notifier.announce([Ring("queued", queue)])
+        return resumed
