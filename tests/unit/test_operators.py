@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+import tenure
 from conformance.factories import World, bring, draft, put, running
 from tenure import Tenure
 from tenure.config import load
@@ -177,3 +180,23 @@ def test_the_trail_is_read_page_by_page_and_over_days(world: World, store: Store
     assert sorted(both, key=lambda each: each.id, reverse=True) == both
     with pytest.raises(InvalidOption, match="cursor: expected one that a page gave, got 'x:y'"):
         admin.audit(cursor="x:y")
+
+
+# ── one way in ──
+
+
+def test_the_command_line_and_the_pages_ask_operations_and_never_the_store() -> None:
+    """They open a store, close it, migrate it and copy it; what is in it operations tells. `bench` measures a store."""
+    package = Path(tenure.__file__).parent
+    files = [file for folder in ("cli", "web") for file in (package / folder).rglob("*.py") if file.name != "bench.py"]
+    asked = [
+        f"{file.relative_to(package)}:{node.lineno}: {ast.unparse(node)}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).rpartition(".")[2].lstrip("_") == "store"
+        and node.attr not in {"open", "close", "migrate", "backup", "url"}
+    ]
+
+    assert len(files) > 50
+    assert asked == []

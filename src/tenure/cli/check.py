@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from tenure.cli.output import progress_bar, say, show_json, table
-from tenure.cli.shared import Shared, app_of, confirm, store_of
+from tenure.cli.output import progress_bar, show_json, table
+from tenure.cli.shared import Shared, app_of, confirm, store_of, told
 from tenure.config import Settings
 from tenure.errors import InvalidOption, StoreAway, TenureError
 
@@ -115,11 +115,7 @@ def migrate(*, shared: Shared = SHARED) -> int:
     """Bring the store's schema up to date. Safe to run at any time, and by many at once."""
     store = store_of(shared.settings(), may_create=True)
     version = store.migrate()
-    if shared.json:
-        show_json({"store": store.url, "version": version})
-    else:
-        say(f"{store.url} has schema version {version}")
-    return 0
+    return told(shared, {"store": store.url, "version": version}, f"{store.url} has schema version {version}")
 
 
 def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
@@ -150,8 +146,5 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
         store.close()
         part.unlink(missing_ok=True)
     size = file.stat().st_size
-    if shared.json:
-        show_json({"store": store.url, "file": str(file.resolve()), "bytes": size})
-    else:
-        say(f"{store.url} is copied to {file.resolve()} ({size / 1024:,.0f} KiB)")
-    return 0
+    copied = {"store": store.url, "file": str(file.resolve()), "bytes": size}
+    return told(shared, copied, f"{store.url} is copied to {file.resolve()} ({size / 1024:,.0f} KiB)")

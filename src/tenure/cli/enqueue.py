@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
-from tenure.cli.output import complain, say, show_json, table
-from tenure.cli.shared import Shared, app_of
+from tenure.cli.output import complain, show_json, table
+from tenure.cli.shared import Shared, app_of, told
 from tenure.core.durations import seconds, spell
 from tenure.errors import InvalidArguments, InvalidOption, TenureError
 from tenure.tasks.arguments import redacted
@@ -74,26 +74,14 @@ def enqueue(
         handle = sending.enqueue(**read_arguments(known, arguments))
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
-            return _told(shared, stored)
+            return told(shared, stored, str(handle.id))
         if sys.stderr.isatty():
             complain(f"job {handle.id} is stored; waiting for it")
         try:
             result = jobs.client().result(str(handle.id), limit)
         except TimeoutError as error:
             raise TenureError(str(error)) from error
-    if shared.json:
-        show_json({**stored, "state": "completed", "result": json.loads(result)})
-    else:
-        say(redacted(result))
-    return 0
-
-
-def _told(shared: Shared, stored: Mapping[str, object]) -> int:
-    if shared.json:
-        show_json(stored)
-    else:
-        say(str(stored["id"]))
-    return 0
+    return told(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
 
 
 def _instant(text: str) -> datetime:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import ago, brief, complain, say, show_json, table
-from tenure.cli.shared import Shared, admin_of
+from tenure.cli.output import ago, brief, complain, show_json, table
+from tenure.cli.shared import Shared, admin_of, told
 from tenure.core.lifecycle import State
 from tenure.ports import QueueView
 
@@ -57,7 +57,7 @@ def pause(name: str, /, *, shared: Shared = SHARED) -> int:
         known, changed = admin.queues.is_known(name), admin.queues.pause(name)
     if changed and not known:
         complain(f"no job waits in queue {name} and no worker names it: is it spelled right?")
-    return _told(shared, name, "paused", changed=changed)
+    return _turned(shared, name, "paused", changed=changed)
 
 
 @queues.command
@@ -71,15 +71,12 @@ def resume(name: str, /, *, shared: Shared = SHARED) -> int:
     """
     with admin_of(shared) as admin:
         changed = admin.queues.resume(name)
-    return _told(shared, name, "running", changed=changed)
+    return _turned(shared, name, "running", changed=changed)
 
 
-def _told(shared: Shared, name: str, state: str, *, changed: bool) -> int:
-    if shared.json:
-        show_json({"queue": name, "state": state, "changed": changed})
-    else:
-        say(f"queue {name} is {state}" if changed else f"queue {name} was {state} already")
-    return 0
+def _turned(shared: Shared, name: str, state: str, *, changed: bool) -> int:
+    words = f"queue {name} is {state}" if changed else f"queue {name} was {state} already"
+    return told(shared, {"queue": name, "state": state, "changed": changed}, words)
 
 
 @workers.command(name="list")

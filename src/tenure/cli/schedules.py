@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from tenure.cli import schedules_screen as screen
 from tenure.cli.output import complain, plain, say, show_json
 from tenure.cli.schedules_add import WHEN, When, instant
-from tenure.cli.shared import Shared, admin_of, confirm
+from tenure.cli.shared import Shared, admin_of, confirm, told
 from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, TenureError
 from tenure.operations.schedule_health import ScheduleHealth, clock, coming, held_back
@@ -261,22 +261,14 @@ def trigger(
     with _admin(shared) as admin:
         job_id = admin.schedules.trigger(name, force=force)
         if not wait:
-            return _told(shared, {"schedule": name, "job": job_id}, job_id)
+            return told(shared, {"schedule": name, "job": job_id}, job_id)
         if sys.stderr.isatty():
             complain(f"job {job_id} is stored; waiting for it")
         try:
             result = admin.jobs.result(job_id, limit)
         except TimeoutError as error:
             raise TenureError(str(error)) from error
-    return _told(shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result)
-
-
-def _told(shared: Shared, answer: dict[str, object], words: str) -> int:
-    if shared.json:
-        show_json(answer)
-    else:
-        say(words)
-    return 0
+    return told(shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result)
 
 
 @schedules.command
@@ -315,7 +307,7 @@ def backfill(
             confirm(shared, f"{name}: run {_ticks(ticks, [clock(rule, each) for each in (ticks[0], ticks[-1])])}?")
         ids = admin.schedules.backfill(name, first, last, again=again) if ticks else []
     words = f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "no tick in that time is without a run"
-    return _told(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
+    return told(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
 
 
 def _ticks(ticks: Sequence[datetime], ends: Sequence[str]) -> str:
@@ -364,7 +356,7 @@ def resume(name: str, /, *, shared: Shared = SHARED) -> int:
 
 def _turned(shared: Shared, name: str, state: str, was: str, *, changed: bool, more: str = "") -> int:
     answer: dict[str, object] = {"schedule": name, "state": state, "changed": changed}
-    return _told(shared, answer, f"schedule {name} {f'is {state}{more}' if changed else f'was {was}'}")
+    return told(shared, answer, f"schedule {name} {f'is {state}{more}' if changed else f'was {was}'}")
 
 
 @schedules.command
@@ -380,4 +372,4 @@ def remove(name: str, /, *, shared: Shared = SHARED) -> int:
         back = "; a guard comes back at its next call" if admin.schedules.removable(name).kind == "guard" else ""
         confirm(shared, f"remove schedule {name} and its history{back}?")
         admin.schedules.remove(name)
-    return _told(shared, {"schedule": name, "removed": True}, f"schedule {name} is removed")
+    return told(shared, {"schedule": name, "removed": True}, f"schedule {name} is removed")

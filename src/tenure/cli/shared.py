@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from tenure.cli.output import say, show_json
 from tenure.errors import InvalidOption, TenureError
 
 if TYPE_CHECKING:
@@ -103,6 +104,15 @@ def operator() -> str:
     except (OSError, KeyError):  # a number without a name, in a container
         name = str(os.getuid())
     return f"{name}@{socket.gethostname()}"
+
+
+def told(shared: Shared, answer: Mapping[str, object], words: str) -> int:
+    """Write what was done, as JSON or in words; 0, the exit code."""
+    if shared.json:
+        show_json(answer)
+    else:
+        say(words)
+    return 0
 
 
 def confirm(shared: Shared, question: str) -> None:

@@ -88,6 +88,13 @@ class Jobs(JobReads):
             said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", and more to come"))
         return Bulk(done, tuple(refused), refusals, cursor)
 
+    def delete_all(self, where: Filter, reason: str = "") -> int:
+        """Delete all jobs that match, however many; how many those were."""
+        deleted, bulk = 0, self.act_on_all("delete", where, reason)
+        while bulk.cursor is not None:
+            deleted, bulk = deleted + bulk.done, self.act_on_all("delete", where, reason, cursor=bulk.cursor)
+        return deleted + bulk.done
+
     def replay_edited(
         self,
         job_id: str,

@@ -69,19 +69,15 @@ class Workforce:
     @classmethod
     def of(cls, rows: Iterable[WorkerView]) -> Workforce:
         """Of these; a guard is none that works for others, and counts only once it is dead."""
-        alive, died = list[WorkerView](), 0
-        for row in rows:
-            if row.died_at is not None:
-                died += 1
-            elif row.identity.runner != "guard":
-                alive.append(row)
+        found = list(rows)
+        alive = [row for row in found if row.died_at is None and row.identity.runner != "guard"]
         return cls(
-            len(alive),
-            len({row.identity.host for row in alive}),
-            sum(row.processing for row in alive),
-            sum(row.identity.slots for row in alive),
-            sum(bool(row.note) for row in alive),
-            died,
+            alive=len(alive),
+            hosts=len({row.identity.host for row in alive}),
+            busy=sum(row.processing for row in alive),
+            slots=sum(row.identity.slots for row in alive),
+            stalled=sum(bool(row.note) for row in alive),
+            died=sum(row.died_at is not None for row in found),
         )
 
 

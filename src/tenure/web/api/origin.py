@@ -61,12 +61,7 @@ def flush(caller: Administrator) -> models.Flushed:
             "Only the queue of tenure demo --web can be emptied like this. Jobs of yours are deleted by "
             "POST /api/v1/jobs/bulk, which counts them first.",
         )
-    where, deleted, cursor = Filter(queue=demo.queue), 0, None
-    while True:
-        bulk = caller.admin.jobs.act_on_all("delete", where, "flush", cursor=cursor)
-        deleted, cursor = deleted + bulk.done, bulk.cursor
-        if cursor is None:
-            break
+    deleted = caller.admin.jobs.delete_all(Filter(queue=demo.queue), "flush")
     caller.site.acted()
     queue = next((each for each in caller.site.queues() if each.name == demo.queue), None)
     return models.Flushed(deleted=deleted, left=queue.counts.get(State.PROCESSING, 0) if queue else 0)

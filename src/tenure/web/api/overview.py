@@ -35,7 +35,7 @@ def stats(site: Site) -> models.Stats:
         rates=models.Rates.of(pulse.rates(site.slices())),
         queues=[models.Queue.of(each) for each in site.queues()],
         workers=[models.Worker.of(each) for each in site.workers()],
-        problems=[models.Trouble(kind=each.kind, subject=each.subject, says=each.says) for each in site.problems()],
+        problems=[models.Trouble.like(each) for each in site.problems()],
     )
 
 
@@ -78,7 +78,7 @@ def get_audit(
 ) -> models.Audit:
     """Who did what, newest first."""
     found = caller.admin.audit(limit=limit, cursor=cursor)
-    return models.Audit(entries=[models.AuditEntry.of(each) for each in found.entries], next=found.cursor)
+    return models.Audit(entries=[models.AuditEntry.like(each) for each in found.entries], next=found.cursor)
 
 
 @health.get(

@@ -105,7 +105,7 @@ def _preview(rule: Rule, since: datetime, count: int, schedule: Schedule | None 
 def get_overdue(caller: Reader) -> models.OverdueSchedules:
     """The schedules that should run and do not."""
     found = caller.site.memo.get("overdue", caller.admin.schedules.overdue, fresh=1.0)
-    return models.OverdueSchedules(schedules=[models.OverdueSchedule.of(each) for each in found])
+    return models.OverdueSchedules(schedules=[models.OverdueSchedule.like(each) for each in found])
 
 
 # ── Acting ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, Field
@@ -102,12 +102,11 @@ class JobSummary(Model):
 
     @classmethod
     def of(cls, job: JobView) -> Self:
-        return cls(**_summary(job))
+        return cls.like(job, worker=_worker(job))
 
 
-def _summary(job: JobView) -> dict[str, Any]:
-    taken = {name: getattr(job, name) for name in JobSummary.model_fields if name not in ("id", "worker")}
-    return {**taken, "id": UUID(job.id), "worker": job.worker_id or job.completed_by}
+def _worker(job: JobView) -> str | None:
+    return job.worker_id or job.completed_by
 
 
 class Jobs(Model):
@@ -135,8 +134,7 @@ class AttemptLog(Model):
 
     @classmethod
     def of(cls, attempt: int, log: Log) -> Self:
-        lines = [LogLine(at=line.at, level=line.level, text=line.text) for line in log.lines]
-        return cls(attempt=attempt, dropped=log.dropped, lines=lines)
+        return cls(attempt=attempt, dropped=log.dropped, lines=[LogLine.like(line) for line in log.lines])
 
 
 class Attempt(Model):
@@ -155,16 +153,7 @@ class Attempt(Model):
     def of(cls, attempt: AttemptView) -> Self:
         evidence = dict(attempt.evidence)
         refused = evidence.pop("refused", None)
-        return cls(
-            attempt=attempt.attempt,
-            worker=attempt.worker_id,
-            outcome=attempt.outcome,
-            error=attempt.error,
-            evidence=evidence,
-            refused=refused,
-            started_at=attempt.started_at,
-            ended_at=attempt.ended_at,
-        )
+        return cls.like(attempt, worker=attempt.worker_id, evidence=evidence, refused=refused)
 
 
 class Edit(Model):
@@ -176,7 +165,7 @@ class Edit(Model):
 
     @classmethod
     def of(cls, edited: Edited) -> Self:
-        return cls(at=edited.at, who=edited.who, before=read(edited.before, shown=True))
+        return cls.like(edited, before=read(edited.before, shown=True))
 
 
 class Job(JobSummary):
@@ -201,11 +190,10 @@ class Job(JobSummary):
     @classmethod
     def detailed(cls, detail: JobDetail, payloads: bool) -> Self:
         job = detail.job
-        same = ("max_failures", "max_crashes", "crashes_total", "isolated", "solo", "timeout", "stale_after")
         logs = [AttemptLog.of(attempt, log) for attempt, log in sorted(detail.logs.items())]
-        return cls(
-            **_summary(job),
-            **{name: getattr(job, name) for name in same},
+        return cls.like(
+            job,
+            worker=_worker(job),
             payloads=shown(payloads),
             args=read(job.payload, payloads),
             result=read(job.result, payloads),
@@ -227,8 +215,7 @@ class Explained(Model):
 
     @classmethod
     def of(cls, found: Explanation) -> Self:
-        reasons = list(found.reasons)
-        return cls(id=UUID(found.job.id), verdict=found.verdict, reasons=reasons, what_to_do=found.what_to_do)
+        return cls.like(found, id=found.job.id)
 
 
 class NewJob(Model):
@@ -272,7 +259,7 @@ class Outcome(Model):
 
     @classmethod
     def of(cls, acted: Acted) -> Self:
-        return cls(id=UUID(acted.id), done=acted.landed, says=acted.says)
+        return cls.like(acted, done=acted.landed)
 
 
 class BulkCount(Model):
@@ -307,5 +294,4 @@ class BulkDone(Model):
 
     @classmethod
     def of(cls, bulk: Bulk) -> Self:
-        refused = [Outcome.of(each) for each in bulk.refused]
-        return cls(done=bulk.done, refusals=bulk.refusals, refused=refused, next=bulk.cursor)
+        return cls.like(bulk, refused=[Outcome.of(each) for each in bulk.refused], next=bulk.cursor)

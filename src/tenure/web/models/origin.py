@@ -32,15 +32,13 @@ class DeadLetter(Model):
 
     @classmethod
     def of(cls, job: JobView, payloads: bool) -> Self:
-        return cls(
-            id=UUID(job.id),
+        return cls.like(
+            job,
             name=job.task,
-            queue=job.queue,
             payloads=shown(payloads),
             payload=read(job.payload, payloads),
             attempts=job.attempt,
             failed_at=job.ended_at,
-            error=job.error,
         )
 
 

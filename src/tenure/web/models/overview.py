@@ -9,7 +9,6 @@ from uuid import UUID
 from pydantic import Field
 
 from tenure.core.lifecycle import State
-from tenure.operations.audit import Entry
 from tenure.ports import QueueView, WorkerView
 from tenure.web.models.values import At, Model
 
@@ -25,7 +24,7 @@ class Queue(Model):
     @classmethod
     def of(cls, queue: QueueView) -> Self:
         live = {state.value: queue.counts.get(state, 0) for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING)}
-        return cls(name=queue.name, paused_at=queue.paused_at, oldest_queued=queue.oldest_queued, **live)
+        return cls.like(queue, **live)
 
 
 class Queues(Model):
@@ -51,19 +50,8 @@ class Worker(Model):
 
     @classmethod
     def of(cls, worker: WorkerView) -> Self:
-        it = worker.identity
-        same = ("processing", "memory", "note", "started_at", "renewed_at", "expires_at", "died_at")
-        return cls(
-            id=it.id,
-            host=it.host,
-            pid=it.pid,
-            runner=it.runner,
-            queues=list(it.queues),
-            tasks=list(it.tasks),
-            slots=it.slots,
-            lease=it.lease,
-            **{name: getattr(worker, name) for name in same},
-        )
+        names = ("id", "host", "pid", "runner", "queues", "tasks", "slots", "lease")
+        return cls.like(worker, **{name: getattr(worker.identity, name) for name in names})
 
 
 class Workers(Model):
@@ -124,11 +112,6 @@ class AuditEntry(Model):
     subject: str
     detail: dict[str, str]
     outcome: str = Field(description="For people; `asked`: it was cut short.")
-
-    @classmethod
-    def of(cls, entry: Entry) -> Self:
-        taken = {name: getattr(entry, name) for name in ("at", "who", "action", "subject", "outcome")}
-        return cls(id=UUID(entry.id), detail=dict(entry.detail), **taken)
 
 
 class Audit(Model):

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from tenure.core.lifecycle import State
 from tenure.operations.schedule_health import ScheduleHealth, TickView
+from tenure.ports import schedules
 from tenure.ports.schedules import Cause, RunStatus, Status
 from tenure.schedules.advice import Outlook
-from tenure.schedules.timetable import Overdue
 from tenure.web.models.values import AskedAt, At, Json, Model, Payloads, Words, read, shown
 
 
@@ -37,17 +37,11 @@ class ScheduleSummary(Model):
 
     @classmethod
     def of(cls, health: ScheduleHealth) -> Self:
-        return cls(**_schedule(health))
+        return cls.like(health.schedule, **_stands(health))
 
 
-def _schedule(health: ScheduleHealth) -> dict[str, Any]:
-    s = health.schedule
-    same = ("kind", "rule", "tz", "last_error", "paused_at", "paused_why", "retired_at")
-    return {
-        **health.record._asdict(),
-        **{name: getattr(s, name) for name in same},
-        "overdue_by": health.late,
-    }
+def _stands(health: ScheduleHealth) -> dict[str, Any]:
+    return {**health.record._asdict(), "overdue_by": health.late}
 
 
 class Schedules(Model):
@@ -61,6 +55,11 @@ class Run(Model):
     cause: Cause
     job: UUID | None
     state: State | None = Field(description="null: its job was deleted.")
+
+    @classmethod
+    def of(cls, run: schedules.Run) -> Self:
+        tick, job = run.tick, run.job
+        return cls.like(tick, job=job.id if job else None, state=job.state if job else None)
 
 
 class Schedule(ScheduleSummary):
@@ -91,24 +90,14 @@ class Schedule(ScheduleSummary):
     @classmethod
     def detailed(cls, health: ScheduleHealth, payloads: bool) -> Self:
         s, job = health.schedule, health.schedule.job
-        same = ("source", "release", "dst", "overlap", "catch_up", "catch_up_window", "catch_up_max", "expires")
-        more = ("jitter", "start", "end", "pause_after", "alert_after", "grace", "too_long")
-        return cls(
-            **_schedule(health),
-            **{name: getattr(s, name) for name in (*same, *more)},
+        return cls.like(
+            s,
+            **_stands(health),
             task=job.task if job else None,
             queue=job.queue if job else None,
             payloads=shown(payloads),
             args=read(job.payload, payloads) if job else None,
-            runs=[
-                Run(
-                    tick=run.tick.tick,
-                    cause=run.tick.cause,
-                    job=UUID(run.job.id) if run.job else None,
-                    state=run.job.state if run.job else None,
-                )
-                for run in health.standing.runs
-            ],
+            runs=[Run.of(run) for run in health.standing.runs],
             lint=health.lint,
         )
 
@@ -132,15 +121,9 @@ class TickDone(Model):
 
     @classmethod
     def of(cls, view: TickView, payloads: bool) -> Self:
-        tick = view.tick
-        same = ("tick", "until", "count", "cause", "status", "why", "decided_at", "ended_at", "host")
-        return cls(
-            **{name: getattr(tick, name) for name in same},
-            job=UUID(tick.job_id) if tick.job_id else None,
-            started_at=view.started_at,
-            duration_ms=view.took_ms,
-            output=tick.output if payloads else None,
-        )
+        tick, took = view.tick, view.took_ms
+        output = tick.output if payloads else None
+        return cls.like(tick, job=tick.job_id or None, started_at=view.started_at, duration_ms=took, output=output)
 
 
 class History(Model):
@@ -159,7 +142,7 @@ class Coming(Model):
 
     @classmethod
     def of(cls, coming: Outlook) -> Self:
-        return cls(tick=coming.tick, local=coming.local.isoformat(), note=coming.note)
+        return cls.like(coming, local=coming.local.isoformat())
 
 
 class Preview(Model):
@@ -175,10 +158,6 @@ class OverdueSchedule(Model):
     overdue_by: float = Field(description="Seconds.")
     grace: float = Field(description="Seconds after which it is overdue.")
     why: str
-
-    @classmethod
-    def of(cls, found: Overdue) -> Self:
-        return cls(**{name: getattr(found, name) for name in cls.model_fields})
 
 
 class OverdueSchedules(Model):

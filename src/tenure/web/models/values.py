@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -106,6 +106,11 @@ def shown(payloads: bool) -> Literal["shown", "hidden"]:
 
 class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def like(cls, value: object, **others: Any) -> Self:
+        """What has the same name in a value of ours, and others."""
+        return cls(**{name: getattr(value, name) for name in cls.model_fields if name not in others}, **others)
 
 
 class Changed(Model):

@@ -97,12 +97,7 @@ def _reset(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) ->
     asked = view.admin.jobs.act_on_all(
         "cancel", Filter(queue=demo.queue, states=frozenset({State.PROCESSING})), "the demo is reset"
     ).done
-    deleted, cursor = 0, None
-    while True:
-        bulk = view.admin.jobs.act_on_all("delete", Filter(queue=demo.queue), cursor=cursor)
-        deleted, cursor = deleted + bulk.done, bulk.cursor
-        if cursor is None:
-            break
+    deleted = view.admin.jobs.delete_all(Filter(queue=demo.queue))
     stopping = f"; {asked:,} that ran are asked to stop" if asked else ""
     return f"The demo is reset: {deleted:,} jobs deleted{stopping}.", "/try"
 
