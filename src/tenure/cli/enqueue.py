@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
-from tenure.cli.output import complain, show_json, table
-from tenure.cli.shared import Shared, app_of, told
-from tenure.core.durations import seconds, spell
-from tenure.errors import InvalidArguments, InvalidOption, TenureError
+from tenure.cli.output import show_json, table
+from tenure.cli.shared import Shared, app_of, awaited, told, wait_limit
+from tenure.core.durations import spell
+from tenure.errors import InvalidArguments, InvalidOption
 from tenure.tasks.arguments import redacted
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ def enqueue(
     timeout
         Wait no longer than this.
     """
-    if timeout is not None and not wait:
-        raise InvalidOption("--timeout says how long to --wait: give both, or neither")
-    limit = None if timeout is None else seconds(timeout, "--timeout")
+    limit = wait_limit(wait, timeout)
     with app_of(shared, app) as jobs:
         known = jobs.tasks[task]
         sending = known.using(
@@ -75,12 +72,7 @@ def enqueue(
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
             return told(shared, stored, str(handle.id))
-        if sys.stderr.isatty():
-            complain(f"job {handle.id} is stored; waiting for it")
-        try:
-            result = jobs.client().result(str(handle.id), limit)
-        except TimeoutError as error:
-            raise TenureError(str(error)) from error
+        result = awaited(str(handle.id), lambda: jobs.client().result(str(handle.id), limit))
     return told(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
 
 

@@ -48,8 +48,16 @@ class Where:
         return any((self.task, self.queue, self.text))
 
 
-States = Annotated[list[str] | None, Parameter(name=["--state", "-s"])]
-Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
+JobId = Annotated[str, Parameter(help="The job's id.")]
+Ids = Annotated[str, Parameter(help="Which jobs; or say it with the filters.")]
+DeadIds = Annotated[str, Parameter(help="Which dead letters; or say it with the filters, or --every.")]
+Every = Annotated[bool, Parameter(help="All of them.")]
+States = Annotated[
+    list[str] | None,
+    Parameter(name=["--state", "-s"], help="Only jobs in these states; repeat it, or put commas between."),
+]
+Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most so many; 50 if not given.")]
+Cursor = Annotated[str | None, Parameter(help="Go on where an earlier list ended.")]
 NOWHERE, SHARED = Where(), Shared()
 
 
@@ -66,20 +74,10 @@ def list_(
     state: States = None,
     where: Where = NOWHERE,
     limit: Limit = 50,
-    cursor: str | None = None,
+    cursor: Cursor = None,
     shared: Shared = SHARED,
 ) -> int:
-    """List jobs, newest first.
-
-    Parameters
-    ----------
-    state
-        Only jobs in these states; repeat it, or put commas between.
-    limit
-        At most so many; 50 if not given.
-    cursor
-        Go on where an earlier list ended.
-    """
+    """List jobs, newest first."""
     return _list(where.filter(_states(state)), limit, cursor, shared)
 
 
@@ -98,14 +96,8 @@ def _list(where: Filter, limit: int, cursor: str | None, shared: Shared) -> int:
 
 
 @jobs.command
-def show(job_id: str, /, *, shared: Shared = SHARED) -> int:
-    """Everything the store knows of a job, secrets starred.
-
-    Parameters
-    ----------
-    job_id
-        The job's id.
-    """
+def show(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
+    """Everything the store knows of a job, secrets starred."""
     with admin_of(shared) as admin:
         found = admin.jobs.show(job_id)
     if shared.json:
@@ -155,14 +147,8 @@ def _facts(found: JobDetail) -> list[tuple[str, str]]:
 
 
 @jobs.command
-def explain(job_id: str, /, *, shared: Shared = SHARED) -> int:
-    """Why a job is not running, or how it ended, and what to do.
-
-    Parameters
-    ----------
-    job_id
-        The job's id.
-    """
+def explain(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
+    """Why a job is not running, or how it ended, and what to do."""
     with admin_of(shared) as admin:
         found = admin.jobs.explain(job_id)
     if shared.json:
@@ -180,58 +166,32 @@ def explain(job_id: str, /, *, shared: Shared = SHARED) -> int:
 
 
 @jobs.command
-def cancel(*ids: str, reason: str = "", state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+def cancel(*ids: Ids, reason: str = "", state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
     """Cancel jobs: waiting ones at once, running ones when their code has stopped.
 
     Parameters
     ----------
-    ids
-        Which jobs; or say it with the filters.
     reason
         Kept with the jobs.
-    state
-        Only jobs in these states.
     """
     return _act("cancel", ids, _states(state), where, shared, reason=reason)
 
 
 @jobs.command
-def promote(*ids: str, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
-    """Run scheduled jobs now, due or not.
-
-    Parameters
-    ----------
-    ids
-        Which jobs; or say it with the filters.
-    """
+def promote(*ids: Ids, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+    """Run scheduled jobs now, due or not."""
     return _act("promote", ids, frozenset(), where, shared)
 
 
 @jobs.command
-def replay(*ids: str, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
-    """Run ended jobs again, with fresh budgets. By filter: dead and cancelled ones, if no --state is given.
-
-    Parameters
-    ----------
-    ids
-        Which jobs; or say it with the filters.
-    state
-        Only jobs in these states.
-    """
+def replay(*ids: Ids, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+    """Run ended jobs again, with fresh budgets. By filter: dead and cancelled ones, if no --state is given."""
     return _act("replay", ids, _states(state), where, shared)
 
 
 @jobs.command
-def delete(*ids: str, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
-    """Delete jobs in any state but processing, with all that is known of them.
-
-    Parameters
-    ----------
-    ids
-        Which jobs; or say it with the filters.
-    state
-        Only jobs in these states.
-    """
+def delete(*ids: Ids, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+    """Delete jobs in any state but processing, with all that is known of them."""
     return _act("delete", ids, _states(state), where, shared)
 
 
@@ -279,16 +239,8 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
 
 
 @dead.command(name="list")
-def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: str | None = None, shared: Shared = SHARED) -> int:
-    """List dead letters, newest first; those of guards only with --queue guard: their schedules tell of them.
-
-    Parameters
-    ----------
-    limit
-        At most so many; 50 if not given.
-    cursor
-        Go on where an earlier list ended.
-    """
+def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: Cursor = None, shared: Shared = SHARED) -> int:
+    """List dead letters, newest first; those of guards only with --queue guard: their schedules tell of them."""
     return _list(_dead(where), limit, cursor, shared)
 
 
@@ -296,30 +248,14 @@ dead.command(show)
 
 
 @dead.command(name="replay")
-def dead_replay(*ids: str, where: Where = NOWHERE, every: bool = False, shared: Shared = SHARED) -> int:
-    """Run dead letters again, with fresh budgets: these, those that match, or --every one.
-
-    Parameters
-    ----------
-    ids
-        Which dead letters; or say it with the filters, or --every.
-    every
-        All of them.
-    """
+def dead_replay(*ids: DeadIds, where: Where = NOWHERE, every: Every = False, shared: Shared = SHARED) -> int:
+    """Run dead letters again, with fresh budgets: these, those that match, or --every one."""
     return _act_on_dead("replay", ids, where, every, shared)
 
 
 @dead.command(name="delete")
-def dead_delete(*ids: str, where: Where = NOWHERE, every: bool = False, shared: Shared = SHARED) -> int:
-    """Delete dead letters for good: these, those that match, or --every one.
-
-    Parameters
-    ----------
-    ids
-        Which dead letters; or say it with the filters, or --every.
-    every
-        All of them.
-    """
+def dead_delete(*ids: DeadIds, where: Where = NOWHERE, every: Every = False, shared: Shared = SHARED) -> int:
+    """Delete dead letters for good: these, those that match, or --every one."""
     return _act_on_dead("delete", ids, where, every, shared)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import datetime
@@ -19,6 +19,7 @@ from tenure.operations.explain import progress_text
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from tenure.ports import JobView
 
@@ -99,25 +100,27 @@ def table(
     fixed: Collection[str] = ("id",),
     right: Collection[str] = (),
     below: str | None = None,
+    paint: Callable[[str, str], Text] | None = None,
 ) -> None:
-    """Rows under their heads: fitted to a terminal (see `grid`), else whole and separated by tabs."""
+    """Rows under their heads: fitted to a terminal (see `grid`), else whole and separated by tabs.
+
+    `paint`: how a cell under this head looks with this text; states have their colours if not given.
+    """
     found = [[" ".join(cell.split()) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         sys.stdout.write("".join("\t".join(row) + "\n" for row in (list(heads), *found)))
         return
-    from rich.text import Text
-
     from tenure.cli.grid import grid
 
-    screen = console()
-    coloured = [
-        [
-            Text(cell, style=_STYLES.get(cell, "") if head in _STYLED else "")
-            for head, cell in zip(heads, row, strict=True)
-        ]
-        for row in found
-    ]
+    screen, cell = console(), paint or _by_state
+    coloured = [[cell(head, text) for head, text in zip(heads, row, strict=True)] for row in found]
     screen.print(grid(heads, coloured, screen.width, fixed=fixed, right=right, below=below), soft_wrap=True)
+
+
+def _by_state(head: str, text: str) -> Text:
+    from rich.text import Text
+
+    return Text(text, style=_STYLES.get(text, "") if head in _STYLED else "")
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> None:

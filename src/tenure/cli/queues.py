@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 queues = App(name="queues", help="Queues: how full they are; stop and go.", help_epilogue="")
 workers = App(name="workers", help="Workers: who is alive.", help_epilogue="")
 SHARED = Shared()
+Name = Annotated[str, Parameter(help="The queue.")]
 
 
 @queues.command(name="list")
@@ -45,14 +46,8 @@ def queue_row(queue: QueueView, now: datetime) -> list[str]:
 
 
 @queues.command
-def pause(name: str, /, *, shared: Shared = SHARED) -> int:
-    """Stop claims from a queue; its running jobs go on.
-
-    Parameters
-    ----------
-    name
-        The queue.
-    """
+def pause(name: Name, /, *, shared: Shared = SHARED) -> int:
+    """Stop claims from a queue; its running jobs go on."""
     with admin_of(shared) as admin:
         known, changed = admin.queues.is_known(name), admin.queues.pause(name)
     if changed and not known:
@@ -61,14 +56,8 @@ def pause(name: str, /, *, shared: Shared = SHARED) -> int:
 
 
 @queues.command
-def resume(name: str, /, *, shared: Shared = SHARED) -> int:
-    """Let workers claim from a paused queue again.
-
-    Parameters
-    ----------
-    name
-        The queue.
-    """
+def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
+    """Let workers claim from a paused queue again."""
     with admin_of(shared) as admin:
         changed = admin.queues.resume(name)
     return _turned(shared, name, "running", changed=changed)

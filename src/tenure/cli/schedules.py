@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from tenure.cli import schedules_screen as screen
-from tenure.cli.output import complain, plain, say, show_json
+from tenure.cli.output import complain, plain, say, show_json, table
 from tenure.cli.schedules_add import WHEN, When, instant
-from tenure.cli.shared import Shared, admin_of, confirm, told
+from tenure.cli.shared import Shared, admin_of, awaited, confirm, told, wait_limit
 from tenure.core.durations import seconds
-from tenure.errors import InvalidOption, TenureError
+from tenure.errors import InvalidOption
 from tenure.operations.schedule_health import ScheduleHealth, clock, coming, held_back
 from tenure.schedules import advice
 from tenure.schedules.plan import rule_of
@@ -29,6 +28,7 @@ schedules = App(name="schedules", help="Schedules: what runs when, and whether i
 schedules.command("tenure.cli.schedules_add:add", name="add", help="Make a schedule by hand.")
 schedules.command("tenure.cli.schedules_add:declare", name="declare", help="Put an app's schedules into the store.")
 
+Name = Annotated[str, Parameter(help="The schedule.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
 SHARED = Shared()
 _MARKS, _STRIP = 10, 50
@@ -65,12 +65,13 @@ def list_(*, every: Annotated[bool, Parameter(name="--all")] = False, shared: Sh
     if shared.json:
         show_json([screen.list_json(each) for each in found])
         return 0
-    screen.draw(
+    table(
         screen.LIST_HEADS,
         [screen.list_row(each) for each in found],
         fixed=screen.LIST_FIXED,
         right=("fails",),
         below="note",
+        paint=screen.paint,
     )
     if not found:
         complain("no schedule is here: declare one with @jobs.schedule, or make one with tenure schedules add")
@@ -78,14 +79,8 @@ def list_(*, every: Annotated[bool, Parameter(name="--all")] = False, shared: Sh
 
 
 @schedules.command
-def show(name: str, /, *, shared: Shared = SHARED) -> int:
-    """Everything the store knows of a schedule, secrets starred.
-
-    Parameters
-    ----------
-    name
-        The schedule.
-    """
+def show(name: Name, /, *, shared: Shared = SHARED) -> int:
+    """Everything the store knows of a schedule, secrets starred."""
     with _admin(shared) as admin:
         found = admin.schedules.health(name)
     if shared.json:
@@ -96,7 +91,7 @@ def show(name: str, /, *, shared: Shared = SHARED) -> int:
     if found.standing.runs:
         say("")
         rows = [screen.run_row(run, found.rule, found.at) for run in found.standing.runs]
-        screen.draw(screen.RUN_HEADS, rows, fixed=("tick", "state", "since"), below="job")
+        table(screen.RUN_HEADS, rows, fixed=("tick", "state", "since"), below="job", paint=screen.paint)
     _say_all(found.lint, before="")
     return 0
 
@@ -146,7 +141,7 @@ def preview(
         show_json({"rule": str(rule), "tz": getattr(rule, "tz", "UTC"), "ticks": ticks, "lint": lint})
         return 0
     rows = [screen.preview_row(each, now) for each in ticks]
-    screen.draw(screen.PREVIEW_HEADS, rows, fixed=("local", "utc", "in"), right=("in",), below="note")
+    table(screen.PREVIEW_HEADS, rows, fixed=("local", "utc", "in"), right=("in",), below="note", paint=screen.paint)
     if not ticks:
         complain("no tick comes")
     _say_all([*lint, *(held_back(stored) if stored else [])], before="")
@@ -154,13 +149,11 @@ def preview(
 
 
 @schedules.command
-def history(name: str, /, *, limit: Limit = 50, before: str | None = None, shared: Shared = SHARED) -> int:
+def history(name: Name, /, *, limit: Limit = 50, before: str | None = None, shared: Shared = SHARED) -> int:
     """What became of its ticks, newest first.
 
     Parameters
     ----------
-    name
-        The schedule.
     limit
         At most so many lines; 50 if not given.
     before
@@ -234,7 +227,7 @@ def lint(*names: str, shared: Shared = SHARED) -> int:
 
 @schedules.command
 def trigger(
-    name: str,
+    name: Name,
     /,
     *,
     force: bool = False,
@@ -246,8 +239,6 @@ def trigger(
 
     Parameters
     ----------
-    name
-        The schedule.
     force
         Also while a run of it goes on.
     wait
@@ -255,25 +246,18 @@ def trigger(
     timeout
         Wait no longer than this.
     """
-    if timeout is not None and not wait:
-        raise InvalidOption("--timeout says how long to --wait: give both, or neither")
-    limit = None if timeout is None else seconds(timeout, "--timeout")
+    limit = wait_limit(wait, timeout)
     with _admin(shared) as admin:
         job_id = admin.schedules.trigger(name, force=force)
         if not wait:
             return told(shared, {"schedule": name, "job": job_id}, job_id)
-        if sys.stderr.isatty():
-            complain(f"job {job_id} is stored; waiting for it")
-        try:
-            result = admin.jobs.result(job_id, limit)
-        except TimeoutError as error:
-            raise TenureError(str(error)) from error
+        result = awaited(job_id, lambda: admin.jobs.result(job_id, limit))
     return told(shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result)
 
 
 @schedules.command
 def backfill(
-    name: str,
+    name: Name,
     /,
     *,
     since: Annotated[str, Parameter(name="--from")],
@@ -285,8 +269,6 @@ def backfill(
 
     Parameters
     ----------
-    name
-        The schedule.
     since
         The first tick is not before this time: ISO 8601; without a zone it is in the schedule's.
     until
@@ -317,13 +299,11 @@ def _ticks(ticks: Sequence[datetime], ends: Sequence[str]) -> str:
 
 
 @schedules.command
-def pause(name: str, /, *, why: str = "by an operator", shared: Shared = SHARED) -> int:
+def pause(name: Name, /, *, why: str = "by an operator", shared: Shared = SHARED) -> int:
     """Fire no tick until it is resumed; a run that goes on is left alone.
 
     Parameters
     ----------
-    name
-        The schedule.
     why
         Kept with it, for those who wonder.
     """
@@ -335,14 +315,8 @@ def pause(name: str, /, *, why: str = "by an operator", shared: Shared = SHARED)
 
 
 @schedules.command
-def resume(name: str, /, *, shared: Shared = SHARED) -> int:
-    """Fire its ticks again; those that passed meanwhile are in the history as skipped.
-
-    Parameters
-    ----------
-    name
-        The schedule.
-    """
+def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
+    """Fire its ticks again; those that passed meanwhile are in the history as skipped."""
     with _admin(shared) as admin:
         before = admin.schedules.declared(name)
         health = ScheduleHealth.of(admin.schedules.resume(name), admin.now())
@@ -360,14 +334,8 @@ def _turned(shared: Shared, name: str, state: str, was: str, *, changed: bool, m
 
 
 @schedules.command
-def remove(name: str, /, *, shared: Shared = SHARED) -> int:
-    """Delete a schedule with its history; its jobs stay.
-
-    Parameters
-    ----------
-    name
-        The schedule.
-    """
+def remove(name: Name, /, *, shared: Shared = SHARED) -> int:
+    """Delete a schedule with its history; its jobs stay."""
     with _admin(shared) as admin:
         back = "; a guard comes back at its next call" if admin.schedules.removable(name).kind == "guard" else ""
         confirm(shared, f"remove schedule {name} and its history{back}?")

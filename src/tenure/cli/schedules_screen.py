@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -74,29 +74,11 @@ def _coloured(line: str) -> Text:
     return Text.assemble(*(("".join(characters), colour) for colour, characters in pieces))
 
 
-def draw(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    fixed: Collection[str] = (),
-    right: Collection[str] = (),
-    below: str | None = None,
-) -> None:
-    """`output.table`, with marks and statuses in their colours."""
-    if not sys.stdout.isatty():
-        table(heads, rows)
-        return
+def paint(head: str, text: str) -> Text:
+    """A cell of a table, with marks and statuses in their colours."""
     from rich.text import Text
 
-    from tenure.cli.grid import grid
-
-    def cell(head: str, text: str) -> Text:
-        flat = " ".join(text.split())
-        return _coloured(flat) if head == "runs" else Text(flat, _COLOURS.get(flat, "") if head == "status" else "")
-
-    screen = console()
-    cells = [[cell(head, text) for head, text in zip(heads, row, strict=True)] for row in rows]
-    screen.print(grid(heads, cells, screen.width, fixed=fixed, right=right, below=below), soft_wrap=True)
+    return _coloured(text) if head == "runs" else Text(text, _COLOURS.get(text, "") if head == "status" else "")
 
 
 # ── list ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,7 +205,14 @@ def show_history(views: Sequence[TickView]) -> None:
     rows = [(history_row(view), why(view), view.tick.job_id or "") for view in views]
     if sys.stdout.isatty():
         told = [[*row, ": ".join(filter(None, (job_id, reason)))] for row, reason, job_id in rows]
-        draw((*HISTORY_HEADS, "job, why"), told, fixed=HISTORY_HEADS, right=("late", "took"), below="job, why")
+        table(
+            (*HISTORY_HEADS, "job, why"),
+            told,
+            fixed=HISTORY_HEADS,
+            right=("late", "took"),
+            below="job, why",
+            paint=paint,
+        )
     else:
         table((*HISTORY_HEADS, "why", "job"), [[*row, reason, job_id] for row, reason, job_id in rows])
 
@@ -263,7 +252,7 @@ def show_overdue(found: Sequence[Overdue], rules: Mapping[str, Rule | None]) -> 
         say("nothing is overdue")
         return
     rows = [[each.name, clock(rules[each.name], each.expected_at), spell(each.overdue_by), each.why] for each in found]
-    draw(("name", "expected", "overdue by", "why"), rows, fixed=("expected", "overdue by"), below="why")
+    table(("name", "expected", "overdue by", "why"), rows, fixed=("expected", "overdue by"), below="why", paint=paint)
 
 
 # ── preview, declare ────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tenure.cli.output import say, show_json
+from tenure.cli.output import complain, say, show_json
+from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, TenureError
 
 if TYPE_CHECKING:
@@ -113,6 +114,23 @@ def told(shared: Shared, answer: Mapping[str, object], words: str) -> int:
     else:
         say(words)
     return 0
+
+
+def wait_limit(wait: bool, timeout: str | None) -> float | None:
+    """How many seconds --wait waits; None: for as long as it takes."""
+    if timeout is not None and not wait:
+        raise InvalidOption("--timeout says how long to --wait: give both, or neither")
+    return None if timeout is None else seconds(timeout, "--timeout")
+
+
+def awaited(job_id: str, result: Callable[[], str]) -> str:
+    """The result of a job that has just been stored."""
+    if sys.stderr.isatty():
+        complain(f"job {job_id} is stored; waiting for it")
+    try:
+        return result()
+    except TimeoutError as error:
+        raise TenureError(str(error)) from error
 
 
 def confirm(shared: Shared, question: str) -> None:

@@ -21,6 +21,7 @@ from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, WORKER_HEADS, WORKER_N
 from tenure.cli.shared import Shared, admin_of
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
+from tenure.operations.explain import doing
 from tenure.operations.workers import stalls
 from tenure.ports import Filter
 
@@ -170,17 +171,11 @@ def _counts(overview: Overview) -> Text:
     return grid(heads, [counts, rates], 80, fixed=heads, right=heads)
 
 
-def _more(there: int, shown: int) -> Text:
-    return Text(f"\n… and {there - shown:,} more" if there > shown else "", style="bright_black")
-
-
 def _queue_table(overview: Overview, shown: int, width: int) -> Text:
     if not overview.queues:
         return Text("no queue holds a live job", style="bright_black")
-    rows: list[list[Cell]] = []
-    for queue in overview.queues[:shown]:
-        *cells, note = queue_row(queue, overview.at)
-        rows.append([*cells, Text(note, style="bold yellow")])
+    lines = [queue_row(queue, overview.at) for queue in overview.queues[:shown]]
+    rows: list[list[Cell]] = [[*cells, Text(note, style="bold yellow")] for *cells, note in lines]
     drawn = grid(QUEUE_HEADS, rows, width, fixed=QUEUE_NUMBERS, right=QUEUE_NUMBERS)
     return drawn + _more(len(overview.queues), shown)
 
@@ -201,9 +196,12 @@ def _running_table(reading: Reading, shown: int, width: int) -> Text:
         return Text("no job is running", style="bright_black")
     heads = ("running", "for", "progress", "doing", "job", "worker")[: None if width >= 140 else 4]
     rows = [_running_row(job, reading.overview.at, width) for job in reading.running[:shown]]
-    return grid(heads, rows, width, fixed=("for", "progress", "job"), right=("for",)) + _more(
-        len(reading.running), shown
-    )
+    drawn = grid(heads, rows, width, fixed=("for", "progress", "job"), right=("for",))
+    return drawn + _more(len(reading.running), shown)
+
+
+def _more(there: int, shown: int) -> Text:
+    return Text(f"\n… and {there - shown:,} more" if there > shown else "", style="bright_black")
 
 
 def _running_row(job: JobView, now: datetime, width: int) -> list[Cell]:
@@ -223,4 +221,4 @@ def _doing(job: JobView, now: datetime) -> Text:
     silent = (now - job.last_activity_at).total_seconds() if job.last_activity_at else 0.0
     if job.stale_after is not None and silent > job.stale_after:
         return Text(f"silent for {ago(job.last_activity_at, now)}", style="bold red")
-    return Text(" · ".join(part for part in (job.stage, job.message) if part))
+    return Text(doing(job))

@@ -84,10 +84,7 @@ class Admin:
 
     def problems(self, queues: Sequence[QueueView] | None = None) -> list[Problem]:
         """What is wrong right now, in words. Needs settings. `queues`: if they have just been read."""
-        assert self._access.settings is not None, (
-            "problems are told by their settings: Admin(store, notifier, settings)"
-        )
-        return problems(self._access.store, self._access.settings, queues)
+        return problems(self._access.store, self._access.needed_settings(), queues)
 
     def audit(self, *, limit: int = 100, cursor: str | None = None) -> Entries:
         """Who did what, newest first."""

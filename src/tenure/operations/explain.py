@@ -218,5 +218,10 @@ def progress_text(job: JobView) -> str:
     return " · ".join(part for part in (job.stage, share, job.message) if part)
 
 
+def doing(job: JobView) -> str:
+    """The same without the share, where that is drawn."""
+    return " · ".join(part for part in (job.stage, job.message) if part)
+
+
 def _times(count: int) -> str:
     return {0: "before", 1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -156,10 +156,8 @@ class Jobs(JobReads):
 
     def result(self, job_id: str, timeout: float | None) -> str:
         """Wait for the result, as JSON, secrets starred. Raises what `handle.result()` raises, and TimeoutError."""
-        assert self._access.settings is not None, "a result is waited for by the settings: Admin(…, settings)"
-        return redacted(
-            Client(self._access.store, self._access.notifier, self._access.settings).result(job_id, timeout)
-        )
+        client = Client(self._access.store, self._access.notifier, self._access.needed_settings())
+        return redacted(client.result(job_id, timeout))
 
 
 _CANCELLED = {State.CANCELLED: "cancelled", State.PROCESSING: "asked to stop; its worker ends it once its code has"}

@@ -48,11 +48,13 @@ def _health(queue: QueueView, serving: Sequence[WorkerView]) -> QueueHealth:
     return QueueHealth(queue, len(serving), sum(row.identity.slots for row in serving))
 
 
-class QueueReads:
-    """Queues, read."""
+class Queues:
+    """Queues, read and acted on. Example: `admin.queues.pause("reports")`"""
 
     def __init__(self, access: Access) -> None:
         self._access = access
+
+    # ── reading ──
 
     def all(self) -> list[QueueView]:
         """Those that hold live jobs or are paused."""
@@ -61,13 +63,10 @@ class QueueReads:
     def is_known(self, name: str) -> bool:
         """It holds a live job, is paused, or a live worker names it: it can hardly be misspelled."""
         store = self._access.store
-        return name in {queue.name for queue in store.queues()} or any(
-            name in row.identity.queues for row in store.workers()
-        )
+        served = (row.identity.queues for row in store.workers())
+        return name in {queue.name for queue in store.queues()}.union(*served)
 
-
-class Queues(QueueReads):
-    """Queues, read and acted on. Example: `admin.queues.pause("reports")`"""
+    # ── acting ──
 
     def pause(self, queue: str) -> bool:
         """Stop claims from a queue; running jobs go on. False: it was paused already."""

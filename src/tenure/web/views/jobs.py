@@ -13,6 +13,7 @@ from tenure.core.ids import canonical
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
+from tenure.operations.explain import doing
 from tenure.operations.job_query import JobQuery
 from tenure.operations.jobs import DONE, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
 from tenure.ports import Filter, JobView
@@ -43,7 +44,7 @@ def says(job: JobView) -> str:
     if job.state is State.PROCESSING:
         if job.cancel_reason is not None:
             return "asked to stop"
-        return " · ".join(part for part in (job.stage, job.message) if part)
+        return doing(job)
     if job.state is State.COMPLETED:
         return ""
     text = job.error or job.cancel_reason
