@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -24,8 +24,9 @@ from tenure.web.security import Problem
 SIZE = 50
 STRIP = 50
 PREVIEW = 20
-_MOMENT = timedelta(milliseconds=1)
 _KINDS = {"overdue": "bad", "failure": "bad", "success": "good", "started": "info"}
+
+
 # ── What is said of a schedule ──
 
 
