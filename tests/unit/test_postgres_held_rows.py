@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -15,8 +16,9 @@ from servers import shared_postgres
 from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
 from tenure.errors import StoreAway, StoreBusy
 from tenure.ports import Busy, Landed, Progress
-from tenure.stores.postgres import PostgresStore, server
+from tenure.stores.postgres import PostgresStore, server, workers
 from tenure.stores.postgres import jobs as verbs
+from waiting import until
 
 pytestmark = pytest.mark.thorough
 
@@ -91,6 +93,25 @@ def test_a_dead_worker_is_declared_and_its_other_jobs_go_on_while_its_transactio
     assert store.renew([worker]) == frozenset()
     other.rollback()
     assert [each.id for each in store.rescue()] == [held.job_id]
+
+
+def test_a_row_that_its_dead_worker_holds_for_a_moment_ends_as_its_supervisor_says(
+    store: PostgresStore, other: psycopg.Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage the server still runs what the dead worker sent last: nobody is charged for that."""
+    monkeypatch.setattr(workers, "HELD_MS", 60_000)
+    worker = start(store)
+    held = running(store, worker)
+    hold(other, held.job_id)
+
+    with ThreadPoolExecutor(1) as thread, psycopg.connect(url, autocommit=True) as looking:
+        settling = thread.submit(store.settle, worker, {}, Released("its lease could not be renewed"))
+        until(lambda: looking.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall(), "the settling to wait")
+        other.rollback()
+        settled = settling.result()
+
+    assert [each.id for each in settled] == [held.job_id]
+    assert (look(store, held.job_id).state, look(store, held.job_id).crashes) == (State.QUEUED, 0)
 
 
 def test_a_due_job_that_is_held_is_not_asked_for_without_a_pause(

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, LiteralString
 
 from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.errors import StoreBusy
 from tenure.ports import Answer, Hung, Landed, Rescued, WorkerIdentity
 from tenure.stores.fields import IDENTITY, identity_row, listed
 from tenure.stores.postgres import steps
@@ -38,7 +39,8 @@ DECLARE_EXPIRED = """
 
 HELD = """
     SELECT j.id::text, j.attempt, j.task, j.queue FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s
-    ORDER BY j.last_activity_at, j.id FOR NO KEY UPDATE SKIP LOCKED"""
+    ORDER BY j.last_activity_at, j.id FOR NO KEY UPDATE"""
+HELD_MS = 500  # that settling waits for such rows
 
 _TO_RESCUE = """
     SELECT j.id::text, j.attempt, j.task, j.queue, j.worker_id,
@@ -91,14 +93,19 @@ class PostgresWorkers(PostgresBase):
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
 
-        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash. Rows that
-        # the dead worker's own last transaction still holds are left to `rescue`: the server has yet to notice its end.
-        def step(connection: Connection) -> list[Rescued]:
+        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash. The dead
+        # worker's last statement may hold a row for a moment: the server runs it to its end, as after an outage. What
+        # is held for longer is left to `rescue`: the server has yet to notice that its client is gone.
+        def step(connection: Connection, sql: LiteralString) -> list[Rescued]:
+            connection.execute(f"SET LOCAL lock_timeout = {HELD_MS}")
             connection.execute(self._sql(DECLARE), ([worker_id],))
-            held = connection.execute(self._sql(HELD), (worker_id,)).fetchall()
+            held = connection.execute(self._sql(sql), (worker_id,)).fetchall()
             return self._take(connection, [(*row, worker_id, verdicts.get(row[0], rest), "crash") for row in held])
 
-        return self._locking(step)
+        try:
+            return self._locking(lambda connection: step(connection, HELD))
+        except StoreBusy:
+            return self._locking(lambda connection: step(connection, HELD + " SKIP LOCKED"))
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         sql = self._sql(TO_RESCUE)
