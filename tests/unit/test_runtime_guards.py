@@ -952,7 +952,8 @@ def test_a_guard_whose_run_somebody_ended_has_lost_its_lock(tmp_path: Path) -> N
         job.flush()
 
 
-def test_a_guard_that_was_declared_dead_has_lost_its_lock(tmp_path: Path) -> None:
+def test_a_guard_that_was_declared_dead_has_lost_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.liveness.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
     store = MemoryStore(system_clock())
     settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
 
