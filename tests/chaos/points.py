@@ -322,7 +322,7 @@ def _watch_transactions(store: Store) -> None:
 
 def changing(port: type) -> list[str]:
     """The verbs of a port after which something is different."""
-    return [name for name in vars(port) if not name.startswith("_") and name not in READS]
+    return [name for name in dir(port) if not name.startswith("_") and name not in READS]
 
 
 def _open_store(settings: Settings) -> Store:

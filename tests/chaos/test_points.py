@@ -58,7 +58,7 @@ LAST = ("prune", "forget")
 
 def test_every_verb_of_the_ports_only_reads_or_has_its_points() -> None:
     walked = {spot.of for spots in ROLES.values() for spot in spots}
-    verbs = {name for port in (Store, Notifier, Listener, Permits) for name in vars(port) if not name.startswith("_")}
+    verbs = {name for port in (Store, Notifier, Listener, Permits) for name in dir(port) if not name.startswith("_")}
 
     assert verbs - points.READS == walked
     assert walked.isdisjoint(points.READS)
