@@ -348,6 +348,30 @@ def test_an_outcome_is_told_until_the_store_has_answered(shop: Shop, monkeypatch
     assert (shop.runs, shop.view(job).attempt) == ([1], 1)
 
 
+def test_a_worker_leaves_no_outcome_behind_whose_row_somebody_holds(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, tries = shop.store.finish, list[int]()
+
+    def hold_at_first(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        tries.append(1)
+        return finish(ends, tx=tx) if len(tries) > 3 else [Busy() for _ in ends]
+
+    monkeypatch.setattr(shop.store, "finish", hold_at_first)
+    monkeypatch.setattr("tenure.worker.flusher.BUSY_SECONDS", 0.02)
+    ran = threading.Event()
+
+    @shop.jobs.task
+    def pack() -> None:
+        shop.runs.append(1)
+        ran.set()
+
+    job = pack.enqueue()
+    with shop.jobs.worker():
+        assert ran.wait(SECONDS)
+    assert (shop.runs, shop.view(job).state) == ([1], State.COMPLETED)
+
+
 def test_what_a_late_claim_brings_to_a_drained_worker_goes_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     claiming, drained = threading.Event(), threading.Event()
     claim, hand_back = shop.store.claim, Worker.hand_back

@@ -63,7 +63,10 @@ class Backlog:
         return {end.lease for end in (*self.flushing, *self.waiting)} | self.busy.keys()
 
     def unstored(self) -> int:
-        return sum(end.outcome is not None for end in (*self.flushing, *self.waiting))
+        return sum(end.outcome is not None for end in (*self.flushing, *self.waiting, *self.busy.values()))
+
+    def empty(self) -> bool:
+        return not (self.flushing or self.waiting or self.busy)
 
     def take(self) -> list[End]:
         """The next batch to flush."""

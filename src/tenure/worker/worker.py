@@ -114,7 +114,8 @@ class Worker:
     async def drain(self, grace: float, *, left: Callable[[], bool] = lambda: False) -> None:
         """Claim nothing more, wait for what runs, then ask it to stop. Returns when nothing runs, or when stuck.
 
-        `left`: has its block been left? Then an unavailable store is waited for `SETTLE_SECONDS`, and no longer.
+        `left`: has its block been left? Then an unavailable store is waited for `SETTLE_SECONDS`, and no longer; so is,
+        in any case, another's transaction that holds the rows of what has ended.
         """
         self.stop_claiming()
         await self._slots.wait_idle(grace)
@@ -152,7 +153,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self._slots.backlog
+        return not self.running and self._slots.backlog.empty()
 
     @property
     def unstored(self) -> int:
@@ -160,11 +161,12 @@ class Worker:
         return self._slots.backlog.unstored()
 
     async def _wait_flushed(self, left: Callable[[], bool]) -> None:
-        slots = self._slots
+        slots, backlog = self._slots, self._slots.backlog
         leave_at = inf
-        while slots.backlog:
+        while not backlog.empty():
             now = self._loop.time()
-            leave_at = min(leave_at, now + SETTLE_SECONDS) if left() and self._slots.access.fails("write") else inf
+            held = not backlog  # all that is left: rows in a transaction that may be open for ever
+            leave_at = min(leave_at, now + SETTLE_SECONDS) if held or (left() and slots.access.fails("write")) else inf
             if now >= leave_at:
                 return
             slots.idle.clear()
