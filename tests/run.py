@@ -34,7 +34,7 @@ WAITING = [
     "tests/chaos",
     *sorted(f"tests/web/{each.name}" for each in HERE.glob("web/test_browser*.py")),
 ]
-MORE_THAN_CORES = str(max(3, (os.cpu_count() or 2) + 1))  # tests wait as well as work
+MORE_THAN_CORES = str(max(4, (os.cpu_count() or 2) + 2))  # tests wait as well as work
 CORES = str(max(2, os.cpu_count() or 2))
 
 

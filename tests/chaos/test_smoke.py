@@ -20,18 +20,18 @@ IN_SHORT = ("sqlite", "postgres", "redis")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "store" in metafunc.fixturenames:
+    if "place" in metafunc.fixturenames:
         short = IN_SHORT[:1] if metafunc.config.getoption("everyday") else IN_SHORT
-        metafunc.parametrize("store", STORES if FULL else short)
+        metafunc.parametrize("place", STORES if FULL else short)
 
 
 @pytest.mark.everyday
 @pytest.mark.timeout(1800)
-def test_random_faults_break_no_promise(store: str, tmp_path: Path, tell: Tell, request: pytest.FixtureRequest) -> None:
+def test_random_faults_break_no_promise(place: str, tmp_path: Path, tell: Tell, request: pytest.FixtureRequest) -> None:
     everyday = request.config.getoption("everyday")
     seed = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
 
-    result = play(store, tmp_path, seconds=EVERYDAY_SECONDS if everyday else SECONDS, seed=seed)
+    result = play(place, tmp_path, seconds=EVERYDAY_SECONDS if everyday else SECONDS, seed=seed)
 
     tell(evidence.summary(result))
     assert not result.verdict.violations and not result.oddities, evidence.summary(result)

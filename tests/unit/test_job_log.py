@@ -26,7 +26,7 @@ from tenure.ports import Progress
 from tenure.stores.memory import MemoryStore
 from tenure.tasks.handle import JobHandle
 from tenure.worker.attempts import Attempts
-from tenure.worker.embedded import Embedded
+from tenure.worker.embedded import _Serving
 from tenure.worker.executor import Attempt
 from tenure.worker.job_log import MAX_BYTES, MAX_LINES, Gather, JobLog, Log, LogLine, decode, encode
 
@@ -488,7 +488,7 @@ def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
 def test_a_refused_outcome_is_told_to_who_looks_into_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody but the refusal tells the worker that its job is another's: neither its look at what it owns, nor its beat.
     monkeypatch.setattr("tenure.worker.beat.ANY_SECONDS", 1e9)
-    monkeypatch.setattr(Embedded, "_begin_anew", lambda self, dead: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(_Serving, "begin_anew", lambda self, lost: None)  # pyright: ignore[reportUnknownLambdaType]
     begun, go = threading.Event(), threading.Event()
 
     @shop.jobs.task(max_crashes=5)
