@@ -18,6 +18,8 @@ from docs.test_pages import ROOT, blocks
 from servers import free_port
 from tenure.core.lifecycle import State
 
+pytestmark = pytest.mark.thorough
+
 PAGE = (ROOT / "docs" / "dashboard.md").read_text()
 _TENURE = [sys.executable, "-c", "from tenure.cli.main import run; run()"]
 _PATIENCE = 60.0
@@ -37,7 +39,6 @@ from django.contrib.auth.models import User
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.management import call_command
 
-pytestmark = pytest.mark.thorough
 call_command("migrate", verbosity=0)
 for name, staff, above in [("ada", True, True), ("grace", True, False), ("bob", False, False)]:
     user = User.objects.create_user(name, is_staff=staff, is_superuser=above)

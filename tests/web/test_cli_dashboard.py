@@ -26,10 +26,10 @@ from tenure.errors import InvalidOption
 from tenure.stores.sqlite import SqliteStore
 from waiting import until
 
+pytestmark = pytest.mark.thorough
+
 APP = """
 from tenure import Tenure
-
-pytestmark = pytest.mark.thorough
 
 jobs = Tenure()
 
