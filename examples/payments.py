@@ -7,7 +7,8 @@ from tenure import Job, Tenure
 jobs = Tenure()
 
 
-class Gateway: """Charges cards, over the network. A key that it has seen is not charged again."""
+class Gateway:
+    """Charges cards, over the network. A key that it has seen is not charged again."""
 
     def charge(self, order: int, cents: int, key: str = "") -> str:
         raise NotImplementedError

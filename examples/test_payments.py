@@ -41,10 +41,12 @@ def test_wherever_it_dies_it_is_charged_once_and_has_one_receipt() -> None:
     assert {"acted charge", "once charge", "finish", "end"} <= set(points)
 
 
-@pytest.mark.parametrize("point", ["start", "once charge", "end"]) def
-test_an_attempt_that_lost_its_lease_sends_no_second_receipt(point: str) -> None: gateway = FakeGateway() with
-jobs.testing(resources={Gateway: gateway}) as queue: handle = queue.steal_lease(pay_safely.bind(7, cents=995), point)
-queue.drain()
+@pytest.mark.parametrize("point", ["start", "once charge", "end"])
+def test_an_attempt_that_lost_its_lease_sends_no_second_receipt(point: str) -> None:
+    gateway = FakeGateway()
+    with jobs.testing(resources={Gateway: gateway}) as queue:
+        handle = queue.steal_lease(pay_safely.bind(7, cents=995), point)
+        queue.drain()
 
         assert handle.result("0s") == "charge of 7"
         assert len(queue.enqueued(receipt)) == 1

@@ -76,7 +76,7 @@ def running(*command: str) -> Generator[None]:
 
 @contextmanager
 def served(program: str) -> Generator[httpx.Client]:
-    """An ASGI app, by uvicorn, and somebody who can reach it."""
+    """An ASGI app, by uvicorn, and a client of it."""
     port = free_port()
     command = ["-m", "uvicorn", "--log-level", "warning", "--timeout-graceful-shutdown", "1", "--port", str(port)]
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30)
@@ -186,7 +186,7 @@ def test_django_lets_its_staff_in(folder: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_other_ways_to_mount_it_work(name: str, folder: Path) -> None:
     (route,) = re.findall(r"\| Starlette \| `(.+)` among", PAGE)
     (make, call) = re.findall(r"\| any ASGI app \| `(.+?)`, .*: `(.+)` \|", PAGE)[0]
-    head = "from shop import jobs\nfrom tenure.web.access import LOCAL\n\ndef who(request): return LOCAL\n"
+    head = "from shop import jobs\nfrom tenure.web.access import LOCAL\n\ndef role_of(request): return LOCAL\n"
     programs = {
         "starlette": "from starlette.applications import Starlette\nfrom starlette.routing import Mount\n"
         f"app = Starlette(routes=[{route}])\n",
