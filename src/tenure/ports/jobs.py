@@ -1,4 +1,4 @@
-"""What a job is on its way into, through and out of a store, and the verbs of clients and owners."""
+"""The values of a job as it enters, moves through and leaves a store, and the verbs of clients and owners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A job not yet stored. `delay` counts from the store's now; `run_at` is an instant; neither means now."""
+    """A job not yet stored. `delay` counts from the store's now; `run_at` is an instant; with neither it is due now."""
 
     id: str
     task: str
@@ -38,7 +38,7 @@ class Draft:
 
 
 class Enqueued(NamedTuple):
-    """`id` is the caller's, or that of the live job that holds the unique key. `state` is that job's."""
+    """`id` is the caller's, or that of the live job that holds the unique key. `state` is the state of that job."""
 
     id: str
     created: bool
@@ -46,7 +46,7 @@ class Enqueued(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """A job under its fresh lease, with all that running it needs."""
+    """A job under its new lease, with everything needed to run it."""
 
     id: str
     attempt: int
@@ -59,12 +59,12 @@ class Claimed(NamedTuple):
     checkpoint: str | None
     timeout: float | None
     stale_after: float | None
-    enqueued_ms: int  #: Unix milliseconds; a datetime is made only for the handler that asks
+    enqueued_ms: int  #: Unix milliseconds; converted to a datetime only when a handler reads it
     expired: bool  #: it was claimed after its `expires`: finish it as Cancelled, do not run it
 
 
 class Owned(NamedTuple):
-    """A lease the store holds in a worker's name, and the reason of a cancel asked since, if any."""
+    """A lease that the store records for a worker, and the reason of a cancel requested since, if any."""
 
     claimed: Claimed
     cancel_reason: str | None
@@ -72,18 +72,18 @@ class Owned(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The newest word of an attempt. None leaves what is stored. A new checkpoint sets `crashes` back to 0."""
+    """The latest report of an attempt. None keeps the stored value. A new checkpoint resets `crashes` to 0."""
 
     lease: Lease
     fraction: float | None = None
     stage: str | None = None
     message: str | None = None
     checkpoint: str | None = None
-    log: str | None = None  #: the last lines of this attempt's log, as `logs` gives them back; replaces those stored
+    log: str | None = None  #: the last lines of this attempt's log, as `logs` returns them; replaces the stored lines
 
 
 class Edit(NamedTuple):
-    """What a job is to be run again with: JSON texts, as in `Draft`."""
+    """The new payload and meta of a replayed job: JSON texts, as in `Draft`."""
 
     payload: str
     meta: str
@@ -93,35 +93,35 @@ NO_EDITS: Mapping[str, Edit] = MappingProxyType({})
 
 
 class Landed(NamedTuple):
-    """The write is stored. `state` is where the job is now: the store may know of a cancel the caller did not."""
+    """The write is stored. `state` is the job's new state: the store may know of a cancel the caller did not."""
 
     state: State
 
 
 class NotLanded(NamedTuple):
-    """The write changed nothing: `stands` says what the store holds instead, for a person to read."""
+    """The write changed nothing: `stands` says, in a sentence for people, what the store holds instead."""
 
     stands: str
 
 
 class Busy(NamedTuple):
-    """Somebody's open transaction holds the row: nothing is known yet. Ask again, with the same lease and outcome."""
+    """Another open transaction has locked the row: the result is unknown. Retry with the same lease and outcome."""
 
 
 Answer = Landed | NotLanded
 
 
 class Promoted(NamedTuple):
-    """The ids that each queue got, and the seconds until the next job is due (None: none waits)."""
+    """The promoted ids by queue, and the seconds until the next job is due (None: no job is scheduled)."""
 
     jobs: Mapping[str, Sequence[str]]
     next_due: float | None
 
 
 class Awaited(NamedTuple):
-    """A caller's transaction whose driver may have to be awaited, and the event loop it lives on.
+    """A caller's transaction whose driver may have to be awaited, and the event loop it belongs to.
 
-    The verbs stay synchronous: a store that is handed one runs its statements on that loop, from another thread.
+    The verbs stay synchronous: given one, a store runs its statements on that loop, from another thread.
     """
 
     tx: object
@@ -130,7 +130,7 @@ class Awaited(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OnceRecord:
-    """What `once` found: `value` is the first call's JSON if there was one."""
+    """The result of `once`: `value` is the JSON that the first call recorded, None if there was none."""
 
     value: str | None = None
 
@@ -145,85 +145,86 @@ class JobStore(Protocol):
     ) -> list[Enqueued]:
         """nothing → queued, or scheduled when due later. All or none; idempotent by id, answers in order.
 
-        An id already kept, or a unique key held by a live job of that task, creates nothing and names the job that
-        stands. With `tx` the jobs exist exactly when that transaction commits; `committed` is called then, in whatever
-        thread learns of it, after the outermost commit, never after a rollback, and not at all if that can't be learnt.
+        If the id is already stored, or a live job of that task holds the unique key, nothing is created and the answer
+        names the existing job. With `tx` the jobs exist if and only if that transaction commits; `committed` is then
+        called after the outermost commit, in whichever thread learns of it: never after a rollback, and not at all if
+        the store can't find out whether the transaction committed.
         """
         ...
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
-        """scheduled, queued → cancelled; processing: asked, its owner stops it. State after; None: no such job."""
+        """scheduled, queued → cancelled; processing: requested, its owner stops it. New state; None: no such job."""
         ...
 
     def promote(self, *, limit: int = 1000) -> Promoted:
-        """scheduled and due → queued, in order of their time; at most `limit`, so call again while queues come back."""
+        """scheduled and due → queued, in order of `run_at`; at most `limit`: call again while any were promoted."""
         ...
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
-        """scheduled → queued by an operator's word, due or not. State after; None: no such job."""
+        """scheduled → queued at an operator's request, due or not. New state; None: no such job."""
         ...
 
     def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
-        """ended → queued, failures and crashes 0, attempt goes on. Not landed while live, or if its key is taken.
+        """ended → queued; failures and crashes reset, `attempt` keeps counting. NotLanded if live or its key is held.
 
-        `edits`, by id: run it with these instead; its checkpoint, which belongs to the old arguments, is gone then.
+        `edits`, by id: run the job with these instead; its checkpoint belongs to the old arguments and is removed.
         """
         ...
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        """any state but processing → gone, with its attempts. `Landed` names the state it was deleted in."""
+        """any state but processing → deleted, with its attempts. `Landed` names the state it was deleted in."""
         ...
 
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
-        """completed and cancelled older than `keep`, dead older than `keep_dead` (None: never) → gone. How many."""
+        """Delete completed and cancelled jobs older than `keep`, dead ones older than `keep_dead` (None: never)."""
         ...
 
     def pause(self, queue: str, *, paused: bool) -> bool:
-        """Stop or resume claims from a queue; False: it was so already. Running jobs go on."""
+        """Stop or resume claims from a queue; False: no change. Running jobs are not affected."""
         ...
 
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        """queued → processing under a fresh lease, for up to `limit` jobs, `wants[queue]` of each queue.
+        """queued → processing under a new lease, for up to `limit` jobs, at most `wants[queue]` of each queue.
 
         Order in a queue: priority (higher first), run_at, id; queues are served in the order of `wants`. `solo` takes
-        only jobs that must run alone, False only the others. Nothing is claimed by a worker whose row is missing,
-        dead or expired, nor from a paused queue. One statement: two claimers never get one job.
+        only jobs that must run alone, False only the others. A worker whose row is missing, dead or expired claims
+        nothing, and nothing is claimed from a paused queue. One statement: two workers never claim the same job.
         """
         ...
 
     def owned(self, worker_id: str) -> list[Owned]:
-        """Every lease held in this worker's name, and the cancels asked. Changes nothing."""
+        """Every lease of this worker, and the cancels requested. Changes nothing."""
         ...
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
-        """processing, unchanged; the report is stored under its lease. Answers per report whether it landed.
+        """processing, state unchanged; the report is stored under its lease. Returns per report whether it landed.
 
-        What is logged is kept for each attempt, as long as its job.
+        Logs are kept per attempt, for as long as the job is.
         """
         ...
 
     def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
-        """For who looks into it later: a write under this lease did not land. Its attempt's row, if there, keeps why.
+        """Record, for diagnosis, that a write under this lease did not land, in the row of its attempt if there is one.
 
-        It becomes `evidence["refused"]` where the row is of that worker and has none yet. Nothing else changes.
+        The reason becomes `evidence["refused"]` if the row is that worker's and has none yet. Nothing else changes.
         """
         ...
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         """Read (`value` None) or record, under the lease, the first result of `key` in this job.
 
-        None: the lease is lost. A record already there stands and comes back.
+        None: the lease is lost. An existing record is kept and returned.
         """
         ...
 
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
-        """processing → where `decide` says, per lease. The same lease with the same outcome hears Landed again.
+        """processing → the state that `decide` gives, per lease. The same lease and outcome again returns Landed again.
 
-        Who is Busy holds up nobody else of the batch.
+        A Busy job delays no other job of its batch.
 
-        What only the store knows it applies: a cancel asked turns a retry, release or snooze into cancelled.
-        Raises BadData when a value is refused: nothing of the batch landed.
+        The store applies what only it knows: a requested cancel turns a retry, release or snooze into cancelled.
+        Raises BadData when a value is refused: no outcome of the batch landed.
         """
         ...

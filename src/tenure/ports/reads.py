@@ -1,4 +1,4 @@
-"""A store as people and their tools see it. Nothing here changes anything."""
+"""The read side of a store, for people and their tools. Nothing here changes anything."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorkerView:
     died_at: datetime | None
     note: str  #: what is wrong with it right now ("its loop is blocked by …"), else empty
     processing: int
-    memory: int | None  #: bytes of its process, when its row was renewed last; None: nobody has said
+    memory: int | None  #: bytes of its process at the last renewal; None: not reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +61,12 @@ class JobView:
     started_at: datetime | None
     last_activity_at: datetime | None
     ended_at: datetime | None
-    cancel_reason: str | None  #: a cancel was asked for, and why
+    cancel_reason: str | None  #: why a cancel was requested, if it was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """An attempt that ended otherwise than Completed. (A completed one is told by the job itself.)"""
+    """An attempt that ended otherwise than Completed. (The job itself describes a completed one.)"""
 
     job_id: str
     attempt: int
@@ -88,7 +88,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs. Empty means any; `text` is looked for in error and id."""
+    """Which jobs to read. Empty means any; `text` is searched in error and id."""
 
     states: frozenset[State] = frozenset()
     task: str | None = None
@@ -99,12 +99,12 @@ class Filter:
     guards: bool = True  #: also the jobs that ran under guards
     ended_since: datetime | None = None
     enqueued_since: datetime | None = None
-    enqueued_until: datetime | None = None  #: before it
+    enqueued_until: datetime | None = None  #: exclusive
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Newest first. `cursor` continues after the last one looked at; None: that was all."""
+    """Newest first. `cursor` continues after the last job examined; None: there are no more."""
 
     jobs: tuple[JobView, ...]
     cursor: str | None = None
@@ -112,12 +112,12 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What ended in a span of time. `counts` stops at the most that was asked for, of each state."""
+    """The jobs that ended in a time range. `counts` stops at the requested maximum, per state."""
 
     counts: Mapping[State, int]
-    waits: tuple[float, ...] = ()  #: of the last completed ones, newest first: seconds from due to started
-    runs: tuple[float, ...] = ()  #: of the same, seconds from started to ended
-    ids: tuple[str, ...] = ()  #: of the same
+    waits: tuple[float, ...] = ()  #: of the last completed jobs, newest first: seconds from due to started
+    runs: tuple[float, ...] = ()  #: of the same jobs: seconds from started to ended
+    ids: tuple[str, ...] = ()  #: of the same jobs
 
 
 class ReadStore(Protocol):
@@ -128,19 +128,19 @@ class ReadStore(Protocol):
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
         """Jobs that match, newest first.
 
-        `within`: look at about so many rows at most. The page may be short or empty then, and still have a cursor.
+        `within`: examine at most about that many rows. The page may then be short or empty, and still have a cursor.
         """
         ...
 
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
         """How many jobs ended in since ≤ t < until, at most `most` of each state, and how fast the last ones were.
 
-        Its cost grows with what it counts, not with the table.
+        Its cost grows with the jobs it counts, not with the table.
         """
         ...
 
     def logs(self, job_id: str) -> dict[int, str]:
-        """By attempt, what was logged last (`Progress.log`)."""
+        """The last log lines (`Progress.log`), by attempt."""
         ...
 
     def counts(self) -> dict[State, int]: ...
@@ -154,7 +154,7 @@ class ReadStore(Protocol):
     def queues(self) -> list[QueueView]: ...
 
     def paused(self) -> frozenset[str]:
-        """The queues nobody may claim from. Cheap enough to be asked every second."""
+        """The paused queues. Cheap enough to be called every second."""
         ...
 
     def now(self) -> datetime:

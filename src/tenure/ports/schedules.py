@@ -1,8 +1,7 @@
-"""Schedules as values: what was declared, where it stands, and what became of each tick.
+"""Schedules as values: their declaration, their current state, and the record of each tick.
 
-A store keeps them and compares; what they mean is decided in `schedules/plan.py`, by pure functions. Every write of
-a schedule is one `Change`: the row as it shall stand, the ticks that end with it, and the jobs that begin with it, all
-or nothing.
+A store keeps and compares them; `schedules/plan.py` decides what they mean, in pure functions. Every write of a
+schedule is one `Change`: its new row, the ticks that end with it, and the jobs that start with it, all or nothing.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ RunStatus = Literal["started", Ended]
 OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
 CATCH_UPS: tuple[CatchUp, ...] = get_args(CatchUp)
 
-GRACE = 300.0  #: seconds after which a tick that nobody fired, or whose job nobody started, is overdue
+GRACE = 300.0  #: seconds after which a tick that was not fired, or whose job was not started, is overdue
 CATCH_UP_WINDOW = 7 * 86_400.0
 CATCH_UP_MAX = 100
 ALERT_AFTER = 2
-BROKEN = "can't be fired"  #: how the reason of a pause begins that nobody asked for
-REPLACED = "a newer tick of its schedule replaces it"  #: why such a job is asked to stop
+BROKEN = "can't be fired"  #: the start of the reason when Tenure itself paused a schedule
+REPLACED = "a newer tick of its schedule replaces it"  #: the cancel reason of such a job
 
 
-# No dataclass: to change one field of forty takes such a one 18 µs, this one 0.4, and every tick changes some four.
+# Not a dataclass: changing one of forty fields takes a dataclass 18 µs, this 0.4, and every tick changes about four.
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule: what was declared, and where it stands. Durations are seconds, times the store's."""
+    """A schedule: its declaration and its current state. Durations are seconds, times the store's."""
 
     name: str
     rule: str  #: a cron expression, or `every 1h30m`
     tz: str = "UTC"
     dst: Dst = "debian"
     kind: Literal["task", "guard"] = "task"
-    source: str = ""  #: the module of the app that declares it; empty: an operator made it, or a guard
-    release: str = ""  #: the app's, when it declared this
-    released_at: datetime | None = None  #: when this release was first seen: the newer one decides
+    source: str = ""  #: the module of the app that declares it; empty: made by an operator or a guard
+    release: str = ""  #: the app's release that declared this
+    released_at: datetime | None = None  #: when this release was first seen: the newer release wins
     job: Draft | None = None  #: what each tick enqueues; None: a guard runs it itself
     overlap: Overlap = "skip"
     catch_up: CatchUp = "latest"
@@ -58,18 +57,18 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
     start: datetime | None = None
     end: datetime | None = None
-    pause_after: int | None = None  #: so many failures in a row pause it
+    pause_after: int | None = None  #: this many failures in a row pause it
     alert_after: int = ALERT_AFTER
     grace: float = GRACE
     too_long: float | None = None
 
     rev: int = 0  #: rises with every write; 0: not stored yet
-    since: datetime | None = None  #: ticks before this are not its business
-    next_tick: datetime | None = None  #: when it is expected next
+    since: datetime | None = None  #: earlier ticks are ignored
+    next_tick: datetime | None = None  #: the next instant it is expected to fire
     last_tick: datetime | None = None  #: the last one that became a run
-    due_at: datetime | None = None  #: when a supervisor looks at it next; None: only when a run of it ends
-    pending_tick: datetime | None = None  #: due, and waiting for the run before it to end
-    catching_up_to: datetime | None = None  #: the last of the missed ticks that are made up for one by one
+    due_at: datetime | None = None  #: when a supervisor next examines it; None: only when a run of it ends
+    pending_tick: datetime | None = None  #: due, and waiting for the previous run to end
+    catching_up_to: datetime | None = None  #: the last of the missed ticks that are being run one by one
     paused_at: datetime | None = None
     paused_why: str = ""
     retired_at: datetime | None = None  #: no longer declared: kept, not fired
@@ -78,10 +77,10 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     last_status: RunStatus | None = None
     last_error: str = ""
     failure_count: int = 0  #: in a row
-    unread: str = ""  #: why this release can't read it: then it leaves it alone, and only a declaration replaces it
+    unread: str = ""  #: why this release can't read it: it then leaves it alone; only a declaration replaces it
 
     def but(self, **changes: Any) -> Schedule:
-        """The same with these changes. Example: `schedule.but(paused_at=now)`"""
+        """A copy with these changes. Example: `schedule.but(paused_at=now)`"""
         return msgspec.structs.replace(self, **changes)
 
     @property
@@ -92,13 +91,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """What became of one due instant, or of a run of missed ones (`tick` to `until`, `count` of them)."""
+    """The record of one due instant, or of a series of missed ones (`tick` to `until`, `count` of them)."""
 
     schedule: str
     tick: datetime
     cause: Cause = "tick"
     status: Status = "open"
-    why: str = ""  #: of a skipped or missed one the reason, of a failed one its error
+    why: str = ""  #: the reason of a skipped or missed tick, the error of a failed one
     until: datetime | None = None
     count: int = 1
     job_id: str | None = None
@@ -106,16 +105,16 @@ class Tick:
     started_at: datetime | None = None
     ended_at: datetime | None = None
     host: str = ""
-    output: str = ""  #: the tail of what a guarded command printed
+    output: str = ""  #: the last output of a guarded command
 
     @property
     def reopened(self) -> Tick:
-        """As it was while its job had not ended: the job is replayed."""
+        """The tick as it was before its job ended, for a job that is replayed."""
         return replace(self, status="open", why="", started_at=None, ended_at=None)
 
 
 class Run(NamedTuple):
-    """An open tick, with its job as it is now (None: deleted), and until when its owner's lease holds."""
+    """An open tick, the current state of its job (None: deleted), and the end of its owner's lease."""
 
     tick: Tick
     job: JobView | None
@@ -128,14 +127,14 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A schedule and its open runs, oldest first, read at one moment."""
+    """A schedule and its open runs, oldest first, read in one snapshot."""
 
     schedule: Schedule
     runs: tuple[Run, ...] = ()
 
 
 class Due(NamedTuple):
-    """`standings`: their time has come, or a run of theirs has ended. `next_due`: seconds until the next one."""
+    """`standings`: schedules that are due, or have a run that ended. `next_due`: seconds until the next one is due."""
 
     now: datetime
     standings: list[Standing]
@@ -147,25 +146,26 @@ class Change:
     """One guarded write: it lands if the stored row still has `schedule.rev` (0: if there is none), or not at all.
 
     It is stored with the next rev. `ticks` replace those with the same schedule, instant and cause. A tick that names
-    a draft follows the job that stands, if an id or a unique key is held already. `owner`: the one draft starts as
-    processing, attempt 1, under the lease of this worker, which must live: a guard. `delete` removes it, ticks and all.
+    a draft follows the existing job if its id is stored or its unique key held already. `owner`, for a guard: the one
+    draft starts as processing, attempt 1, under the lease of this worker, which must be alive. `delete` removes the
+    schedule and all its ticks.
     """
 
     schedule: Schedule
     ticks: tuple[Tick, ...] = ()
     drafts: tuple[Draft, ...] = ()
-    cancel: tuple[str, ...] = ()  #: jobs that are asked to stop (REPLACED)
+    cancel: tuple[str, ...] = ()  #: jobs to cancel (REPLACED)
     owner: str | None = None
     delete: bool = False
 
     @property
     def stored(self) -> Schedule:
-        """The row as it is to be written."""
+        """The row to write."""
         return self.schedule.but(rev=self.schedule.rev + 1)
 
 
 class Swapped(NamedTuple):
-    """Whether a note says now what it should, and what it says."""
+    """Whether the note now has the wanted text, and its current text."""
 
     landed: bool
     value: str | None
@@ -173,7 +173,7 @@ class Swapped(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What any release can read."""
+    """The fields that any release can read."""
 
     name: str
     rev: int
@@ -186,7 +186,7 @@ _decode_known = msgspec.json.Decoder(_Known).decode
 
 
 def decode_schedule(text: str) -> Schedule:
-    """A stored schedule; `unread` if a newer release has written what this one does not know."""
+    """A stored schedule; `unread` is set if a newer release wrote something this one does not know."""
     try:
         return _decode_schedule(text)
     except msgspec.ValidationError as error:
@@ -201,30 +201,30 @@ class ScheduleStore(Protocol):
     """Schedules, their ticks, and notes: small texts that are compared and set."""
 
     def due(self, *, limit: int = 500) -> Due:
-        """Schedules with `due_at` ≤ now, earliest first, and those with an open run whose job has ended or is gone.
+        """Schedules with `due_at` ≤ now, earliest first, and those with an open run whose job has ended or was deleted.
 
-        Each with all its open runs; at most about `limit`, so call again after they were changed. Changes nothing.
+        Each with all its open runs; at most about `limit`: call again after changing them. Changes nothing.
         """
         ...
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
-        """Write schedules, with the ticks and jobs that belong to it: each change is one step, and guarded by `rev`.
+        """Write schedules with their ticks and jobs: each change is one atomic step, guarded by `rev`.
 
-        False: somebody else wrote first (or the owner of a guard's job does not live): read again. Of two changes
-        that were made from the same reading at most one lands.
+        False: another process wrote first (or the owner of a guard's job is not alive): read again. Of two changes
+        made from the same read, at most one lands.
         """
         ...
 
     def schedules(self, names: Iterable[str] | None = None) -> list[Standing]:
-        """These (None: all), in order of their names, each with its open runs."""
+        """The named schedules (None: all), ordered by name, each with its open runs."""
         ...
 
     def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
-        """What became of its ticks, newest first; with `before`, of those before that instant."""
+        """Its ticks, newest first; with `before`, only those before that instant."""
         ...
 
     def forget(self, *, keep: float, limit: int = 1000) -> int:
-        """Ticks decided more than `keep` seconds ago, unless open → gone; and notes whose time is over. How many."""
+        """Delete ticks decided more than `keep` seconds ago, unless open, and expired notes. Returns how many."""
         ...
 
     # ── notes: the first result of a key, an incident that is open ──
@@ -232,13 +232,13 @@ class ScheduleStore(Protocol):
     def swap(
         self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
     ) -> Swapped:
-        """Compare and set one small text, together with `drafts`: they are enqueued if it lands, and only then.
+        """Compare and set one small text, and enqueue `drafts` in the same step: only if the write lands.
 
-        Lands when the note says `old` (None: there is none, or its time is over); `new` None removes it. `ttl` seconds
-        from now it is over. Where it says `new` already it has landed before: nothing is enqueued again.
+        Lands if the note is `old` (None: missing or expired); `new` None removes it. It expires after `ttl` seconds.
+        If the note is already `new`, the write has landed before: nothing is enqueued again.
         """
         ...
 
     def notes(self, prefix: str) -> dict[str, str]:
-        """Every note whose key begins so and whose time is not over."""
+        """Every note that has not expired and whose key starts with `prefix`."""
         ...

@@ -1,4 +1,4 @@
-"""Worker rows, their leases, and what becomes of the jobs of a worker that died."""
+"""Worker rows, their leases, and the jobs of workers that died."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WorkerIdentity:
     id: str
     host: str
     pid: int
-    started: str  #: the process's start time as its kernel tells it; with pid, boot and pid namespace it proves death
+    started: str  #: the process's start time as its kernel reports it; with pid, boot and pid namespace it proves death
     boot_id: str
     pid_namespace: str
     runner: Runner
@@ -31,7 +31,7 @@ class WorkerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescued:
-    """One job taken back, and from whom. `cause`: crash (proof of death), host (lease ended), stale (hung), queue."""
+    """One rescued job and its last owner. `cause`: crash (proof of death), host (lease ended), stale (hung), queue."""
 
     id: str
     task: str
@@ -51,7 +51,7 @@ class Hung(NamedTuple):
 
 
 class WorkerStore(Protocol):
-    """The verbs of supervisors: who lives, who is dead, and what happens to the jobs of the dead."""
+    """The verbs of supervisors: which workers are alive, which are dead, and what happens to the jobs of the dead."""
 
     def register(self, worker: WorkerIdentity) -> None:
         """A new worker's row, alive for `worker.lease` seconds. Raises StoreError if its id has a row already."""
@@ -64,48 +64,48 @@ class WorkerStore(Protocol):
         notes: Mapping[str, str] | None = None,
         memory: Mapping[str, int] | None = None,
     ) -> frozenset[str]:
-        """Extend each row that is not dead by its lease. Who is missing from the answer is dead, for ever.
+        """Extend each row that is not dead by its lease. A worker missing from the answer is dead for good.
 
-        For people, by worker id: `notes` replace those stored (none: all is well with it), `memory` is in bytes (none:
-        what is stored stays).
+        For people, by worker id: `notes` replace the stored notes (no entry: nothing is wrong), `memory` is in bytes
+        (no entry: the stored value is kept).
         """
         ...
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
-        """Proof of death is the caller's (its process is gone): died_at = now. Which of them died just now."""
+        """The caller has proof of death (the process is gone): died_at = now. Returns those that this call declared."""
         ...
 
     def declare_expired(self, *, witness: str | None = None, until: datetime | None = None) -> frozenset[str]:
-        """died_at = now for every row that is not dead and whose lease has run out. Which.
+        """died_at = now for every row that is not dead and whose lease has run out. Returns their ids.
 
-        `witness` is a worker of the caller's: nobody is declared unless that one lives and has more than a third of its
-        lease left. A call may be held up on its way for as long as an outage lasts, and must not then judge those whom
-        the same outage kept from renewing. Nor after `until`, by the store's clock: a renewal of the witness may have
-        been held up with it, and be carried out first.
+        `witness` is a worker of the caller: no worker is declared dead unless the witness is alive and has more than a
+        third of its lease left. An outage may delay a call for as long as it lasts, and the call must not then judge
+        workers that the same outage kept from renewing. Nor is any declared dead after `until`, by the store's clock:
+        a renewal of the witness may have been delayed with the call, and be executed first.
         """
         ...
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
-        """The worker's process is gone: declare it dead, end each lease it held by its verdict (by job id) or `rest`.
+        """The worker's process is gone: declare it dead, end each of its leases with its verdict (by job id) or `rest`.
 
-        One transaction. Only for leases of this worker: what was rescued meanwhile is left alone.
+        One transaction. Only leases of this worker: a job rescued meanwhile is not touched.
         """
         ...
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
-        """processing, with an owner that is dead, missing, or hung two leases too long → where Crashed leads.
+        """processing, with an owner that is dead, missing, or hung for two leases too long → the state after Crashed.
 
-        Longest silent first, at most `limit`: call again while the answer is full. The predicate stands in the write.
+        Longest silent first, at most `limit`: call again while the answer is full. The write checks the predicate.
         """
         ...
 
     def redelivered(
         self, job_id: str, *, declare: bool, witness: str | None = None, until: datetime | None = None
     ) -> Rescued | State | None:
-        """A queue delivered this job again: the rescue of one job, with the cause `queue`.
+        """A queue redelivered this job: the rescue of one job, with the cause `queue`.
 
-        Its owner is first declared dead if its lease has run out and the caller may `declare` (who was away may not;
-        `witness` and `until` as above). Else where the job is now; None: no such job.
+        Its owner is first declared dead if its lease has run out and the caller may `declare` (a caller that was cut
+        off from the store may not; `witness` and `until` as above). Else the job's state; None: no such job.
         """
         ...
 
