@@ -209,7 +209,7 @@ def assert_sound(store: Store) -> None:
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """Ask again while somebody's open transaction holds what the call needs: nothing of it was done.
+    """Retry while another open transaction holds a row that the call needs: such a call changed nothing.
 
     A store waits for a row only so long (PostgreSQL 2 s), and a busy machine may stop whoever holds it for longer.
     """

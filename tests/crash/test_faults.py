@@ -70,7 +70,7 @@ def test_a_handler_that_opens_the_databases_file_is_refused_with_a_sentence(site
     (view,) = site.ended(job)
 
     assert view.state == "dead"
-    assert "is held by Tenure in this process" in (view.error or "")
+    assert "is open in Tenure in this process" in (view.error or "")
     assert "tenure backup" in (view.error or "")
 
 

@@ -233,7 +233,7 @@ def test_messages_twice_reordered_late_and_garbled_are_one_accepted_outcome_each
     assert [each.stop() for each in supervisors] == [0, 0]
     logs = "\n".join(each.log() for each in supervisors)
     assert not re.search(r"ERROR|CRITICAL|Traceback", logs), logs
-    warnings = logs.count("a message that no worker can read is thrown away")
+    warnings = logs.count("a message that no worker can read is discarded")
     tell(f"{number} jobs, {4 * number + 40 + 2 * len(GARBAGE)} messages, {warnings} warnings of garbage")
     assert 1 <= warnings <= 2 * len(GARBAGE)
 

@@ -1,4 +1,4 @@
-"""The memory store's guards: it is the executable specification, and its suite must see each of them too."""
+"""The memory store's guards: it is the executable specification, and its suite must detect each missing one too."""
 
 # ruff: noqa: E501 (a guard a line, however long: it is a table)
 from __future__ import annotations
@@ -82,20 +82,20 @@ TABLE = Table(
         Guard("a note ends with its time", SCHEDULES, " and (ends is None or ends > now)", ""),
     ),
     absent={
-        "a replay forgets who had completed it": "who completed it counts while it is completed, and under that attempt",
+        "a replay forgets who had completed it": "the worker that completed it counts only while it is completed, and under that attempt",
         "an owner's write checks the state": "a row has a lease exactly while it is processing",
-        "what somebody's transaction holds is neither landed nor refused": "a transaction is rehearsed, and holds nothing",
+        "what somebody's transaction holds is neither landed nor refused": "a transaction only tries its steps until it commits, and locks nothing",
         "a log is kept only with its report": "both are one row",
         "a lease ends with the boot of its host": "it ends with the process",
         "a rescue takes only what is processing": "a row has a lease exactly while it is processing",
         "a rescue writes only over what it has read": ONE_STEP,
         "a settle leaves nothing of what its worker held": ONE_STEP,
         "a redelivery takes only from the dead, missing or hung": "a rescue asks the same function",
-        "a redelivery takes only the job it names": "it looks at no other",
+        "a redelivery takes only the job it names": "it reads no other",
         "a cancel is heard whatever happens meanwhile": ONE_STEP,
         "two who promote take a job once": ONE_STEP,
         "of many replays at once one lands as a whole": ONE_STEP,
-        "what is deleted takes nobody else's key along": "a key is held by a live row, and stands nowhere else",
+        "what is deleted takes nobody else's key along": "a key is held by a live row, and stored nowhere else",
         "of two changes from one reading one lands": ONE_STEP,
         "a guard's owner is not dead": "a claim asks the same function",
         "a guard's owner has a lease": "a claim asks the same function",

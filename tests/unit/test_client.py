@@ -47,7 +47,7 @@ class Store(MemoryStore):
         if any(draft.task == "bad" for draft in drafts):
             raise BadData("this one")
         if any(draft.task == "busy" for draft in drafts):
-            raise StoreBusy("somebody's open transaction holds its key")
+            raise StoreBusy("another open transaction holds its key")
         return super().enqueue(drafts, tx=tx, committed=committed)
 
     def get(self, job_id: str) -> JobView | None:

@@ -304,7 +304,7 @@ def test_garbage_is_thrown_away_and_the_next_one_comes(
     assert good.job_id == job[0]
     ear.permits.settle([good])
     until(lambda: wire.messages() == 0, "the garbage to be gone")
-    assert "can read is thrown away" in caplog.text
+    assert "can read is discarded" in caplog.text
 
 
 # ── What may break ──
@@ -467,7 +467,7 @@ def test_a_thread_that_is_closed_just_when_an_answer_comes_ends(wire: Wire, monk
     monkeypatch.setattr(connection, "TlsClient", Meanwhile)
     thread = up(wire.notifier())._opened()
     closed.set()
-    thread._call(thread._connection.look.set)
+    thread._call(thread._connection.check.set)
 
     thread._thread.join(SECONDS / 2)
     assert not thread._thread.is_alive()
@@ -818,7 +818,7 @@ def test_a_server_without_tls_hears_no_password_from_a_tls_url(caplog: pytest.Lo
         thread.start()
         notifier = NatsNotifier(f"tls://bob:sekret@127.0.0.1:{plain.getsockname()[1]}")
         try:
-            until(lambda: notifier.problem() and "does not ask for TLS" in caplog.text, "the notifier's problem")
+            until(lambda: notifier.problem() and "does not request TLS" in caplog.text, "the notifier's problem")
             until(lambda: said, "the end of its connection")
             assert "sekret" not in notifier.problem() + caplog.text
         finally:

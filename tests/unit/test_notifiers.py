@@ -123,8 +123,8 @@ def test_where_no_socket_can_be_made_it_says_why_and_polls(database: Path, runti
 
     notifier = SqliteNotifier(str(database), str(folder))
 
-    told = {"too long": "the limit is 107.*TENURE_RUNTIME_DIR", "not a folder": "can't be made"}
-    assert re.search(told.get(why, "others can write it"), notifier.problem())
+    told = {"too long": "the limit is 107.*TENURE_RUNTIME_DIR", "not a folder": "can't be created"}
+    assert re.search(told.get(why, "others can write to it"), notifier.problem())
     notifier.announce([QUEUED])
     ear = notifier.listen()
     assert ear.fileno() is None

@@ -523,7 +523,7 @@ def test_a_database_of_the_same_name_on_another_server_is_another_one(rig: Rig) 
 
 @each(ALONE)
 def test_a_connection_that_would_commit_the_job_alone_is_refused(rig: Rig, kind: Kind) -> None:
-    with kind(rig.here) as caller, pytest.raises(StoreError, match=r"no transaction.*; else the job would be"):
+    with kind(rig.here) as caller, pytest.raises(StoreError, match=r"no transaction.*; otherwise the job would be"):
         rig.put(caller.tx, "lost")
 
     assert rig.rows() == set()

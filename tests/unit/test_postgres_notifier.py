@@ -37,7 +37,7 @@ def server() -> Generator[Postgres]:
 @pytest.fixture
 def new_notifier(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PostgresNotifier]]:
     """Notifiers of one database. At the end none of their threads may be left, however long the last words take."""
-    monkeypatch.setattr(postgres, "_LAST_WORDS", LIMIT)
+    monkeypatch.setattr(postgres, "_CLOSE_SECONDS", LIMIT)
     before = set(threading.enumerate())
     made: list[PostgresNotifier] = []
 
@@ -237,7 +237,7 @@ def run_python(code: str, url: str) -> None:
     lines = "\n".join(line.removeprefix(" " * 8) for line in code.splitlines())
     head = (
         "import os, sys, time\nfrom tenure.notifiers import postgres\nfrom tenure.notifiers.postgres import *\n"
-        "postgres._LAST_WORDS = 60.0\n"  # a busy machine may need more than a second to connect
+        "postgres._CLOSE_SECONDS = 60.0\n"  # a busy machine may need more than a second to connect
     )
     run = subprocess.run(
         [sys.executable, "-c", f"{head}notifier = PostgresNotifier(os.environ['DOORBELL'], 'tenure')\n{lines}"],
@@ -318,7 +318,7 @@ def test_a_wrong_password_is_told_but_not_shown(
 
 def test_a_password_that_an_error_repeats_is_starred() -> None:
     server = postgres._Server("postgresql://me:hunter2@h/d", "tenure")
-    assert "(what *** means)" in server.told(psycopg.OperationalError("what hunter2\nmeans"))
+    assert "(what *** means)" in server.describe(psycopg.OperationalError("what hunter2\nmeans"))
 
 
 @pytest.mark.parametrize("url", ["postgres hunter2", "postgresql://me:hun@ter2@h/d", "postgresql://me:hun/ter2@h/d"])
@@ -356,7 +356,7 @@ def test_behind_a_pooler_it_says_so_and_polls_until_it_hears(
         ear = notifier.listen()
 
         until(lambda: ANY not in ear.drain() or notifier.problem(), "a problem")
-        assert notifier.problem() == postgres._DEAF
+        assert notifier.problem() == postgres._NO_RINGS
         for _ in range(3):
             assert ANY in ear.drain()
         assert ear.interval == 1.0

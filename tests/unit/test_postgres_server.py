@@ -897,7 +897,7 @@ def test_a_transaction_that_sleeps_is_undone_and_told(
 
     with opened(url) as store:
         told = refused(lambda: sleep(store))
-        assert "undid a transaction that was open for too long" in told
+        assert "rolled back a transaction that was open for too long" in told
         assert everything(store) == []
 
 
@@ -915,7 +915,7 @@ def test_an_error_that_the_caller_swallowed_undoes_the_transaction_aloud(store: 
             store.enqueue([draft()], tx=tx)
 
     for call in (swallow, go_on):
-        assert "an error in this transaction made PostgreSQL undo it: nothing of it is stored" in refused(call)
+        assert "an error in this transaction made PostgreSQL roll it back: nothing of it is stored" in refused(call)
     assert everything(store) == []
     assert called == []
 

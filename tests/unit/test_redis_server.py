@@ -529,7 +529,7 @@ def test_tls_works_with_an_authority_of_ones_own_and_not_without(
             ring_the_bell(store, namespace)
 
         told = refused(lambda: look_in(secure(server.url, tls.port)))
-        assert f"rediss://127.0.0.1:{tls.port}/0 shows a certificate that can't be trusted" in told
+        assert f"rediss://127.0.0.1:{tls.port}/0 has a certificate that can't be trusted" in told
         assert "give ssl_ca_certs=FILE" in told
 
         elsewhere = secure(server.url, tls.port, "localhost", ssl_ca_certs=ca)
@@ -950,7 +950,7 @@ def test_a_server_busy_with_somebodys_script_is_away(server: Valkey, store: Redi
 
     with set_to(server, busy_reply_threshold=5), ThreadPoolExecutor(1) as threads:
         running_on = threads.submit(endless)
-        until(lambda: "could not do it now: BUSY" in told(), "it to be busy")
+        until(lambda: "can't do this now: BUSY" in told(), "it to be busy")
         assert "BUSY" in refused(lambda: look_in(server.url), StoreAway)
         server.execute("SCRIPT", "KILL")
         running_on.result()
@@ -965,10 +965,10 @@ def test_a_server_that_cannot_write_its_file_or_lacks_its_replicas_is_away(serve
     with set_to(server, save="3600 100000"):
         server.execute("BGSAVE")
         until(lambda: server.execute("INFO", "persistence")["rdb_last_bgsave_status"] == "err", "a failed save")
-        assert "could not do it now: MISCONF" in refused(lambda: store.enqueue([draft()]), StoreAway)
+        assert "can't do this now: MISCONF" in refused(lambda: store.enqueue([draft()]), StoreAway)
     in_its_way.rmdir()
     with set_to(server, min_replicas_to_write=1):
-        assert "could not do it now: NOREPLICAS" in refused(lambda: store.enqueue([draft()]), StoreAway)
+        assert "can't do this now: NOREPLICAS" in refused(lambda: store.enqueue([draft()]), StoreAway)
 
     assert everything(store) == []
     put(store)

@@ -125,12 +125,12 @@ def test_any_other_open_of_a_held_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     store = opened(path)
     for name in (path, f"{path}-wal", f"{path}-shm", f"file:{path}?mode=ro", bytes(path)):
-        with pytest.raises(StoreError, match=r"held by Tenure in this process.*jobs\.transaction\(\).*tenure backup"):
+        with pytest.raises(StoreError, match=r"open in Tenure in this process.*jobs\.transaction\(\).*tenure backup"):
             open(name)  # noqa: PTH123, SIM115
-    with pytest.raises(StoreError, match="held by Tenure"):
+    with pytest.raises(StoreError, match="is open in Tenure"):
         sqlite3.connect(path)
     (tmp_path / "link.db").symlink_to(path)
-    with pytest.raises(StoreError, match="held by Tenure"):
+    with pytest.raises(StoreError, match="is open in Tenure"):
         sqlite3.connect(tmp_path / "link.db")
 
     store.close()

@@ -1,1 +1,1 @@
-"""Doorbells. A store is complete without one; a ring only makes a waiting worker look sooner."""
+"""Doorbells. A store is complete without one; a ring only makes a waiting worker poll sooner."""

@@ -1,4 +1,4 @@
-"""What a background thread has heard for a listener, and a descriptor that is readable while something waits."""
+"""The rings that a background thread has received for a listener, and a descriptor that is readable while any wait."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tenure.ports import Ring
 
 
 class Inbox:
-    """Safe from every thread, never blocks. A flood of the same ring is one ring; after `close` nothing is heard."""
+    """Safe from every thread, never blocks. Equal rings are merged into one; after `close` rings are ignored."""
 
     def __init__(self) -> None:
-        self._out, self._in = os.pipe()  # no eventfd: macOS has none
+        self._out, self._in = os.pipe()  # not an eventfd: macOS has none
         os.set_blocking(self._out, False)
         os.set_blocking(self._in, False)
         self._lock = Lock()
@@ -25,7 +25,7 @@ class Inbox:
         return self._out
 
     def put(self, rings: Iterable[Ring]) -> None:
-        """Leave these for the next `drain`. With none of them it only makes `fileno` readable."""
+        """Keep these for the next `drain`. An empty iterable only makes `fileno` readable."""
         with self._lock:
             if self._closed:
                 return
@@ -36,7 +36,7 @@ class Inbox:
                 os.write(self._in, b"\0")
 
     def drain(self) -> list[Ring]:
-        """All since the last call, in order."""
+        """All rings since the last call, in order."""
         with self._lock:
             if self._awake:
                 self._awake = False

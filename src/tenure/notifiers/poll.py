@@ -1,4 +1,4 @@
-"""No doorbell at all: everybody looks for themselves, often."""
+"""No doorbell at all: every worker polls, often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tenure.ports import ANY, Ring
 
 
 class PollListener:
-    """Rings by itself, every `interval` seconds."""
+    """Rings on its own, every `interval` seconds."""
 
     permits = None
 
@@ -26,7 +26,7 @@ class PollListener:
 
 
 class PollNotifier:
-    """`notifier="poll"`: no rings are sent, and every listener looks each `interval` seconds."""
+    """`notifier="poll"`: no rings are sent, and every listener polls every `interval` seconds."""
 
     def __init__(self, interval: float = 1.0, problem: str = "") -> None:
         self._interval = interval

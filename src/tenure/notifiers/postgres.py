@@ -1,10 +1,10 @@
-"""LISTEN and NOTIFY: a doorbell that all machines of one PostgreSQL hear.
+"""LISTEN and NOTIFY: a doorbell for all machines that use one PostgreSQL.
 
-1. Rings never travel in anybody's transaction: commits that notify take a lock of the whole cluster, so a side
-   connection sends them, a hundred batches a second at most. The first ring after a quiet moment leaves at once.
-2. A listener believes that it hears only when a token sent over that side connection has come back. (One sent over
-   its own connection would come back through a pooler too, though no other ring ever does.) Until then, and
-   whenever the token stays away, it rings by itself each second.
+1. Rings are never sent in a caller's transaction: commits that notify take a lock on the whole cluster, so a separate
+   connection sends them, at most a hundred batches a second. The first ring after a quiet moment is sent at once.
+2. A listener relies on rings only after a token sent over that separate connection has arrived. (One sent over its own
+   connection would arrive through a pooler too, though no other ring does.) Until then, and whenever a token does not
+   arrive, the listener rings on its own every second.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 CHANNEL_LIMIT = 63  # bytes of an identifier
 PAYLOAD_LIMIT = 7999  # bytes of a notification
-_DEBOUNCE, _ANSWER, _SILENCE, _LAST_WORDS = 0.01, 8.0, 60.0, 1.0
-_BURST = 10  #: rings that may go at once after a quiet moment: somebody waits for those
+_DEBOUNCE, _ANSWER, _SILENCE, _CLOSE_SECONDS = 0.01, 8.0, 60.0, 1.0
+_BURST = 10  #: batches that may be sent at once after a quiet moment: a client may be waiting for them
 _PROOF_EVERY, _PROOF_WITHIN = 10.0, 5.0
 _KINDS: tuple[Literal["queued", "due", "cancel"], ...] = ("queued", "due", "cancel")
 _PROOF = "proof"
@@ -52,7 +52,7 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 5_000,
 }
-_DEAF = (
+_NO_RINGS = (
     "LISTEN does not work through this connection (a pooler in transaction mode?): polling every second; "
     "give a direct URL as notifier=postgresql://…"
 )
@@ -61,13 +61,13 @@ _STANDBY = (
     "give the primary's URL as notifier=postgresql://…"
 )
 
-_Words = set[tuple[str, str]]  # kind and queue of a ring, or a proof and its token
+_Signals = set[tuple[str, str]]  # kind and queue of a ring, or `_PROOF` and its token
 _decoder = msgspec.json.Decoder(dict[str, list[str]])
 _log = logging.getLogger("tenure.notifier")
 
 
 class PostgresNotifier:
-    """The doorbell of one namespace in one PostgreSQL, connected only once somebody rings or listens.
+    """The doorbell of one namespace in one PostgreSQL, connected on the first ring or listener.
 
     `PostgresNotifier("postgresql://me@db/app", "tenure")`
     """
@@ -94,7 +94,7 @@ class PostgresNotifier:
 
 
 class PostgresListener:
-    """One ear, with a connection and a thread of its own. It connects again for ever."""
+    """One listener, with a connection and a thread of its own. It never stops reconnecting."""
 
     permits = None
     interval = 1.0
@@ -103,7 +103,7 @@ class PostgresListener:
         self.problem = ""
         self._server, self._announcer = server, announcer
         self._inbox = Inbox()
-        self._hears = False
+        self._listening = False
         self._closing = False
         self._pid = os.getpid()
         self._woken, self._wake = socket.socketpair()
@@ -115,14 +115,14 @@ class PostgresListener:
 
     def drain(self) -> list[Ring]:
         rings = self._inbox.drain()
-        return rings if self._hears or ANY in rings else [*rings, ANY]
+        return rings if self._listening or ANY in rings else [*rings, ANY]
 
     def close(self) -> None:
         self._closing = True
         if self._pid == os.getpid():  # after a fork, thread and connection are the parent's
             with suppress(OSError):
                 self._wake.send(b"\0")
-            self._thread.join(_LAST_WORDS)  # longer only if it connects just now to a server that does not answer
+            self._thread.join(_CLOSE_SECONDS)  # it takes longer only while connecting to a server that does not answer
         self._inbox.close()
 
     # ── its thread ──
@@ -134,35 +134,35 @@ class PostgresListener:
                 try:
                     with closing(self._server.connect("tenure-listen")) as connection:
                         self._listen(connection)
-                except (psycopg.Error, _NotHeard) as error:
-                    failures = 0 if self._hears else failures + 1
-                    self._hears = False
-                    self.problem = _DEAF if isinstance(error, _NotHeard) else self._server.told(error)
+                except (psycopg.Error, _TokenLost) as error:
+                    failures = 0 if self._listening else failures + 1
+                    self._listening = False
+                    self.problem = _NO_RINGS if isinstance(error, _TokenLost) else self._server.describe(error)
                     self._wait(_backoff(failures))
         self.problem = ""
 
     def _listen(self, connection: psycopg.Connection) -> None:
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._server.channel)))
-        self._inbox.put([ANY])  # for the rings that nobody heard until now
+        self._inbox.put([ANY])  # for rings that were sent before this LISTEN
         token, due = "", 0.0
         while not self._closing:
             if self._wait(due - monotonic(), connection.fileno()):
-                words = _heard(connection)
-                self._inbox.put(Ring(kind, queue) for kind in _KINDS for said, queue in words if said == kind)
-                # what others send proves as much, once it is known that this is no pooler's connection
-                if (_PROOF, token) in words or (words and self._hears and not self._announcer.problem):
-                    self._hears, self.problem = True, ""
+                signals = _received(connection)
+                self._inbox.put(Ring(kind, queue) for kind in _KINDS for sent, queue in signals if sent == kind)
+                # the rings of others prove as much, once it is known that this is not a pooler's connection
+                if (_PROOF, token) in signals or (signals and self._listening and not self._announcer.problem):
+                    self._listening, self.problem = True, ""
                     token, due = "", monotonic() + _PROOF_EVERY * uniform(0.8, 1)
             elif self._closing:
                 return
             elif token:
-                raise _NotHeard
+                raise _TokenLost
             else:
                 token, due = token_hex(8), monotonic() + _PROOF_WITHIN
                 self._announcer.add({(_PROOF, token)})
 
     def _wait(self, seconds: float, fileno: int | None = None) -> bool:
-        """Until there is something to read, the time is up, or `close` is called."""
+        """Wait until there is something to read, the time is up, or `close` is called."""
         poll = select.poll()
         poll.register(self._woken, select.POLLIN)
         if fileno is not None:
@@ -171,7 +171,7 @@ class PostgresListener:
 
 
 class _Announcer:
-    """Gathers what is to be said, and says it from a thread and a connection of its own."""
+    """Collects rings, and sends them from a thread and a connection of its own."""
 
     def __init__(self, server: _Server) -> None:
         self._server = server
@@ -181,24 +181,24 @@ class _Announcer:
         self.problem = ""
         self._pid = os.getpid()
         self._changed = Condition()
-        self._waiting: _Words = set()
+        self._waiting: _Signals = set()
         self._closing = False
         self._thread: Thread | None = None
 
-    def add(self, words: _Words) -> None:
-        if self._pid != os.getpid():  # after a fork the thread and what it was to say are the parent's
+    def add(self, signals: _Signals) -> None:
+        if self._pid != os.getpid():  # after a fork the thread and its rings are the parent's
             self._start_over()
-        if not words:
+        if not signals:
             return
         with self._changed:
             if self._closing:
                 return
             if not self._waiting:
                 self._changed.notify()
-            self._waiting |= words
+            self._waiting |= signals
             if self._thread is None:
                 thread = Thread(target=self._run, name="tenure-notify", daemon=True)
-                with suppress(RuntimeError):  # no thread can be started: the interpreter ends, or the machine is full
+                with suppress(RuntimeError):  # no thread can be started: interpreter shutdown, or a thread limit
                     thread.start()
                     self._thread = thread
 
@@ -209,19 +209,19 @@ class _Announcer:
             self._closing = True
             self._changed.notify()
         if self._thread is not None:
-            self._thread.join(_LAST_WORDS)
+            self._thread.join(_CLOSE_SECONDS)
 
     # ── its thread ──
 
     def _run(self) -> None:
         connection: psycopg.Connection | None = None
         failures = 0
-        rest_until = even = 0.0  # even: when all that was sent would have been sent at the steady rate
+        rest_until = even = 0.0  # even: the time by which the steady rate would have sent as much
         while True:
-            words = self._next(rest_until, None if connection is None else _SILENCE)
-            if words:
+            signals = self._next(rest_until, None if connection is None else _SILENCE)
+            if signals:
                 started = monotonic()
-                connection = self._send(connection, words)
+                connection = self._send(connection, signals)
                 failures = failures + 1 if connection is None else 0
                 even = max(even, started) + _DEBOUNCE
                 rest_until = even - _BURST * _DEBOUNCE if connection is not None else started + _backoff(failures)
@@ -232,29 +232,29 @@ class _Announcer:
                 if self._closing:
                     return
 
-    def _next(self, rest_until: float, silence: float | None) -> _Words:
-        """What gathers until `rest_until`, or what comes next. Empty: nothing came for so long, or it is the end."""
+    def _next(self, rest_until: float, silence: float | None) -> _Signals:
+        """The rings collected until `rest_until`, or the next one. Empty: none within `silence` seconds, or closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing, max(rest_until - monotonic(), 0))
             self._changed.wait_for(lambda: self._closing or self._waiting, silence)
-            words, self._waiting = self._waiting, set()
-            return words
+            signals, self._waiting = self._waiting, set()
+            return signals
 
-    def _send(self, connection: psycopg.Connection | None, words: _Words) -> psycopg.Connection | None:
-        """The connection to go on with; None: it failed, and so may the next one for a while."""
+    def _send(self, connection: psycopg.Connection | None, signals: _Signals) -> psycopg.Connection | None:
+        """The connection to use next; None: sending failed, back off before the next attempt."""
         reused = connection is not None
         try:
             connection = connection or self._server.connect("tenure-notify")
-            connection.execute(_NOTIFY, (self._server.channel, _payloads(words)))
+            connection.execute(_NOTIFY, (self._server.channel, _payloads(signals)))
         except psycopg.Error as error:
             if connection is not None:
                 connection.close()
-            if reused:  # it may have died in its sleep
-                return self._send(None, words)
-            told = self._server.told(error)
+            if reused:  # it may have died while idle
+                return self._send(None, signals)
+            reason = self._server.describe(error)
             if not self.problem:
-                _log.warning("rings can't be sent: %s", told)
-            self.problem = told
+                _log.warning("rings can't be sent: %s", reason)
+            self.problem = reason
             return None
         if self.problem:
             _log.info("rings are sent again")
@@ -263,17 +263,17 @@ class _Announcer:
 
 
 class _Server:
-    """Where and how to connect. It alone knows the password, and keeps it out of every sentence."""
+    """Where and how to connect. Only this class knows the password, and keeps it out of all texts."""
 
     def __init__(self, conninfo: str, namespace: str) -> None:
         try:
             given = cast(dict[str, Any], conninfo_to_dict(conninfo))
-        except psycopg.Error:  # whose text repeats what it can't read, passwords too
+        except psycopg.Error:  # its text repeats what it can't parse, passwords too
             raise InvalidOption(
                 "expected postgresql://USER:PASSWORD@HOST/DATABASE, got one that can't be read"
             ) from None
         host, port = str(given.get("host", "")), str(given.get("port", ""))
-        if "@" in host or port.strip("0123456789,"):  # then one of them is half a password
+        if "@" in host or port.strip("0123456789,"):  # then it is a part of the password
             raise InvalidOption(
                 "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, got a host with '@' in it or a port that is "
                 "no number: in a password of a URL write %40 for @, %2F for / and %3A for :"
@@ -289,7 +289,7 @@ class _Server:
         conninfo = make_conninfo(**{"application_name": name} | self._options)
         return _Connection.connect(conninfo, autocommit=True, prepare_threshold=None)
 
-    def told(self, error: psycopg.Error) -> str:
+    def describe(self, error: psycopg.Error) -> str:
         if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
             return _STANDBY
         reason = " ".join(str(error).split())
@@ -299,14 +299,14 @@ class _Server:
 
 
 class _Connection(psycopg.Connection):
-    """One that has to answer in time: a server that hangs goes on acknowledging packets, and keepalives too."""
+    """A connection with a time limit: a server that hangs keeps acknowledging packets and keepalives."""
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
         return super().wait(_in_time(gen), *args, **options)
 
 
 def _in_time(gen: PQGen[T]) -> PQGen[T]:
-    """psycopg goes on with it ten times a second, whether there is something to read or not."""
+    """psycopg resumes this generator ten times a second, whether or not there is something to read."""
     answer_by = monotonic() + _ANSWER
     ready: Any = None
     while True:
@@ -319,33 +319,33 @@ def _in_time(gen: PQGen[T]) -> PQGen[T]:
             raise psycopg.OperationalError(f"no answer in {_ANSWER:g}s")
 
 
-class _NotHeard(Exception):
-    """A token was sent and did not come back."""
+class _TokenLost(Exception):
+    """A token was sent and did not arrive."""
 
 
 def _backoff(failures: int) -> float:
     return min(0.1 * 2.0 ** min(failures, 10), 5.0) * uniform(0.5, 1)
 
 
-def _payloads(words: _Words) -> list[str]:
-    """As JSON, ASCII whatever the database's encoding: {"queued": ["mail"]}. As few as the limit allows."""
+def _payloads(signals: _Signals) -> list[str]:
+    """JSON in ASCII, for any encoding of the database: {"queued": ["mail"]}. As few payloads as the limit allows."""
     payloads: list[str] = []
-    said: dict[str, list[str]] = {}
+    batch: dict[str, list[str]] = {}
     length = 2
-    for kind, name in words:
+    for kind, name in signals:
         more = len(json.dumps({kind: [name]})) + 2
         if length + more > PAYLOAD_LIMIT:
-            payloads.append(json.dumps(said))
-            said, length = {}, 2
-        said.setdefault(kind, []).append(name)
+            payloads.append(json.dumps(batch))
+            batch, length = {}, 2
+        batch.setdefault(kind, []).append(name)
         length += more
-    return [*payloads, json.dumps(said)]
+    return [*payloads, json.dumps(batch)]
 
 
-def _heard(connection: psycopg.Connection) -> _Words:
+def _received(connection: psycopg.Connection) -> _Signals:
     connection.pgconn.consume_input()
-    words: _Words = set()
+    signals: _Signals = set()
     while (message := connection.pgconn.notifies()) is not None:
-        with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):  # else it is not ours
-            words |= {(kind, name) for kind, names in _decoder.decode(message.extra).items() for name in names}
-    return words
+        with suppress(msgspec.MsgspecError, RecursionError, UnicodeError):  # otherwise it is not ours
+            signals |= {(kind, name) for kind, names in _decoder.decode(message.extra).items() for name in names}
+    return signals

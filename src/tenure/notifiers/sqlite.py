@@ -3,8 +3,8 @@
     RUNTIME/<hash of the database's path>/<pid>-<random>
 
 `announce` sends one small datagram to every socket it finds there. Nothing blocks and nothing is kept: a full
-buffer already holds a ring, a refused one belongs to a process that is gone and is removed. As a second path each
-listener compares SQLite's `data_version` four times a second (3.6 µs a look), which also hears processes that use
+buffer already holds a ring, a socket that refuses belongs to a process that is gone and is removed. In addition each
+listener compares SQLite's `data_version` four times a second (3.6 µs each), which also notices processes that use
 another runtime folder.
 """
 
@@ -27,15 +27,15 @@ import apsw
 from tenure.ports import ANY, Ring
 
 LONGEST_PATH = 107  # bytes, sockaddr_un on Linux
-_LOOK_SECONDS = 0.25
-_BLIND_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.25
+_FAST_POLL_SECONDS = 0.05
 _Kind = Literal["queued", "due", "cancel"]
 _KINDS: dict[_Kind, bytes] = {"queued": b"q", "due": b"d", "cancel": b"c"}
 _NAMES: dict[bytes, _Kind] = {code: kind for kind, code in _KINDS.items()}
 
 
 class SqliteNotifier:
-    """The doorbell of one database file. If sockets can't be made, listeners poll, and `problem()` says why."""
+    """The doorbell of one database file. If sockets can't be created, listeners poll, and `problem()` says why."""
 
     def __init__(self, database: str, runtime_dir: str) -> None:
         self._database = os.path.realpath(database)
@@ -55,10 +55,10 @@ class SqliteNotifier:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self._folder.stat()
         except OSError as error:
-            return f"the runtime folder {self._folder} can't be made ({error.strerror}); polling instead"
+            return f"the runtime folder {self._folder} can't be created ({error.strerror}); polling instead"
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
             return (
-                f"the runtime folder {self._folder} belongs to somebody else, or others can write it; polling instead"
+                f"the runtime folder {self._folder} belongs to another user, or others can write to it; polling instead"
             )
         return ""
 
@@ -84,7 +84,7 @@ class SqliteNotifier:
             with suppress(OSError):
                 Path(address).unlink(missing_ok=True)
         except OSError:
-            return  # its buffer is full, and so holds a ring already; or we are short of files: it is only a ring
+            return  # a full buffer already holds a ring; or there are too many open files, and it is only a ring
 
     def _listeners(self) -> list[str]:
         try:
@@ -112,13 +112,13 @@ class SqliteListener:
         self._version = self._data_version()
         self._socket: socket.socket | None = None
         self._path = Path()
-        self.interval = _BLIND_LOOK_SECONDS
+        self.interval = _FAST_POLL_SECONDS
         if folder is not None:
             self._path = folder / f"{os.getpid()}-{secrets.token_hex(3)}"
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
             self._socket.bind(str(self._path))
-            self.interval = _LOOK_SECONDS
+            self.interval = _POLL_SECONDS
 
     def _data_version(self) -> int:
         return cast(int, self._connection.pragma("data_version"))
@@ -134,12 +134,12 @@ class SqliteListener:
             except OSError:
                 break
             kind = _NAMES.get(message[:1])
-            if kind is not None:  # anything else is not ours, or from a newer version
+            if kind is not None:  # anything else is foreign, or from a newer version
                 rings.add(Ring(kind, message[1:].decode(errors="replace")))
         if not rings:
             try:
                 version = self._data_version()
-            except apsw.Error:  # a doorbell that can't look costs time, no more: whoever listens asks the store
+            except apsw.Error:  # costs no more than time: the listener asks the store
                 return [ANY]
             if version != self._version:
                 rings.add(ANY)

@@ -1,3 +1,3 @@
-"""The stores: one file each, every one of them `ports.Store`. The memory store is the executable specification."""
+"""The stores: one package each, all implementing `ports.Store`. The memory store is the executable specification."""
 
 from __future__ import annotations

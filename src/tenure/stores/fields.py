@@ -1,7 +1,7 @@
-"""The facts of jobs, attempts and workers are written once, in the values of the ports: this makes columns of them.
+"""Columns and row mappings derived from the values in `ports`, so that each field of a job or worker is defined once.
 
-A SQL store keeps each field in a column of the same name, and says which differ. So the names of a statement and the
-mapping of its rows have one order, that of the fields, and a new fact of a job is one field and one column.
+A SQL store keeps each field in a column of the same name, and names the exceptions. The columns of a statement and the
+mapping of its rows thus share one order, that of the fields, and a new property of a job is one field and one column.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tenure.ports import Claimed, Draft, JobView, QueueView, WorkerIdentity, Wor
 from tenure.stores.rules import json_of
 
 T = TypeVar("T")
-Decoders = Mapping[str, Callable[[Any], Any]]  #: by the annotation of a field: what makes its value
+Decoders = Mapping[str, Callable[[Any], Any]]  #: the converter of a field's value, by the field's annotation
 
-#: Of a value's fields those that a row has as text, by the fields' annotations.
+#: The types that a row holds as text, by the annotation of their fields.
 _TEXTS: Decoders = {
     "State": State,
     "Mapping[str, str]": json.loads,
@@ -32,12 +32,12 @@ def names_of(kind: type[Any]) -> tuple[str, ...]:
 
 
 def listed(names: Iterable[str], **others: str) -> str:
-    """Columns for a SELECT, an INSERT or VALUES. `others`: the expressions of fields that are no plain column."""
+    """Columns for a SELECT, an INSERT or VALUES. `others`: the expressions of fields that are not plain columns."""
     return ", ".join(others.get(name, name) for name in names)
 
 
 def reader(kind: type[T], decoders: Decoders | None = None) -> Callable[[Sequence[Any]], T]:
-    """What makes a value of a row of all its fields. `decoders`: how what the driver gives becomes ours."""
+    """A function that builds a value from a row of all its fields. `decoders` convert the driver's types to ours."""
     known = {**_TEXTS, **(decoders or {})}
     names = names_of(kind)
     decoded = [
@@ -64,7 +64,7 @@ CLAIMED = Claimed._fields
 CHARGED = tuple("cancel_reason" if name == "cancel_asked" else name for name in Charges._fields)
 COMPLETED_BY = "CASE WHEN state = 'completed' THEN last_worker_id END"
 
-#: A draft's fields that are stored as they are; of the others the store makes times.
+#: The fields of a draft that are stored unchanged; the store turns the others into times.
 _KEPT = tuple(name for name in names_of(Draft) if name not in ("delay", "run_at", "expires"))
 kept = attrgetter(*_KEPT)
 #: The columns of a new job: those fields, and what the store adds.
@@ -90,7 +90,7 @@ def identity_row(worker: WorkerIdentity) -> list[Any]:
 
 
 def worker_reader(decoders: Decoders | None = None) -> Callable[[Sequence[Any]], WorkerView]:
-    """For rows of the identity's columns and then those of the view."""
+    """For rows with the columns of the identity, followed by those of the view."""
     identity, view, end = reader(WorkerIdentity), reader(WorkerView, decoders), len(IDENTITY)
     return lambda row: view((identity(row[:end]), *row[end:]))
 
@@ -101,7 +101,7 @@ def worker_reader(decoders: Decoders | None = None) -> Callable[[Sequence[Any]],
 def queue_views(
     counts: Mapping[str, Mapping[State, int]], paused: Mapping[str, Any], oldest: Mapping[str, float | None]
 ) -> list[QueueView]:
-    """Of every queue that holds a live job or is paused."""
+    """A view of every queue that has a live job or is paused."""
     return [
         QueueView(
             name=name,

@@ -1,4 +1,4 @@
-"""What all stores say alike: what can be stored, what an operator may do, why a job is rescued, what stands instead."""
+"""The rules that all stores share: valid values, what an operator may do, why a job is rescued or a write refused."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Cause = Literal["crash", "host", "stale", "queue"]
 _RESCUES: dict[str, tuple[Cause, Crashed]] = {
     "crash": ("crash", Crashed("the process of {worker} is gone", process_died=True)),
     "host": ("host", Crashed("the lease of {worker} ended: its host or its supervisor is lost")),
-    "missing": ("host", Crashed("nothing is known of {worker}")),
-    "hung": ("stale", Crashed("silent for longer than it may be, on {worker}")),
+    "missing": ("host", Crashed("there is no row of worker {worker}")),
+    "hung": ("stale", Crashed("silent for longer than its stale_after, on {worker}")),
 }
 
 
@@ -50,7 +50,7 @@ def json_of(value: object) -> str:
 
 
 def check_text(*texts: str | None) -> None:
-    """PostgreSQL keeps no NUL, SQLite's own functions cut the text there; a lone surrogate neither can keep."""
+    """PostgreSQL can't store a NUL, SQLite's functions cut the text there; neither can store a lone surrogate."""
     for text in texts:
         if text is not None and ("\x00" in text or not (text.isascii() or _encodable(text))):
             raise BadData(f"text with a NUL or a lone surrogate can't be stored: {text[:60]!r}")
@@ -65,7 +65,7 @@ def _encodable(text: str) -> bool:
 
 
 def check_drafts(drafts: Iterable[Draft], *, ranges: bool = False) -> None:
-    """`ranges`: also the numbers, for a store whose rows have no constraints."""
+    """`ranges`: check the numbers too, for a store whose rows have no constraints."""
     for draft in drafts:
         check_text(draft.id, draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
         if ranges:
@@ -96,18 +96,18 @@ def check_outcome(outcome: Outcome) -> None:
 def check_edits(ids: Collection[str], edits: Mapping[str, Edit]) -> None:
     strange = sorted(edits.keys() - set(ids))
     if strange:
-        raise ValueError(f"edits: expected only ids that are replayed with it, got {strange[0]!r}")
+        raise ValueError(f"edits: expected only ids of jobs that this call replays, got {strange[0]!r}")
     for edit in edits.values():
         check_text(*edit)
 
 
 def body_of(value: Schedule | Tick) -> str:
-    """A schedule or a tick as every store keeps it. Raises BadData."""
+    """The JSON of a schedule or a tick, the same in every store. Raises BadData."""
     try:
         body = json_of(value)
     except UnicodeEncodeError as error:
         raise BadData(f"text with a lone surrogate can't be stored: {error.object[:60]!r}") from None
-    if "\\u0000" in body and (found := _NUL.search(body)):  # how JSON writes a NUL, and not a text about it
+    if "\\u0000" in body and (found := _NUL.search(body)):  # an encoded NUL, and not text that merely quotes one
         raise BadData(f"text with a NUL can't be stored: {body[max(0, found.start() - 40) : found.end()]!r}")
     return body
 
@@ -120,7 +120,7 @@ NOT_DELETED = NotLanded("it is processing: cancel it first, then delete it when 
 
 
 def why_not_replayed(state: State, queue: str) -> NotLanded | None:
-    """Only a job that has ended is replayed, and none that ran under a guard."""
+    """Only an ended job is replayed, and never one that ran under a guard."""
     if state not in ENDED:
         return not_ended(state)
     return GUARDED if queue == GUARD else None
@@ -136,7 +136,7 @@ def key_held(holder: str, unique: str | None = None) -> NotLanded:
 
 
 def ages(keep: float, keep_dead: float | None) -> list[tuple[State, float]]:
-    """How long each state is kept that is pruned."""
+    """The states that are pruned, and how long each is kept."""
     dead = [] if keep_dead is None else [(State.DEAD, keep_dead)]
     return [(State.COMPLETED, keep), (State.CANCELLED, keep), *dead]
 
@@ -164,7 +164,7 @@ def matches(view: JobView, where: Filter) -> bool:
 def ending(
     lease: Lease, outcome: Outcome, charges: Charges, cancel_reason: str | None, message: str | None = None
 ) -> dict[str, Any]:
-    """Where an outcome leads, as the facts that the stores write; `message` is for people."""
+    """The values that a store writes for this outcome; `message` is for people."""
     decision = decide(charges, outcome, random())
     return {
         **lease_facts(lease),
@@ -191,10 +191,10 @@ def evidence_of(outcome: Outcome) -> dict[str, str]:
 
 
 def standing(lease: Lease, outcome: Outcome, job: tuple[Any, ...] | None, past: tuple[str, str] | None) -> Answer:
-    """What to tell a lease whose write changed nothing now: it landed before, or what stands instead.
+    """The answer to a write under a lease that changed nothing: it landed before, or what the store holds instead.
 
-    `job`: its state, attempt, worker_id, last_worker_id, last_outcome and result; `past`: worker and outcome of the
-    row that this attempt left, if it did.
+    `job`: its state, attempt, worker_id, last_worker_id, last_outcome and result; `past`: worker and outcome in the
+    row of this attempt, if there is one.
     """
     if job is None:
         return NotLanded("no such job")
@@ -222,13 +222,13 @@ def used_before(worker_id: str) -> StoreError:
 
 
 def lost(death: str, worker_id: str) -> tuple[Cause, Crashed]:
-    """Why a job is taken back, by what became of its owner: crash, host, missing or hung."""
+    """Why a job is rescued, by the fate of its owner: crash, host, missing or hung."""
     cause, outcome = _RESCUES[death]
     return cause, replace(outcome, reason=outcome.reason.format(worker=worker_id))
 
 
 def cleared(outcome: Outcome) -> str | None:
-    """The message of a job that was taken back."""
+    """The message of a rescued job."""
     return None if isinstance(outcome, Completed) else f"Cleared: {reason_of(outcome) or 'released'}"
 
 

@@ -1,9 +1,9 @@
 """Doorbells and permits over NATS: `notifier="nats://…"`, beside any store.
 
-    tenure.<namespace>.queue.<token>   JetStream, WorkQueue: one message a job. Whoever pulls it may claim one job.
-    tenure.<namespace>.ring            core NATS: a few bytes a ring, heard by everyone at once
+    tenure.<namespace>.queue.<token>   JetStream, WorkQueue: one message a job. Its receiver may claim one job.
+    tenure.<namespace>.ring            core NATS: a few bytes a ring, received by every listener at once
 
-The queue delivers, the store owns: a lost message costs a poll, a doubled one a look.
+The queue delivers, the store owns: a lost message costs the wait for a poll, a duplicate costs a query.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tenure.notifiers.nats.thread import NatsThread
 from tenure.ports import Ring
 
 _notifiers: WeakSet[NatsNotifier] = WeakSet()
-_inherited: list[object] = []  #: the parent's connections: closing one here would pull at its sockets
+_inherited: list[object] = []  #: the parent's connections: closing one here would disturb its sockets
 
 
 class NatsNotifier:
-    """Rings and permits of one namespace. It connects on first use, and makes no thread before."""
+    """Rings and permits of one namespace. It connects on first use, and starts no thread before."""
 
     def __init__(self, url: str, namespace: str = "tenure", password: str | None = None) -> None:
         self.address = parse_url(url, password)
@@ -38,7 +38,7 @@ class NatsNotifier:
     def announce(self, rings: Iterable[Ring]) -> None:
         posted = list(rings)
         if posted:
-            with suppress(RuntimeError):  # the interpreter is ending and starts no thread any more
+            with suppress(RuntimeError):  # the interpreter is shutting down and starts no more threads
                 self._opened().post(posted)
 
     def listen(self) -> NatsListener:
@@ -77,7 +77,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 class NatsListener:
-    """Receives every ring, and deals out the permits that were asked for."""
+    """Receives every ring, and hands out the permits that were requested."""
 
     interval = RETRY_SECONDS
 

@@ -1,4 +1,4 @@
-"""What a `nats://` URL says, and what a namespace is called on the server."""
+"""The parsed `nats://` URL, and the names of a namespace on the server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a `nats://` URL says. Its repr has no secret."""
+    """A parsed `nats://` URL. Its repr contains no secret."""
 
     servers: tuple[str, ...]
     ack_wait: float
@@ -26,7 +26,7 @@ class Address:
 
 
 class Names:
-    """Every subject and name of one namespace on the server. A queue's dots would be several tokens: '=' for '.'."""
+    """Every subject and name of one namespace on the server. In queue names '=' replaces '.', the token separator."""
 
     def __init__(self, namespace: str) -> None:
         self.stream = f"tenure_{namespace}"
@@ -40,13 +40,13 @@ class Names:
         return queue.replace(".", "=")
 
     def queue(self, subject: str) -> str | None:
-        """The queue of a message's subject; None: it is none of ours."""
+        """The queue of a message's subject; None: not a queue of this namespace."""
         token = subject.removeprefix(self.queues)
         return None if token == subject or "." in token else token.replace("=", ".")
 
 
 def parse_url(url: str, password: str | None = None) -> Address:
-    """Read nats://[user:password@]host[:port][,host2[:port]]?ack_wait=10m, or raise InvalidOption without its secrets.
+    """Parse nats://[user:password@]host[:port][,host2[:port]]?ack_wait=10m. An InvalidOption contains no secrets.
 
     Also `tls://`, and in the query `token=…` or `creds=/path/to/user.creds`.
     """

@@ -1,4 +1,4 @@
-"""What comes in: rings, and permits as each listener wants them. Requests to the server, answers to its messages."""
+"""Incoming rings, and permits as each listener wants them: requests to the server, answers to its messages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tenure.ports import ANY, Permit, Ring
 
 PULL_SECONDS = 10.0
 HEARTBEAT_SECONDS = 2.5
-SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 1  #: after which a pull is known to be dead
+SILENT_SECONDS = 2 * HEARTBEAT_SECONDS + 1  #: after this much silence a pull is dead
 _KINDS: tuple[Literal["queued", "due", "cancel"], ...] = ("queued", "due", "cancel")
 
 
 class _Pull:
-    """A request for messages that the server has, or should have."""
+    """A request for messages that the server has received, or should have."""
 
     __slots__ = ("left", "queue", "seen_at")
 
@@ -37,17 +37,17 @@ class _Pull:
 
 
 class NatsPermits:
-    """What was wanted and what has come, counted from the start: `want` and an arrival can't miss each other."""
+    """Wanted and received permits, counted from the start, so that `want` and an arrival can't race each other."""
 
     def __init__(self, call: Callable[..., None], deliveries: Deliveries, inbox: Inbox) -> None:
         self._call, self._deliveries, self.inbox = call, deliveries, inbox
         self._lock = threading.Lock()
         self._taken: defaultdict[str, int] = defaultdict(int)  # handed to the worker so far
-        self._came: defaultdict[str, int] = defaultdict(int)  # accepted from the server so far
-        self._most: dict[str, int] = {}  # how far `_came` may go
+        self._received: defaultdict[str, int] = defaultdict(int)  # accepted from the server so far
+        self._most: dict[str, int] = {}  # the limit of `_received`
         self._fresh: list[Permit] = []
-        self.held: dict[str, str] = {}  #: receipt → queue; the connection's thread only, as all below
-        self.pulls: dict[str, _Pull] = {}  #: by their own inbox; one a queue: of several, who knows which is served?
+        self.held: dict[str, str] = {}  #: receipt → queue; only for the connection's thread, like everything below
+        self.pulls: dict[str, _Pull] = {}  #: by their own inbox; one per queue, or the served one would be unknown
 
     # ── the worker's side ──
 
@@ -75,16 +75,16 @@ class NatsPermits:
     # ── the connection's side ──
 
     def wanted(self) -> dict[str, int]:
-        """How many are still to come, by queue."""
+        """How many permits are still wanted, by queue."""
         with self._lock:
-            return {queue: most - self._came[queue] for queue, most in self._most.items()}
+            return {queue: most - self._received[queue] for queue, most in self._most.items()}
 
     def arrive(self, permit: Permit) -> bool:
-        """False: it is wanted no more."""
+        """False: it is no longer wanted."""
         with self._lock:
-            if self._came[permit.queue] >= self._most.get(permit.queue, 0):
+            if self._received[permit.queue] >= self._most.get(permit.queue, 0):
                 return False
-            self._came[permit.queue] += 1
+            self._received[permit.queue] += 1
             self._fresh.append(permit)
         self.held[permit.receipt] = permit.queue
         self.inbox.put(())
@@ -94,7 +94,7 @@ class NatsPermits:
         return any(pull.queue == queue for pull in self.pulls.values())
 
     def served(self, queue: str) -> None:
-        """A message came."""
+        """A message of this queue arrived."""
         for name, pull in self.pulls.items():
             if pull.queue == queue:
                 pull.left -= 1
@@ -113,7 +113,7 @@ class Deliveries:
 
     def __init__(self, connection: Connection, stream: Stream, names: Names) -> None:
         self._connection, self._stream, self._names = connection, stream, names
-        self._listeners: dict[NatsPermits, None] = {}  # in the order in which they came
+        self._listeners: dict[NatsPermits, None] = {}  # in the order in which they were attached
         self._subscriptions: dict[NatsPermits, tuple[Subscription, Subscription]] = {}  # of this connection
         self._answers: dict[str, bytes] = {}  # receipt → answer, not yet sent
         self._number = 0
@@ -129,7 +129,7 @@ class Deliveries:
         permits.want({})
         if self._connection.client is not None:
             for subscription in self._subscriptions.pop(permits, ()):
-                await subscription.drain()  # type: ignore[no-untyped-call]  # what is on its way here is given back
+                await subscription.drain()  # type: ignore[no-untyped-call]  # messages in flight are returned
         self._listeners.pop(permits, None)
         self.settle(permits, list(permits.held), _nak(0))
         await self.send_answers()
@@ -137,11 +137,11 @@ class Deliveries:
             await self._connection.client.flush(1)
 
     def forget_subscriptions(self) -> None:
-        """The connection that had them is no more."""
+        """The connection that had them has ended."""
         self._subscriptions.clear()
 
     async def subscribe_all(self) -> None:
-        """On a new connection."""
+        """Subscribe all listeners on a new connection."""
         for permits in list(self._listeners):
             await self._subscribe(permits)
 
@@ -152,9 +152,9 @@ class Deliveries:
 
         async def on_ring(message: Msg) -> None:
             kind, _, queue = message.data.decode(errors="replace").partition(" ")
-            if kind == RESCUED:  # its message may have gone to the very host that fell silent: look
+            if kind == RESCUED:  # the queue may have delivered its message to the silent host: poll
                 permits.inbox.put([ANY])
-            for known in _KINDS:  # anything else is not ours, or from a newer version
+            for known in _KINDS:  # anything else is foreign, or from a newer version
                 if kind == known and queue:
                     permits.inbox.put([Ring(known, queue)])
 
@@ -169,8 +169,8 @@ class Deliveries:
 
     # ── requests ──
 
-    def ask_anew(self) -> None:
-        """On a new connection, or a stream that is new: the server knows none of the requests."""
+    def request_again(self) -> None:
+        """On a new connection or a new stream: the server knows none of the requests."""
         for permits in self._listeners:
             permits.pulls.clear()
             self.top_up(permits)
@@ -209,7 +209,7 @@ class Deliveries:
         asyncio.get_running_loop().call_later(RETRY_SECONDS, again)
 
     def replace_lost_pulls(self) -> None:
-        """Those of which the server has not been heard for too long."""
+        """Replace pulls for which the server has been silent for too long."""
         now = time.monotonic()
         for permits in list(self._listeners):
             lost = [name for name, pull in permits.pulls.items() if now - pull.seen_at > SILENT_SECONDS]
@@ -229,7 +229,7 @@ class Deliveries:
             permits.served(queue)
         permit = _read(message, queue)
         if permit is None:
-            self._connection.warn("a message that no worker can read is thrown away", f"on {message.subject}")
+            self._connection.warn("a message that no worker can read is discarded", f"on {message.subject}")
             self._answer(message.reply, b"+TERM")
         elif not permits.arrive(permit):
             self._answer(message.reply, _nak(0))
@@ -237,7 +237,7 @@ class Deliveries:
             self.top_up(permits)
 
     def _note_status(self, permits: NatsPermits, message: Msg) -> None:
-        """The status of a pull: 100 it lives, 408 its time is over, 409 and 503 it is lost, or had no consumer."""
+        """The status of a pull: 100 it is alive, 408 it has expired, 409 and 503 it is lost, or had no consumer."""
         pull = permits.pulls.get(message.subject)
         status = (message.headers or {}).get("Status", "")
         if pull is None or status == "100":
@@ -249,7 +249,7 @@ class Deliveries:
             self.top_up(permits)
         else:
             self._stream.doubt_consumer(pull.queue)
-            self._connection.look.set()
+            self._connection.check.set()
             self._ask_again_later(permits, message.subject)
 
     # ── answers ──
@@ -266,11 +266,11 @@ class Deliveries:
 
     @property
     def settled(self) -> bool:
-        """Every answer is sent."""
+        """Whether every answer is sent."""
         return not self._answers
 
     async def send_answers(self) -> None:
-        """While the connection is lost they wait: the server knows a receipt on any connection."""
+        """Without a connection the answers wait: the server accepts a receipt on any connection."""
         while self._answers and (client := self._connection.client) is not None and client.is_connected:
             receipt, answer = next(iter(self._answers.items()))
             try:
@@ -279,8 +279,8 @@ class Deliveries:
                 return
             self._answers.pop(receipt, None)
 
-    async def keep_what_is_held(self) -> None:
-        """Report messages as in progress, often enough that the server deals none of them out again."""
+    async def keep_in_progress(self) -> None:
+        """Report held messages as in progress, often enough that the server redelivers none of them."""
         while True:
             await asyncio.sleep(min(60.0, self._connection.address.ack_wait / 3))
             await self.report_in_progress()

@@ -1,4 +1,4 @@
-"""What a process announces: a ring for every listener, and a message for each job, sent until the stream has it."""
+"""Announcing: a ring for every listener, and a message for each job, resent until the stream confirms it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from tenure.notifiers.nats.address import Names
-from tenure.notifiers.nats.connection import CALL_SECONDS, FAULTS, Connection, subscribe, told
+from tenure.notifiers.nats.connection import CALL_SECONDS, FAULTS, Connection, describe, subscribe
 from tenure.ports import Ring
 
-MOST_WAITING, MOST_WAITING_WHILE_DOWN = 200_000, 5_000  #: jobs to be announced; beyond that, polls find them
+MOST_WAITING, MOST_WAITING_WHILE_DOWN = 200_000, 5_000  #: jobs waiting to be announced; any more are found by polling
 MOST_UNCONFIRMED = 2_000
 MOST_TRIES = 3
 RESCUED = "rescued"
@@ -42,11 +42,11 @@ class _Sent(NamedTuple):
 
 
 class Publisher:
-    """Any thread may `post`; all else is for the connection's loop."""
+    """Any thread may `post`; everything else is for the connection's loop."""
 
     def __init__(self, connection: Connection, names: Names) -> None:
         self._connection, self._names = connection, names
-        self.posted = asyncio.Event()  #: the poster sets it, on the loop
+        self.posted = asyncio.Event()  #: set on the loop after `post`
         self._lock = threading.Lock()
         self._outbox: deque[Ring] = deque()
         self._waiting = 0  # jobs and rings in the outbox
@@ -61,18 +61,18 @@ class Publisher:
                 size = len(ring.jobs) + 1
                 if self._waiting and self._waiting + size > most:
                     why = self._connection.problem or "too many at once"
-                    self._connection.warn("rings are dropped, polls will find the jobs", why)
+                    self._connection.warn("rings are dropped, polling will find the jobs", why)
                     break
                 self._waiting += size
                 self._outbox.append(ring)
 
     @property
     def idle(self) -> bool:
-        """All that was posted is sent, and the stream has it."""
+        """Whether everything posted is sent and confirmed by the stream."""
         return not self._outbox and not self._unconfirmed
 
     async def run(self) -> None:
-        """Publish what is posted, while the connection is up."""
+        """Publish posted rings while the connection is up."""
         connection = self._connection
         while True:
             await self.posted.wait()
@@ -87,7 +87,7 @@ class Publisher:
                         word = RESCUED if ring.reason else ring.kind
                         await connection.client.publish(self._names.ring, f"{word} {ring.queue}".encode())
                 except FAULTS as error:
-                    connection.warn("a ring is lost", told(error))
+                    connection.warn("a ring is lost", describe(error))
                 with self._lock:
                     self._waiting -= len(ring.jobs) + 1
             if self._outbox:
@@ -108,7 +108,7 @@ class Publisher:
         self._unconfirmed[token] = sent
         client = self._connection.client
         if client is not None:
-            with suppress(*FAULTS):  # unconfirmed, and so sent again
+            with suppress(*FAULTS):  # it stays unconfirmed, and so is sent again
                 await client.publish(sent.subject, sent.body, reply=f"{self._connection.inbox}.sent.{token}")
 
     # ── confirmations ──
@@ -119,18 +119,18 @@ class Publisher:
 
     async def _confirm(self, message: Msg) -> None:
         token = message.subject.rpartition(".")[2]
-        if message.headers is not None or b'"error"' in message.data:  # it is not stored: is the stream still there?
-            self._connection.look.set()
+        if message.headers is not None or b'"error"' in message.data:  # not stored: does the stream still exist?
+            self._connection.check.set()
             why = message.data.decode(errors="replace") or "no stream"
-            self._connection.warn("JetStream did not take a message", why)
+            self._connection.warn("JetStream did not store a message", why)
             if token in self._unconfirmed:
-                self._unconfirmed[token] = self._unconfirmed[token]._replace(at=0.0)  # to be sent again soon
+                self._unconfirmed[token] = self._unconfirmed[token]._replace(at=0.0)  # resend soon
             return
         self._unconfirmed.pop(token, None)
         self._unpaused.set()
 
     async def resend_all(self) -> None:
-        """On a new connection: no confirmation of the old one will come."""
+        """On a new connection: confirmations of the old one will not arrive any more."""
         for token in list(self._unconfirmed):
             await self._resend(token)
 

@@ -1,4 +1,4 @@
-"""The namespace's stream on the server, and a consumer for each queue that is asked for: made and kept as needed."""
+"""The namespace's stream on the server, and a consumer for each requested queue: created and updated as needed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tenure.notifiers.nats.connection import Connection, Refused
 
 
 class Stream:
-    """What is missing is made; what differs is changed, and what an operator has set beside that is left alone."""
+    """Creates what is missing and updates settings that differ; other settings made by an operator are kept."""
 
     def __init__(self, connection: Connection, names: Names) -> None:
         self._connection, self._names = connection, names
-        self._consumers: set[str] = set()  # queues whose consumer is known to be there, on this connection
-        self.problems: dict[str, str] = {}  #: queue → why permits can't be asked for
+        self._consumers: set[str] = set()  # queues with a consumer that is known to exist, on this connection
+        self.problems: dict[str, str] = {}  #: queue → why permits can't be requested
 
     async def ensure(self) -> None:
         """Raises Refused."""
@@ -25,7 +25,7 @@ class Stream:
         await self._ensure("STREAM", name, need)
 
     async def ensure_consumer(self, queue: str) -> None:
-        """Have the stream and the queue's consumer there, if they are not known to be. Raises Refused."""
+        """Create the stream and the queue's consumer unless they are known to exist. Raises Refused."""
         try:
             if queue not in self._consumers:
                 await self.ensure()
@@ -73,7 +73,7 @@ class Stream:
         if error is not None:
             raise Refused(
                 f"JetStream refuses {kind.lower()} {path}: {error.get('description', error)}; "
-                "give it what is missing, or remove what is in its way"
+                "provide what is missing, or remove what conflicts with it"
             )
 
     async def _api(self, verb: str, body: object = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The thread of a process that talks to NATS: rings and messages go out, permits come in."""
+"""The thread of a process that talks to NATS: it sends rings and messages, and receives permits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tenure.notifiers.nats.publisher import Publisher
 from tenure.notifiers.nats.stream import Stream
 from tenure.ports import Ring
 
-LOOK_SECONDS = 5.0  #: between two looks whether JetStream answers and the stream is there
+CHECK_SECONDS = 5.0  #: between two checks that JetStream answers and the stream exists
 _log = logging.getLogger("tenure.notifier")
 
 
 class _Loop(asyncio.SelectorEventLoop):
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        # Not in a thread: at the interpreter's end there are no new ones, and what was announced must still leave.
+        # Not in a thread: at interpreter shutdown no thread can be started, and announced rings must still be sent.
         return socket.getaddrinfo(host, port, **options)
 
 
@@ -50,13 +50,13 @@ class NatsThread:
         self._call(self._publisher.posted.set)
 
     def attach(self, inbox: Inbox) -> NatsPermits:
-        """From now on that inbox gets every ring; the permits are for the worker that has it."""
+        """From now on `inbox` gets every ring; the permits are for the worker that owns it."""
         permits = NatsPermits(self._call, self._deliveries, inbox)
         self._call(self._deliveries.attach, permits)
         return permits
 
     def detach(self, permits: NatsPermits) -> None:
-        """Give back what is held."""
+        """Return the permits that are held."""
         self._wait(self._deliveries.detach(permits))
 
     def problem(self) -> str:
@@ -75,7 +75,7 @@ class NatsThread:
             self._loop.call_soon_threadsafe(function, *args)
 
     def _wait(self, work: Coroutine[Any, Any, object]) -> None:
-        """Have it done, within CLOSE_SECONDS."""
+        """Run `work` on the loop, waiting CLOSE_SECONDS at most."""
         try:
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
@@ -107,8 +107,8 @@ class NatsThread:
         async with asyncio.TaskGroup() as duties:
             duties.create_task(self._connection.keep(self._use))
             duties.create_task(self._publisher.run())
-            duties.create_task(self._deliveries.keep_what_is_held())
-            duties.create_task(self._replace_what_is_lost())
+            duties.create_task(self._deliveries.keep_in_progress())
+            duties.create_task(self._repeat_lost())
 
     async def _all_sent(self) -> None:
         while not self._publisher.idle or not self._deliveries.settled:
@@ -116,8 +116,8 @@ class NatsThread:
         if self._connection.client is not None:
             await self._connection.client.flush(1)
 
-    async def _replace_what_is_lost(self) -> None:
-        """Requests that the server has forgotten, and messages that it has not confirmed."""
+    async def _repeat_lost(self) -> None:
+        """Repeat requests that the server has lost, and messages that it has not confirmed."""
         while True:
             await asyncio.sleep(RETRY_SECONDS)
             self._deliveries.replace_lost_pulls()
@@ -127,7 +127,7 @@ class NatsThread:
     # ── a connection ──
 
     async def _use(self, client: Client) -> None:
-        """From the first subscription to the end of this connection."""
+        """Use one connection, from the first subscription to its end."""
         connection = self._connection
         self._stream.doubt_all()
         self._deliveries.forget_subscriptions()
@@ -135,7 +135,7 @@ class NatsThread:
         connection.client = client
         await self._deliveries.subscribe_all()
         while client.is_connected:
-            connection.look.clear()
+            connection.check.clear()
             try:
                 await self._stream.ensure()
             except Refused as error:
@@ -143,17 +143,17 @@ class NatsThread:
                 connection.set_problem(str(error))
                 pause = RETRY_SECONDS
             else:
-                pause = LOOK_SECONDS
+                pause = CHECK_SECONDS
                 if not connection.up.is_set():
                     await self._came_up()
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await connection.look.wait()
+                    await connection.check.wait()
 
     async def _came_up(self) -> None:
         self._connection.set_problem("")
         self._connection.up.set()
-        self._deliveries.ask_anew()
+        self._deliveries.request_again()
         await self._publisher.resend_all()
         await self._deliveries.send_answers()
         await self._deliveries.report_in_progress()

@@ -1,7 +1,7 @@
 """The executable specification: every promise of `ports.Store` in plain Python, for tests and for readers.
 
-Rows are immutable and every verb runs under one lock, so a verb is one step, and a transaction is a list of steps:
-rehearsed when it is called, run for good when its block ends. States change in `_move` alone, which asks the table.
+Rows are immutable and every verb runs under one lock, so each verb is atomic. A transaction is a list of steps: each is
+tried and undone when it is called, and all are run when the block ends. Only `_move` changes a state, by the table.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from tenure.stores.memory.workers import MemoryWorkers
 
 
 class MemoryStore(MemoryJobs, MemoryWorkers, MemorySchedules, MemoryReads):
-    """A `Store` in this process's memory; it forgets when the process ends. `clock` and `seed` make tests exact."""
+    """A `Store` in this process's memory, lost when the process ends. `clock` and `seed` make tests deterministic."""
 
     capabilities = Capabilities(transactions=True, durable=False, steady_clock=True, local=True)
     url = "memory://"
 
     def open(self) -> None:
-        """Nothing to connect to."""
+        """There is nothing to connect to."""
 
     def migrate(self) -> int:
-        """Nothing to bring up to date."""
+        """There is no schema to migrate."""
         return 1
 
     def close(self) -> None:
-        """Nothing to let go of: what is stored stays for as long as this object."""
+        """There is nothing to release: the data lives as long as this object."""
 
     def upkeep(self) -> None:
-        """Nothing."""
+        """There is nothing to maintain."""

@@ -1,6 +1,6 @@
-"""What all verbs of the memory store stand on: its rows under one lock, and the moves of one job.
+"""The base of the memory store: its rows under one lock, and the transitions of one job.
 
-States change in `_move` alone, which asks the table.
+Only `_move` changes a state, and only as the table in `tenure.core.lifecycle` allows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Base = TypeVar("Base", bound="MemoryBase")
 
 
 class Transaction:
-    """What `transaction()` yields: the steps taken in it, each with the answer its caller was given."""
+    """What `transaction()` yields: the steps called in it, each with the answer that was returned."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[Callable[[], object], object]] = []
@@ -55,7 +55,7 @@ def atomic(verb: Callable[Concatenate[Base, P], R]) -> Callable[Concatenate[Base
 
 
 class MemoryBase:
-    """The rows. `clock` and `seed` make tests exact."""
+    """The rows. `clock` and `seed` make tests deterministic."""
 
     def __init__(self, clock: Clock | None = None, seed: int | None = None) -> None:
         self._clock = clock or system_clock()
@@ -66,7 +66,7 @@ class MemoryBase:
         self._paused: dict[str, datetime] = {}
         self._schedules: dict[str, Schedule] = {}
         self._ticks: dict[tuple[str, datetime, str], Tick] = {}
-        self._notes: dict[str, tuple[str, float | None]] = {}  #: the text, and the Unix time at which it is over
+        self._notes: dict[str, tuple[str, float | None]] = {}  #: the text, and the Unix time at which it expires
         self._transactions: set[Transaction] = set()
 
     def now(self) -> datetime:
@@ -81,7 +81,7 @@ class MemoryBase:
         return ((name, self._jobs.get(name)) for name in dict.fromkeys(ids))
 
     def _move(self, verb: str, row: Row, to: State, **changes: Any) -> Row:
-        """The only place where a state changes, and only as the table says."""
+        """The only place where a state changes, and only as the table allows."""
         source = row.view.state
         if not any(move.verb == verb and source in move.sources and to in move.targets for move in MOVES):
             raise StoreError(f"{verb} does not lead from {source} to {to}; see the table in tenure.core.lifecycle")
@@ -106,7 +106,7 @@ class MemoryBase:
         return Enqueued(draft.id, created=True, state=state)
 
     def _holder(self, task: str, unique: str | None) -> Row | None:
-        """The live job that holds this key."""
+        """The live job that holds this unique key."""
         if unique is None:
             return None
         held = (r for r in self._rows() if r.view.state in LIVE and (r.view.task, r.view.unique) == (task, unique))
@@ -150,7 +150,7 @@ class MemoryBase:
         )
 
     def _end(self, verb: str, row: Row, lease: Lease, outcome: Outcome, **changes: Any) -> JobView:
-        """End the attempt: `decide` says where it leads, a cancel asked included."""
+        """End the attempt as `decide` says, which takes a requested cancel into account."""
         view, draft, now = row.view, row.draft, self.now()
         charges = Charges(
             **{name: getattr(view, name) for name in CHARGED},

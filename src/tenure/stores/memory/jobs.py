@@ -1,6 +1,6 @@
 """Jobs in memory: the verbs of clients and owners, and transactions.
 
-A transaction is a list of steps: rehearsed when it is called, run for good when its block ends.
+A transaction is a list of steps: each is tried and undone when it is called, and all are run when the block ends.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class MemoryJobs(MemoryBase):
 
     @contextmanager
     def transaction(self) -> Generator[Any, None, None]:
-        """Steps taken with the yielded object as `tx` happen when the block ends, or never if it raises."""
+        """Steps called with the yielded object as `tx` are run when the block ends, or never if it raises."""
         tx = Transaction()
         self._transactions.add(tx)
         try:
@@ -194,7 +194,7 @@ class MemoryJobs(MemoryBase):
             return step()
         tx = tx.tx if isinstance(tx, Awaited) else tx
         if not isinstance(tx, Transaction) or tx not in self._transactions:
-            raise StoreError(f"tx: expected what this store's transaction() yields, in its block; got {tx!r}")
+            raise StoreError(f"tx: expected what transaction() of this store yields, inside its block; got {tx!r}")
         before = self._jobs.copy()
         try:
             for earlier, _ in tx.steps:
@@ -232,7 +232,8 @@ class MemoryJobs(MemoryBase):
             fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
         self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
         for key, tick in self._ticks.items():
-            if tick.job_id == view.id:  # it is a run of its schedule again; and whoever saw it ended writes nothing
+            # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
+            if tick.job_id == view.id:
                 self._ticks[key] = tick.reopened
                 stands = self._schedules[tick.schedule]
                 self._schedules[tick.schedule] = stands.but(rev=stands.rev + 1)
@@ -252,8 +253,8 @@ class MemoryJobs(MemoryBase):
         row = self._held("progress", report.lease)
         if row is None:
             return False
-        said = zip(SAID, (report.stage, report.fraction, report.message, report.checkpoint), strict=True)
-        news: dict[str, Any] = {name: value for name, value in said if value is not None}
+        given = zip(SAID, (report.stage, report.fraction, report.message, report.checkpoint), strict=True)
+        news: dict[str, Any] = {name: value for name, value in given if value is not None}
         if report.checkpoint not in (None, row.view.checkpoint):
             news["crashes"] = 0
         logs = row.logs if report.log is None else {**row.logs, report.lease.attempt: report.log}
@@ -267,7 +268,7 @@ class MemoryJobs(MemoryBase):
             return Landed(self._end("finish", row, lease, outcome).state)
         refused = self._why_not(lease, outcome)
         if strict and isinstance(refused, NotLanded):
-            raise LeaseLost(refused.stands)  # undoes all that the handler did in its transaction
+            raise LeaseLost(refused.stands)  # rolls back everything the handler did in its transaction
         return refused
 
     def _why_not(self, lease: Lease, outcome: Outcome) -> Answer:

@@ -1,4 +1,4 @@
-"""What people look at."""
+"""Reads for people and their tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the memory store keeps of a job and a worker."""
+"""The rows of the memory store: jobs and workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenure.stores.rules import Cause, bad_cursor, evidence_of
 SHARED = {*names_of(Draft)} & {*VIEW} - {"meta", "run_at"}
 CLAIMED = {*Claimed._fields} & {*VIEW} - {"meta"}
 CHARGED = {*Charges._fields} & {*VIEW}
-#: By a replay.
+#: Fields that a replay clears.
 FORGOTTEN = (
     "result",
     "error",
@@ -34,12 +34,12 @@ BLANK: dict[str, Any] = dict.fromkeys((*FORGOTTEN, *SAID, "worker_id"))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job as stored: what was asked for, what people see, who owns it, and how its attempts ended."""
+    """A job as stored: its draft, its view for people, its lease, and its ended attempts."""
 
     draft: Draft
     view: JobView
     lease: Lease | None = None
-    active: float = 0.0  #: boot seconds of the owner's last word; `last_activity_at` is for people
+    active: float = 0.0  #: boot seconds of the owner's last report; `last_activity_at` is for people
     attempts: tuple[AttemptView, ...] = ()
     once: Mapping[str, str] = field(default_factory=dict[str, str])
     logs: Mapping[int, str] = field(default_factory=dict[int, str])  #: by attempt
@@ -89,7 +89,7 @@ def attempt(view: JobView, lease: Lease, outcome: Outcome, now: datetime) -> Att
 
 
 def refused(view: AttemptView, lease: Lease, why: str) -> AttemptView:
-    """The attempt of this lease with why a later write of it did not land; the first word stands."""
+    """The attempt of this lease, with the reason why a later write of it did not land; the first reason is kept."""
     if (view.attempt, view.worker_id) != (lease.attempt, lease.worker_id) or "refused" in view.evidence:
         return view
     return replace(view, evidence={**view.evidence, "refused": why})

@@ -113,7 +113,7 @@ class MemorySchedules(MemoryBase):
         for _, row in self._named(change.cancel):
             if row:
                 self._cancel(row, REPLACED)
-        self._schedules[name] = decode_schedule(body_of(change.stored))  # as those read it that keep its text
+        self._schedules[name] = decode_schedule(body_of(change.stored))  # the round trip of the stores that keep JSON
         return True
 
 

@@ -1,4 +1,4 @@
-"""Workers in memory: their rows, their leases, and what becomes of the jobs of a worker that died."""
+"""Workers in memory: their rows, their leases, and the jobs of workers that died."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class MemoryWorkers(MemoryBase):
         return sum(view.solo and view.queue in open_queues for view in waiting)
 
     def _credible(self, witness: str | None, until: datetime | None) -> bool:
-        """Is it in time, and itself renewed so well that others' silence is their own?"""
+        """Is the call in time, and its witness renewed recently enough that an expired lease proves the others dead?"""
         if until is not None and self.now() > until:
             return False
         worker = self._workers.get(witness or "")
@@ -106,7 +106,7 @@ class MemoryWorkers(MemoryBase):
         return frozenset(worker.identity.id for worker in died)
 
     def _lost(self, row: Row, worker_id: str) -> tuple[Cause, Crashed] | None:
-        """Why a processing job may be rescued; None: its owner lives and shows it."""
+        """Why a processing job may be rescued; None: its owner is alive and reports activity."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return lost("missing", worker_id)

@@ -2,20 +2,20 @@
 
 How it keeps the promises of `ports.Store`:
 
-1. Every verb is one statement where it can be; its guard (state, attempt and worker of the lease) stands in the very
-   statement that writes. Where `decide` is needed, the rows are locked in the order of their ids first.
-2. All times are the server's. No clock of a worker decides anything.
+1. Every verb is one statement where possible, and the statement that writes checks the lease itself (state, attempt and
+   worker). Where `decide` is needed, the rows are locked first, in the order of their ids.
+2. All times are the server's. No worker's clock decides anything.
 3. Claims and outcomes are committed with the server's full durability, whatever the role's default is.
-4. Statements are written so that one index fits; a test reads their plans.
+4. Statements are written so that one index serves them; a test checks their plans.
 
 In a statement `@.` stands for the schema, `@now` for the server's clock. Two rules keep the statements fast when the
-statistics lie, as they do when a queue goes from empty to a million and back:
+statistics are wrong, as when a queue grows from empty to a million jobs and shrinks again:
 
-- what comes with ids must be found by the primary key. A condition on `state`, or on a worker that is a constant,
-  would let the planner believe that next to no row meets it: it would read a whole index, or a partial one that was
-  empty when it was last analysed, and join every finished job with every running one (measured: 2,300 jobs/s instead
-  of 22,000). So all of a lease is compared with what came with the id.
-- what is chosen by an index is locked there, and then written by its place (ctid), not looked up again.
+- rows given by id must be found through the primary key. A condition on `state`, or on a worker given as a constant,
+  would make the planner expect almost no match: it would read a whole index, or a partial one that was empty when last
+  analysed, and join every finished job with every running one (measured: 2,300 jobs/s instead of 22,000). So each part
+  of a lease is compared with a column of the input row that has the id.
+- rows chosen through an index are locked there and then written by ctid, not looked up again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tenure.stores.postgres.workers import PostgresWorkers
 
 
 class PostgresStore(PostgresJobs, PostgresWorkers, PostgresSchedules, PostgresReads):
-    """`PostgresStore("postgresql://user@host/database")`. Its tables are made by `migrate`, in a schema of its own."""
+    """`PostgresStore("postgresql://user@host/database")`. `migrate` creates its tables, in a schema of their own."""
 
     capabilities = Capabilities(transactions=True, durable=True, steady_clock=False, local=False)
 
@@ -49,7 +49,7 @@ class PostgresStore(PostgresJobs, PostgresWorkers, PostgresSchedules, PostgresRe
 
     @property
     def conninfo(self) -> str:
-        """How to connect, with the password: for a notifier, never for a person."""
+        """The connection string with the password: for a notifier, never to be shown."""
         return self._server.conninfo
 
     def migrate(self) -> int:
@@ -65,7 +65,7 @@ class PostgresStore(PostgresJobs, PostgresWorkers, PostgresSchedules, PostgresRe
         self._server.close()
 
     def upkeep(self) -> None:
-        """Nothing: autovacuum is set by the migration."""
+        """Nothing to do: the migration configures autovacuum."""
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:

@@ -1,4 +1,4 @@
-"""What all verbs of the PostgreSQL store stand on: one server, and statements that a verb takes step by step."""
+"""The base of the PostgreSQL store: one server, and verbs that run as a sequence of statements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PostgresBase:
         return self._server.fetch("SELECT @now")[0][0].astimezone(UTC)  # type: ignore[no-any-return]
 
     def _drive(self, steps: Steps[T], run: Callable[[LiteralString, str], Rows]) -> T:
-        """Take a verb's steps, each with `run`: on a connection of ours, or in somebody's transaction."""
+        """Run the steps of a verb, each with `run`: on a connection of the store, or in a caller's transaction."""
         try:
             sql, given = next(steps)
             while True:
@@ -39,7 +39,7 @@ class PostgresBase:
         return self._drive(steps, partial(run, connection))
 
     def _locking(self, call: Callable[[Connection], T]) -> T:
-        """Several statements, one transaction."""
+        """Several statements in one transaction."""
 
         def step(connection: Connection) -> T:
             with connection.transaction():

@@ -1,6 +1,6 @@
-"""Who waits to hear that a transaction of someone else's has committed, and how they learn it.
+"""Callbacks that follow the commit of a caller's transaction.
 
-No hooks in anybody's driver: the transaction's id is known, and the server tells what became of it.
+They need no hook in the caller's driver: the transaction's id is known, and the server is asked for its status.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-#: Ids in (one array), each with its status out. The log of commits knows of one a moment before others see its rows,
-#: so a snapshot is asked first; it also keeps an id that a failover took back from raising.
+#: Takes one array of ids, returns each with its status. The commit log records a commit a moment before its rows are
+#: visible, so the snapshot is checked first; this also avoids an error for an id that a failover lost.
 STATUS = """
     SELECT x::text, CASE WHEN pg_visible_in_snapshot(x, pg_current_snapshot()) THEN pg_xact_status(x) END
     FROM unnest(%s::text[]::xid8[]) AS x"""
 
-_SHORTEST, _LONGEST = 0.002, 0.25  # pauses: a quarter of the time since this id came
-_PATIENCE = 600.0  # whoever commits later is found by the poll
+_SHORTEST, _LONGEST = 0.002, 0.25  # pauses: a quarter of the time since this id was added
+_PATIENCE = 600.0  # jobs of a transaction that commits later are found by polling
 _IDLE = 5.0
 _CLOSING = 1.0
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """For one transaction. Each has its own pauses: one that stays open does not slow the others, nor they hurry it."""
+    """The callbacks of one transaction. Each is polled at its own pace, so a long one does not slow the others."""
 
     since: float
     look: float
@@ -37,8 +37,8 @@ class _Waiting:
 class CommitWatch:
     """Calls back when transactions have committed, and forgets those that were rolled back.
 
-    `ask` answers 'committed' or 'aborted' for those that have ended, as `STATUS` does. One thread asks, while someone
-    waits and a little longer. Safe from every thread; a forked child waits for nobody.
+    `ask` answers 'committed' or 'aborted' for those that have ended, as `STATUS` does. One thread asks, for as long as
+    callbacks wait and a little longer. Safe from every thread; does nothing in a forked child.
     """
 
     def __init__(self, ask: Callable[[Sequence[str]], Mapping[str, str | None]]) -> None:
@@ -60,13 +60,13 @@ class CommitWatch:
             self._waiting.setdefault(xid, _Waiting(now, now + _SHORTEST)).committed.append(committed)
             if self._thread is None:
                 thread = threading.Thread(target=self._watch, name="tenure-commits", daemon=True)
-                with suppress(RuntimeError):  # no thread can be started now: the next one to come tries again
+                with suppress(RuntimeError):  # no thread can be started now: the next call tries again
                     thread.start()
                     self._thread = thread
             self._changed.notify()
 
     def close(self) -> None:
-        """Look once more, and end. Comes before the store closes its connections."""
+        """Ask once more, then stop. Call it before the store closes its connections."""
         if os.getpid() != self._pid:
             return
         with self._changed:
@@ -92,16 +92,16 @@ class CommitWatch:
                 try:
                     committed()
                 except Exception:
-                    logging.getLogger("tenure.store").exception("what was to follow a commit has failed")
+                    logging.getLogger("tenure.store").exception("a callback after a commit has failed")
 
     def _left(self) -> float:
         return min(each.look for each in self._waiting.values()) - time.monotonic()
 
     def _ended(self, xids: Sequence[str]) -> list[Callable[[], None]]:
-        """Whom to call back. All that have ended, or waited for too long, are forgotten."""
+        """The callbacks to run. Transactions that have ended, or were awaited for too long, are forgotten."""
         try:
             statuses: Mapping[str, str | None] = self._ask(xids)
-        except Exception:  # out of reach: they stay, and in the end the poll finds their jobs
+        except Exception:  # server unreachable: keep them; if it stays so, polling finds their jobs
             statuses = {}
         ended: list[Callable[[], None]] = []
         with self._changed:

@@ -1,7 +1,7 @@
-"""No verb waits for ever: a connection that gets no answer in time is closed by whoever waits for it.
+"""Deadlines for every statement: a connection that gets no answer in time is closed by its waiting thread.
 
-Keepalives don't help there. A server that hangs, or a pooler or a firewall that has lost the way, goes on
-acknowledging packets, and libpq waits for an answer without a limit.
+Keepalives don't help here. A server that hangs, or a pooler or firewall that has lost the route, keeps acknowledging
+packets, and libpq waits for an answer without a limit.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """One that can be given a time to answer in."""
+    """A connection with a time limit for answers."""
 
     _seconds = _answer_by = math.inf
 
     @contextmanager
     def within(self, seconds: float) -> Generator[None]:
-        """What is asked in the block has to be answered in so many seconds."""
+        """All statements in the block must be answered within this many seconds."""
         self._seconds, self._answer_by = seconds, time.monotonic() + seconds
         try:
             yield
@@ -33,11 +33,11 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             self._seconds = self._answer_by = math.inf
 
     def wait(self, gen: PQGen[T], *args: Any, **options: Any) -> T:
-        """Where psycopg waits, however it was asked."""
+        """The method in which psycopg waits for every answer."""
         return super().wait(self._in_time(gen), *args, **options)
 
     def _in_time(self, gen: PQGen[T]) -> PQGen[T]:
-        """It is gone on with ten times a second, whether there is something to read or not."""
+        """psycopg resumes this generator ten times a second, whether or not there is something to read."""
         ready: Any = None
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Jobs not yet stored: one, a batch, or so many that they are worth a COPY."""
+"""Storing new jobs: one, a batch, or enough of them to be worth a COPY."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tenure.ports import Draft, Enqueued
 from tenure.stores.fields import NEW, listed
 from tenure.stores.postgres.server import Steps
 
-COPY_FROM = 50  #: as many drafts are worth a COPY
+COPY_FROM = 50  #: from this many drafts on, COPY is worth it
 COPY_AT_ONCE = 500
 _ENQUEUE_TRIES = 5
 
@@ -55,13 +55,13 @@ _GIVEN_ONE = listed(
         "solo": _ONE["isolated"],
     },
 )
-#: One job alone, as most are: no batch has to be taken apart.
+#: The common case of a single job, without the cost of unpacking a batch.
 ENQUEUE_ONE = f"""
     INSERT INTO @.jobs ({listed(NEW)}) SELECT {_GIVEN_ONE}
     FROM (SELECT coalesce(@now + {_ONE["delay"]} * interval '1 second', {_ONE["run_at"]}, @now) AS due) AS d
     ON CONFLICT DO NOTHING RETURNING state"""
 
-#: Who stands where an insert did nothing: the same id, else the live holder of the unique key.
+#: The existing job where an insert did nothing: the same id, else the live holder of the unique key.
 STANDING = """
     SELECT d.ordinality, j.id::text, j.state
     FROM ROWS FROM (json_to_recordset(:p::json) AS (id uuid, task text, "unique" text)) WITH ORDINALITY AS d
@@ -72,7 +72,7 @@ STANDING = """
             AND state IN ('scheduled', 'queued', 'processing')
         LIMIT 1) AS j"""
 
-#: What jobs of one batch have in common most often, in the order of COPY's columns.
+#: The fields that jobs of one batch most often share, in the order of COPY's columns.
 _SAME = (
     "task",
     "queue",
@@ -92,14 +92,14 @@ COPY = f"""
 
 
 def facts_of(draft: Draft) -> dict[str, Any]:
-    """The values of `ENQUEUE_ONE`."""
+    """The parameters of `ENQUEUE_ONE`."""
     return {name: getattr(draft, name) for name in _TYPES}
 
 
 def enqueue_steps(drafts: Sequence[Draft]) -> Steps[tuple[list[Enqueued], str]]:
-    """Insert, then look who stands where nothing was inserted; again for those who have left meanwhile.
+    """Insert, then read the existing job where nothing was inserted; repeat for jobs that have ended meanwhile.
 
-    Also the id of the transaction, if anything was inserted.
+    Also returns the id of the transaction, if anything was inserted.
     """
     answers: dict[int, Enqueued] = {}
     xid = ""
@@ -119,14 +119,14 @@ def enqueue_steps(drafts: Sequence[Draft]) -> Steps[tuple[list[Enqueued], str]]:
                 answers[missing[place - 1]] = Enqueued(job_id, False, State(state))
         if len(answers) == len(drafts):
             return [answers[n] for n in range(len(drafts))], xid
-    raise StoreError("a unique key changed hands faster than it could be looked up; enqueue again")
+    raise StoreError("a unique key changed its holder faster than the holder could be read; enqueue again")
 
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 
 
 def lines(drafts: Sequence[Draft], now: datetime) -> tuple[list[str], list[Enqueued]]:
-    """COPY's text of new jobs, and the answers if it lands."""
+    """The COPY text of new jobs, and the answers if it succeeds."""
     at, found, answers = now.isoformat(), list[str](), list[Enqueued]()
     commons: dict[tuple[Any, ...], tuple[str, str]] = {}
     for draft in drafts:

@@ -56,9 +56,9 @@ from tenure.stores.rules import (
 T = TypeVar("T")
 
 HELD_SECONDS = 0.5
-OPERATED_SECONDS = 2.0  #: of a verb's eight; what it has locked by then is let go, too
+OPERATED_SECONDS = 2.0  #: of a verb's eight, after which it commits and so releases the rows it has locked
 WARY_SECONDS = 5.0
-MARK_FROM = 50  #: a batch of so many may be one of a long queue
+MARK_FROM = 50  #: a claim of this many jobs may be from a long queue
 
 _CLAIMED = listed(
     CLAIMED,
@@ -70,9 +70,9 @@ _CLAIMED = listed(
     },
 )
 
-# The worker's row must be there, not dead, not expired, and the queue not paused: asked in the statement that takes.
-# Each queue is read from a place on (rank, run_at, id), so that a claim need not step over all that ended since an old
-# snapshot was taken; what has a higher priority is read from the start.
+# The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked in the statement
+# that claims. Each queue is read from a place (rank, run_at, id) on, so that a claim need not step over the index
+# entries of jobs that ended since an old snapshot was taken; jobs of a higher priority are read from the start.
 CLAIM = f"""
     WITH chosen AS MATERIALIZED (
         SELECT j.ctid AS place
@@ -120,7 +120,7 @@ _PROGRESS = f"""
     RETURNING j.id::text, j.attempt, j.worker_id"""
 
 PROGRESS = _PROGRESS.format(logged="")
-#: The same for a batch in which somebody logged: the jobs' rows are locked first, so nobody meets another in the logs.
+#: The same for a batch with logs: the rows of the jobs are locked first, so two batches never conflict in job_logs.
 PROGRESS_LOGGED = _PROGRESS.format(
     logged=""", logged AS (
         INSERT INTO @.job_logs (job_id, attempt, lines)
@@ -128,7 +128,7 @@ PROGRESS_LOGGED = _PROGRESS.format(
         ON CONFLICT (job_id, attempt) DO UPDATE SET lines = excluded.lines)"""
 )
 
-#: The first refusal of an attempt stands: a row changed since we looked is looked at again before it is written.
+#: The first refusal of an attempt is kept: a row that changed since it was read is checked again before the write.
 REFUSED = """
     WITH r AS MATERIALIZED (
         SELECT a.job_id, a.attempt, l.why
@@ -231,7 +231,7 @@ class PostgresJobs(PostgresBase):
         now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]
         answers: list[Enqueued] = []
         with connection.cursor() as cursor, cursor.copy(self._sql(COPY)) as copy:
-            for first in range(0, len(drafts), COPY_AT_ONCE):  # the server stores one part while we write the next
+            for first in range(0, len(drafts), COPY_AT_ONCE):  # the server stores one part while we encode the next
                 text, some = lines(drafts[first : first + COPY_AT_ONCE], now)
                 copy.write("".join(text))
                 answers += some
@@ -253,7 +253,7 @@ class PostgresJobs(PostgresBase):
         for queue, job_id in self._server.fetch(PROMOTE, limit):
             jobs.setdefault(queue, []).append(job_id)
         then = next_due()
-        # Due, and not promoted: somebody holds it. Whoever asks again at once would ask for as long as that lasts.
+        # Due but not promoted: another transaction has locked it. Calling again at once would be a busy loop.
         return Promoted(jobs, then if jobs or then is None else max(then, HELD_SECONDS))
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
@@ -268,7 +268,7 @@ class PostgresJobs(PostgresBase):
         return self._each(ids, lambda connection, job_id: _delete(connection, self._sql, job_id))
 
     def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T | None]:
-        """One after the other, in as many transactions as it takes: on a slow line hundreds don't fit into a verb."""
+        """One by one, in as many transactions as needed: over a slow network hundreds exceed a verb's time limit."""
         answers: dict[str, T | None] = dict.fromkeys(ids)
         left = [job_id for job_id in answers if is_id(job_id)]
 
@@ -312,7 +312,7 @@ class PostgresJobs(PostgresBase):
             marks.clear()
             claimed += self._claim(worker_id, left, limit - len(claimed), solo, [START] * len(left))
         elif len(claimed) >= MARK_FROM and marks.wanted():
-            with suppress(StoreError):  # it is a hint, and what was claimed must be handed over
+            with suppress(StoreError):  # it is only a hint, and the claimed jobs must be returned
                 for last in {each.queue: each for each in claimed}.values():
                     for place in self._server.fetch(PLACE, last.id):
                         marks.put(last.queue, place)
@@ -344,9 +344,9 @@ class PostgresJobs(PostgresBase):
         check_reports(reports)
         newest: dict[Lease, dict[str, Any]] = {}
         for report in sorted(reports, key=lambda report: report.lease):
-            said = {name: getattr(report, name) for name in ("fraction", "stage", "message", "checkpoint", "log")}
+            fields = {name: getattr(report, name) for name in ("fraction", "stage", "message", "checkpoint", "log")}
             known = newest.setdefault(report.lease, lease_facts(report.lease))
-            known.update({name: value for name, value in said.items() if value is not None})
+            known.update({name: value for name, value in fields.items() if value is not None})
         rows = list(newest.values())
         sql = PROGRESS_LOGGED if any("log" in row for row in rows) else PROGRESS
         landed = {Lease(*row) for row in self._server.fetch(sql, json_of(rows))}
@@ -355,12 +355,12 @@ class PostgresJobs(PostgresBase):
         return [report.lease in landed for report in reports]
 
     def _held(self, reports: Sequence[Progress], landed: set[Lease]) -> set[Lease]:
-        """Leases that stand while somebody's transaction holds their row. It may take a report, but no checkpoint."""
+        """Valid leases in rows that another transaction has locked: a report may be lost there, a checkpoint not."""
         missing = [report for report in reports if report.lease not in landed]
         answers = self._standing([(report.lease, Completed()) for report in missing])
         held = [report for report, answer in zip(missing, answers, strict=True) if isinstance(answer, Busy)]
         if any(report.checkpoint is not None for report in held):
-            raise StoreBusy("somebody's open transaction holds the row of a job: its checkpoint can't be stored now")
+            raise StoreBusy("another open transaction has locked the row of a job: its checkpoint can't be stored now")
         return {report.lease for report in held}
 
     def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
@@ -387,13 +387,13 @@ class PostgresJobs(PostgresBase):
         landed: dict[Lease, Answer] = {}
         try:
             if monotonic() < self._wary_until:
-                raise StoreBusy("a transaction held a row a moment ago")
+                raise StoreBusy("a row was locked by another transaction a moment ago")
             done = [(lease, outcome) for lease, outcome in ends if isinstance(outcome, Completed)]
             if len(done) < len(ends):
                 landed = self._locking(lambda connection: self._drive_on(connection, steps.finish(ends)))
             elif self._server.run(lambda connection: steps.complete(connection, self._sql, done)) == len(ends):
                 return [COMPLETED] * len(ends)
-        except StoreBusy:  # whoever holds one of these rows must not hold up the others
+        except StoreBusy:  # a locked row must not delay the other jobs
             landed = self._locking(lambda connection: self._drive_on(connection, steps.finish_free(ends)))
         answers = self._standing([end for end in ends if end[0] not in landed])
         if any(isinstance(answer, Busy) for answer in answers):
@@ -401,15 +401,15 @@ class PostgresJobs(PostgresBase):
         return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
 
     def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
-        """What to tell those that may not have landed just now."""
+        """The answers for leases whose outcome did not land in this call: it may have landed before."""
         return self._server.run(lambda connection: self._drive_on(connection, steps.stands(ends)))
 
 
 # ── One job, as an operator asks; None: there is no such job ────────────────────────────────────────────────────
 
-#: With other arguments, what was said and saved about the old ones is void.
+#: With new arguments, the progress and the checkpoint of the old ones are void.
 _WITH_OTHERS = ", payload = %s, meta = %s, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
-#: A job that was a run of a schedule is one again; and whoever saw it ended writes nothing.
+#: A replayed job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
 _RUN_AGAIN = """
     WITH again AS (
         UPDATE @.tick_rows SET open = true,
@@ -420,7 +420,7 @@ _RUN_AGAIN = """
 
 
 def _cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:
-    # Locked first: while it changes from one of these states to another, neither of the writes below would meet it.
+    # Locked first: a job that moves from one of these states to another in between would escape both writes below.
     connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,))
     connection.execute(
         sql(
@@ -479,7 +479,7 @@ def _replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None) ->
     try:
         with connection.transaction():
             connection.execute(again, (*values, job_id))
-    except psycopg.errors.UniqueViolation:  # somebody took it between the look and the write
+    except psycopg.errors.UniqueViolation:  # another job took it between the read and the write
         return NotLanded(f"its unique key {unique!r} has just been taken by another job")
     connection.execute(sql(_RUN_AGAIN), (job_id,))
     return Landed(State.QUEUED)

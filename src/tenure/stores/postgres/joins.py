@@ -1,9 +1,9 @@
-"""Someone else's transaction, through their own driver: one statement with one text in it, and its rows.
+"""Statements in a caller's transaction, through the caller's own driver: one statement with one text, and its rows.
 
-SQLAlchemy, psycopg, psycopg2, asyncpg and Django are known by the classes they have loaded; none is imported here. A
-transaction is refused, before anything is written and without harm to it, when it is in another database, or when
-there is none: a connection in autocommit would commit the job alone. What goes wrong in it later is its owner's error
-and leaves as their driver's.
+SQLAlchemy, psycopg, psycopg2, asyncpg and Django are recognized by the classes they have loaded; none is imported here.
+A transaction in another database is refused, and so is a connection without a transaction: in autocommit the job would
+be committed alone. The refusal comes before any write and leaves the transaction usable. Later errors in it belong to
+the caller and are raised as the driver's own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 _Wait = Callable[[Coroutine[Any, Any, Any]], Any]
 
-#: What a `Database` is made from. Anyone may ask it, and unlike the cluster's identifier it tells a clone from its
-#: original. Not as a timestamp's text: that depends on the session's settings.
+#: The identity of a `Database`. Any role may read it, and unlike the cluster's identifier it distinguishes a clone from
+#: its original. An epoch, since the text of a timestamp depends on the session's settings.
 WHERE = "SELECT current_database()::text, extract(epoch FROM pg_postmaster_start_time())::text"
 
 _MARK = re.compile(r"(?<!:):p\b")
@@ -40,30 +40,30 @@ class Database(NamedTuple):
 
 
 class _Joined(NamedTuple):
-    """A caller's transaction, whatever its driver."""
+    """A caller's transaction, whichever driver it uses."""
 
-    connection: object  #: the driver's own: it outlives sessions, and what a pool lends
-    outside: str  #: why it is not in a transaction; '' if it is
+    connection: object  #: the driver's own: it outlives a session and the proxy that a pool hands out
+    outside: str  #: why it is in no transaction; '' if it is in one
     execute: Callable[[str, tuple[str, ...]], Rows]
 
 
 class Joins:
-    """Runs statements in transactions of others, if they are in our database. `ours` tells which that is now."""
+    """Runs statements in callers' transactions if they are in the store's database, which `ours` returns."""
 
     def __init__(self, ours: Callable[[], Database]) -> None:
         self._ours = ours
         self._known: WeakSet[Any] = WeakSet()
 
     def run(self, tx: object, sql: str, text: str) -> Rows:
-        """All rows of `sql`, where `:p` stands once for the text. Columns should be text, numbers or booleans.
+        """All rows of `sql`, which contains `:p` once for the text. Columns should be text, numbers or booleans.
 
-        An async driver needs an `Awaited`, from another thread than its loop's.
+        An async driver needs an `Awaited`, and a thread other than that of its loop.
         """
         joined = _join(tx)
         if joined.outside:
             raise StoreError(
                 f"tx is {_named(tx)}, but in no transaction: {joined.outside}; "
-                "else the job would be committed alone, whatever becomes of your rows"
+                "otherwise the job would be committed alone, even if your rows are rolled back"
             )
         if joined.connection not in self._known:
             self._refuse_elsewhere(Database(*joined.execute(WHERE, ())[0]))
@@ -127,7 +127,7 @@ def _join(tx: object) -> _Joined:
 
 
 def _is(tx: object, *names: str) -> bool:
-    """Is it of one of these classes? A library that is not loaded can't have made it."""
+    """Is it an instance of one of these classes? A library that is not loaded can't have made it."""
     for name in names:
         module, _, kind = name.partition(":")
         found = getattr(sys.modules.get(module), kind, None)
@@ -151,7 +151,7 @@ def _sqlalchemy(connection: Any, execute: Callable[[Any, dict[str, str]], Any] |
         found = run(text(_colon(sql)), {"text": texts[0]} if texts else {})
         return [tuple(row) for row in found.fetchall()]
 
-    # Its driver's own word: SQLAlchemy would have to ask the server for the isolation level.
+    # The driver's own attribute: SQLAlchemy would have to ask the server for the isolation level.
     alone = getattr(connection.connection.dbapi_connection, "autocommit", False)
     outside = "its isolation level is AUTOCOMMIT, so use one without" if alone else ""
     return _Joined(connection.connection.driver_connection, outside, fetch)
@@ -204,7 +204,7 @@ def _asyncpg(connection: Any, wait: _Wait) -> _Joined:
         return [tuple(record.values()) for record in wait(connection.fetch(_dollar(sql), *texts))]
 
     outside = "" if connection.is_in_transaction() else "use it inside `async with connection.transaction():`"
-    return _Joined(getattr(connection, "_con", connection), outside, fetch)  # a pool lends a new proxy each time
+    return _Joined(getattr(connection, "_con", connection), outside, fetch)  # a pool returns a new proxy each time
 
 
 def _django(connection: Any, *, elsewhere: bool) -> _Joined:
@@ -227,7 +227,7 @@ def _django(connection: Any, *, elsewhere: bool) -> _Joined:
 
 
 # ── One statement in their spellings ────────────────────────────────────────────────────────────────────────────
-# A cast says that it is a text: it must not go through what the caller's connection does with its JSON.
+# The cast makes it a text: the caller's connection may have adapters of its own for JSON.
 
 
 @lru_cache
@@ -249,7 +249,7 @@ def _dollar(sql: str) -> str:
 
 
 def _is_about_data(error: BaseException) -> bool:
-    """Is it of class 22, whoever raised or wrapped it? What psycopg and Django find by themselves has no code."""
+    """Is it of class 22, also when wrapped? Errors that psycopg and Django detect themselves have no code."""
     if any(kind.__name__ == "DataError" for kind in type(error).__mro__):
         return True
     cause: Any = getattr(error, "orig", None) or error

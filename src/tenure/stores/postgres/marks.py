@@ -1,9 +1,9 @@
-"""How far a long queue has been read: a hint where the next claim may begin.
+"""How far a long queue has been read: a hint where the next claim may start.
 
-While some old snapshot is held anywhere in the database, no job that has left the queue can be vacuumed from its index,
-and every claim would step over all of them (measured: with 200,000 of those, claims took four times as long). A mark
-skips them. It may also skip a job that took an earlier place meanwhile (a rescued one, a late commit), so it is only
-believed for a second, and never when a claim comes back short.
+While an old snapshot is held anywhere in the database, the index entries of jobs that left the queue can't be vacuumed,
+and every claim would step over all of them (measured: with 200,000 of them, claims took four times as long). A mark
+skips them. It may also skip a job that took an earlier place meanwhile (a rescued one, a late commit), so it is used
+for a second only, and dropped when a claim returns fewer jobs than asked for.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Place = tuple[int, str, str]  #: rank (minus the priority), run_at and id
 
 START: Place = (-32768, "-infinity", "00000000-0000-0000-0000-000000000000")
 BELIEVED_SECONDS = 1.0
-MOVED_EVERY_SECONDS = 0.1  # asking for a place costs a round trip
+MOVED_EVERY_SECONDS = 0.1  # reading a place costs a round trip
 
 
 class Marks:
-    """The marks of one store, a queue each. Claims of one store come one after another; a lost race costs a look."""
+    """The marks of one store, one per queue. Claims of one store are sequential; a lost race costs one more claim."""
 
     def __init__(self) -> None:
         self._places: dict[str, Place] = {}
@@ -31,7 +31,7 @@ class Marks:
         return self._places.get(queue, START)
 
     def refresh(self) -> None:
-        """Forget all once they are too old."""
+        """Drop all marks once they are too old."""
         if self._places and time.monotonic() - self._since > BELIEVED_SECONDS:
             self.clear()
 
@@ -39,7 +39,7 @@ class Marks:
         self._places.clear()
 
     def wanted(self) -> bool:
-        """Is it time to move them on?"""
+        """Is it time to advance them?"""
         return time.monotonic() - self._moved > MOVED_EVERY_SECONDS
 
     def put(self, queue: str, place: Place) -> None:

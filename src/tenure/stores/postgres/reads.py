@@ -1,4 +1,4 @@
-"""What people look at: short reads, each a statement of its own, so that none holds back the vacuum."""
+"""Reads for people and their tools: short, each a statement of its own, so that none holds back the vacuum."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.server import Server
 from tenure.stores.rules import bad_cursor, is_id
 
-Values = tuple[Any, ...]  #: a text, then the values for its %s
+Values = tuple[Any, ...]  #: a SQL text, then the values for its %s
 
-FEW = 10_000  #: so many that an index leads to are looked at; of more, all jobs are walked through from the newest
+FEW = 10_000  #: up to this many matches of an index are sorted; beyond, all jobs are scanned from the newest
 
 JOB = listed(VIEW, id="id::text", unique="unique_key", completed_by=COMPLETED_BY)
 job_of = reader(JobView)
@@ -48,9 +48,9 @@ class PostgresReads(PostgresBase):
         return job_of(rows[0]) if rows else None
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
-        """By id, not by time: it rises with time (UUIDv7), and the primary key has the order already.
+        """Ordered by id: it rises with time (UUIDv7), and the primary key already has that order.
 
-        Where an index holds few enough jobs that can match, all these are looked at; else all jobs, from the newest.
+        If an index holds few enough jobs that can match, only these are examined; else all jobs, from the newest.
         """
         span: list[Values] = [] if cursor is None else [("id < %s", _before(cursor))]
         conditions, floor = _conditions(where) + span, None
@@ -58,7 +58,7 @@ class PostgresReads(PostgresBase):
         if looked is None:
             if within is not None and (floor := _floor(self._server, span, within)) is not None:
                 span.append(("id >= %s", floor))
-            # OFFSET 0 keeps the conditions out: the planner would take another index for them, and sort a million.
+            # OFFSET 0 keeps the conditions out: the planner would choose another index for them and sort a million.
             looked = _all("SELECT * FROM @.jobs WHERE {} ORDER BY id DESC OFFSET 0", span)
         inner, *given = looked
         # Not by `id` alone: that would be the text in front.
@@ -131,20 +131,20 @@ def _before(cursor: str) -> UUID:
 
 
 def _all(sql: str, conditions: Sequence[Values]) -> Values:
-    """`sql` with its {} filled in, and their values."""
+    """`sql` with its {} replaced by conditions, and the values of these."""
     values = [value for _, *some in conditions for value in some]
     return sql.format(" AND ".join(text for text, *_ in conditions) or "TRUE"), *values
 
 
 def _floor(server: Server, span: Sequence[Values], within: int) -> str | None:
-    """The last of the next `within` ids, if there are more behind it."""
+    """The last of the next `within` ids, if there are more after it."""
     sql, *values = _all("SELECT id::text FROM @.jobs AS j WHERE {} ORDER BY j.id DESC OFFSET %s LIMIT 2", span)
     rows = server.read(sql, *values, max(within, 1) - 1)
     return rows[0][0] if len(rows) == 2 else None
 
 
 def _few(server: Server, where: Filter, most: int) -> Values | None:
-    """All jobs that can match, from the indexes that lead to them, if these hold at most so many."""
+    """All jobs that can match, from the indexes that contain them, if there are at most `FEW`."""
     parts, few = _parts(where)
     if not parts:
         return None
@@ -159,7 +159,7 @@ def _few(server: Server, where: Filter, most: int) -> Values | None:
 
 
 def _parts(where: Filter) -> tuple[list[Values], bool]:
-    """Conditions with an index for each, one of which every match meets; and whether it is sure that few rows do."""
+    """Conditions, each with an index; every match meets one of them. And whether few rows are certain to meet them."""
     if where.worker_id is not None:
         return [("state = 'processing' AND worker_id = %s", where.worker_id)], True
     states = where.states or (ENDED if where.ended_since is not None else frozenset[State]())

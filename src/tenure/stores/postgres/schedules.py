@@ -1,7 +1,7 @@
-"""Schedules, their ticks, and notes: what a supervisor asks every second, and the one guarded write of a batch.
+"""Schedules, their ticks, and notes: the query that a supervisor runs every second, and the guarded write of a batch.
 
-A change that can't be made now because somebody else holds its row, or a job that it cancels, is answered as if they
-had written first: that schedule waits, and none of the others of its batch.
+If another transaction has locked the row of a change, or a job that it cancels, the answer is the same as if that
+transaction had written first: this schedule waits, the others of its batch do not.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tenure.stores.postgres.server import Connection
 from tenure.stores.rules import body_of, check_drafts, check_text, is_id, json_of
 
 _ENDED = "('completed', 'dead', 'cancelled')"
-_LAST = "\U0010ffff"  #: the last of all characters
+_LAST = "\U0010ffff"  #: the highest code point
 _TRIES = 5
 
 
-# An open tick whose job has ended is found by the ids of the open ones: a condition on the state alone would let the
-# planner start from all jobs that ever ended.
+# An open tick whose job has ended is found through the job ids of open ticks: a condition on the state alone would let
+# the planner start from all jobs that ever ended.
 _DUE = f"""
     SELECT @now, (SELECT min(due_at) FROM @.schedule_rows WHERE due_at > @now),
         ARRAY (SELECT name::text FROM @.schedule_rows WHERE due_at <= @now ORDER BY due_at LIMIT %(limit)s) || ARRAY (
@@ -57,13 +57,13 @@ _TICKS = """
     ORDER BY tick DESC, cause DESC LIMIT %s"""
 
 
-#: Which of these jobs somebody holds; the others are locked.
+#: The ids of these jobs that another transaction has locked; the others are locked by this statement.
 _HELD = """
     WITH free AS MATERIALIZED (
         SELECT id FROM @.jobs WHERE id = ANY (%(ids)s::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)
     SELECT id::text FROM @.jobs WHERE id = ANY (%(ids)s::uuid[]) AND id NOT IN (SELECT id FROM free)"""
 
-# The guards stand in the statement that writes, and what it locked is compared as it was then, not as it was read.
+# The statement that writes checks the guards, against the rows as they were when it locked them, not as read earlier.
 _WRITE = """
     WITH given AS MATERIALIZED (
         SELECT * FROM json_to_recordset(%s::json) AS g (name text, rev integer, due_at timestamptz, body text,
@@ -88,7 +88,7 @@ _WRITE = """
     SELECT name FROM given AS g
     WHERE rev = 0 AND gone AND NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name)"""
 
-#: A guard's own job, which this transaction has just made.
+#: The job of a guard, which this transaction has just created.
 _START = """
     UPDATE @.jobs SET state = 'processing', attempt = 1, worker_id = %s, started_at = @now, last_activity_at = @now
     WHERE id = ANY (%s::uuid[])"""
@@ -126,7 +126,7 @@ _MAKE_NOTE = """
     ON CONFLICT DO NOTHING"""
 _REMOVE_NOTE = "DELETE FROM @.notes WHERE key = %s"
 
-# In the order of bytes, which is that of the characters: all that begin so stand together.
+# Sorted by bytes, which is the order of code points: all keys with one prefix are adjacent.
 _NOTES = """
     SELECT key, value FROM @.notes WHERE key >= %s AND key <= %s AND coalesce(expires_at > @now, true) ORDER BY key"""
 
@@ -154,7 +154,7 @@ class PostgresSchedules(PostgresBase):
         return [decode_tick(body) for (body,) in self._server.read(_TICKS, name, before, limit)]
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
-        """The changes of one schedule are made one after the other, those of different ones at once."""
+        """Changes of the same schedule are made one after another, those of different schedules together."""
         return self._locking(lambda connection: self._change_all(connection, changes))
 
     def _change_all(self, connection: Connection, changes: Sequence[Change]) -> list[bool]:
@@ -166,7 +166,7 @@ class PostgresSchedules(PostgresBase):
         return [n in landed for n in range(len(changes))]
 
     def _change(self, connection: Connection, changes: Mapping[int, Change]) -> set[int]:
-        """Which of these, of as many schedules, land."""
+        """The changes that landed; each is of a different schedule."""
         cancels = [job_id for each in changes.values() for job_id in each.cancel if is_id(job_id)]
         held = {row[0] for row in connection.execute(self._sql(_HELD), {"ids": cancels})} if cancels else set[str]()
         rows = [_row(each) for each in changes.values() if held.isdisjoint(each.cancel)]
@@ -176,16 +176,16 @@ class PostgresSchedules(PostgresBase):
         check_drafts(draft for each in made for draft in each.drafts)
         drafts = [draft for each in made for draft in each.drafts]
         stands = iter(self._enqueue(connection, drafts) if drafts else [])
-        told: dict[tuple[str, datetime, str], dict[str, Any]] = {}
+        ticks: dict[tuple[str, datetime, str], dict[str, Any]] = {}
         for each in made:
             jobs = {draft.id: next(stands) for draft in each.drafts}
             if each.owner is not None:
                 connection.execute(self._sql(_START), (each.owner, [job.id for job in jobs.values() if job.created]))
             follow = {draft_id: job.id for draft_id, job in jobs.items()}
             for tick in each.ticks:
-                told[each.schedule.name, tick.tick, tick.cause] = _told(each.schedule.name, tick, follow)
-        if told:
-            connection.execute(self._sql(_DECIDE), (json_of(list(told.values())),))
+                ticks[each.schedule.name, tick.tick, tick.cause] = _tick_row(each.schedule.name, tick, follow)
+        if ticks:
+            connection.execute(self._sql(_DECIDE), (json_of(list(ticks.values())),))
         cancels = [job_id for each in made for job_id in each.cancel if is_id(job_id)]
         if cancels:
             connection.execute(self._sql(_CANCEL), {"ids": cancels, "reason": REPLACED})
@@ -219,11 +219,11 @@ class PostgresSchedules(PostgresBase):
             if new is None:
                 connection.execute(self._sql(_REMOVE_NOTE), (key,))
             elif connection.execute(self._sql(_SET_NOTE if row else _MAKE_NOTE), (new, ttl, key)).rowcount == 0:
-                continue  # another one made it between the look and the write
+                continue  # another caller created it between the read and the write
             if drafts and stands == old != new:
                 self._enqueue(connection, drafts)
             return Swapped(True, new)
-        raise StoreAway(f"the note {key!r} is made and removed faster than it can be looked at; try again")
+        raise StoreAway(f"the note {key!r} is created and removed faster than it can be read; try again")
 
     def notes(self, prefix: str) -> dict[str, str]:
         return dict(self._server.fetch(_NOTES, prefix, prefix + _LAST))
@@ -241,7 +241,7 @@ def _row(change: Change) -> dict[str, Any]:
     }
 
 
-def _told(name: str, tick: Tick, follow: Mapping[str, str]) -> dict[str, Any]:
+def _tick_row(name: str, tick: Tick, follow: Mapping[str, str]) -> dict[str, Any]:
     job_id = follow.get(tick.job_id or "", tick.job_id)
     if job_id != tick.job_id:
         tick = replace(tick, job_id=job_id)

@@ -1,7 +1,7 @@
-"""One PostgreSQL server, as a store needs it: connections, errors in our words, the schema's version.
+"""One PostgreSQL server, as a store needs it: connections, mapped errors, the schema's version.
 
-Connections are a stack, not a pool with threads: whoever asks gets the warmest one, or a new one, or at once the
-error that says why there is none. Every statement is a transaction of its own unless a verb needs several.
+Idle connections are a stack, not a pool with threads: a caller gets the one used last, a new one, or at once the error
+that says why there is none. Every statement is a transaction of its own unless a verb needs several.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Sql = Callable[[str], LiteralString]  #: fits a statement to the schema
 OLDEST = 14
 MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
-ANSWER_SECONDS = 8.0  #: for a verb; a renewal that waited so long can still be sent again in time
-READ_SECONDS = 60.0  #: for what people look at
+ANSWER_SECONDS = 8.0  #: for a verb; a renewal that times out after this can still be repeated in time
+READ_SECONDS = 60.0  #: for reads by people
 TRIES = 5
-_MIGRATING = 0x54454E55  # "TENU": the advisory lock of whoever migrates
+_MIGRATING = 0x54454E55  # "TENU": the advisory lock of a migration
 
-# A dead peer is noticed in seconds, not in two hours, and before a renewal is late; whoever waits for a lock is told;
-# and no default of the server or the role weakens a claim (synchronous_commit, isolation). The planner's ways
-# that would read a whole table, or all that is due for the sake of a few, are closed: a plan made for an empty table
+# A dead peer is noticed in seconds, not in two hours, and before a renewal is late; waiting for a lock ends with an
+# error; and no default of the server or the role weakens a claim (synchronous_commit, isolation). Plan types that would
+# read a whole table, or all rows that are due to return a few of them, are disabled: a plan made for an empty table
 # must not be kept for a full one.
 _DEFAULTS: dict[str, str] = {
     "connect_timeout": "5",
@@ -54,15 +54,15 @@ _DEFAULTS: dict[str, str] = {
 }
 _FORCED = {"client_encoding": "utf8"}
 _CLOCK: LiteralString = "SELECT set_config('tenure.now', to_timestamp(%s)::text, false)"
-# Whatever the role, the database or the environment of this process prefers: the driver must be able to read it.
-_WORDS: LiteralString = "SET timezone = 'UTC'; SET datestyle = 'ISO'"
+# Overrides what the role, the database or the environment of this process sets: the driver must be able to parse it.
+_FORMATS: LiteralString = "SET timezone = 'UTC'; SET datestyle = 'ISO'"
 _DURABLE: LiteralString = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _OWN: LiteralString = f"{_DURABLE}; SET idle_in_transaction_session_timeout = '60s'"
-# A lock is waited for longer than a deadlock takes to be noticed (1 s), so that one is told as such.
+# Longer than deadlock_timeout (1 s), so that a deadlock is reported as one.
 _SESSION: LiteralString = f"""
-    {_WORDS};
+    {_FORMATS};
     {_DURABLE};
     SET default_transaction_isolation = 'read committed';
     SET lock_timeout = '2s';
@@ -74,8 +74,8 @@ _SESSION: LiteralString = f"""
 
 _AWAY_CLASSES = ("08", "53", "57", "58", "40")
 _READ_ONLY = "25006"
-_UNDONE = "an error in this transaction made PostgreSQL undo it: nothing of it is stored"
-# libpq gives no code for what keeps it from connecting, only words. These are mended by a person, not by time.
+_UNDONE = "an error in this transaction made PostgreSQL roll it back: nothing of it is stored"
+# For a failed connection libpq gives no code, only a message. A person has to fix these; retrying does not help.
 _REFUSALS = (
     "authentication failed",
     "no password supplied",
@@ -88,7 +88,7 @@ _REFUSALS = (
     "certificate",
 )
 
-# How libpq takes a URL apart, but for the special characters it would take for something else.
+# How libpq parses a URL, without the special characters that it would misinterpret.
 _SHAPE = re.compile(r"postgres(ql)?://([^/@:?]*(:[^/@?]*)?@)?[^/@?]*(/[^/@?]*)?(\?[^@]*)?")
 _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
 
@@ -97,49 +97,49 @@ _SCHEMA = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
 
 
 def mapped(error: BaseException, server: Server, *, theirs: bool = False) -> BaseException:
-    """The one place where the driver's errors become ours. They never hold a password: libpq tells none.
+    """The one place that maps the driver's errors to ours. They never contain a password: libpq reports none.
 
-    `theirs`: it was a statement of the caller's own.
+    `theirs`: the caller's own statement failed.
     """
     if isinstance(error, UnicodeEncodeError):
         return BadData(f"{server.url} can't store a value: {error}")
     if not isinstance(error, psycopg.Error):
         return error
-    state, said = error.sqlstate or "", _said(error)
+    state, message = error.sqlstate or "", _first_line(error)
     if state in ("42P01", "3F000", "42703") and not theirs:
         return StoreError(
-            f"{server.url} has no schema {server.schema} of this version ({said}): run `tenure migrate` there first"
+            f"{server.url} has no schema {server.schema} of this version ({message}): run `tenure migrate` there first"
         )
     if state == "42501":
-        return StoreError(f"{server.url}: the role lacks a right ({said}): GRANT it, or use a role that has it")
+        return StoreError(f"{server.url}: the role lacks a right ({message}): GRANT it, or use a role that has it")
     if state == _READ_ONLY:
         return _read_only(server)
     if state == "25P02":
         return StoreError(_UNDONE)
     if state in ("25P03", "25P04"):
         return StoreError(
-            f"{server.url} undid a transaction that was open for too long ({said}): do the work before it"
+            f"{server.url} rolled back a transaction that was open for too long ({message}): do slow work before it"
         )
     if state == "55P03":
-        return StoreBusy(f"{server.url}: somebody's open transaction holds a row or a unique key that this needs")
+        return StoreBusy(f"{server.url}: another open transaction holds a row or a unique key that this write needs")
     if state.startswith(_AWAY_CLASSES):
-        return StoreAway(f"{server.url} could not do it now: {said}")
+        return StoreAway(f"{server.url} can't do this now: {message}")
     if isinstance(error, psycopg.DataError | psycopg.IntegrityError) or state.startswith("54"):
-        return BadData(f"{server.url} refused a value: {said}")
+        return BadData(f"{server.url} refused a value: {message}")
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not state:
-        return _unreachable(server, said)
-    return StoreError(f"{server.url}: {said}")
+        return _unreachable(server, message)
+    return StoreError(f"{server.url}: {message}")
 
 
-def _unreachable(server: Server, said: str) -> StoreError:
-    if "session is read-only" in said or "in hot standby mode" in said:
+def _unreachable(server: Server, message: str) -> StoreError:
+    if "session is read-only" in message or "in hot standby mode" in message:
         return _read_only(server)
-    if said.startswith("connection is bad: ") or any(words in said for words in _REFUSALS):
+    if message.startswith("connection is bad: ") or any(words in message for words in _REFUSALS):
         return StoreError(
-            f"{server.url} can't be used: {said.removeprefix('connection is bad: ')}; correct TENURE_URL (or "
-            "TENURE_PASSWORD), or have the server let you in"
+            f"{server.url} can't be used: {message.removeprefix('connection is bad: ')}; correct TENURE_URL (or "
+            "TENURE_PASSWORD), or allow this connection on the server"
         )
-    return StoreAway(f"{server.url} is out of reach: {said}")
+    return StoreAway(f"{server.url} is out of reach: {message}")
 
 
 def _read_only(server: Server) -> StoreAway:
@@ -149,8 +149,8 @@ def _read_only(server: Server) -> StoreAway:
     )
 
 
-def _said(error: psycopg.Error) -> str:
-    """Its first line: what follows may quote values. Of several hosts, what one that answered said."""
+def _first_line(error: psycopg.Error) -> str:
+    """The first line of the message: the rest may quote values. Of several hosts, the message of one that answered."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if error.sqlstate is not None:
         return lines[0]
@@ -179,7 +179,7 @@ class Server:
     # ── statements ──
 
     def sql(self, text: str) -> LiteralString:
-        """A statement for this schema (`@.`) and the server's clock (`@now`). It never holds a value of anybody's."""
+        """`text` with the schema for `@.` and the server's clock for `@now`. It never contains a caller's value."""
         found = self._sql.get(text)
         if found is None:
             now = "statement_timestamp()" if self._clock is None else "current_setting('tenure.now')::timestamptz"
@@ -199,7 +199,7 @@ class Server:
 
     def close(self) -> None:
         self._open = False
-        if os.getpid() != self.pid:  # they are the parent's: a goodbye from here would end its sessions
+        if os.getpid() != self.pid:  # they are the parent's: closing them here would end its sessions
             return
         with self._lock:
             idle, self._idle = self._idle, []
@@ -208,15 +208,15 @@ class Server:
 
     @contextmanager
     def connection(self, seconds: float = ANSWER_SECONDS) -> Generator[Connection]:
-        """A connection for one verb. Errors leave in our words, and a broken connection is not used again."""
-        with self._lent() as connection, self.telling(), connection.within(seconds):
+        """A connection for one verb. Errors are mapped to ours, and a broken connection is not used again."""
+        with self._lent() as connection, self.mapping_errors(), connection.within(seconds):
             yield connection
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        """A caller's transaction: only what is said to the server is told in our words, not the caller's own errors.
+        """A caller's transaction: only errors of the server are mapped to ours, not those of the caller's own code.
 
-        It has a connection of its own, with the settings of its role: what is set in it must not outlive it.
+        It has a connection of its own, with the settings of its role: a SET in it must not outlive it.
         """
         with self._lent(own=True) as connection:
             transaction = Transaction(connection, self)
@@ -228,8 +228,8 @@ class Server:
             transaction.end(commit=True)
 
     @contextmanager
-    def telling(self, *, theirs: bool = False) -> Generator[None]:
-        """Errors leave in our words."""
+    def mapping_errors(self, *, theirs: bool = False) -> Generator[None]:
+        """Map the driver's errors to ours."""
         try:
             yield
         except (psycopg.Error, UnicodeEncodeError) as error:
@@ -243,12 +243,12 @@ class Server:
         if not self._room.acquire(timeout=BUSY_SECONDS):
             raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
         try:
-            with self.telling():
+            with self.mapping_errors():
                 connection = self.connect(_OWN) if own else self._take()
             read_only = False
             try:
                 if self._clock is not None:
-                    with self.telling():
+                    with self.mapping_errors():
                         connection.execute(_CLOCK, (self._clock.unix(),))
                 yield connection
             except StoreAway as error:
@@ -258,7 +258,7 @@ class Server:
                 if own:
                     self._end(connection)
                 else:
-                    self._put_back(connection, good=not read_only)  # the next one asks anew which host is the primary
+                    self._put_back(connection, good=not read_only)  # a new connection looks for the primary again
         finally:
             self._room.release()
 
@@ -272,20 +272,20 @@ class Server:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 return self.connect()
-            if not _spoken_to(connection):
+            if not _closed_by_server(connection):
                 return connection
             connection.close()
 
     def connect(self, session: LiteralString = _SESSION) -> Connection:
-        """A connection of one's own."""
+        """A new connection that only the caller uses."""
         connection = Connection.connect(self.conninfo, autocommit=True, prepare_threshold=2)
         try:
             with connection.within(ANSWER_SECONDS):
                 if self._pooled is None:
                     self._pooled = _pooled(connection)
-                if self._pooled:  # a setting would be left to strangers, a prepared statement not be found again
+                if self._pooled:  # a setting would leak to other clients, a prepared statement be lost
                     connection.prepare_threshold = None
-                    connection.execute(_WORDS)  # but for those that poolers carry along
+                    connection.execute(_FORMATS)  # except those that poolers track
                 else:
                     connection.execute(session)
         except BaseException:
@@ -307,13 +307,13 @@ class Server:
                 self._idle.append(connection)
                 return
             stale: list[Connection] = []
-            if not good:  # its server is gone, and so are the others'
+            if not good:  # its server is gone, so the other connections are dead too
                 stale, self._idle = self._idle, []
         for each in (connection, *stale):
             self._end(each)
 
     def run(self, call: Callable[[Connection], T], seconds: float = ANSWER_SECONDS) -> T:
-        """Do it in a connection. Deadlocks and serialization failures are tried again: nothing of it was done."""
+        """Run `call` with a connection. Deadlocks and serialization failures are retried: they changed nothing."""
         for last in (*[False] * (TRIES - 1), True):
             try:
                 with self.connection(seconds) as connection:
@@ -322,15 +322,15 @@ class Server:
                 cause = error.__cause__
                 if last or not isinstance(cause, psycopg.errors.DeadlockDetected | psycopg.errors.SerializationFailure):
                     raise
-            time.sleep(uniform(0.005, 0.05))  # let the other one have what it waited for
+            time.sleep(uniform(0.005, 0.05))  # let the other transaction get the lock it waits for
         raise AssertionError("the last try returns or raises")
 
     def fetch(self, sql: str, *params: object, seconds: float = ANSWER_SECONDS) -> list[tuple[Any, ...]]:
-        """One statement, all its rows."""
+        """All rows of one statement."""
         return self.run(lambda each: each.execute(self.sql(sql), params, binary=True).fetchall(), seconds)
 
     def read(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
-        """The same for people, who have more patience."""
+        """The same for reads by people, with a longer time limit."""
         return self.fetch(sql, *params, seconds=READ_SECONDS)
 
     # ── the schema ──
@@ -363,17 +363,17 @@ class Server:
         if version > newest + 1:
             raise StoreError(
                 f"{self.url}: schema {self.schema} has version {version}, this Tenure knows {newest} and accepts one "
-                "more: upgrade Tenure (pip install -U tenure)"
+                "newer: upgrade Tenure (pip install -U tenure)"
             )
 
     def migrate(self) -> int:
-        """Apply what is missing, in one transaction, one migrator at a time."""
-        with self.telling(), self.connect() as connection, connection.transaction():
+        """Apply the missing migrations, in one transaction, one process at a time."""
+        with self.mapping_errors(), self.connect() as connection, connection.transaction():
             return self._migrate(connection, migrations())
 
     def _migrate(self, connection: Connection, scripts: list[tuple[int, str]]) -> int:
         self._check_server(connection)
-        # Another one is migrating: it will be done soon.
+        # Another process may be migrating: wait until it is done.
         connection.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
         connection.execute("SELECT pg_advisory_xact_lock(%s, hashtext(%s))", (_MIGRATING, self.schema))
         self._begin(connection)
@@ -387,7 +387,7 @@ class Server:
         return int(version)
 
     def _begin(self, connection: Connection) -> None:
-        """Make what is not there: `IF NOT EXISTS` would ask for the right to make it even then."""
+        """Create only what is missing: `IF NOT EXISTS` would require the right to create it even if it exists."""
         made = connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", (self.schema,)).rowcount
         if not made:
             connection.execute(self.sql(f'CREATE SCHEMA "{self.schema}"'))
@@ -410,25 +410,25 @@ def run(connection: Connection, sql: LiteralString, text: str) -> list[tuple[Any
 
 
 class Transaction:
-    """A caller's transaction on a connection of the store's: jobs and rows of one's own commit together."""
+    """A caller's transaction on a connection of the store: the jobs and the caller's rows commit together."""
 
     def __init__(self, connection: Connection, server: Server) -> None:
         self._connection = connection
         self.server = server
-        self.committed: list[Callable[[], None]] = []  #: to be called once it has committed
+        self.committed: list[Callable[[], None]] = []  #: called after the commit
         self._open = True
-        with server.telling():
+        with server.mapping_errors():
             connection.execute("BEGIN")
 
     def execute(self, sql: LiteralString, params: Any = None) -> psycopg.Cursor[tuple[Any, ...]]:
-        """Run SQL of your own in it, as psycopg does."""
+        """Run your own SQL in the transaction, as psycopg does."""
         self._check()
-        with self.server.telling(theirs=True):
+        with self.server.mapping_errors(theirs=True):
             return self._connection.execute(sql, params)
 
     def run(self, sql: LiteralString, text: str) -> list[tuple[Any, ...]]:
         self._check()
-        with self.server.telling():
+        with self.server.mapping_errors():
             return run(self._connection, sql, text)
 
     def end(self, *, commit: bool) -> None:
@@ -441,12 +441,12 @@ class Transaction:
         if status == pq.TransactionStatus.UNKNOWN or os.getpid() != self.server.pid:
             return
         if commit and status == pq.TransactionStatus.INTRANS:
-            with self.server.telling():
+            with self.server.mapping_errors():
                 self._connection.execute("COMMIT")
             return
         with suppress(psycopg.Error):
             self._connection.execute("ROLLBACK")
-        if commit:  # PostgreSQL would answer COMMIT with a mere "ROLLBACK", which no driver takes for an error
+        if commit:  # PostgreSQL would answer COMMIT with "ROLLBACK", which no driver reports as an error
             raise StoreError(_UNDONE)
 
     def _check(self) -> None:
@@ -465,13 +465,13 @@ def migrations() -> list[tuple[int, str]]:
 
 
 def _pooled(connection: Connection) -> bool:
-    """Is somebody between us and the server (pgbouncer), who may give us another session with every transaction?"""
+    """Is there a pooler (pgbouncer) between us and the server, which may assign another session to each transaction?"""
     mine = connection.info.backend_pid
     return any(connection.execute("SELECT pg_backend_pid()").fetchone() != (mine,) for _ in range(2))
 
 
-def _spoken_to(connection: Connection) -> bool:
-    """Has an idle connection something to read? Nobody asked anything: its server says goodbye, or has gone."""
+def _closed_by_server(connection: Connection) -> bool:
+    """Has an idle connection something to read? No query is open, so its server has closed it or is gone."""
     socket = select.poll()
     try:
         socket.register(connection.pgconn.socket, select.POLLIN)

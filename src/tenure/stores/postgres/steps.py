@@ -1,4 +1,4 @@
-"""How attempts end: verbs as steps, which a connection of ours takes as well as a transaction of anybody's."""
+"""How attempts end: verbs as steps, which run on a connection of the store or in a caller's transaction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenure.stores.fields import CHARGED, listed
 from tenure.stores.postgres.server import Connection, Sql, Steps
 from tenure.stores.rules import COMPLETED, ending, evidence_of, json_of, lease_facts, standing
 
-# A row has a worker exactly while it is processing: a CHECK says so, and so the lease need not name the state.
+# A row has a worker if and only if it is processing (a CHECK ensures it), so the condition need not name the state.
 UNDER_LEASE = "j.id = {lease}.id AND j.attempt = {lease}.attempt AND j.worker_id = {lease}.worker"
 
 CHARGES = listed(f"j.{name}" for name in CHARGED)
@@ -24,18 +24,18 @@ _COMPLETE = """
     FROM {ends} AS e {columns} WHERE """ + UNDER_LEASE.format(lease="e")
 
 COMPLETE = _COMPLETE.format(
-    # A CASE, or the worker would be that constant.
+    # The CASE hides the constant from the planner (see the package's second rule about ids).
     ends="(SELECT *, CASE WHEN attempt > 0 THEN %s::text END AS worker "
     "FROM unnest(%s::uuid[], %s::integer[], %s::text[]) AS u (id, attempt, result))",
     columns="",
 )
-#: The same inside a caller's transaction, where there is one text to give.
+#: The same inside a caller's transaction, which takes a single text parameter.
 COMPLETE_THERE = (
     _COMPLETE.format(ends="json_to_recordset(:p::json)", columns="(id uuid, attempt integer, worker text, result text)")
     + " RETURNING j.id::text, j.attempt, j.worker_id"
 )
 
-#: `{waiting}`: whether to wait for a row that somebody holds.
+#: `{waiting}`: whether to wait for a locked row.
 LOCK = f"""
     SELECT j.id::text, j.attempt, j.worker_id, {CHARGES}
     FROM json_to_recordset(:p::json) AS l (id uuid, attempt integer, worker text)
@@ -47,7 +47,7 @@ END = f"""
         SELECT * FROM json_to_recordset(:p::json) AS e (id uuid, attempt integer, worker text, state text,
             failures integer, crashes integer, total integer, solo boolean, outcome text, delay float8,
             ended boolean, error text, reason text, evidence text, message text)
-    ), told AS (
+    ), history AS (
         INSERT INTO @.attempts (job_id, attempt, worker_id, outcome, error, evidence, started_at, ended_at)
         SELECT j.id, j.attempt, j.worker_id, e.outcome, e.reason, e.evidence, j.started_at, @now
         FROM e JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="e")})
@@ -67,7 +67,7 @@ STANDS = """
 
 
 def complete(connection: Connection, sql: Sql, done: Sequence[tuple[Lease, Completed]]) -> int:
-    """How many landed, of one batch of each worker."""
+    """Complete attempts, one batch per worker. Returns how many landed."""
     landed = 0
     for worker_id in dict.fromkeys(lease.worker_id for lease, _ in done):
         mine = sorted((end for end in done if end[0].worker_id == worker_id), key=itemgetter(0))
@@ -82,7 +82,7 @@ def complete(connection: Connection, sql: Sql, done: Sequence[tuple[Lease, Compl
 
 
 def finish(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[dict[Lease, Answer]]:
-    """End each by its outcome, in a transaction; those that landed."""
+    """End each attempt with its outcome, in a transaction. Returns those that landed."""
     done = sorted(((lease, end) for lease, end in ends if isinstance(end, Completed)), key=itemgetter(0))
     rows = [{**lease_facts(lease), "result": end.result} for lease, end in done]
     landed: dict[Lease, Answer] = {}
@@ -95,14 +95,14 @@ def finish(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[dict[Lease, Answer]]:
 
 
 def finish_free(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[dict[Lease, Answer]]:
-    """The same for those whose row nobody holds just now."""
+    """The same for those whose rows are not locked now."""
     rows = yield LOCK.format(waiting="SKIP LOCKED"), [lease_facts(lease) for lease, _ in ends]
     free = {Lease(*row[:3]) for row in rows}
     return (yield from finish([end for end in ends if end[0] in free]))
 
 
 def finish_or_raise(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer | Busy]]:
-    """The same in a caller's transaction: a lost lease undoes all that was done in it."""
+    """The same in a caller's transaction: a lost lease raises, so that all of it is rolled back."""
     landed = yield from finish(ends)
     refused = [end for end in ends if end[0] not in landed]
     answers = (yield from stands(refused)) if refused else []
@@ -113,7 +113,7 @@ def finish_or_raise(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer 
 
 
 def end(ends: Sequence[tuple[Lease, Outcome, str | None]]) -> Steps[dict[Lease, Answer]]:
-    """End attempts otherwise than completed, each with a message for people; those that landed."""
+    """End attempts otherwise than completed, each with a message for people. Returns those that landed."""
     locked = yield LOCK.format(waiting=""), [lease_facts(lease) for lease, _, _ in ends]
     charges = {Lease(*row[:3]): row[3:] for row in locked}
     rows: list[dict[str, Any]] = []

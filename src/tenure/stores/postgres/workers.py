@@ -1,4 +1,4 @@
-"""Workers in PostgreSQL: their rows, their leases, and what becomes of the jobs of a worker that died."""
+"""Workers in PostgreSQL: their rows, their leases, and the jobs of workers that died."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DECLARE_EXPIRED = """
 HELD = """
     SELECT j.id::text, j.attempt, j.task, j.queue FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s
     ORDER BY j.last_activity_at, j.id FOR NO KEY UPDATE"""
-HELD_MS = 500  # that settling waits for such rows
+HELD_MS = 500  # how long `settle` waits for locked rows
 
 _TO_RESCUE = """
     SELECT j.id::text, j.attempt, j.task, j.queue, j.worker_id,
@@ -78,8 +78,8 @@ class PostgresWorkers(PostgresBase):
         notes: Mapping[str, str] | None = None,
         memory: Mapping[str, int] | None = None,
     ) -> frozenset[str]:
-        ids, told, sizes = sorted(worker_ids), notes or {}, memory or {}
-        rows = self._server.fetch(RENEW, ids, [told.get(name, "") for name in ids], [sizes.get(name) for name in ids])
+        ids, texts, sizes = sorted(worker_ids), notes or {}, memory or {}
+        rows = self._server.fetch(RENEW, ids, [texts.get(name, "") for name in ids], [sizes.get(name) for name in ids])
         return frozenset(row[0] for row in rows)
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
@@ -93,11 +93,11 @@ class PostgresWorkers(PostgresBase):
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
 
-        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash. The dead
-        # worker's last statement may hold a row for a moment: the server runs it to its end, as after an outage. What
-        # is held for longer is left to `rescue`: the server has yet to notice that its client is gone.
+        # One transaction: if the death were visible before the jobs end, a scan could charge these jobs with a crash.
+        # The dead worker's last statement may lock a row for a moment, since the server runs it to its end, as after
+        # an outage. Rows locked for longer are left to `rescue`: the server has yet to notice that its client is gone.
         def step(connection: Connection, sql: LiteralString) -> list[Rescued]:
-            connection.execute(f"SET LOCAL lock_timeout = {HELD_MS}")
+            connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{HELD_MS}ms",))
             connection.execute(self._sql(DECLARE), ([worker_id],))
             held = connection.execute(self._sql(sql), (worker_id,)).fetchall()
             return self._take(connection, [(*row, worker_id, verdicts.get(row[0], rest), "crash") for row in held])
@@ -131,16 +131,16 @@ class PostgresWorkers(PostgresBase):
         return self._locking(step)
 
     def _rescue(
-        self, connection: Connection, sql: LiteralString, values: tuple[Any, ...], told: Cause | None = None
+        self, connection: Connection, sql: LiteralString, values: tuple[Any, ...], forced: Cause | None = None
     ) -> list[Rescued]:
         taken: list[tuple[Any, ...]] = []
         for *row, worker_id, death in connection.execute(sql, values).fetchall():
             cause, outcome = lost(death, worker_id)
-            taken.append((*row, worker_id, outcome, told or cause))
+            taken.append((*row, worker_id, outcome, forced or cause))
         return self._take(connection, taken)
 
     def _take(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[Rescued]:
-        """End the attempts of owners that are gone. Rows: id, attempt, task, queue, worker, outcome, cause."""
+        """End the attempts of dead owners. Rows: id, attempt, task, queue, worker, outcome, cause."""
         ends: list[tuple[Lease, Outcome, str | None]] = []
         done: list[tuple[Lease, Completed]] = []
         for job_id, attempt, _, _, worker_id, outcome, _ in rows:

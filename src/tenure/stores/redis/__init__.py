@@ -1,27 +1,27 @@
 """The Redis store, for Redis and Valkey: fast, and as durable as its append-only file (docs/delivery.md).
 
-Every transition is one Lua script in `lua/`, with the lease compared inside and the server's TIME for a clock. All keys
-of a namespace begin with one hash tag, so they live on one node of a cluster:
+Every transition is one Lua script in `lua/`, which compares the lease itself and uses the server's TIME as its clock.
+All keys of a namespace start with one hash tag, so they are on one node of a cluster:
 
     {tenure}:job:ID        hash    the job: state, lease (attempt, worker_id), payload, budgets spent, progress, result
     {tenure}:ready:QUEUE   zset    queued jobs, in order of priority, run_at, id: the score is priority, then time
-    {tenure}:solo:QUEUE    zset    the same of those that must run alone
+    {tenure}:solo:QUEUE    zset    the same for jobs that must run alone
     {tenure}:scheduled     zset    by the time they are due
-    {tenure}:processing:WORKER   hash  the leases a worker holds: job → attempt; `owners` is the set of who holds any
-    {tenure}:stale         zset    those of them that must show progress, by the time they will have hung
+    {tenure}:processing:WORKER   hash  the leases of a worker: job → attempt; `owners` is the set of workers with any
+    {tenure}:stale         zset    processing jobs with a `stale_after`, by the time at which they count as hung
     {tenure}:completed, cancelled, dead    zset    by the time they ended
-    {tenure}:jobs          zset    all of them, by id
+    {tenure}:jobs          zset    all jobs, by id
     {tenure}:attempts:ID, once:ID, log:ID  hash  ended attempts by number, first results by key, logs by attempt
     {tenure}:unique        hash    TASK NUL KEY → the live job that holds it
     {tenure}:schedule:NAME hash    rev and body of a schedule; `schedules` is a zset of the names, `due` one by due_at
     {tenure}:ticks:NAME    zset    its ticks by their time, MS|CAUSE; `tick:NAME` is the hash of their bodies
-    {tenure}:open:NAME     zset    those of them whose runs go on; `open` is a hash of all such: MS|CAUSE|NAME → job
-    {tenure}:decided       zset    the other ticks of all, MS|CAUSE|NAME, by the time they were decided
-    {tenure}:notes         hash    key → when it is over, =, text; `noted` is a zset of the keys, `fading` by time
+    {tenure}:open:NAME     zset    its open ticks; `open` is a hash of those of all schedules: MS|CAUSE|NAME → job
+    {tenure}:decided       zset    the closed ticks of all schedules, MS|CAUSE|NAME, by the time they were decided
+    {tenure}:notes         hash    key → expiry, =, text; `noted` is a zset of the keys, `fading` one by expiry
     {tenure}:worker:ID     hash    a worker; `alive` is a zset by the end of its lease, `died` by the time of death
     {tenure}:queues set, paused hash, scheduled_of hash (how many of each queue), bell stream, schema
 
-`decide` stays in Python: what it has to know is read first, and the script that ends an attempt compares it again.
+`decide` stays in Python: its inputs are read first, and the script that ends the attempt checks that they still hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCHEMA = 1
 class RedisStore(RedisJobs, RedisWorkers, RedisSchedules, RedisReads):
     """`RedisStore("redis://me@host/0")`, `valkey://…`, `rediss://…` or `redis+sentinel://…`; needs no migration.
 
-    With `rings` its scripts ring the doorbell themselves, so that nobody has to do it after them.
+    With `rings` its scripts ring the doorbell themselves, so that no caller has to do it after them.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RedisStore(RedisJobs, RedisWorkers, RedisSchedules, RedisReads):
 
     @property
     def server(self) -> Server:
-        """For a notifier, which needs connections of its own."""
+        """The server, for a notifier, which needs connections of its own."""
         return self._server
 
     def migrate(self) -> int:
@@ -78,7 +78,7 @@ class RedisStore(RedisJobs, RedisWorkers, RedisSchedules, RedisReads):
         self._server.close()
 
     def upkeep(self) -> None:
-        """Nothing: what the server does to its append-only file is its own business."""
+        """Nothing to do: the server maintains its append-only file itself."""
 
     def transaction(self) -> AbstractContextManager[Any]:
         raise StoreError(NO_TRANSACTIONS)

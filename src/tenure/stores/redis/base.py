@@ -1,4 +1,4 @@
-"""What all verbs of the Redis store stand on: one server."""
+"""The base of the Redis store: one server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tenure.stores.redis.server import Server
 
 
 class RedisBase:
-    """Each verb is one script of the server, or a few of which the last compares what the first has read."""
+    """Each verb is one script, or several of which the last checks that what the first has read still holds."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

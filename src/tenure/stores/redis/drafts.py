@@ -1,4 +1,4 @@
-"""Jobs not yet stored, as the scripts that make them are given them; and how much is put into one script."""
+"""New jobs as arguments of the scripts that store them, and the limits of what one script gets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tenure.stores.redis.facts import encode_facts, millis
 
 T = TypeVar("T")
 
-MOST = 200  #: ids of one script: the server does nothing else meanwhile
-MOST_BYTES = 1 << 20  #: texts of one script
+MOST = 200  #: ids per script: the server does nothing else while it runs
+MOST_BYTES = 1 << 20  #: bytes of text per script
 
 
 def batches(
     items: Sequence[T], size: Callable[[T], int] = lambda _: 0, things: Callable[[T], int] = lambda _: 1
 ) -> Iterator[list[T]]:
-    """So many that a script is done with them in a few milliseconds."""
+    """Batches of `items` that a script handles within a few milliseconds."""
     batch: list[T] = []
     number = total = 0
     for item in items:
@@ -34,7 +34,7 @@ def batches(
 
 
 def values(drafts: Sequence[Draft]) -> list[Any]:
-    """What `enqueue` in common.lua takes of them."""
+    """The arguments of `enqueue` in common.lua."""
     groups: dict[tuple[str, str], int] = {}
     heads: list[Any] = []
     jobs: list[Any] = []
@@ -55,6 +55,6 @@ def values(drafts: Sequence[Draft]) -> list[Any]:
 
 
 def blocks(drafts: Sequence[Draft]) -> list[Any]:
-    """What `enqueue_all` in common.lua takes of them: any number, all in one step."""
-    told = [values(batch) for batch in batches(drafts)]
-    return [len(told), *(text for block in told for text in (len(block), *block))]
+    """The arguments of `enqueue_all` in common.lua: any number of jobs, all in one step."""
+    packed = [values(batch) for batch in batches(drafts)]
+    return [len(packed), *(text for block in packed for text in (len(block), *block))]

@@ -1,4 +1,4 @@
-"""What never changes of a job, as one text that jobs of one kind share; and times as the store keeps them."""
+"""The constant properties of a job, as one text that similar jobs share; and times as the store keeps them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONGEST = 1e11  #: seconds; some 3,000 years
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The part of a `Draft` that running and charging it takes, without what is at its default."""
+    """The part of a `Draft` that is needed to run and charge the job, without default values."""
 
     task: str
     queue: str = "default"
@@ -58,12 +58,12 @@ def with_meta(text: str, meta: str) -> str:
 
 
 def task_in(task: str) -> str:
-    """How the facts of its jobs begin."""
+    """The prefix of the facts of this task's jobs."""
     return _encoder.encode(Facts(task)).decode().removesuffix("}")
 
 
 def millis(seconds: float) -> int:
-    """Whole milliseconds, never fewer: nothing is due too early."""
+    """Whole milliseconds, rounded up: nothing is due too early."""
     if not abs(seconds) <= LONGEST:
         raise BadData(f"a duration of at most {LONGEST:g} seconds was expected, got {seconds!r}")
     return ceil(round(seconds * 1000, 3))
@@ -72,7 +72,7 @@ def millis(seconds: float) -> int:
 def instant(milliseconds: float | str) -> datetime:
     try:
         return _EPOCH + timedelta(milliseconds=float(milliseconds))
-    except OverflowError:  # later than the last year there is a name for
+    except OverflowError:  # later than the last year that datetime supports
         return datetime.max.replace(tzinfo=UTC)
 
 
@@ -81,5 +81,5 @@ def maybe_instant(milliseconds: str | None) -> datetime | None:
 
 
 def millis_at(when: datetime) -> int:
-    """The first whole millisecond that is not before."""
+    """The first whole millisecond that is not before `when`."""
     return -((_EPOCH - when) // _MILLISECOND)

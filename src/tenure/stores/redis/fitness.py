@@ -1,4 +1,4 @@
-"""Is a server fit to be a store? If not, it is refused with what to do about it."""
+"""Checks whether a server is fit to be a store; an unfit one is refused with an error that says what to do."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ _log = logging.getLogger("tenure.store")
 
 
 def refuse_unfit(url: str, info: Mapping[str, str]) -> None:
-    """By what INFO says: too old, a replica, or one that may throw out jobs. It is told if it may lose them."""
+    """Refuse, by INFO, a server that is too old, a replica, or may evict jobs. Warn about one that may lose them."""
     if version_of(info) < OLDEST:
         raise StoreError(f"{url} is Redis {info['redis_version']}: Tenure needs 6.2 or newer, or Valkey")
     if info.get("role") != "master":
         raise StoreError(f"{url} is a replica of {info.get('master_host')}:{info.get('master_port')}: give its URL")
     if info.get("maxmemory_policy", "noeviction") != "noeviction":
         raise StoreError(
-            f"{url} has maxmemory-policy {info['maxmemory_policy']}: it may throw out jobs when memory is "
+            f"{url} has maxmemory-policy {info['maxmemory_policy']}: it may evict jobs when memory is "
             "short. CONFIG SET maxmemory-policy noeviction, and write it into its configuration"
         )
     if info.get("aof_enabled") == "0":
         _warn_once(
-            f"{url} keeps no append-only file: when it stops, all since its last snapshot is lost, jobs too. "
+            f"{url} keeps no append-only file: when it stops, everything since its last snapshot is lost, jobs too. "
             "CONFIG SET appendonly yes, and write it into its configuration (docs/delivery.md says what each "
             "setting may lose)"
         )
 
 
-def refuse_schema(url: str, key: str, told: str, newest: int) -> None:
-    if not told.isdecimal():
-        raise StoreError(f"{url}: {key} is somebody else's: give Tenure another namespace (TENURE_NAMESPACE)")
-    if int(told) > newest + 1:
+def refuse_schema(url: str, key: str, version: str, newest: int) -> None:
+    if not version.isdecimal():
+        raise StoreError(f"{url}: {key} was not written by Tenure: choose another namespace (TENURE_NAMESPACE)")
+    if int(version) > newest + 1:
         raise StoreError(
-            f"{url}: {key.removesuffix('schema')} has version {int(told)} of the schema, this Tenure knows {newest} "
-            "and accepts one more: upgrade Tenure (pip install -U tenure)"
+            f"{url}: {key.removesuffix('schema')} has version {int(version)} of the schema, this Tenure knows {newest} "
+            "and accepts one newer: upgrade Tenure (pip install -U tenure)"
         )
 
 
 def version_of(info: Mapping[str, str]) -> tuple[int, int]:
-    """Valkey calls itself Redis 7.2 there, which is what it can do at least."""
+    """Valkey reports itself as Redis 7.2 there, and supports at least as much."""
     major, minor, *_ = info["redis_version"].split(".")
     return int(major), int(minor)
 

@@ -43,11 +43,11 @@ from tenure.stores.rules import (
     not_ended,
 )
 
-_End = tuple[int, Lease, Outcome]  #: with its place in the batch
+_End = tuple[int, Lease, Outcome]  #: the first item is its position in the batch
 
 MOST_CLAIMED = 500
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED}
-CHANGED = 2  #: `replay`: decided by facts that are no longer so
+CHANGED = 2  #: `replay`: the facts have changed since they were read
 _NO_PAST = ("0", "0", None, 0)
 NO_TRANSACTIONS = (
     "tx: a job in Redis can't join a transaction of another database, and Redis has none to lend: enqueue after the "
@@ -63,14 +63,14 @@ class RedisJobs(RedisBase):
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        """As the port says; but of more than 200 jobs some may be stored when it breaks off: send them all again."""
+        """As in the port; but if a call with more than 200 jobs fails, some may be stored: enqueue all of it again."""
         if tx is not None:
             raise StoreError(NO_TRANSACTIONS)
         check_drafts(drafts, ranges=True)
         answers: list[Enqueued] = []
         sent = list(batches(drafts, lambda draft: len(draft.payload)))
-        for batch, told in zip(sent, self._server.call_each("enqueue", sent, values), strict=True):
-            for draft, answer in zip(batch, told, strict=True):
+        for batch, results in zip(sent, self._server.call_each("enqueue", sent, values), strict=True):
+            for draft, answer in zip(batch, results, strict=True):
                 if isinstance(answer, int):
                     answers.append(Enqueued(draft.id, True, _STATES[answer]))
                 else:
@@ -103,8 +103,8 @@ class RedisJobs(RedisBase):
             again: list[str] = []
             asked = [(each, *self._edited(each, edits.get(each))) for each in waiting]
             for batch in batches(asked, lambda each: sum(map(len, each))):
-                told = self._server.call("replay", *chain.from_iterable(batch))
-                for (job_id, *_), answer in zip(batch, told, strict=True):
+                results = self._server.call("replay", *chain.from_iterable(batch))
+                for (job_id, *_), answer in zip(batch, results, strict=True):
                     if answer == CHANGED:
                         again.append(job_id)
                     else:
@@ -112,10 +112,10 @@ class RedisJobs(RedisBase):
             if not again:
                 return {each: answers.get(each) for each in wanted}
             waiting = again
-        raise StoreAway(f"{self._server.url}: what these jobs are changed faster than it could be read")
+        raise StoreAway(f"{self._server.url}: these jobs were edited faster than they could be read; try again")
 
     def _edited(self, job_id: str, edit: Edit | None) -> tuple[str, str, str]:
-        """As the script `replay` is given it: the facts it has, the facts it shall have, and the payload."""
+        """The arguments of the script `replay` for one edit: the current facts, the new facts, and the payload."""
         facts = edit and self._server.run("HGET", f"{self._server.prefix}job:{job_id}", "facts")
         return (facts, with_meta(facts, edit.meta), edit.payload) if edit and facts else ("", "", "")
 
@@ -133,8 +133,8 @@ class RedisJobs(RedisBase):
         found: dict[str, State | None] = {}
         for batch in batches(wanted):
             known = [each for each in batch if is_id(each)]
-            told = dict(zip(known, self._server.call(script, *values, *known), strict=True)) if known else {}
-            found |= {each: None if told.get(each) is None else State(told[each]) for each in batch}
+            results = dict(zip(known, self._server.call(script, *values, *known), strict=True)) if known else {}
+            found |= {each: None if results.get(each) is None else State(results[each]) for each in batch}
         return found
 
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
@@ -158,8 +158,8 @@ class RedisJobs(RedisBase):
         while True:
             asked = min(limit - len(claimed), MOST_CLAIMED)
             asks = [each for want in left.items() for each in want]
-            told = self._server.call("claim", worker_id, asked, int(solo), *asks)
-            some = [_claimed(*told[place : place + 6]) for place in range(0, len(told), 6)]
+            results = self._server.call("claim", worker_id, asked, int(solo), *asks)
+            some = [_claimed(*results[place : place + 6]) for place in range(0, len(results), 6)]
             claimed += some
             if len(some) < MOST_CLAIMED:
                 return claimed
@@ -171,30 +171,30 @@ class RedisJobs(RedisBase):
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         check_reports(reports, ranges=True)
-        said_of: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
         for report in reports:
-            said = {
+            fields = {
                 "progress": report.fraction,
                 "stage": report.stage,
                 "message": report.message,
                 "checkpoint": report.checkpoint,
                 "log": report.log,
             }
-            said_of.append((*report.lease, json_of({k: v for k, v in said.items() if v is not None})))
-        sent = list(batches(said_of, lambda each: len(each[3])))
+            rows.append((*report.lease, json_of({k: v for k, v in fields.items() if v is not None})))
+        sent = list(batches(rows, lambda each: len(each[3])))
         answers = self._server.call_each("progress", sent, lambda batch: list(chain.from_iterable(batch)))
-        return [bool(landed) for told in answers for landed in told]
+        return [bool(landed) for results in answers for landed in results]
 
     def refused(self, refusals: Sequence[tuple[Lease, str]]) -> None:
         check_text(*(why for _, why in refusals))
-        told: list[tuple[Any, ...]] = [(*lease, why) for lease, why in refusals]
-        for batch in batches(told, lambda each: len(each[3])):
+        rows: list[tuple[Any, ...]] = [(*lease, why) for lease, why in refusals]
+        for batch in batches(rows, lambda each: len(each[3])):
             self._server.call("refused", *chain.from_iterable(batch))
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         check_text(key, value)
-        told = self._server.call("once", *lease, key, *([] if value is None else [value]))
-        return None if told is None else OnceRecord(told[0])
+        result = self._server.call("once", *lease, key, *([] if value is None else [value]))
+        return None if result is None else OnceRecord(result[0])
 
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         if tx is not None:
@@ -203,7 +203,7 @@ class RedisJobs(RedisBase):
             check_outcome(outcome)
         landed: dict[int, Answer] = {}
         waiting: list[_End] = [(n, lease, outcome) for n, (lease, outcome) in enumerate(ends)]
-        while waiting:  # of one lease twice in a batch, the first counts
+        while waiting:  # if a lease is in the batch twice, the first outcome counts
             first = {lease: n for n, lease, _ in reversed(waiting)}
             landed |= self._finish([each for each in waiting if first[each[1]] == each[0]])
             waiting = [each for each in waiting if first[each[1]] != each[0]]
@@ -222,11 +222,11 @@ class RedisJobs(RedisBase):
     def _complete(self, worker_id: str, done: Sequence[tuple[int, Lease, Completed]]) -> dict[int, Answer]:
         sent = list(batches(done, lambda each: len(each[2].result)))
 
-        def told(batch: Sequence[tuple[int, Lease, Completed]]) -> list[Any]:
+        def arguments(batch: Sequence[tuple[int, Lease, Completed]]) -> list[Any]:
             return [worker_id, *(text for _, lease, end in batch for text in (lease.job_id, lease.attempt, end.result))]
 
         landed: dict[int, Answer] = {}
-        for batch, refused in zip(sent, self._server.call_each("complete", sent, told), strict=True):
+        for batch, refused in zip(sent, self._server.call_each("complete", sent, arguments), strict=True):
             landed |= dict.fromkeys((n for n, _, _ in batch), COMPLETED)
             for place, stands in refused:
                 n, lease, outcome = batch[int(place)]
@@ -234,15 +234,15 @@ class RedisJobs(RedisBase):
         return landed
 
     def _end(self, ends: Sequence[_End]) -> dict[int, Answer]:
-        """End attempts otherwise than completed: read what each was charged, decide, and write if that still holds."""
+        """End attempts otherwise than completed: read the charges of each, decide, and write if they still hold."""
         landed: dict[int, Answer] = {}
         for batch in batches(ends):
             waiting = list(batch)
             for _ in range(TRIES):
-                told = self._server.call("charges", *(text for _, lease, _ in waiting for text in lease))
+                results = self._server.call("charges", *(text for _, lease, _ in waiting for text in lease))
                 written: list[tuple[int, State, str]] = []
                 again: list[_End] = []
-                for (n, lease, outcome), (held, *found) in zip(waiting, told, strict=True):
+                for (n, lease, outcome), (held, *found) in zip(waiting, results, strict=True):
                     if not held:
                         landed[n] = what_stands(lease, outcome, found[0])
                         continue
@@ -258,7 +258,7 @@ class RedisJobs(RedisBase):
                     break
             else:
                 raise StoreAway(
-                    f"{self._server.url}: what these jobs were charged changed faster than it could be read"
+                    f"{self._server.url}: the charges of these jobs changed faster than they could be read; try again"
                 )
         return landed
 
@@ -288,13 +288,13 @@ def _claimed(
     )
 
 
-def _replayed(told: Any) -> Answer | None:
-    if told is None:
+def _replayed(result: Any) -> Answer | None:
+    if result is None:
         return None
-    if told == 1:
+    if result == 1:
         return Landed(State.QUEUED)
-    if told == 0:
+    if result == 0:
         return GUARDED
-    if isinstance(told, str):
-        return not_ended(State(told))
-    return key_held(told[0])
+    if isinstance(result, str):
+        return not_ended(State(result))
+    return key_held(result[0])

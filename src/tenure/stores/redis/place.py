@@ -1,4 +1,4 @@
-"""Where a Redis is, as a URL says it."""
+"""The address of a Redis, parsed from a URL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Address = tuple[str, int]
 
 _SHAPE = "redis://[USER:PASSWORD@]HOST[:PORT][,HOST…][/DATABASE]"
 _URL = re.compile(r"([a-zA-Z+]+)://([^/?]*)([^?]*)(?:\?(.*))?")
-_DROPPED = dict.fromkeys(map(ord, "\t\r\n"))  #: as everybody does who reads URLs
+_DROPPED = dict.fromkeys(map(ord, "\t\r\n"))  #: as all URL parsers do
 _SCHEMES = {
     "redis": False,
     "valkey": False,
@@ -34,10 +34,10 @@ _OPTIONS = (*_TLS_OPTIONS, *_PASSWORD_OPTIONS, "sentinel_username")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Place:
-    """What a URL says. It has a password in it, so it is never printed."""
+    """A parsed URL. It contains the password, so it is never printed."""
 
     hosts: tuple[Address, ...]  #: of one server, of some nodes of a cluster, or of the Sentinels
-    service: str  #: as the Sentinels call it; empty: there are none
+    service: str  #: the name that the Sentinels know; empty: no Sentinels
     secure: bool
     login: Mapping[str, Any]
     sentinel_login: Mapping[str, Any]
@@ -45,9 +45,9 @@ class Place:
 
 
 def read(url: str, password: str | None) -> tuple[Place, str]:
-    """A URL taken apart, and the same without its password, for people."""
+    """The parsed URL, and the URL without its password, for people."""
     found = _read(url, password)
-    if found is None:  # raised here, where no error is around whose text may repeat a password
+    if found is None:  # raised here, outside of any exception whose text may repeat a password
         raise InvalidOption(
             f"url: expected {_SHAPE}, rediss:// for TLS, or redis+sentinel://HOST[,HOST…]/SERVICE[/DATABASE]; got one "
             "that can't be read. In a password write %40 for @, %2F for /, %3A for : and %23 for #"
@@ -73,7 +73,7 @@ def _read(url: str, password: str | None) -> tuple[Place, str] | None:
     login: dict[str, Any] = {"db": int(database)}
     strange = sorted(options.keys() - set(_OPTIONS))
     if strange:
-        raise InvalidOption(f"url: expected only the options {', '.join(_OPTIONS)} behind the ?, got {strange[0]!r}")
+        raise InvalidOption(f"url: expected only the options {', '.join(_OPTIONS)} after the ?, got {strange[0]!r}")
     login |= {"username": unquote(name) or None, "password": password or unquote(secret) or None}
     if re.search("[\ud800-\udfff]", f"{login['username']}{login['password']}"):
         raise InvalidOption("url: expected a user and a password (TENURE_PASSWORD) in UTF-8, got other bytes")
@@ -88,7 +88,7 @@ def _read(url: str, password: str | None) -> tuple[Place, str] | None:
 
 
 def _parts(url: str) -> tuple[str, str, str, str]:
-    """Scheme, hosts, path, query. Not by `urlsplit`: of late it refuses several hosts if one is an IPv6 address."""
+    """Scheme, hosts, path, query. Not with `urlsplit`: newer versions refuse several hosts if one is IPv6."""
     found = _URL.fullmatch(url.translate(_DROPPED).strip())
     if found is None:
         raise ValueError

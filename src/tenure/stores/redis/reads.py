@@ -1,4 +1,4 @@
-"""What people look at."""
+"""Reads for people and their tools."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tenure.stores.redis.facts import Facts, decode_facts, instant, maybe_instan
 from tenure.stores.redis.server import Server
 from tenure.stores.rules import bad_cursor, is_id, matches
 
-AT_ONCE = 50  #: jobs of one look, which may have long arguments
-FEW = 5_000  #: so many ids are sorted here; of more, all jobs are walked through from the newest
-#: Of a job's fields those that are facts, and those that its hash has under their names: numbers, texts, times.
+AT_ONCE = 50  #: jobs per read, since they may have long arguments
+FEW = 5_000  #: up to this many ids are sorted here; beyond, all jobs are scanned from the newest
+#: The fields of a job that are facts, and those that its hash has under the same name: numbers, texts, times.
 _FACTS = tuple(name for name in VIEW if name in Facts.__struct_fields__ and name != "meta")
 _NUMBERS = ("attempt", "failures", "crashes", "crashes_total")
 _TEXTS = ("error", "stage", "message", "checkpoint", "cancel_reason")
@@ -33,7 +33,7 @@ class RedisReads(RedisBase):
         return views_of(self._server, [job_id])[0]
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
-        """By id, which rises with time (UUIDv7)."""
+        """Ordered by id, which rises with time (UUIDv7)."""
         before = None
         if cursor is not None:
             before = cursor.removeprefix("before-")
@@ -137,12 +137,12 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
     facts = decode_facts(row["facts"])
     state = State(row["state"])
     fraction, unique = row.get("progress"), row.get("unique")
-    told: dict[str, Any] = {name: getattr(facts, name) for name in _FACTS}
-    told |= {name: int(row.get(name, 0)) for name in _NUMBERS}
-    told |= {name: row.get(name) for name in _TEXTS}
-    told |= {name: maybe_instant(row.get(name)) for name in _TIMES}
+    values: dict[str, Any] = {name: getattr(facts, name) for name in _FACTS}
+    values |= {name: int(row.get(name, 0)) for name in _NUMBERS}
+    values |= {name: row.get(name) for name in _TEXTS}
+    values |= {name: maybe_instant(row.get(name)) for name in _TIMES}
     return JobView(
-        **told,
+        **values,
         id=job_id,
         state=state,
         payload=row["payload"],
@@ -159,7 +159,7 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
 
 
 def _newest(server: Server, where: Filter, before: str | None) -> Iterator[list[str]]:
-    """All that can match, from the newest; if no index of ours holds few enough of them, simply all."""
+    """The ids of all jobs that can match, from the newest; if no index holds few enough of them, all ids."""
     ids = _few(server, where)
     if ids is not None:
         newest = sorted((each for each in ids if before is None or each < before), reverse=True)
@@ -184,7 +184,7 @@ def _few(server: Server, where: Filter) -> list[str] | None:
 
 
 def _matching(server: Server, where: Filter, ids: Sequence[str]) -> Iterator[JobView]:
-    """The script sees of each what little it takes to pass it over; only the others are read."""
+    """The script reads the few fields that exclude a job; only the others are read in full."""
     if where != Filter():
         wanted: dict[str, Any] = {
             "states": dict.fromkeys(where.states, True) or None,

@@ -1,4 +1,4 @@
-"""Schedules, what became of their ticks, and notes. What they mean is decided above; scripts compare and write."""
+"""Schedules, their ticks, and notes. Their meaning is decided by the callers; the scripts compare and write."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class RedisSchedules(RedisBase):
         return names
 
     def _read(self, names: Iterable[str]) -> list[Standing]:
-        """These of them that there are, in this order.
+        """Those of the named schedules that exist, in this order.
 
-        Their jobs are read a moment later: whoever changes a tick meanwhile changes the schedule's rev.
+        Their jobs are read a moment later: a change of a tick in between also changes the schedule's rev.
         """
         batches = list(jobs.batches(list(names)))
-        rows = [row for told in self._server.call_each("standings", batches, list) for row in told if row]
+        rows = [row for answers in self._server.call_each("standings", batches, list) for row in answers if row]
         found: list[tuple[Schedule, list[Tick]]] = []
         for body, first, number in rows:
             schedule = decode_schedule(body)
@@ -68,7 +68,7 @@ class RedisSchedules(RedisBase):
         return [Standing(schedule, tuple(_run(tick, views, ends) for tick in ticks)) for schedule, ticks in found]
 
     def _open(self, name: str, first: int) -> Iterator[str | None]:
-        """The bodies of its many open ticks, from the first one on that is not known yet."""
+        """The bodies of its open ticks, from number `first` on."""
         ticks: list[str] = self._server.run("ZRANGE", f"{self._server.prefix}open:{name}", first, -1)
         for place in range(0, len(ticks), 1000):
             yield from self._server.run("HMGET", f"{self._server.prefix}tick:{name}", *ticks[place : place + 1000])
@@ -83,10 +83,10 @@ class RedisSchedules(RedisBase):
     def change(self, changes: Sequence[Change]) -> list[bool]:
         written = [_change(each) for each in changes]
         batches = list(jobs.batches(written, size=_length, things=lambda each: len(each) // 6))
-        told = self._server.call_each(
+        results = self._server.call_each(
             "change", batches, lambda batch: [REPLACED, *(text for each in batch for text in each)]
         )
-        return [bool(landed) for answers in told for landed in answers]
+        return [bool(landed) for answers in results for landed in answers]
 
     def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
         found: list[Tick] = []
@@ -97,7 +97,7 @@ class RedisSchedules(RedisBase):
             found += [decode_tick(body) for _, body in page]
             if len(page) < asked:
                 break
-            at = [tick.partition("|")[0] for tick, _ in page]  # several of one instant have different causes
+            at = [tick.partition("|")[0] for tick, _ in page]  # ticks at the same instant differ in their causes
             high, over = at[-1], at.count(at[-1])
         return found
 
@@ -122,8 +122,8 @@ class RedisSchedules(RedisBase):
         found: dict[str, str] = {}
         last: str | None = ""
         while last is not None:
-            last, *told = self._server.call("notes", prefix, last, AT_ONCE)
-            found |= dict(zip(told[::2], told[1::2], strict=True))
+            last, *pairs = self._server.call("notes", prefix, last, AT_ONCE)
+            found |= dict(zip(pairs[::2], pairs[1::2], strict=True))
         return found
 
 
@@ -138,7 +138,7 @@ def _length(values: Sequence[Any]) -> int:
 
 
 def _change(change: Change) -> list[Any]:
-    """What the script `change` is given of it."""
+    """The arguments of the script `change` for one change."""
     check_drafts(change.drafts, ranges=True)
     check_text(change.owner, *change.cancel)
     stored = body_of(change.stored)

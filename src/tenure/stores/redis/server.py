@@ -1,8 +1,8 @@
-"""One Redis or Valkey, as a store needs it: where it is, connections, scripts, errors in our words.
+"""One Redis or Valkey, as a store needs it: its address, connections, scripts, mapped errors.
 
-All keys of a namespace share one hash tag, so one node has them all. Where it is we learn as we go: from the URL, from
-the Sentinels, or from a cluster's node that answers MOVED. ASK is not followed: while a slot moves, some of a
-namespace's keys are here and some are there, and a script would take those for missing.
+All keys of a namespace share one hash tag, so one node has them all. Its address is found on use: from the URL, from
+the Sentinels, or from a cluster's node that answers MOVED. ASK is not followed: while a slot migrates, the keys of a
+namespace are split between two nodes, and a script would treat those on the other node as missing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SHEBANG_SINCE = (7, 0)
 MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 8.0  #: a renewal that waited so long can still be sent again in time
+ANSWER_SECONDS = 8.0  #: a renewal that times out after this can still be repeated in time
 SENTINELS_SECONDS = 1.0
 MOST_MOVES = 5
-AHEAD = 4  #: so many commands of a pipeline may wait for their answers
+AHEAD = 4  #: commands of a pipeline that may be sent before the first answer is read
 _KEEPALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-# redis-py takes away the first word of an error that it has a class for
+# redis-py removes the first word of an error for which it has a class
 _AWAY = (exceptions.ClusterDownError, exceptions.TryAgainError)
 _AWAY_WORDS = ("BUSY", "MISCONF", "NOREPLICAS", "max number of")
 _REFUSED = (
@@ -58,7 +58,7 @@ _REFUSED_WORDS = (
 
 
 class Connection(Protocol):
-    """What is used of a `redis.connection.Connection`, here and by the doorbell; it leaves most of its types open."""
+    """The used part of `redis.connection.Connection`, also for the doorbell; redis-py leaves most of its types open."""
 
     def connect(self) -> None: ...
     def disconnect(self) -> None: ...
@@ -73,55 +73,58 @@ class Connection(Protocol):
 
 
 def mapped(error: Exception, server: Server) -> StoreError:
-    """The one place where the driver's errors become ours. None of its texts has a password in it."""
-    said = " ".join(str(error).split())[:300] or type(error).__name__
-    if isinstance(error, _REFUSED) or any(word in said for word in _REFUSED_WORDS):
+    """The one place that maps the driver's errors to ours. None of the texts contains a password."""
+    message = " ".join(str(error).split())[:300] or type(error).__name__
+    if isinstance(error, _REFUSED) or any(word in message for word in _REFUSED_WORDS):
         return StoreError(
-            f"{server.url} can't be used: {said}; correct TENURE_URL (or TENURE_PASSWORD), or give the user its "
+            f"{server.url} can't be used: {message}; correct TENURE_URL (or TENURE_PASSWORD), or give the user its "
             f"rights: ~{server.prefix}* +@all -@dangerous +info +role (before Redis 7 also +client +cluster)"
         )
     if _read_only(error):
         return StoreAway(f"{server.url} is a read-only replica: nothing can be stored there until it is a primary")
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in said:
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM command not allowed" in message:
         return StoreAway(
-            f"{server.url} is out of memory ({said}): nothing of this was stored. Raise its maxmemory, or let ended "
-            "jobs go sooner (TENURE_KEEP)"
+            f"{server.url} is out of memory ({message}): nothing of this was stored. Raise its maxmemory, or keep "
+            "ended jobs for a shorter time (TENURE_KEEP)"
         )
     if isinstance(error, exceptions.AskError) and not isinstance(error, exceptions.MovedError):
         return StoreAway(f"{server.url} is moving the slot of {server.prefix} to another node: wait until it is done")
-    if isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY" in said:
-        return StoreError(f"{server.url} shows a certificate that can't be trusted ({said}): give ssl_ca_certs=FILE")
+    if (
+        isinstance(error.__cause__ or error.__context__, ssl.SSLCertVerificationError)
+        or "CERTIFICATE_VERIFY" in message
+    ):
+        return StoreError(f"{server.url} has a certificate that can't be trusted ({message}): give ssl_ca_certs=FILE")
     if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError | OSError):
-        return StoreAway(f"{server.url} is out of reach: {said}")
-    if isinstance(error, _AWAY) or any(word in said for word in _AWAY_WORDS):
-        return StoreAway(f"{server.url} could not do it now: {said}")
-    return StoreError(f"{server.url}: {said}")
+        return StoreAway(f"{server.url} is out of reach: {message}")
+    if isinstance(error, _AWAY) or any(word in message for word in _AWAY_WORDS):
+        return StoreAway(f"{server.url} can't do this now: {message}")
+    return StoreError(f"{server.url}: {message}")
 
 
 def _read_only(error: Exception) -> bool:
-    """Before Redis 7 a script's error has its own words before those of its cause."""
+    """Before Redis 7 the error of a script starts with a text of its own, before that of its cause."""
     return isinstance(error, exceptions.ReadOnlyError) or "-READONLY" in str(error)
 
 
 # ── Scripts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# Leases and due times are counted by the server. Only tests bring a clock of their own, as the last argument.
+# Leases and due times use the server's clock. Only tests pass a clock of their own, as the last argument.
 _TIME = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)\n"
-# Before Redis 7 a script is refused for want of memory at its first write, unless that one takes none.
+# Before Redis 7 a script that runs out of memory is refused at its first write, unless that write needs no memory.
 _ALLOW_OOM = "redis.call('DEL', KEYS[1])\n"
 _GIVEN_TIME = "local now = tonumber(table.remove(ARGV))\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One transition, as the server knows it."""
+    """One transition, as text and as the digest under which the server caches it."""
 
     text: str
     digest: str
 
 
 def load(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
-    """`lua/NAME.lua` between what all scripts share. Its first line says what it may do when memory is short."""
+    """`lua/NAME.lua` with the code that all scripts share. Its first line has its flags, such as `allow-oom`."""
     first, _, rest = _text(name).partition("\n")
     head = (_GIVEN_TIME if given_time else _TIME) + _text("common")
     if shebang:
@@ -142,7 +145,7 @@ def _text(name: str) -> str:
 
 @cache
 def _commands() -> list[str]:
-    """All that the scripts call."""
+    """All commands that the scripts call."""
     texts = (
         _text(file.name.removesuffix(".lua"))
         for file in resources.files("tenure.stores.redis").joinpath("lua").iterdir()
@@ -167,7 +170,7 @@ class Server:
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._at: Address | None = None  #: where the namespace was last seen
-        self._nodes: tuple[Address, ...] = ()  #: of a cluster
+        self._nodes: tuple[Address, ...] = ()  #: the nodes of a cluster
         self._scripts: dict[str, Script] = {}
         self._shebang = True
         self._ask_sentinels_at = 0.0
@@ -176,7 +179,7 @@ class Server:
 
     @property
     def local(self) -> bool:
-        """It is on this machine: an answer takes it less than waking a thread to wait for it would."""
+        """Is it on this machine? Its answer then takes less time than handing the wait to another thread."""
         return not self._place.service and all(
             host in ("localhost", "::1") or host.startswith("127.") for host, _ in self._place.hosts
         )
@@ -207,7 +210,7 @@ class Server:
     # ── connections ──
 
     def connect(self, name: str) -> Connection:
-        """A connection of one's own, to where the namespace is."""
+        """A new connection that only the caller uses, to the node that has the namespace."""
         problem: Exception = exceptions.ConnectionError("no host is known")
         waiting, tried = list(self._candidates()), set[Address]()
         while waiting:
@@ -218,11 +221,11 @@ class Server:
             connection = self._new(address, self._place.login, name)
             try:
                 connection.connect()
-                self._refuse_stranger(connection)
+                self._refuse_wrong_node(connection)
             except _REFUSED:
                 connection.disconnect()
                 raise
-            except exceptions.MovedError as error:  # a cluster's node that knows whose our slot is
+            except exceptions.MovedError as error:  # from a cluster's node that knows which one has our slot
                 connection.disconnect()
                 waiting.insert(0, self._named(error, address))
             except (exceptions.RedisError, OSError) as error:
@@ -234,8 +237,8 @@ class Server:
         self._at = None
         raise problem
 
-    def _refuse_stranger(self, connection: Connection) -> None:
-        """Raise what a node says that can't be the one: MOVED, or of several hosts, that it is a replica."""
+    def _refuse_wrong_node(self, connection: Connection) -> None:
+        """Raise if this node can't be the right one: MOVED, or, with several hosts, a replica."""
         _ask(connection, "EXISTS", self.prefix)
         if len(self._place.hosts) > 1 and not self._place.service and _ask(connection, "ROLE")[0] == "slave":
             raise exceptions.ReadOnlyError("it is a replica")
@@ -244,8 +247,8 @@ class Server:
         host = cast(str, error.host)  # pyright: ignore[reportUnknownMemberType]
         return host or asked[0], error.port
 
-    def told(self, error: Exception) -> str:
-        """What went wrong, in a sentence without any password."""
+    def describe(self, error: Exception) -> str:
+        """The error as a sentence without any password."""
         return str(mapped(error, self))
 
     def _candidates(self) -> Iterator[Address]:
@@ -258,8 +261,8 @@ class Server:
         yield from self._nodes
 
     def _master(self) -> Address:
-        """Where the Sentinels say that it is."""
-        problem = "none of them answers"
+        """The address of the primary, from the Sentinels."""
+        problem = "none of them responds"
         for address in self._place.hosts:
             connection = self._new(address, self._place.sentinel_login, "tenure")
             try:
@@ -303,7 +306,7 @@ class Server:
             try:
                 yield connection
             except exceptions.ResponseError as error:
-                if _read_only(error):  # a failover: ask anew where the primary is
+                if _read_only(error):  # a failover: find the primary again
                     self._at = None
                     connection.disconnect()
                     self._drop_idle()
@@ -313,7 +316,7 @@ class Server:
             except BaseException:
                 self._at = None
                 connection.disconnect()
-                self._drop_idle()  # its server is gone, and so are the others' connections
+                self._drop_idle()  # its server is gone, so the other connections are dead too
                 raise
             else:
                 self._put_back(connection)
@@ -335,10 +338,10 @@ class Server:
             with suppress(exceptions.RedisError, OSError):
                 if not connection.can_read(timeout=0):
                     return connection
-            connection.disconnect()  # closed by the server, or out of step
+            connection.disconnect()  # closed by the server, or out of sync
 
     def _follow_sentinels(self) -> None:
-        """A former primary that lives takes writes for as long as nobody has told it: ten seconds, all of them lost."""
+        """A former primary accepts writes until it learns of the failover: ten seconds of writes that are all lost."""
         self._ask_sentinels_at = monotonic() + SENTINELS_SECONDS
         with suppress(exceptions.RedisError, OSError):
             if self._at not in (None, self._master()):
@@ -355,16 +358,16 @@ class Server:
     # ── asking ──
 
     def run(self, *command: Any) -> Any:
-        """One command."""
+        """Run one command."""
         return self._moving(lambda connection: _ask(connection, *command))
 
     def call(self, name: str, *values: Any) -> Any:
-        """One script."""
+        """Run one script."""
         (answer,) = self.call_each(name, [values], list)
         return answer
 
     def call_each(self, name: str, batches: Sequence[T], values: Callable[[T], Sequence[Any]]) -> list[Any]:
-        """One script for several batches, each a transition of its own. The server works while we write the next."""
+        """Run one script for several batches, each its own transition. The server works while we encode the next."""
         script = self._script(name)
         time = () if self._clock is None else (int(self._clock.unix() * 1000),)
 
@@ -373,13 +376,13 @@ class Server:
             for sent, batch in enumerate(batches):
                 _say(connection, "EVALSHA", script.digest, 1, self.prefix, *values(batch), *time)
                 if sent >= AHEAD:
-                    answers.append(_hear(connection))
+                    answers.append(_read_answer(connection))
             while len(answers) < len(batches):
-                answers.append(_hear(connection))
+                answers.append(_read_answer(connection))
             for place, answer in enumerate(answers):
                 if isinstance(answer, exceptions.NoScriptError):  # a restart, a failover, SCRIPT FLUSH
                     _say(connection, "EVAL", script.text, 1, self.prefix, *values(batches[place]), *time)
-                    answers[place] = _hear(connection)
+                    answers[place] = _read_answer(connection)
             for answer in answers:
                 if isinstance(answer, exceptions.ResponseError):
                     raise answer
@@ -395,7 +398,7 @@ class Server:
         return found
 
     def _moving(self, ask: Callable[[Connection], T]) -> T:
-        """Ask; and again elsewhere, if a cluster's node says so: it did nothing of what it answers so."""
+        """Run `ask`; repeat it on another node if a cluster's node answers MOVED: that node has executed nothing."""
         try:
             for _ in range(MOST_MOVES):
                 try:
@@ -404,7 +407,7 @@ class Server:
                 except exceptions.MovedError as error:
                     self._at = self._named(error, self._at or self._place.hosts[0])
                     self._drop_idle()
-            raise StoreAway(f"{self.url}: the nodes of the cluster do not agree where {self.prefix} is")
+            raise StoreAway(f"{self.url}: the nodes of the cluster do not agree on which of them has {self.prefix}")
         except UnicodeEncodeError as error:
             raise BadData(f"{self.url} can't store a value: {error}") from error
         except (exceptions.RedisError, OSError) as error:
@@ -420,16 +423,16 @@ class Server:
             self._learn_nodes()
 
     def _check_schema(self, newest: int) -> None:
-        """It is made on first use: the first one writes what it knows, a later one reads it."""
+        """The schema key is created on first use: the first process writes its version, later ones read it."""
         key = f"{self.prefix}schema"
-        told = self.run("GET", key) or (self.run("SETNX", key, newest) and str(newest)) or self.run("GET", key)
-        refuse_schema(self.url, key, cast(str, told), newest)
+        version = self.run("GET", key) or (self.run("SETNX", key, newest) and str(newest)) or self.run("GET", key)
+        refuse_schema(self.url, key, cast(str, version), newest)
 
     def _check_rights(self) -> None:
-        """A script that is refused its third command has done two: it must be allowed all of them."""
+        """A script that is refused its third command has executed two: the user must be allowed all of them."""
         missing = cast("list[str]", self.call("rights", *_commands()) if self._shebang else self.call("now") and [])
         if missing:
-            refused = exceptions.NoPermissionError(f"it may not run {', '.join(missing)}")
+            refused = exceptions.NoPermissionError(f"the user may not run {', '.join(missing)}")
             raise mapped(refused, self)
 
     def _info(self) -> dict[str, str]:
@@ -446,8 +449,8 @@ def _say(connection: Connection, *command: Any) -> None:
     connection.send_packed_command(connection.pack_command(*command))
 
 
-def _hear(connection: Connection) -> Any:
-    """An answer; also one that is an error: others may be on their way behind it."""
+def _read_answer(connection: Connection) -> Any:
+    """An answer, even if it is an error: other answers may follow it on the connection."""
     try:
         return connection.read_response()
     except exceptions.ResponseError as error:
@@ -460,12 +463,12 @@ def _ask(connection: Connection, *command: Any) -> Any:
 
 
 def _checked(namespace: str) -> str:
-    """It is the hash tag of every key, and the pattern of an ACL: braces and * would mean something else there."""
+    """It is part of the hash tag of every key and of ACL patterns, where braces and * have a meaning."""
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", namespace, re.ASCII) is None:
         raise InvalidOption(f"namespace: expected letters, digits, _ and - (a letter or _ first), got {namespace!r}")
     return namespace
 
 
 def _keepalive() -> dict[int, int]:
-    """A dead peer is noticed in seconds, not in two hours. Not every system has every knob."""
+    """Options to notice a dead peer in seconds, not in two hours. Not every system has all of them."""
     return {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)}

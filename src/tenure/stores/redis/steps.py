@@ -1,4 +1,4 @@
-"""How attempts end: decided here from what a script has read, and compared again in the script that writes it."""
+"""How attempts end: decided here from what one script has read, and checked again in the script that writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenure.ports import Answer, Rescued
 from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.rules import Cause, cleared, ending, evidence_of, json_of, rescued, standing
 
-Taken = tuple[Sequence[Any], Outcome, Cause]  #: what `lost` and `held` answer of a job, how it ends, why
+Taken = tuple[Sequence[Any], Outcome, Cause]  #: a row of `lost` or `held`, the outcome, the cause
 TRIES = 20
 
 
@@ -23,14 +23,14 @@ def what_stands(lease: Lease, outcome: Outcome, found: Sequence[Any]) -> Answer:
         return standing(lease, outcome, None, None)
     owner = worker_id if state == State.PROCESSING else None
     job = (state, attempt, owner, worker_id, "completed" if state == State.COMPLETED else "", result)
-    told = None if past is None else msgspec.json.decode(past)
-    return standing(lease, outcome, job, told and (told["worker"], told["outcome"]))
+    ended = None if past is None else msgspec.json.decode(past)
+    return standing(lease, outcome, job, ended and (ended["worker"], ended["outcome"]))
 
 
 def take(rows: Sequence[Taken], *, lost: bool) -> tuple[list[Rescued], list[str]]:
-    """Attempts of owners that are gone: how they end, and the same as the script `end` is given it.
+    """Attempts of dead owners: the rescued jobs, and the arguments of the script `end`.
 
-    Of each: id, attempt, worker, why, since when it is silent, and its charges.
+    Each row: id, attempt, worker, why, since when the job is silent, and its charges.
     """
     found: list[Rescued] = []
     ends: list[str] = []
@@ -46,7 +46,7 @@ def take(rows: Sequence[Taken], *, lost: bool) -> tuple[list[Rescued], list[str]
 def decided(
     lease: Lease, outcome: Outcome, found: Sequence[Any], message: str | None, silent_since: int | None = None
 ) -> tuple[State, str]:
-    """Where an outcome leads, and the same as the script `end` is given it: with the charges it was decided by."""
+    """The state after an outcome, and the argument of the script `end`, with the charges the decision is based on."""
     facts_text, failures, crashes, total, cancel_reason = found
     facts = decode_facts(facts_text)
     seen = [int(failures), int(crashes), int(total)]

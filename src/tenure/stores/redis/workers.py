@@ -1,4 +1,4 @@
-"""Workers in Redis: their rows, their leases, and what becomes of the jobs of a worker that died."""
+"""Workers in Redis: their rows, their leases, and the jobs of workers that died."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class RedisWorkers(RedisBase):
         notes: Mapping[str, str] | None = None,
         memory: Mapping[str, int] | None = None,
     ) -> frozenset[str]:
-        said, sizes = notes or {}, memory or {}
-        told = [text for each in worker_ids for text in (each, said.get(each, ""), sizes.get(each, ""))]
-        return frozenset(self._server.call("renew", *told))
+        texts, sizes = notes or {}, memory or {}
+        values = [text for each in worker_ids for text in (each, texts.get(each, ""), sizes.get(each, ""))]
+        return frozenset(self._server.call("renew", *values))
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:
         return frozenset(self._server.call("declare", *worker_ids))
@@ -50,14 +50,14 @@ class RedisWorkers(RedisBase):
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
-        # All in one: a death that stood alone for a moment would let a scan charge these jobs with a crash.
+        # One step: if the death were visible before the jobs end, a scan could charge these jobs with a crash.
         for _ in range(TRIES):
             held = self._server.call("held", worker_id)
             taken: list[Taken] = [(row, verdicts.get(row[0], rest), "crash") for row in held]
             rescued, ends = take(taken, lost=False)
             if self._server.call("end", worker_id, *ends) == [1]:
                 return rescued
-        raise StoreAway(f"{self._server.url}: what worker {worker_id} holds changed faster than it could be read")
+        raise StoreAway(f"{self._server.url}: the jobs of worker {worker_id} changed faster than they could be read")
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         return self._rescue(self._server.call("lost", min(limit, MOST)))
@@ -67,17 +67,17 @@ class RedisWorkers(RedisBase):
     ) -> Rescued | State | None:
         if not is_id(job_id):
             return None
-        told = self._server.call("redelivered", job_id, int(declare), witness or "", _until(until))
-        if told is None:
+        result = self._server.call("redelivered", job_id, int(declare), witness or "", _until(until))
+        if result is None:
             return None
-        state, *lost = told
+        state, *lost = result
         return next(iter(self._rescue(lost, "queue")), State(state))
 
-    def _rescue(self, lost: Sequence[Sequence[Any]], told: Cause | None = None) -> list[Rescued]:
+    def _rescue(self, lost: Sequence[Sequence[Any]], forced: Cause | None = None) -> list[Rescued]:
         taken: list[Taken] = []
         for row in lost:
             cause, outcome = why_lost(row[3], row[2])
-            taken.append((row, outcome, told or cause))
+            taken.append((row, outcome, forced or cause))
         if not taken:
             return []
         rescued, ends = take(taken, lost=True)

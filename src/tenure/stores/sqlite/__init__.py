@@ -1,11 +1,11 @@
-"""The SQLite store: one file, every process of one machine.
+"""The SQLite store: one file, shared by all processes of one machine.
 
 How it keeps the promises of `ports.Store`:
 
-1. One writer at a time: each verb is one `BEGIN IMMEDIATE … COMMIT` with `synchronous=FULL`, so what it read is what
-   it changes, and what it answered is on the disk. Verbs that wait together are committed together.
-2. Every guard stands in the statement that writes, all the same: state, attempt and worker of the lease.
-3. Leases and silences compare CLOCK_BOOTTIME and the boot id: a clock step ends no lease, a reboot ends them all.
+1. One writer at a time: each verb is one `BEGIN IMMEDIATE … COMMIT` with `synchronous=FULL`, so nothing changes between
+   its reads and its writes, and what it returns is on disk. Verbs that wait at the same time are committed together.
+2. The statement that writes checks the lease all the same: state, attempt and worker.
+3. Leases and silence are measured by CLOCK_BOOTTIME and the boot id: a clock step ends no lease, a reboot ends all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tenure.stores.sqlite.workers import SqliteWorkers
 
 
 class SqliteStore(SqliteJobs, SqliteWorkers, SqliteSchedules, SqliteReads):
-    """`SqliteStore("tenure.db")`: the default store. Makes its tables on first use."""
+    """`SqliteStore("tenure.db")`: the default store. Creates its tables on first use."""
 
     capabilities = Capabilities(transactions=True, durable=True, steady_clock=True, local=True)
 
@@ -54,7 +54,7 @@ class SqliteStore(SqliteJobs, SqliteWorkers, SqliteSchedules, SqliteReads):
         self._file.backup(path, progress)
 
     def damage(self) -> list[str]:
-        """What SQLite's own quick check finds wrong with the file; empty when nothing."""
+        """The problems that SQLite's quick check finds in the file; empty if there are none."""
         found = self._file.read(lambda connection: fetch(connection, "PRAGMA quick_check"))
         return [row[0] for row in found if row[0] != "ok"]
 

@@ -1,4 +1,4 @@
-"""What all verbs of the SQLite store stand on: its file and its clocks."""
+"""The base of the SQLite store: its file and its clocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tenure.stores.sqlite.file import DatabaseFile, fetch
 
 
 class SqliteBase:
-    """The file, and the time in milliseconds: the wall clock's for people, the time since boot for leases."""
+    """The file, and times in milliseconds: the wall clock for people, the time since boot for leases."""
 
     def __init__(self, path: str, *, clock: Clock | None = None) -> None:
         self._file = DatabaseFile(path)
@@ -20,7 +20,7 @@ class SqliteBase:
         return instant(self._now())
 
     def _fetch(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
-        """A read of one statement, all its rows."""
+        """All rows of one read statement."""
         return self._file.read(lambda connection: fetch(connection, sql, bindings))
 
     def _now(self) -> int:

@@ -1,8 +1,8 @@
-"""One SQLite file, held safely by one process: opening, checking, taking turns, group commit, errors.
+"""One SQLite file, used safely by one process: opening, checking, serialized writes, group commit, errors.
 
 A process must have this file open through apsw only. POSIX locks belong to the process, so any other open and close
 of the file in it (`sqlite3`, a copy, a hash) drops them, and committed jobs can be lost
-(sqlite.org/howtocorrupt.html, section 2.2). An audit hook refuses that with a sentence.
+(sqlite.org/howtocorrupt.html, section 2.2). An audit hook refuses such an open with an error that explains it.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -30,8 +30,8 @@ APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
 BUSY_SECONDS = 5.0
 TRANSACTION_SECONDS = 5.0
 CLOSE_SECONDS = BUSY_SECONDS + 1.0
-LARGEST_LOG = 64 << 20  # bytes of write-ahead log that are kept for the next round
-ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: when upkeep checkpoints, and when a writer has to
+LARGEST_LOG = 64 << 20  # bytes of write-ahead log that a checkpoint leaves allocated for reuse
+ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: upkeep checkpoints from the first, a writer from the second
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glusterfs", "lustre")
 
 
@@ -39,7 +39,7 @@ _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glus
 
 
 def mapped(error: BaseException, path: str) -> BaseException:
-    """The one place where the driver's errors become ours."""
+    """The one place that maps the driver's errors to ours."""
     match error:
         case apsw.BusyError() | apsw.LockedError():
             return StoreAway(f"{path} was locked by another process for more than {BUSY_SECONDS:g}s")
@@ -52,7 +52,7 @@ def mapped(error: BaseException, path: str) -> BaseException:
         case apsw.ReadOnlyError() | apsw.CantOpenError() | apsw.PermissionsError():
             return StoreError(f"{path} can't be written ({error}): check the folder and its permissions")
         case apsw.IOError():
-            return StoreAway(f"{path}: the disk answered with an error ({error})")
+            return StoreAway(f"{path}: the disk returned an error ({error})")
         case apsw.ConstraintError() | apsw.TooBigError() | apsw.MismatchError() | UnicodeEncodeError():
             return BadData(f"{path} refused a value: {error}")
         case apsw.Error():
@@ -78,8 +78,8 @@ def _guard(event: str, args: tuple[Any, ...]) -> None:
     base = text.removesuffix("-wal").removesuffix("-shm")
     if os.path.realpath(base) in _held:
         raise StoreError(
-            f"{text} is held by Tenure in this process: opening it any other way drops its locks and can lose "
-            "committed jobs. Use jobs.transaction() for SQL of your own, `tenure backup` for a copy."
+            f"{text} is open in Tenure in this process: opening it in any other way drops its locks and can lose "
+            "committed jobs. Use jobs.transaction() for your own SQL, `tenure backup` for a copy."
         )
 
 
@@ -91,7 +91,7 @@ def _hold(path: str) -> None:
         _hooked = True
 
 
-def _let_go(path: str) -> None:
+def _release(path: str) -> None:
     left = _held.get(path, 0) - 1
     if left > 0:
         _held[path] = left
@@ -103,7 +103,7 @@ def _let_go(path: str) -> None:
 
 
 def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
-    """The type of the file system a path is on, or '' where the kernel doesn't tell."""
+    """The type of the file system that a path is on, or '' if the kernel does not report it."""
     try:
         lines = Path(mountinfo).read_text().splitlines()
     except OSError:
@@ -119,13 +119,13 @@ def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
 
 
 class _Op:
-    """One write waiting for its turn, and what became of it."""
+    """One write that waits for its turn, and then its result."""
 
     __slots__ = ("call", "committed", "error", "result")
 
     def __init__(self, call: Callable[[apsw.Connection], Any]) -> None:
         self.call = call
-        self.committed: Sequence[object] = ()  #: shared by a group: not empty once its COMMIT has returned
+        self.committed: Sequence[object] = ()  #: shared by a group; non-empty once its COMMIT has returned
         self.result: Any = None
         self.error: Exception | None = None
 
@@ -138,7 +138,7 @@ class Transaction:
         self._connection = connection
         self._open = True
         self._lock = threading.Lock()
-        self.committed: list[Callable[[], None]] = []  #: to be called once it has committed
+        self.committed: list[Callable[[], None]] = []  #: called after the commit
 
     def begin(self) -> None:
         try:
@@ -148,7 +148,7 @@ class Transaction:
         self._deadline = time.monotonic() + TRANSACTION_SECONDS
 
     def execute(self, sql: str, bindings: Any = ()) -> apsw.Cursor:
-        """Run SQL of your own in it; it commits, or not, together with the jobs."""
+        """Run your own SQL in the transaction: it commits or rolls back together with the jobs."""
         return self.run(lambda connection: connection.execute(sql, bindings))
 
     def run(self, call: Callable[[apsw.Connection], T]) -> T:
@@ -158,9 +158,9 @@ class Transaction:
             if time.monotonic() > self._deadline:
                 raise StoreError(
                     f"this transaction was open for more than {TRANSACTION_SECONDS:g}s and is rolled back: it holds "
-                    "the file's only write lock, so nobody could claim, finish or renew. Do the work before it."
+                    "the file's only write lock, so no process could claim, finish or renew. Do slow work before it."
                 )
-            if not self._connection.in_transaction:  # what followed would be committed piece by piece
+            if not self._connection.in_transaction:  # later statements would be committed one by one
                 raise StoreError("an error in this transaction made SQLite roll it back: nothing of it is stored")
             try:
                 return call(self._connection)
@@ -169,7 +169,7 @@ class Transaction:
 
     @property
     def path(self) -> str:
-        """The file it is on; any store object of that file can join it."""
+        """The file of this transaction; any store object of that file can join it."""
         return self._file.path
 
     def end(self, *, commit: bool) -> None:
@@ -183,13 +183,14 @@ class Transaction:
 
 
 class DatabaseFile:
-    """Two connections, one for reads and one for writes, and turns for the writers.
+    """Two connections, one for reads and one for writes, with writers served one at a time.
 
-    Writes are committed in groups: whoever gets the writer's turn carries everything that waits, in one transaction,
-    so that many small writes share one fsync. If one of a group fails, all are rolled back and run one by one.
+    Writes are committed in groups: the thread that gets the writer's turn executes all waiting writes in one
+    transaction, so that many small writes share one fsync. If one of a group fails, all are rolled back and run again
+    one by one.
 
-    A signal's exception (KeyboardInterrupt, SystemExit) may strike the carrier anywhere. It leaves at once: what it
-    had not committed is carried by those who wait for it, each of whom gets the turn; what it had, they find committed.
+    A signal's exception (KeyboardInterrupt, SystemExit) may interrupt that thread anywhere. It propagates at once: each
+    waiting thread then gets the turn and executes its own write, unless it finds that write committed.
     """
 
     def __init__(self, path: str) -> None:
@@ -227,8 +228,8 @@ class DatabaseFile:
 
     def _connect(self) -> apsw.Connection:
         connection = apsw.Connection(self.path)
-        # A blocking lock with a time limit, served in turn by the kernel: SQLite's own busy handler naps in growing
-        # steps, so that with several processes writing back to back whoever comes last starves.
+        # A blocking lock with a time limit, granted in turn by the kernel: SQLite's own busy handler sleeps for growing
+        # intervals, so that the latest of several processes writing back to back starves.
         connection.set_busy_timeout(round(BUSY_SECONDS * 1000))
         connection.setlk_timeout(round(BUSY_SECONDS * 1000), 0)
         try:
@@ -239,7 +240,7 @@ class DatabaseFile:
                 ("synchronous", "FULL"),
                 ("foreign_keys", "ON"),
                 ("mmap_size", 0),
-                # Checkpoints belong to upkeep; this is for a file that nobody maintains. A writer would wait for it.
+                # Upkeep makes the checkpoints; this is for a file without upkeep. A writer would have to wait for it.
                 ("wal_autocheckpoint", MOST_FRAMES),
                 ("journal_size_limit", LARGEST_LOG),
             ):
@@ -263,7 +264,7 @@ class DatabaseFile:
             version = int(connection.pragma("user_version"))
             if version > newest + 1:
                 raise StoreError(
-                    f"{self.path} has schema version {version}, this Tenure knows {newest} and accepts one more: "
+                    f"{self.path} has schema version {version}, this Tenure knows {newest} and accepts one newer: "
                     "upgrade Tenure (pip install -U tenure)"
                 )
             for number, script in scripts:
@@ -277,7 +278,7 @@ class DatabaseFile:
         return self.write(step)
 
     def close(self) -> None:
-        """Whoever is in the middle of something comes to its end first; who can't keeps the file open."""
+        """Wait for the calls in progress; a connection whose call does not end in time stays open."""
         held = self._writer is not None or self._reader is not None
         reader, self._reader = self._reader, None
         writer, self._writer = self._writer, None
@@ -286,7 +287,7 @@ class DatabaseFile:
                 connection.close()
                 lock.release()
         if held:
-            _let_go(self.path)
+            _release(self.path)
 
     # ── use ──
 
@@ -296,7 +297,7 @@ class DatabaseFile:
         return connection
 
     def _refuse_child(self) -> None:
-        """Comes before every lock: a child has them as they were at the fork, with nobody left to release them."""
+        """Check before taking any lock: in a forked child a lock that was held at the fork is never released."""
         if os.getpid() != self._pid:
             raise StoreError(f"{self.path} was opened before a fork(): a child process must open the store itself")
 
@@ -319,11 +320,11 @@ class DatabaseFile:
                     group: list[_Op] = []
                     while self._waiting:
                         group.append(self._waiting.popleft())
-                    if op not in group:  # whoever carried it was struck
+                    if op not in group:  # the thread that had taken it was interrupted
                         group.append(op)
                     self._commit(group)
         except BaseException:
-            with suppress(ValueError):  # it must not be done some time later, by whoever writes next
+            with suppress(ValueError):  # or the next writer would execute it later
                 self._waiting.remove(op)
             raise
         if op.error is not None:
@@ -335,7 +336,7 @@ class DatabaseFile:
             connection = self._connection(self._writer)
             self._commit_together(connection, group)
         except Exception as error:
-            if group[0].committed:  # what a signal's handler raised, a moment too late to undo it
+            if group[0].committed:  # raised by a signal handler, too late to roll back
                 raise
             if len(group) > 1 and not isinstance(mapped(error, self.path), StoreAway):
                 for op in group:
@@ -351,7 +352,7 @@ class DatabaseFile:
             for op in group:
                 op.committed = committed
                 op.result = op.call(connection)
-            # COMMIT and the note of it are one step of the interpreter: no signal's exception can come between them.
+            # COMMIT and its record are one step of the interpreter: no signal's exception can come between them.
             committed.extend(map(connection.execute, ("COMMIT",)))  # pyright: ignore[reportUnknownArgumentType]
         except BaseException:
             if connection.in_transaction:
@@ -374,7 +375,7 @@ class DatabaseFile:
             committed()
 
     def checkpoint(self) -> None:
-        """Move what the write-ahead log has gathered into the file, if it is worth it. Holds up no writer."""
+        """Move the write-ahead log into the file once it is long enough. Blocks no writer."""
 
         def step(connection: apsw.Connection) -> None:
             frames, moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
@@ -384,7 +385,7 @@ class DatabaseFile:
         self.read(step)
 
     def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """An online copy to a new file, a few pages at a time, while work goes on."""
+        """Copy the database to a new file, a few pages at a time, while it stays in use."""
 
         def copy(connection: apsw.Connection) -> None:
             copied = apsw.Connection(target)

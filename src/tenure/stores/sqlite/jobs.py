@@ -1,7 +1,7 @@
 """Jobs in SQLite: the verbs of clients and owners.
 
-The hot path goes through JSON arrays, one step of SQLite for a whole batch: each step hands the GIL back and forth,
-which costs more than the row.
+The hot path uses JSON arrays, one SQLite step for a whole batch: each step releases and reacquires the GIL, which
+costs more than a row.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -62,8 +62,8 @@ _CLAIMED = listed(
 )
 _decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
 
-# The worker's row must be there, not dead, not expired; the queue not paused. Checked where the jobs are chosen, in
-# the transaction that takes them.
+# The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked where the jobs are
+# chosen, in the transaction that claims them.
 _CHOOSE = f"""
     SELECT json_group_array(json_array({_CLAIMED.format(attempt="attempt + 1")})), json_group_array(seq) FROM (
         SELECT seq FROM jobs INDEXED BY jobs_queued
@@ -124,7 +124,7 @@ class SqliteJobs(SqliteBase):
             if connection.total_changes() - before == len(rows):
                 connection.execute("RELEASE enqueue")
                 return [steps.created(row) for row in rows]
-            # Some were there already: once more, one by one, to tell which.
+            # Some existed already: insert again, one by one, to learn which.
             connection.execute("ROLLBACK TO enqueue; RELEASE enqueue")
             return [steps.enqueue_one(connection, row) for row in rows]
 
@@ -160,7 +160,7 @@ class SqliteJobs(SqliteBase):
             return Promoted(jobs, None if then is None else max(0.0, then))
 
         then = self._file.read(next_due)
-        if then is None or then > 0:  # a look is enough: nothing is due, and a write would cost an fsync
+        if then is None or then > 0:  # a read is enough: nothing is due, and a write would cost an fsync
             return Promoted({}, then)
         return self._file.write(step)
 
@@ -223,7 +223,7 @@ class SqliteJobs(SqliteBase):
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         def step(connection: apsw.Connection) -> list[Claimed]:
-            now, boot = self._now(), self._boot()  # it may have waited for its turn
+            now, boot = self._now(), self._boot()  # this write may have waited for its turn
             claimed: list[Claimed] = []
             for queue, most in wants.items():
                 want = min(most, limit - len(claimed))
@@ -321,14 +321,14 @@ class SqliteJobs(SqliteBase):
         answers = self._within(tx, step)
         if tx is not None:
             for answer in answers:
-                if isinstance(answer, NotLanded):  # undoes all that its caller did in the transaction
+                if isinstance(answer, NotLanded):  # rolls back everything the caller did in the transaction
                     raise LeaseLost(answer.stands)
         return [*answers]
 
 
 # ── One job, as an operator asks; None: there is no such job ────────────────────────────────────────────────────
 
-#: With other arguments, what was said and saved about the old ones is void.
+#: With new arguments, the progress and the checkpoint of the old ones are void.
 _WITH_OTHERS = ", payload = ?, meta = ?, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
 
 

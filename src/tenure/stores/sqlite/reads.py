@@ -1,4 +1,4 @@
-"""What people look at. Short reads on their own connection: they hold up no writer, and no long snapshot."""
+"""Reads for people and their tools: short, on their own connection, so they block no writer and keep no snapshot."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (apsw's stubs leave the type of a blob open)
@@ -33,7 +33,7 @@ _job = reader(JobView, _DECODERS)
 _attempt = reader(AttemptView, _DECODERS)
 _worker = worker_reader(_DECODERS)
 _NEWEST = (1 << 63) - 1
-#: So many jobs may be gathered by an index and put in order: it takes a few milliseconds.
+#: At most this many jobs are collected through an index and sorted, which takes a few milliseconds.
 _GATHERED = 10_000
 _BY_INDEX = {
     State.QUEUED: "INDEXED BY jobs_queued WHERE state = 'queued'",
@@ -60,7 +60,7 @@ class SqliteReads(SqliteBase):
         return dict(self._fetch(sql, (job_id,)))
 
     def counts(self) -> dict[State, int]:
-        # Each state by its own partial index: a count over the table would read every payload's page.
+        # Each state through its own partial index: a count over the table would read the pages of all payloads.
         def step(connection: apsw.Connection) -> dict[State, int]:
             return {state: _number(connection, f"SELECT count(*) FROM jobs {_BY_INDEX[state]}") for state in State}
 
@@ -107,7 +107,7 @@ def _search(connection: apsw.Connection, where: Filter, limit: int, cursor: str 
         bindings.append(floor or 0)
     rows = fetch(
         connection,
-        # By its number a row is found in order. No other index is in order, or knows how far to go.
+        # In order of seq, by rowid: any other index would have to sort, and could not stop at the limit.
         f"SELECT {_JOB}, seq FROM jobs NOT INDEXED WHERE {' AND '.join(conditions)} AND seq < ? "
         "ORDER BY seq DESC LIMIT ?",
         (*bindings, before, limit + 1),
@@ -127,8 +127,8 @@ def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
         "enqueued_at < ?": where.enqueued_until and millis(where.enqueued_until),
         "queue <> ?": None if where.guards else GUARD,
     }
-    told = {condition: value for condition, value in asked.items() if value is not None}
-    conditions, bindings = ["TRUE", *told], [*told.values()]
+    given = {condition: value for condition, value in asked.items() if value is not None}
+    conditions, bindings = ["TRUE", *given], [*given.values()]
     if where.states:
         conditions.append(f"state IN ({', '.join('?' * len(where.states))})")
         bindings += sorted(where.states)
@@ -148,7 +148,7 @@ def _before(cursor: str | None) -> int:
 
 
 def _gathered(connection: apsw.Connection, where: Filter, most: int) -> str | None:
-    """The numbers of all jobs that an index knows to come into question, as JSON; None: more than `most`, or any."""
+    """The seq of every job that can match by the indexes, as JSON; None: more than `most`, or no index narrows it."""
     states, narrower = where.states or frozenset(State), dict.fromkeys(State, "")
     if where.worker_id is not None:
         states &= {State.PROCESSING}
@@ -174,7 +174,7 @@ def _gathered(connection: apsw.Connection, where: Filter, most: int) -> str | No
 
 
 def _floor(connection: apsw.Connection, before: int, within: int) -> int | None:
-    """The last of so many rows; None: there are not as many."""
+    """The seq of the last of the next `within` rows; None: there are fewer."""
     found = first(
         connection,
         "SELECT seq FROM jobs NOT INDEXED WHERE seq < ? ORDER BY seq DESC LIMIT 1 OFFSET ?",

@@ -1,4 +1,4 @@
-"""Schedules, their ticks, and notes. A schedule is read before its runs: whoever saw an older one writes nothing."""
+"""Schedules, their ticks, and notes. A schedule is read before its runs, so a write based on an older one fails."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (apsw's stubs leave the type of a blob open)
@@ -18,7 +18,7 @@ from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.reads import view_of
 from tenure.stores.sqlite.steps import LIVE_STATES, cancel, enqueue_one, rows_of
 
-_OWNER_LIVES = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
+_OWNER_ALIVE = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
 
 
 class SqliteSchedules(SqliteBase):
@@ -30,7 +30,7 @@ class SqliteSchedules(SqliteBase):
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
         def step(connection: apsw.Connection) -> list[bool]:
-            now, boot = self._now(), self._boot()  # it may have waited for its turn
+            now, boot = self._now(), self._boot()  # this write may have waited for its turn
             return [_change(connection, each, now, boot, self._clock.boot_id) for each in changes]
 
         return self._file.write(step)
@@ -159,7 +159,7 @@ def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, bo
     stands = first(connection, "SELECT rev FROM schedule_rows WHERE name = ?", (name,))
     if (0 if stands is None else stands[0]) != rev:
         return False
-    if wanted.owner is not None and first(connection, _OWNER_LIVES, (wanted.owner, boot_id, boot)) is None:
+    if wanted.owner is not None and first(connection, _OWNER_ALIVE, (wanted.owner, boot_id, boot)) is None:
         return False
     if wanted.delete:
         connection.execute("DELETE FROM tick_rows WHERE schedule = ?", (name,))
@@ -204,7 +204,7 @@ def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
 
 
 def open_again(connection: apsw.Connection, job_id: str) -> None:
-    """A job that is replayed is a run of its schedule again; and whoever saw it ended writes nothing."""
+    """A replayed job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended."""
     for schedule, body in fetch(connection, "SELECT schedule, body FROM tick_rows WHERE job_id = ?", (job_id,)):
         _put_tick(connection, decode_tick(body).reopened)
         connection.execute(

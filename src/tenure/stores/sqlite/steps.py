@@ -1,4 +1,4 @@
-"""What several verbs do to one job, inside a transaction: make it, cancel it, end its attempt."""
+"""Steps on one job that several verbs share, inside a transaction: create it, cancel it, end its attempt."""
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # (apsw's stubs leave the type of a blob open)
@@ -54,7 +54,7 @@ def enqueue_one(connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
         f"SELECT id, state FROM jobs WHERE task = ? AND unique_key = ? AND state IN {LIVE_STATES}",
         (row[_TASK], row[_UNIQUE]),
     )
-    assert found is not None, "an insert that did nothing has met an id or a key"
+    assert found is not None, "an insert without effect conflicts with an id or a unique key"
     return Enqueued(found[0], False, State(found[1]))
 
 
@@ -81,8 +81,8 @@ def state_of(connection: apsw.Connection, job_id: str) -> State | None:
 
 # ── Ended ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-# The unary plus keeps the planner off jobs_processing: it would join every finished job with every one this worker
-# runs (measured: 2,000 jobs/s instead of 80,000 in batches of 1,000).
+# The unary plus keeps the planner from using jobs_processing: it would join every finished job with every job of this
+# worker (measured: 2,000 jobs/s instead of 80,000 in batches of 1,000).
 _COMPLETE = """
     UPDATE jobs SET state = 'completed', result = done.result, ended_at = :now, last_worker_id = worker_id,
         last_outcome = 'completed', worker_id = NULL

@@ -1,6 +1,6 @@
-"""Workers in SQLite: their rows, their leases, and what becomes of the jobs of a worker that died.
+"""Workers in SQLite: their rows, their leases, and the jobs of workers that died.
 
-Leases and silences compare CLOCK_BOOTTIME and the boot id: a clock step ends no lease, a reboot ends them all.
+Leases and silence are measured by CLOCK_BOOTTIME and the boot id: a clock step ends no lease, a reboot ends all.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -47,7 +47,7 @@ class SqliteWorkers(SqliteBase):
 
     def register(self, worker: WorkerIdentity) -> None:
         def step(connection: apsw.Connection) -> None:
-            now, boot = self._now(), self._boot()  # it may have waited for its turn
+            now, boot = self._now(), self._boot()  # this write may have waited for its turn
             connection.execute(_REGISTER, (*identity_row(worker), now, now, boot + round(worker.lease * 1000)))
             if connection.changes() == 0:
                 raise used_before(worker.id)
@@ -62,7 +62,7 @@ class SqliteWorkers(SqliteBase):
         memory: Mapping[str, int] | None = None,
     ) -> frozenset[str]:
         def step(connection: apsw.Connection) -> frozenset[str]:
-            now, boot = self._now(), self._boot()  # it may have waited for its turn
+            now, boot = self._now(), self._boot()  # this write may have waited for its turn
             alive: set[str] = set()
             for worker_id in worker_ids:
                 connection.execute(
@@ -86,7 +86,7 @@ class SqliteWorkers(SqliteBase):
             return frozenset()
 
         def step(connection: apsw.Connection) -> frozenset[str]:
-            facts = {**look, **self._moment()}  # it may have waited for its turn
+            facts = {**look, **self._moment()}  # this write may have waited for its turn
             rows = fetch(
                 connection, f"UPDATE workers SET died_at = :now, death = 'host' WHERE {_EXPIRED} RETURNING id", facts
             )
@@ -137,12 +137,12 @@ class SqliteWorkers(SqliteBase):
         return self._file.write(step)
 
     def _rescue(
-        self, connection: apsw.Connection, facts: Mapping[str, Any], now: int, told: Cause | None = None
+        self, connection: apsw.Connection, facts: Mapping[str, Any], now: int, forced: Cause | None = None
     ) -> list[Rescued]:
         taken: list[Rescued] = []
         for *row, worker_id, death in fetch(connection, _TO_RESCUE, facts):
             cause, outcome = lost(death, worker_id)
-            taken.append(_take(connection, row, worker_id, outcome, told or cause, now))
+            taken.append(_take(connection, row, worker_id, outcome, forced or cause, now))
         return taken
 
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:

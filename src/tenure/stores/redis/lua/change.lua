@@ -1,11 +1,11 @@
 #!lua
--- Write schedules, each if it still has the rev it was read with, with all that belongs to it, or not at all. ARGV: why
--- jobs are cancelled; then of each change: how many values it has, its name, the rev that was read, what is to be stored
--- (empty: it is deleted), due_at, an owner, the jobs as `enqueue_all` takes them, the number of ticks, of each MS|CAUSE,
--- 1 if it is open, its job, which of the jobs above that is (0: none), decided_at, body; then ids to cancel. Answers of
--- each: 1 it landed.
+-- Write schedules with their ticks and jobs: each change only if the rev is still the one that was read. ARGV: the
+-- reason of cancels; then per change: how many values it has, its name, the rev that was read, the body to store
+-- (empty: delete the schedule), due_at, an owner, the jobs as `enqueue_all` takes them, the number of ticks, per tick
+-- MS|CAUSE, 1 if it is open, its job, which of the jobs above that is (0: none), decided_at, body; then ids to cancel.
+-- Returns per change 1 if it landed.
 
--- So that a replay of the job finds its tick.
+-- Record the tick in its job, so that a replay of the job finds it.
 local function belongs(id, run)
   local f = redis.call('HMGET', job(id), 'state', 'runs')
   local runs = f[2] or ''
@@ -17,7 +17,7 @@ end
 local function remove(name)
   for _, tick in ipairs(redis.call('ZRANGE', ns .. 'open:' .. name, 0, -1)) do
     redis.call('HDEL', ns .. 'open', tick .. '|' .. name)
-  end -- what is left of it in `decided` goes when it would have gone
+  end -- its entries in `decided` are removed when they expire
   redis.call('UNLINK', ns .. 'schedule:' .. name, ns .. 'tick:' .. name, ns .. 'ticks:' .. name, ns .. 'open:' .. name)
   redis.call('ZREM', ns .. 'schedules', name)
   redis.call('ZREM', ns .. 'due', name)
@@ -25,15 +25,15 @@ end
 
 local function write(name, rev, at, last)
   local body, due_at, owner = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local told, ticks = enqueue_all(at + 3, owner ~= '' and owner)
+  local jobs, ticks = enqueue_all(at + 3, owner ~= '' and owner)
   at = ticks + 1 + 6 * tonumber(ARGV[ticks])
   for i = ticks + 1, at - 1, 6 do
-    local tick, job_id, answer, text = ARGV[i], ARGV[i + 2], told[tonumber(ARGV[i + 3])], ARGV[i + 5]
-    if type(answer) == 'table' and answer[1] ~= job_id then -- it follows the job that stands
+    local tick, job_id, answer, text = ARGV[i], ARGV[i + 2], jobs[tonumber(ARGV[i + 3])], ARGV[i + 5]
+    if type(answer) == 'table' and answer[1] ~= job_id then -- the tick follows the existing job
       job_id = answer[1]
-      local told_of = cjson.decode(text)
-      told_of.job_id = job_id
-      text = cjson.encode(told_of)
+      local tick_body = cjson.decode(text)
+      tick_body.job_id = job_id
+      text = cjson.encode(tick_body)
     end
     write_tick(name, tick, text, ARGV[i + 1] == '1', job_id, ARGV[i + 4])
     if job_id ~= '' then belongs(job_id, tick .. '|' .. name) end
@@ -51,7 +51,7 @@ end
 local answers, at = {}, 2
 while ARGV[at] do
   local last, name, rev, owner = at + tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 5]
-  local fits = (redis.call('HGET', ns .. 'schedule:' .. name, 'rev') or '0') == rev and (owner == '' or lives(owner))
+  local fits = (redis.call('HGET', ns .. 'schedule:' .. name, 'rev') or '0') == rev and (owner == '' or is_alive(owner))
   if fits and ARGV[at + 3] == '' then
     remove(name)
   elseif fits then

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- What `decide` has to know of leases that are to end otherwise than completed. ARGV: id, attempt and worker of each.
--- Answers of each: 1 and its charges, or 0 and what stands.
+-- The inputs of `decide` for leases that end otherwise than completed. ARGV: id, attempt and worker per lease.
+-- Returns per lease: 1 and its charges, or 0 and what the store holds instead.
 local answers = {}
 for i = 1, #ARGV, 3 do
   local f = redis.call('HMGET', job(ARGV[i]), 'state', 'attempt', 'worker_id', 'facts', 'failures', 'crashes',

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
--- queued → processing under a fresh lease. ARGV: worker, limit, solo, then queue and want of each. Answers of each job:
--- id, attempt, facts, payload, enqueued_at, and what `past` tells of the few that have one.
+-- queued → processing under a new lease. ARGV: worker, limit, solo, then queue and want per queue. Returns per job: id,
+-- attempt, facts, payload, enqueued_at, and the answer of `past` for the few jobs that need it.
 local worker, room, solo = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
-if not lives(worker) then return {} end
+if not is_alive(worker) then return {} end
 local answer, held, stale, stamp = {}, {}, {}, string.format('%.0f', now)
 for i = 4, #ARGV, 2 do
   local queue, want = ARGV[i], math.min(tonumber(ARGV[i + 1]), room)
@@ -13,13 +13,13 @@ for i = 4, #ARGV, 2 do
       local f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt')
       local attempt = f[4] and string.format('%d', f[4] + 1) or '1'
       redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker_id', worker, 'started_at', stamp)
-      local told, hung = false, false
-      if f[4] then told, hung = past(key, attempt) end
+      local earlier, hung = false, false
+      if f[4] then earlier, hung = past(key, attempt) end
       if hung then stale[#stale + 1], stale[#stale + 2] = now + hung, id end
       held[#held + 1], held[#held + 2] = id, f[4] and attempt .. '+' or attempt
       local n = #answer
       answer[n + 1], answer[n + 2], answer[n + 3] = id, attempt, f[1]
-      answer[n + 4], answer[n + 5], answer[n + 6] = f[2], f[3], told
+      answer[n + 4], answer[n + 5], answer[n + 6] = f[2], f[3], earlier
     end
     if #ids > 0 then
       redis.call('ZREMRANGEBYRANK', lane(queue, solo), 0, #ids - 1)

@@ -1,5 +1,5 @@
--- What every script begins with. KEYS[1] is the prefix of all keys, and itself a key that is never made: while a
--- cluster moves our slot, a node refuses a script whose named key it does not find, before anything is done.
+-- The common head of all scripts. KEYS[1] is the prefix of all keys, and itself a key that is never created: while a
+-- cluster migrates our slot, a node refuses a script whose named key it does not find, before it executes anything.
 local ns = KEYS[1]
 local BAND = 35184372088832 -- 2^45: a score is priority, then milliseconds, within the 53 bits of a double
 
@@ -8,11 +8,11 @@ local function lane(queue, solo) return ns .. (solo and 'solo:' or 'ready:') .. 
 local function score(rank, run_at) return rank * BAND + math.max(run_at, 0) end
 local function count_scheduled(queue, by) redis.call('HINCRBY', ns .. 'scheduled_of', queue, by) end
 
--- Whom to wake when this is done: rings.lua sends it.
+-- The rings to send after the transition, by rings.lua.
 local rings = {}
 local function ring(kind, queue) rings[kind .. ' ' .. queue] = {kind, queue} end
 
--- Everything of a job that moving it takes.
+-- The fields of a job that its transitions need.
 local function read(id)
   local f = redis.call('HMGET', job(id), 'state', 'queue', 'rank', 'run_at', 'solo', 'attempt', 'worker_id', 'unique')
   if not f[1] then return nil end
@@ -20,39 +20,39 @@ local function read(id)
           attempt = tonumber(f[6]) or 0, worker = f[7], unique = f[8]}
 end
 
-local function let_go(worker, ids)
+local function release_leases(worker, ids)
   local held = ns .. 'processing:' .. worker
   redis.call('HDEL', held, unpack(ids))
   if redis.call('EXISTS', held) == 0 then redis.call('SREM', ns .. 'owners', worker) end
 end
 
--- What claiming tells of a job that has a past or a limit in time, and how long it may be silent.
+-- The fields that a claim returns for a job with earlier attempts or a time limit, and its stale_after.
 local function past(key, attempt)
   local f = redis.call('HMGET', key, 'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after')
   local late = attempt == '1' and f[4] and tonumber(f[4]) < now
   return {f[1] or '0', f[2] or '0', f[3], late and 1 or 0}, tonumber(f[5] or nil)
 end
 
--- Since when its owner has said nothing.
+-- The time of its owner's last report.
 local function silent_since(id)
   local f = redis.call('HMGET', job(id), 'last_activity_at', 'started_at')
   return tonumber(f[1] or f[2])
 end
 
--- Out of the index of the state it is in.
+-- Remove the job from the index of its state.
 local function leave(id, j)
   if j.state == 'queued' then
     redis.call('ZREM', lane(j.queue, j.solo), id)
   elseif j.state == 'processing' then
     redis.call('ZREM', ns .. 'stale', id)
-    let_go(j.worker, {id})
+    release_leases(j.worker, {id})
   else
     redis.call('ZREM', ns .. j.state, id)
     if j.state == 'scheduled' then count_scheduled(j.queue, -1) end
   end
 end
 
--- Into that of another. What has ended gives its unique key free.
+-- Set a new state and add the job to its index. An ended job releases its unique key.
 local function enter(id, j, state)
   j.state = state
   redis.call('HSET', job(id), 'state', state)
@@ -75,13 +75,13 @@ local function forget(id)
   redis.call('ZREM', ns .. 'jobs', id)
 end
 
--- What stands instead of a lease, for whoever was refused.
+-- What the store holds instead of a lease, for a refused write.
 local function standing(id, attempt)
   local f = redis.call('HMGET', job(id), 'state', 'attempt', 'worker_id', 'result')
   return {f[1], tonumber(f[2] or 0), f[3], f[4], redis.call('HGET', ns .. 'attempts:' .. id, attempt)}
 end
 
-local function lives(worker)
+local function is_alive(worker)
   local ends = redis.call('ZSCORE', ns .. 'alive', worker)
   return ends and tonumber(ends) >= now
 end
@@ -90,7 +90,7 @@ local function expired(before)
   return redis.call('ZRANGEBYSCORE', ns .. 'alive', '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, 200)
 end
 
--- Is it in time, and this worker itself renewed so well that others' silence is their own?
+-- Is the call in time, and its witness renewed recently enough that an expired lease proves the others dead?
 local function credible(witness, by)
   if by ~= '' and now > tonumber(by) then return false end
   if witness == '' then return true end
@@ -105,11 +105,11 @@ local function declare(worker, death)
   return true
 end
 
--- nothing → queued, or scheduled when due later; with an owner, who lives, processing. ARGV from `first` to `last`: the
--- number of groups, then of each what its jobs share (facts, queue, rank, solo, stale_after), then of each job: id, its
--- group, payload, when (empty: now; +delay; or an instant), unique, expires. Answers of each: 1 queued, 2 scheduled,
--- 3 processing, or who stands there. A job with an attempt, if only number 0, is one that `claim` and `complete` have to
--- look at more closely; most need no second look.
+-- nothing → queued, or scheduled when due later; processing if there is an owner, which must be alive. ARGV from
+-- `first` to `last`: the number of groups, per group what its jobs share (facts, queue, rank, solo, stale_after), then
+-- per job: id, group, payload, when (empty: now; +delay; or an instant), unique, expires. Returns per job: 1 queued, 2
+-- scheduled, 3 processing, or the existing job. A job with the field `attempt`, even if it is 0, has more fields that
+-- `claim` and `complete` have to read; most jobs have none.
 local function enqueue(first, last, owner)
   local groups, at = {}, first + 1
   for g = 1, tonumber(ARGV[first]) do
@@ -174,8 +174,8 @@ local function enqueue(first, last, owner)
   return answers
 end
 
--- The same of several blocks, in one step. ARGV from `at`: their number, then of each how many values it has, and these.
--- Answers of each job; and where ARGV goes on.
+-- The same for several blocks, in one step. ARGV from `at`: their number, then per block the number of its values, and
+-- these. Returns the answers per job, and the index of the first value after the blocks.
 local function enqueue_all(at, owner)
   local answers, left = {}, tonumber(ARGV[at])
   at = at + 1
@@ -187,7 +187,7 @@ local function enqueue_all(at, owner)
   return answers, at
 end
 
--- scheduled, queued → cancelled; processing: asked. Its state after.
+-- scheduled, queued → cancelled; processing: requested. Returns the new state.
 local function cancel(id, reason)
   local j = read(id)
   if j and j.state == 'processing' then
@@ -201,7 +201,7 @@ local function cancel(id, reason)
   return j and j.state or false
 end
 
--- A tick is MS|CAUSE in its schedule, and MS|CAUSE|SCHEDULE among those of all.
+-- The name of a tick is MS|CAUSE within its schedule, MS|CAUSE|SCHEDULE among all ticks.
 local function split(run) return run:match('^(-?%d+|%a+)|(.*)$') end
 
 local function write_tick(name, tick, body, open, job_id, decided_at)
@@ -219,7 +219,7 @@ local function write_tick(name, tick, body, open, job_id, decided_at)
   end
 end
 
--- A note is stored as the time when it is over, = and its text: what it says begins with the =, if it still says it.
+-- A note is stored as its expiry, = and its text. Returns the = and the text, unless it has expired.
 local function note(stored)
   local ends, text = (stored or ''):match('^(-?%d*)(=.*)$')
   return text and (ends == '' or tonumber(ends) > now) and text

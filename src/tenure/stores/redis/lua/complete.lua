@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
--- processing → completed, under the lease. ARGV: worker, then id, attempt and result of each. Answers of those refused:
--- their place, and what stands. A worker's `processing` names each lease it holds; a + says that there is more to undo.
+-- processing → completed, under the lease. ARGV: worker, then id, attempt and result per job. Returns per refused job
+-- its position and what the store holds instead. A worker's `processing` has each of its leases; a + after the attempt
+-- means that the job also has a unique key or a stale_after to clean up.
 local worker, ids, done, completed, refused = ARGV[1], {}, {}, {}, {}
 for i = 2, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
 local held, stamp = redis.call('HMGET', ns .. 'processing:' .. worker, unpack(ids)), string.format('%.0f', now)
@@ -9,7 +10,7 @@ for n, id in ipairs(ids) do
   local attempt, result, more = ARGV[3 * n], ARGV[3 * n + 1], held[n] == ARGV[3 * n] .. '+'
   if (more or held[n] == attempt) and not seen[id] then
     seen[id] = true
-    if result == 'null' then -- as most are, and what is read where there is none
+    if result == 'null' then -- the most common result, and the one that is read if none is stored
       redis.call('HSET', job(id), 'state', 'completed')
     else
       redis.call('HSET', job(id), 'state', 'completed', 'result', result)
@@ -27,6 +28,6 @@ for n, id in ipairs(ids) do
 end
 if #done > 0 then
   redis.call('ZADD', ns .. 'completed', unpack(completed))
-  let_go(worker, done)
+  release_leases(worker, done)
 end
 return refused

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- How many jobs are queued, processing, scheduled, completed, dead, cancelled.
+-- The numbers of jobs that are queued, processing, scheduled, completed, dead, cancelled.
 local queued = 0
 for _, name in ipairs(redis.call('SMEMBERS', ns .. 'queues')) do
   queued = queued + redis.call('ZCARD', lane(name, false)) + redis.call('ZCARD', lane(name, true))

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Proof of death is the caller's. ARGV: workers. Answers who died just now.
+-- The caller has proof of death. ARGV: workers. Returns those declared dead by this call.
 local died = {}
 for _, worker in ipairs(ARGV) do
   if declare(worker, 'crash') then died[#died + 1] = worker end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- Whose lease has run out is dead. ARGV: a worker of the caller's, if it has one; until when. Answers who.
+-- Declare workers dead whose lease has run out. ARGV: the witness (empty: none), until when. Returns their ids.
 if not credible(ARGV[1], ARGV[2]) then return {} end
 local died = expired(now)
 for _, worker in ipairs(died) do declare(worker, 'host') end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- any state but processing → gone. ARGV: ids. Answers the states they were in.
+-- any state but processing → deleted. ARGV: ids. Returns the states they were in.
 local states = {}
 for n, id in ipairs(ARGV) do
   local j = read(id)

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
--- processing → where `decide` leads, under the lease. ARGV: a worker to declare dead with it, or nothing; then as JSON
--- each end: the lease, the charges it was decided by, what was decided. Answers of each: 1 it landed; 0 not, or its
--- charges have changed: decide anew. With a worker all of them land, and are all it holds, or none.
+-- processing → the state that `decide` gave, under the lease. ARGV: a worker to declare dead in the same step, or
+-- nothing; then per end, as JSON: the lease, the charges the decision is based on, the decision. Returns per end: 1 if
+-- it landed; 0 if not, or if its charges have changed and need a new decision. With a worker, either all ends land and
+-- are all its leases, or none lands.
 local dead, ends, fits, seen = ARGV[1], {}, {}, {}
 for i = 2, #ARGV do
   local e = cjson.decode(ARGV[i])
@@ -10,7 +11,7 @@ for i = 2, #ARGV do
   local same = f[1] == 'processing' and tonumber(f[2]) == e.attempt and f[3] == e.worker
     and (tonumber(f[4]) or 0) == e.seen[1] and (tonumber(f[5]) or 0) == e.seen[2]
     and (tonumber(f[6]) or 0) == e.seen[3] and (f[7] or '') == (e.asked or '') and (not f[7]) == (not e.asked)
-  if same and e.lost then -- a rescue: its owner is gone for good, or has been silent since
+  if same and e.lost then -- a rescue: its owner is dead, or silent since the same time
     same = not redis.call('ZSCORE', ns .. 'alive', e.worker)
       or silent_since(e.id) == e.silent_since
   end

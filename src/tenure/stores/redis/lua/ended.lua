@@ -1,6 +1,7 @@
 #!lua flags=no-writes
--- What ended in a span of time. ARGV: from and until, in milliseconds; then of the last completed ones how many to leave
--- out, and how many to tell of. Answers how many were cancelled, completed, dead; then of each run_at, started_at, ended, id.
+-- Jobs that ended in a time range. ARGV: from and until, in milliseconds; then how many of the last completed ones to
+-- skip and how many to return. Returns how many were cancelled, completed, dead; then per job run_at, started_at,
+-- ended, id.
 local from, til = ARGV[1], '(' .. ARGV[2]
 local answer, times = {}, {}
 for n, state in ipairs({'cancelled', 'completed', 'dead'}) do answer[n] = redis.call('ZCOUNT', ns .. state, from, til) end

@@ -1,3 +1,3 @@
 #!lua
--- nothing → queued, or scheduled when due later. ARGV: what `enqueue` takes. Answers what it does.
+-- nothing → queued, or scheduled when due later. ARGV and answers: those of `enqueue`.
 return enqueue(1, #ARGV)

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Closed ticks that were decided long ago, and notes whose time is over → gone. ARGV: milliseconds to keep a tick, limit.
--- Answers how many were looked at, and how many went: a deleted schedule's ticks went before.
+-- Delete closed ticks that were decided long ago, and expired notes. ARGV: milliseconds to keep a tick, limit. Returns
+-- how many were examined, and how many were deleted: the ticks of a deleted schedule no longer exist.
 local limit, gone = tonumber(ARGV[2]), 0
 local before = '(' .. string.format('%.0f', now - tonumber(ARGV[1]))
 local old = redis.call('ZRANGEBYSCORE', ns .. 'decided', '-inf', before, 'LIMIT', 0, limit)

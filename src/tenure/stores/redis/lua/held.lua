@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- What a worker holds, longest silent first. ARGV: worker. Answers of each the same as `lost`.
+-- The jobs of a worker, longest silent first. ARGV: worker. Returns per job the same as `lost`.
 local answers = {}
 for n, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. ARGV[1])) do
   local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'failures', 'crashes', 'crashes_total', 'cancel_reason')

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- The ids of all jobs in these states, if there are few enough. ARGV: the most, since when an ended one must have ended
--- (-inf: ever), a queue (empty: any) of the queued ones, states. Answers nothing if there are more.
+-- The ids of all jobs in these states, if there are few enough. ARGV: the maximum, the earliest end of ended jobs
+-- (-inf: any), the queue of queued ones (empty: any), states. Returns nothing if there are more.
 local most, since, queue, keys, total = tonumber(ARGV[1]), ARGV[2], ARGV[3], {}, 0
 for n = 4, #ARGV do
   local state = ARGV[n]

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- ARGV: workers. Answers of each when its lease ends, or nothing if it is unknown.
+-- ARGV: workers. Returns per worker the end of its lease, or nothing if it is unknown.
 local answers = {}
 for n, worker in ipairs(ARGV) do
   local f = redis.call('HMGET', ns .. 'worker:' .. worker, 'renewed_at', 'lease')

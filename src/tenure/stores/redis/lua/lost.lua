@@ -1,8 +1,8 @@
 #!lua flags=no-writes
--- What may be rescued: held by who is dead or missing, or silent for two leases too long; longest silent first.
--- ARGV: limit. Answers of each: id, attempt, worker, why, since when it is silent, and its charges.
+-- Jobs that may be rescued: their worker is dead or missing, or they are silent for two leases too long; longest silent
+-- first. ARGV: limit. Returns per job: id, attempt, worker, why, since when it is silent, and its charges.
 local found, limit = {}, tonumber(ARGV[1])
-local enough = 4 * limit -- to find the longest silent among; of more, the server would do nothing else for too long
+local enough = 4 * limit -- candidates for the longest silent; more of them would block the server for too long
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
   if not redis.call('ZSCORE', ns .. 'alive', worker) then
     local why = redis.call('HGET', ns .. 'worker:' .. worker, 'death') or 'missing'

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- Notes whose keys begin alike, in order. ARGV: how they begin, the last key there was (empty: none), how many to look at.
--- Answers the last key looked at, or nothing if there was none; then key and text of each whose time is not over.
+-- Notes with a key prefix, in order. ARGV: the prefix, the last key examined before (empty: none), how many to examine.
+-- Returns the last key examined, or nothing if there was none; then key and text of each note that has not expired.
 local low = ARGV[2] == '' and '[' .. ARGV[1] or '(' .. ARGV[2]
 local keys = redis.call('ZRANGEBYLEX', ns .. 'noted', low, '(' .. ARGV[1] .. '\255', 'LIMIT', 0, ARGV[3])
 local answer = {keys[#keys] or false}

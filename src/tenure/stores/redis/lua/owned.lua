@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- Every lease held in a worker's name. ARGV: worker. Answers as `claim` does, and the reason of a cancel asked.
+-- Every lease of a worker. ARGV: worker. Returns the same as `claim`, and the reason of a requested cancel.
 local answers = {}
 for _, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. ARGV[1])) do
   local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'payload', 'enqueued_at', 'cancel_reason')

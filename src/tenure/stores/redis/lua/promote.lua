@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- scheduled and due → queued, in order of their time. ARGV: limit. Answers the milliseconds until the next one is due, or
--- nothing; then queue and id of each.
+-- scheduled and due → queued, in order of run_at. ARGV: limit. Returns the milliseconds until the next one is due, or
+-- nothing; then queue and id per job.
 local due = redis.call('ZRANGEBYSCORE', ns .. 'scheduled', '-inf', now, 'LIMIT', 0, ARGV[1])
 local answer, lanes, counts = {false}, {}, {}
 for _, id in ipairs(due) do

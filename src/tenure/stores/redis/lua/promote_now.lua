@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- scheduled → queued by an operator's word. ARGV: ids. Answers their states.
+-- scheduled → queued at an operator's request. ARGV: ids. Returns their states.
 local states = {}
 for n, id in ipairs(ARGV) do
   local j = read(id)

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- Every queue: name, when it was paused, scheduled, queued, processing, how long the oldest has been waiting.
+-- Per queue: name, when it was paused, counts of scheduled, queued, processing, and the wait of the oldest queued job.
 local names, processing, answers = {}, {}, {}
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
   for _, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. worker)) do
@@ -15,7 +15,7 @@ for name in pairs(names) do
   for _, solo in ipairs({false, true}) do
     local key, from = lane(name, solo), '-inf'
     queued = queued + redis.call('ZCARD', key)
-    while from do -- the first of each priority there is
+    while from do -- the first job of each priority
       local first = redis.call('ZRANGEBYSCORE', key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
       from = nil
       if first[1] then

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- A queue delivered this job again. ARGV: id, whether its owner may be declared dead, a worker of the caller's, if it
--- has one, and until when. Answers its state; and, if it may be rescued, the same as `lost`.
+-- A queue redelivered this job. ARGV: id, whether its owner may be declared dead, the witness (empty: none), and until
+-- when. Returns its state and, if it may be rescued, the same as `lost`.
 local id = ARGV[1]
 local f = redis.call('HMGET', job(id), 'state', 'attempt', 'worker_id', 'facts', 'failures', 'crashes', 'crashes_total',
   'cancel_reason', 'stale_after')

@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
--- For people: a write under this lease did not land. ARGV: id, attempt, worker and why of each; the first word stands.
+-- For diagnosis: a write under this lease did not land. ARGV: id, attempt, worker and reason each; the first one is
+-- kept.
 for i = 1, #ARGV, 4 do
   local key = ns .. 'attempts:' .. ARGV[i]
-  local told = redis.call('HGET', key, ARGV[i + 1])
-  local row = told and cjson.decode(told)
+  local stored = redis.call('HGET', key, ARGV[i + 1])
+  local row = stored and cjson.decode(stored)
   if row and row.worker == ARGV[i + 2] and not row.evidence.refused then
     row.evidence.refused = ARGV[i + 3]
     redis.call('HSET', key, ARGV[i + 1], cjson.encode(row))

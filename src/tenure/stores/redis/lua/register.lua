@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- A new worker, alive for its lease. ARGV: id, lease, what it is. Answers 0 if the id was used before.
+-- A new worker, alive for its lease. ARGV: id, lease, its identity. Returns 0 if the id was used before.
 local key = ns .. 'worker:' .. ARGV[1]
 if redis.call('EXISTS', key) == 1 then return 0 end
 redis.call('HSET', key, 'lease', ARGV[2], 'identity', ARGV[3], 'started_at', now, 'renewed_at', now, 'note', '')

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Extend each worker that is not dead by its lease. ARGV: id, note and memory (empty: not told) of each.
--- Answers who lives.
+-- Extend the lease of each worker that is not dead. ARGV: id, note and memory (empty: not reported) per worker.
+-- Returns those that are alive.
 local living = {}
 for i = 1, #ARGV, 3 do
   if redis.call('ZSCORE', ns .. 'alive', ARGV[i]) then

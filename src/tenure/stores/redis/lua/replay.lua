@@ -1,15 +1,16 @@
 #!lua
--- ended → queued, with nothing charged. ARGV of each: id, and to run it with other arguments the facts it had, those it
--- shall have, and the payload (else empty). Answers of each: nothing (no such job), its state if it has not ended, 0 if it
--- ran under a guard, who holds its unique key and in which state, 2 if its facts have changed: read them anew; or 1.
+-- ended → queued, with the budgets reset. ARGV per job: id and, for new arguments, the facts that were read, the new
+-- facts and the payload (else empty). Returns per job: nothing (no such job), its state if it has not ended, 0 if it
+-- ran under a guard, the holder of its unique key and its state, 2 if its facts have changed and must be read again; or
+-- 1.
 
--- The ticks that name this job are open again: it is a run of their schedules once more. And whoever saw it ended writes
--- nothing: the schedule has another rev, in its body too.
+-- The ticks that name this job are open again: it is a run of their schedules once more. The new rev of the schedule,
+-- in its body too, refuses a writer that still saw the run as ended.
 local function reopen(id)
   for run in (redis.call('HGET', job(id), 'runs') or ''):gmatch('([^%z]+)%z') do
     local tick, name = split(run)
-    local told = redis.call('HGET', ns .. 'tick:' .. name, tick)
-    local body = told and cjson.decode(told)
+    local stored = redis.call('HGET', ns .. 'tick:' .. name, tick)
+    local body = stored and cjson.decode(stored)
     if body and body.job_id == id then
       body.status, body.why, body.started_at, body.ended_at = 'open', '', cjson.null, cjson.null
       write_tick(name, tick, cjson.encode(body), true, id)

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- Which of these jobs can match, so that only they are read. ARGV: what is looked for, as JSON, then ids.
+-- Which of these jobs can match, so that only they are read in full. ARGV: the filter as JSON, then ids.
 local where, found = cjson.decode(ARGV[1]), {}
 local function met(wanted, value) return not wanted or wanted == value end
 for n = 2, #ARGV do

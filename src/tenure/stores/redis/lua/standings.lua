@@ -1,6 +1,6 @@
 #!lua flags=no-writes
--- Schedules and their open ticks, oldest first. ARGV: names. Answers of each: its body, those of the first 100 ticks, and
--- how many ticks there are; or nothing.
+-- Schedules and their open ticks, oldest first. ARGV: names. Returns per schedule: its body, those of the first 100
+-- ticks, and the number of ticks; or nothing.
 local answers = {}
 for n, name in ipairs(ARGV) do
   local body, ticks = redis.call('HGET', ns .. 'schedule:' .. name, 'body'), {}

@@ -1,7 +1,7 @@
 #!lua
--- Compare and set one note, and enqueue jobs with it. ARGV: its key, what it has to say and what it shall say (empty: it
--- is not there; else = and the text), after how many milliseconds it is over (empty: never), jobs as `enqueue_all` takes
--- them. Answers 1 if it landed, and what it says.
+-- Compare and set one note, and enqueue jobs with it. ARGV: its key, the expected and the new text (empty: no note;
+-- else = and the text), after how many milliseconds it expires (empty: never), jobs as `enqueue_all` takes them.
+-- Returns 1 if it landed, and the current text.
 local key, old, new, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local stands = note(redis.call('HGET', ns .. 'notes', key)) or ''
 if stands ~= old and stands ~= new then return {0, stands} end

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- Jobs as people see them. ARGV: ids. Answers of each: all its fields, and when it ended.
+-- Jobs for people. ARGV: ids. Returns per job: all its fields, and when it ended.
 local ended, answers = {completed = true, dead = true, cancelled = true}, {}
 for n, id in ipairs(ARGV) do
   local state = redis.call('HGET', job(id), 'state')
