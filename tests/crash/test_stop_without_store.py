@@ -44,7 +44,7 @@ def test_an_idle_one_ends_and_says_that_the_store_was_away(site: Site, server: S
 
     assert supervisor.exit_code() == 75
     told = re.findall(
-        r"what (\d) workers? held is left to the next start, or to the end of the leases", supervisor.log()
+        r"the jobs of (\d) workers? are rescued at the next start, or when their leases end", supervisor.log()
     )
     assert sum(map(int, told)) == 2
 

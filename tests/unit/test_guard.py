@@ -437,7 +437,7 @@ def test_a_cancel_that_comes_while_an_async_block_is_left_is_its_callers(store: 
 
 
 def test_a_block_ends_only_by_being_left(opened: Opened) -> None:
-    with Guard("report", every="1d", open=opened) as job, pytest.raises(TenureError, match="when it is left"):
+    with Guard("report", every="1d", open=opened) as job, pytest.raises(TenureError, match="when it exits"):
         job.finish(tx=object())
 
 

@@ -28,7 +28,7 @@ from tenure.tasks.handle import JobHandle
 from tenure.worker.attempts import Attempts
 from tenure.worker.embedded import _Serving
 from tenure.worker.executor import Attempt
-from tenure.worker.job_log import MAX_BYTES, MAX_LINES, Gather, JobLog, Log, LogLine, decode, encode
+from tenure.worker.job_log import MAX_BYTES, MAX_LINES, JobLog, JobLogHandler, Log, LogLine, decode, encode
 
 log = logging.getLogger("shop.parcels")
 AT = datetime(2026, 3, 1, 12, 30, 15, 250_000, tzinfo=UTC)
@@ -40,11 +40,11 @@ class Bench:
 
     def __init__(self) -> None:
         self.logs = {ONE.job_id: JobLog(), OTHER.job_id: JobLog()}
-        self.gather = Gather(self.find)
+        self.handler = JobLogHandler(self.find)
 
-    def find(self, running: Running) -> Taker | None:
+    def find(self, running: Running) -> Sink | None:
         kept = self.logs.get(running.job_id)
-        return None if kept is None else Taker(kept)
+        return None if kept is None else Sink(kept)
 
     def log(self, running: Running = ONE) -> Log:
         return decode(self.logs[running.job_id].text())
@@ -53,7 +53,7 @@ class Bench:
         return [line.text for line in self.log(running).lines]
 
 
-class Taker:
+class Sink:
     def __init__(self, kept: JobLog) -> None:
         self.logged = kept.add
 
@@ -69,10 +69,10 @@ def within(running: Running) -> Iterator[None]:
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     bench = Bench()
-    bench.gather.install()
+    bench.handler.install()
     yield bench
-    bench.gather.remove()
-    assert bench.gather not in logging.getLogger().handlers
+    bench.handler.remove()
+    assert bench.handler not in logging.getLogger().handlers
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ def test_what_belongs_to_no_job_or_to_the_engine_is_not_gathered(bench: Bench) -
 
 
 def test_the_levels_and_the_filters_of_others_stay_as_they_are(bench: Bench) -> None:
-    bench.gather.addFilter(lambda record: "secret" not in record.getMessage())
+    bench.handler.addFilter(lambda record: "secret" not in record.getMessage())
     log.setLevel(logging.WARNING)
     with within(ONE):
         log.info("not passed on")
@@ -143,7 +143,7 @@ def test_who_has_configured_nothing_still_reads_warnings_on_standard_error(
     bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(logging.getLogger(), "handlers", [bench.gather, Gather(bench.find)])
+        patched.setattr(logging.getLogger(), "handlers", [bench.handler, JobLogHandler(bench.find)])
         log.warning("once, as ever")
         log.info("not a warning")
         with within(ONE):
@@ -181,7 +181,7 @@ def test_odd_messages_are_kept_as_they_can_be_shown(
     bench: Bench, message: Any, args: tuple[object, ...], kept: str
 ) -> None:
     with within(ONE):  # not by the logger: pytest's own handler wants messages that fit
-        bench.gather.handle(logging.LogRecord("shop", logging.INFO, "shop.py", 1, message, args, None))
+        bench.handler.handle(logging.LogRecord("shop", logging.INFO, "shop.py", 1, message, args, None))
 
     assert bench.texts() == [kept]
 
@@ -360,7 +360,7 @@ def test_lines_are_stored_before_the_job_has_ended_of_every_attempt(shop: Shop) 
 
     assert shop.texts(one) == {1: ["Ada, attempt 1"], 2: ["Ada, attempt 2"]}
     assert shop.texts(other) == {1: ["Bob, attempt 1", "and more"]}
-    assert not any(isinstance(each, Gather) for each in logging.getLogger().handlers), "the worker has closed"
+    assert not any(isinstance(each, JobLogHandler) for each in logging.getLogger().handlers), "the worker has closed"
 
 
 def test_what_an_ended_attempt_left_running_says_nothing_in_the_name_of_the_next(shop: Shop) -> None:
@@ -487,8 +487,8 @@ def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
 
 def test_a_refused_outcome_is_told_to_who_looks_into_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody but the refusal tells the worker that its job is another's: neither its look at what it owns, nor its beat.
-    monkeypatch.setattr("tenure.worker.beat.ANY_SECONDS", 1e9)
-    monkeypatch.setattr(_Serving, "begin_anew", lambda self, lost: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr("tenure.worker.beat.RECENT_SECONDS", 1e9)
+    monkeypatch.setattr(_Serving, "restart", lambda self, lost: None)  # pyright: ignore[reportUnknownLambdaType]
     begun, go = threading.Event(), threading.Event()
 
     @shop.jobs.task(max_crashes=5)

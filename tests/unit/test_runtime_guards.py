@@ -453,7 +453,7 @@ def test_code_that_has_ended_is_not_stuck_though_it_is_asked_to_stop(monkeypatch
         worker.start()
         while not attempts or not worker.idle:
             await asyncio.sleep(0.01)
-        attempts[0].ask("lease_lost", None)  # as a thread does whose last write comes late, and is refused
+        attempts[0].request_stop("lease_lost", None)  # as a thread does whose last write comes late, and is refused
         await asyncio.sleep(0.3)  # the time to stop is over
         free = worker._slots.free()
         await worker.close()
@@ -539,14 +539,14 @@ def test_what_comes_back_after_its_time_is_no_success(shop: Shop, monkeypatch: p
 
 
 def told_of_asking(monkeypatch: pytest.MonkeyPatch, reason: str = "timeout") -> threading.Event:
-    asked, ask = threading.Event(), Attempt.ask
+    asked, request_stop = threading.Event(), Attempt.request_stop
 
-    def ask_and_tell(attempt: Attempt, why: Any, verdict: Outcome | None) -> None:
-        ask(attempt, why, verdict)
+    def request_and_note(attempt: Attempt, why: Any, verdict: Outcome | None) -> None:
+        request_stop(attempt, why, verdict)
         if why == reason:
             asked.set()
 
-    monkeypatch.setattr(Attempt, "ask", ask_and_tell)
+    monkeypatch.setattr(Attempt, "request_stop", request_and_note)
     return asked
 
 
@@ -587,7 +587,7 @@ def test_who_is_asked_to_stop_before_it_began_does_not_begin() -> None:
         attempt = Attempt(host, pack, claimed, asyncio.get_running_loop())
         with ThreadPoolExecutor(1) as pool:
             attempt.start(jobs.program, pool)
-            attempt.ask("shutdown", Released("drained"))
+            attempt.request_stop("shutdown", Released("drained"))
             return await host.done
 
     assert (asyncio.run(story()), runs) == (Released("drained"), [])
@@ -673,9 +673,9 @@ def test_a_block_that_is_left_waits_a_while_for_a_store_that_is_away(
     def finish_late(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         return finish(ends, tx=tx) if leaving.is_set() else away()
 
-    async def tell(worker: Worker, grace: float, *, left: Callable[[], bool]) -> None:
+    async def tell(worker: Worker, grace: float, *, block_ended: Callable[[], bool]) -> None:
         asyncio.get_running_loop().call_later(0.1, leaving.set)
-        await drain(worker, grace, left=left)
+        await drain(worker, grace, block_ended=block_ended)
 
     monkeypatch.setattr(shop.store, "finish", finish_late)
     monkeypatch.setattr(Worker, "drain", tell)

@@ -528,7 +528,7 @@ def test_a_function_is_a_point_too(shop: Shop) -> None:
 
         assert till.paid == [7]
         assert shop.outcomes(queue, handle) == ["crashed", "queued"]
-        with pytest.raises(AssertionError, match=r"never came to the end of Till\.charge"):
+        with pytest.raises(AssertionError, match=r"never reached the end of Till\.charge"):
             queue.kill_after(shop.pay.bind(8), Till().charge)  # another till's
 
 
@@ -564,7 +564,7 @@ def test_who_names_a_point_that_is_not_there_is_told_those_that_are(shop: Shop) 
 
     told = str(caught.value).splitlines()
     assert told[0].startswith("pay_once ")
-    assert told[0].endswith(" never came to checkpoint, and has ended; it came to:")
+    assert told[0].endswith(" ended and never reached checkpoint; it reached:")
     assert {"  start", "  acted charge", "  once charge", "  end", "  outcome"} <= set(told)
 
 
@@ -825,7 +825,7 @@ def test_what_fails_unharmed_is_said_to(jobs: Tenure) -> None:
             queue.kill_everywhere(fine.bind, check)
         assert caught.value.__notes__ == ["when it was killed at 'start'"]
         trap = next(iter(queue._traps()))
-        with pytest.raises(ZeroDivisionError) as raised, trap.told():
+        with pytest.raises(ZeroDivisionError) as raised, trap.annotated():
             raise ZeroDivisionError
         assert raised.value.__notes__ == ["when nothing was killed"]
 

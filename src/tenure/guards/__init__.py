@@ -1,1 +1,1 @@
-"""Other people's schedulers, guarded: one run at a time, each tick once."""
+"""Guards for runs that another scheduler starts: one run at a time, each tick at most once."""

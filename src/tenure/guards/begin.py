@@ -1,7 +1,6 @@
-"""How a guarded run begins: what a dead guard before it left is taken back, then one guarded write starts it.
+"""How a guarded run begins: a run left by a dead guard is rescued, then one compare-and-set write starts the new one.
 
-Nobody clears a lock for somebody else: it is proved that its process is gone, or its lease has ended by the store's
-clock.
+A lock is never just cleared: either its owner's process is provably gone, or its lease has ended by the store's clock.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from tenure.schedules.plan import ON_TIME, Plan
 
 class Begun(NamedTuple):
     tick: Tick
-    late: str = ""  #: "late by 2h", if it is
+    late: str = ""  #: such as "late by 2h"; '' if on time
 
 
 def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: str, *, force: bool) -> Begun | None:
-    """The run, if it has begun; None: read again. Raises GuardSkipped when it may not run."""
+    """Begin the run. None: another writer was first, so try again. Raises GuardSkipped when it may not run."""
     found = store.schedules([schedule.name])
     standing = found[0] if found else Standing(schedule)
     if standing.schedule.kind == "task":
-        whose = standing.schedule.source or "an operator"
+        owner = standing.schedule.source or "an operator"
         raise InvalidOption(
-            f"{schedule.name} is a schedule of {whose}, whose ticks are jobs: name this guard otherwise"
+            f"{schedule.name} is a schedule of {owner} that enqueues jobs: give this guard another name"
         )
     mine = next((run.tick for run in standing.runs if run.live and run.tick.job_id == job_id), None)
     if mine is not None:  # the reply to the write was lost
@@ -63,7 +62,7 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
 
 
 def user_and_host() -> str:
-    """Who runs it, and where: what a history is read for."""
+    """The user and host of this run, for the history."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:  # an id without a name, as in many containers
@@ -72,7 +71,7 @@ def user_and_host() -> str:
 
 
 def _took_back(store: Store, standing: Standing, me: WorkerIdentity) -> bool:
-    """Did a run that goes on belong to a guard that is dead, or whose lease has ended?"""
+    """Rescue live runs of dead guards, and of guards with an ended lease. True if there were any."""
     took = False
     for job in (run.job for run in standing.runs if run.live):
         if job is not None and job.worker_id is not None:

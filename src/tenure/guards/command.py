@@ -1,18 +1,20 @@
-"""A guarded command: what it prints goes through untouched, its end is recorded, and it does not outlive its lock.
+"""A guarded command: its output is passed on unchanged, its exit is recorded, and it does not outlive its lock.
 
-The command is forked before anything else happens here (no thread, no connection yet), and waits for its word to
-start; beside it a *watcher*, in a session of its own. Neither needs this process to run:
+The command is forked before anything else happens here (no thread, no connection yet), and waits for a start signal on
+a pipe. A *watcher* is forked, too, in a session of its own. Neither depends on this process running:
 
-- The watcher hears of every renewal. When they stop coming (the store is away, or this process is stopped) it sends
-  SIGTERM at two thirds of the lease and SIGKILL at four fifths; when this process dies it kills at once.
-- The command leads a process group of its own. SIGKILL also finds what has left that group, by the token in its
-  environment. What it leaves in the background when it ends by itself goes on, as under a shell: the lock is free by
-  then, and this process stays to pass on what they print, as cron does, until they close it.
+- The watcher is sent every renewal's deadlines. When renewals stop (the store is unavailable, or this process is
+  stopped), it sends SIGTERM at two thirds of the lease and SIGKILL at four fifths. If this process dies, it kills the
+  command at once.
+- The command leads a process group of its own. Processes that have left the group are found by the token in their
+  environment, and get the SIGKILL, too. Background processes that the command leaves when it exits by itself keep
+  running, as under a shell: the lock is free by then, and this process passes on their output until they close it, as
+  cron does.
 
-Standard input is inherited. So is an output that is a terminal: the command has the terminal itself, and its tail is
-not kept. It is in the foreground there, so Ctrl-C is the command's, and Ctrl-Z suspends both (for longer than the
-lease: the lock is lost and the command killed). Any other output comes by a pipe, one for both where both go to the
-same place, so that their order stays.
+Standard input is inherited. So is an output that is a terminal: the command writes to the terminal itself, and its tail
+is not kept. The command is in the foreground there, so Ctrl-C goes to the command, and Ctrl-Z suspends both (for longer
+than the lease: the lock is lost, and the command killed). Any other output goes through a pipe, a single one if both
+outputs have the same destination, so that their order is kept.
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ from tenure.liveness.host import TOKEN_ENV, cause_of, die_with_parent, end_lefto
 from tenure.ports.schedules import Schedule
 
 TIMED_OUT, AWAY, NOT_EXECUTABLE, NOT_FOUND, BY_SIGNAL = 124, 75, 126, 127, 128
-TAIL = 4096  #: bytes kept of what it printed, of each of its outputs
+TAIL = 4096  #: how many of the last bytes are kept of each output
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 1.0
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_NEWS = struct.Struct("dd8s")  #: when to ask, when to kill, and the token of the command
+_DEADLINES = struct.Struct("dd8s")  #: when to ask the command to stop, when to kill it, and its token
 _NEVER = float("inf")
 _boot = system_clock().boot
 
@@ -55,13 +57,13 @@ _boot = system_clock().boot
 
 
 class _Output:
-    """One output of the command, or both: `theirs` it writes to, from there it goes to `ours`."""
+    """One output of the command, or both: the command writes to `theirs`, and from there it is copied to ours."""
 
     def __init__(self, fds: Sequence[int], *, quiet: bool) -> None:
         self.fds, self._ours, self._quiet = fds, fds[0], quiet
         self._tail = b""
         self._pump: threading.Thread | None = None
-        if quiet:  # nobody passes it on, and it is not lost on those who stay in the background
+        if quiet:  # a file: it is not passed on now, and background processes can still write to it
             with tempfile.TemporaryFile() as file:
                 self._read = os.dup(file.fileno())
             self.theirs = self._read
@@ -69,14 +71,14 @@ class _Output:
             self._read, self.theirs = os.pipe()
 
     def start(self) -> None:
-        """The command has it: pass on what comes."""
+        """The command has started: close its end here, and pass on its output."""
         if not self._quiet:
             os.close(self.theirs)
             self._pump = threading.Thread(target=self._pass_on, name="tenure-output", daemon=True)
             self._pump.start()
 
     def _pass_on(self) -> None:
-        # When nobody reads ours any more, nobody reads theirs: the command is told as it would be without us.
+        # If our reader is gone, close the pipe: the command gets SIGPIPE, as it would without a guard.
         with suppress(OSError):
             while chunk := os.read(self._read, _CHUNK):
                 self._tail = (self._tail + chunk)[-TAIL:]
@@ -84,21 +86,21 @@ class _Output:
         os.close(self._read)
 
     def tail(self) -> bytes:
-        """The last of it, when the command has ended. (Others may hold it open.)"""
+        """The last bytes, once the command has ended. (Background processes may still hold the pipe open.)"""
         if self._pump is not None:
             self._pump.join(_DRAIN_SECONDS)
             return self._tail
         return os.pread(self._read, TAIL, max(0, os.fstat(self._read).st_size - TAIL)) if self._quiet else b""
 
     def show(self) -> None:
-        """Print what was held back."""
+        """Print the output that was held back."""
         offset = 0
         while self._quiet and (chunk := os.pread(self._read, _CHUNK, offset)):
             offset += len(chunk)
             _write(self._ours, chunk)
 
     def pass_all_on(self) -> None:
-        """Return when whoever has it has closed it."""
+        """Pass on output until every process has closed it."""
         if self._pump is not None:
             self._pump.join()
 
@@ -108,7 +110,7 @@ def _write(fd: int, data: bytes) -> None:
     while view:
         try:
             view = view[os.write(fd, view) :]
-        except BlockingIOError:  # somebody made our output non-blocking
+        except BlockingIOError:  # another process made our output non-blocking
             select.select([], [fd], [])
 
 
@@ -120,40 +122,40 @@ def _outputs(*, quiet: bool) -> list[_Output]:
 
 
 class Command:
-    """A command that waits for its word to start. `with Command(["report.py"], quiet=False) as command: …`
+    """A forked command that waits until `start`. `with Command(["report.py"], quiet=False) as command: …`
 
-    Make it in the main thread, before any other one: it is forked, and dies with the thread that made it.
+    Create it in the main thread, before any other thread: the fork dies with the thread that created it.
     """
 
     def __init__(self, argv: Sequence[str], *, quiet: bool) -> None:
         while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
-            """None of our pipes takes the place of a standard one that came closed."""
+            """Fill closed standard descriptors, so that none of the pipes below takes their place."""
         os.close(spare)
         self.outputs = _outputs(quiet=quiet)
-        self._bell, self._ring = os.pipe()
-        for end in (self._bell, self._ring):
+        self._wake_in, self._wake_out = os.pipe()
+        for end in (self._wake_in, self._wake_out):
             os.set_blocking(end, False)
         self._terminal = _our_terminal()
-        word, self._word = os.pipe()
+        go, self._go = os.pipe()
         self._refusal, refusal = os.pipe()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some leave it, nobody could be waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, waitpid would fail
         parent = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(self._word)
-            _become(argv, parent, self.outputs, word, refusal)
-        with suppress(OSError):  # it has done it itself, and may have ended
+            os.close(self._go)
+            _become(argv, parent, self.outputs, go, refusal)
+        with suppress(OSError):  # the fork has done it itself, and may have ended
             os.setpgid(self.pid, self.pid)
-        os.close(word)
+        os.close(go)
         os.close(refusal)
-        news, self._news = os.pipe()
+        deadlines, self._deadlines_out = os.pipe()
         self._lock = threading.Lock()
         self._deadlines, self._token = (_NEVER, _NEVER), b""
         self._watcher = os.fork()
         if self._watcher == 0:
-            _watch(self.pid, news)
-        os.close(news)
-        os.set_blocking(self._news, False)
+            _watch(self.pid, deadlines)
+        os.close(deadlines)
+        os.set_blocking(self._deadlines_out, False)
 
     def __enter__(self) -> Self:
         return self
@@ -161,62 +163,62 @@ class Command:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Without its word it never starts; without its guard it ends."""
-        if self._word >= 0:
-            os.close(self._word)
+        """Discard a command that was never started, and end the watcher."""
+        if self._go >= 0:
+            os.close(self._go)
             os.waitpid(self.pid, 0)
-        self._let_go_of_watcher()
+        self._end_watcher()
 
     # ── its watcher ──
 
     def renewed(self, renewal: Renewal) -> None:
-        """Until when it may run. From any thread."""
+        """Extend the deadlines. From any thread."""
         self._deadlines = renewal.ask_at, renewal.kill_at
-        self._tell_watcher()
+        self._update_watcher()
 
-    def _tell_watcher(self) -> None:
-        with self._lock, suppress(OSError):  # it is gone, or stopped and full: `_run` has an eye on the time too
+    def _update_watcher(self) -> None:
+        with self._lock, suppress(OSError):  # it is gone, or stopped with a full pipe: `_run` checks deadlines, too
             if self._watcher:
-                os.write(self._news, _NEWS.pack(*self._deadlines, self._token))
+                os.write(self._deadlines_out, _DEADLINES.pack(*self._deadlines, self._token))
 
-    def _let_go_of_watcher(self) -> None:
+    def _end_watcher(self) -> None:
         with self._lock:
             watcher, self._watcher = self._watcher, 0
         if watcher:
-            os.kill(watcher, signal.SIGKILL)  # before the pipe tells it that we are gone
+            os.kill(watcher, signal.SIGKILL)  # before the pipe is closed, which it takes for the guard's death
             os.waitpid(watcher, 0)
-            os.close(self._news)
+            os.close(self._deadlines_out)
 
     # ── running ──
 
     def start(self, token: str) -> OSError | None:
-        """Say its word; what it could not be started for."""
+        """Let the command start. Returns the error if it can't be executed."""
         if self._terminal is not None:
             with suppress(OSError):
                 os.tcsetpgrp(self._terminal, self.pid)
         self._token = token.encode()
-        self._tell_watcher()
-        os.write(self._word, self._token)
-        os.close(self._word)
-        self._word = -1
+        self._update_watcher()
+        os.write(self._go, self._token)
+        os.close(self._go)
+        self._go = -1
         for output in self.outputs:
             output.start()
         refusal = os.read(self._refusal, 16)
         return OSError(int(refusal), os.strerror(int(refusal))) if refusal else None
 
     def wake(self) -> None:
-        """Have `wait` look at everything again. From any thread."""
+        """Interrupt `rest`. From any thread."""
         with suppress(BlockingIOError):
-            os.write(self._ring, b"\0")
+            os.write(self._wake_out, b"\0")
 
     @contextmanager
     def signals(self) -> Generator[list[int]]:
-        """Those sent to us, in order; what is ignored stays ignored (nohup)."""
+        """The signals sent to this process, in order; ignored ones stay ignored (nohup)."""
         got: list[int] = []
         mine = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda n, _: got.append(n)) for number in (*mine, signal.SIGCHLD)}
         before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-        wakeup = signal.set_wakeup_fd(self._ring, warn_on_full_buffer=False)
+        wakeup = signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
         try:
             yield got
         finally:
@@ -226,13 +228,13 @@ class Command:
 
     def rest(self, until: float) -> None:
         """Sleep until then (boot clock), or until something happens."""
-        select.select([self._bell], [], [], min(max(0.0, until - _boot()), 3600.0))
+        select.select([self._wake_in], [], [], min(max(0.0, until - _boot()), 3600.0))
         with suppress(BlockingIOError):
-            while os.read(self._bell, _CHUNK):
+            while os.read(self._wake_in, _CHUNK):
                 pass
 
     def ended(self) -> int | None:
-        """Its exit code, once it has one; negative for a signal. When it is suspended, so are we."""
+        """The command's exit code, or minus its signal; None while it runs. If it is suspended, so is this process."""
         pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
         if pid == 0:
             return None
@@ -243,14 +245,14 @@ class Command:
         return os.waitstatus_to_exitcode(status)
 
     def done(self) -> None:
-        """It has ended by itself, and what it left behind goes on."""
-        self._let_go_of_watcher()
+        """The command has ended by itself: end the watcher, but leave background processes running."""
+        self._end_watcher()
 
     def _suspend(self, number: int) -> None:
         if self._terminal is None or number != signal.SIGTSTP:
             return
         self._take_terminal_back()
-        os.kill(os.getpid(), signal.SIGSTOP)  # here the shell says so, and later goes on with us
+        os.kill(os.getpid(), signal.SIGSTOP)  # the shell takes over here, and resumes us later
         with suppress(OSError):
             os.tcsetpgrp(self._terminal, self.pid)
         self.send(signal.SIGCONT)
@@ -269,7 +271,7 @@ class Command:
 
 
 def _our_terminal() -> int | None:
-    """The terminal in whose foreground we are: the command takes our place there."""
+    """The terminal, if this process is in its foreground: the command takes its place there."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:
@@ -280,14 +282,14 @@ def _our_terminal() -> int | None:
     return None
 
 
-def _become(argv: Sequence[str], parent: int, outputs: Sequence[_Output], word: int, refusal: int) -> NoReturn:
-    """In the fork: wait for the word, then be the command."""
+def _become(argv: Sequence[str], parent: int, outputs: Sequence[_Output], go: int, refusal: int) -> NoReturn:
+    """In the fork: wait for the start signal, then execute the command."""
     try:
         os.setpgid(0, 0)
         die_with_parent(parent)
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
             signal.signal(number, signal.SIG_DFL)
-        token = os.read(word, 64).decode()
+        token = os.read(go, 64).decode()
         if not token:
             os._exit(0)
         for output in outputs:
@@ -300,13 +302,13 @@ def _become(argv: Sequence[str], parent: int, outputs: Sequence[_Output], word: 
         os._exit(NOT_EXECUTABLE)
 
 
-def _watch(group: int, news: int) -> NoReturn:
-    """In the fork: kill the group when its guard can't, or is no more."""
+def _watch(group: int, deadlines: int) -> NoReturn:
+    """In the fork: kill the group when its guard can't, or is gone."""
     try:
         os.setsid()
         for number in _PASSED_ON:
             signal.signal(number, signal.SIG_IGN)
-        os.dup2(news, 0)
+        os.dup2(deadlines, 0)
         os.closerange(1, 4096)
         _watch_over(group)
     finally:
@@ -318,12 +320,12 @@ def _watch_over(group: int) -> None:
     while True:
         wake_at = min(ask_at if asks else _NEVER, kill_at, _boot() + 3600.0)
         if select.select([0], [], [], max(0.0, wake_at - _boot()))[0]:
-            told = os.read(0, _CHUNK)
-            if not told:
+            received = os.read(0, _CHUNK)
+            if not received:
                 kill_group(group)
                 end_leftovers(token.decode())
                 return
-            ask_at, kill_at, token = _NEWS.unpack(told[-_NEWS.size :])
+            ask_at, kill_at, token = _DEADLINES.unpack(received[-_DEADLINES.size :])
         elif _boot() >= kill_at:
             kill_group(group)
             end_leftovers(token.decode())
@@ -339,20 +341,20 @@ def _watch_over(group: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """How a command is to be run. Durations are seconds."""
+    """The options of a guarded command. Durations are seconds."""
 
     timeout: float | None
     grace: float  #: from SIGTERM to SIGKILL
     force: bool
     quiet: bool
     skip_exit: int
-    unguarded: bool  #: run it also when the store is out of reach
+    unguarded: bool  #: run it even if the store is out of reach
 
 
 class _End(NamedTuple):
     code: int  #: negative for a signal
     stop: Stopping | None = None
-    passed_on: int = 0  #: the signal that was sent to its guard
+    passed_on: int = 0  #: the first signal that was sent to the guard and passed on
     refused: OSError | None = None
 
     @property
@@ -366,19 +368,19 @@ class _End(NamedTuple):
 
 
 def run_command(
-    argv: Sequence[str], schedule: Schedule, open_store: Open, wishes: Wishes, say: Callable[[str], None]
+    argv: Sequence[str], schedule: Schedule, open_store: Open, wishes: Wishes, echo: Callable[[str], None]
 ) -> int:
-    """Run it as a tick of this schedule; its exit code.
+    """Run a command as a tick of this schedule; return its exit code.
 
-    Its own, 128+n if signal n ended it, 124 timed out, 126 can't be executed, 127 not found, 75 the store was out of
-    reach or the lock is lost. Raises StoreAway when it did not run for that, InvalidOption, and other StoreErrors.
+    Or 128+n: signal n ended it; 124: it timed out; 126: it can't be executed; 127: not found; 75: the lock was lost.
+    Raises StoreAway if it did not run because the store was out of reach, InvalidOption, and other StoreErrors.
     """
     with Command(argv, quiet=wishes.quiet) as command:
         try:
-            run = _begun(command, schedule, open_store, wishes, say)
+            run = _begun(command, schedule, open_store, wishes, echo)
         except GuardSkipped as skipped:
             if not wishes.quiet:
-                say(str(skipped))
+                echo(str(skipped))
             return wishes.skip_exit
         with command.signals() as got:
             end = _run(command, run, got, wishes)
@@ -389,9 +391,9 @@ def run_command(
             for output in command.outputs:
                 output.show()
         if end.refused is not None:
-            say(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
+            echo(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
         if end.stop is not None:
-            say(_stopped(end.stop, run, wishes))
+            echo(_stopped(end.stop, run, wishes))
             return end.exit_code
         for output in command.outputs:
             output.pass_all_on()
@@ -404,18 +406,18 @@ def _text(tails: Sequence[bytes]) -> str:
 
 
 def _begun(
-    command: Command, schedule: Schedule, open_store: Open, wishes: Wishes, say: Callable[[str], None]
+    command: Command, schedule: Schedule, open_store: Open, wishes: Wishes, echo: Callable[[str], None]
 ) -> GuardedRun | None:
     run = GuardedRun(schedule, open_store, force=wishes.force, on_renewed=command.renewed, on_asked=command.wake)
     try:
         run.begin()
     except StoreAway as away:
         if not wishes.unguarded:
-            raise StoreAway(f"not run. {away}. --if-unreachable run runs it all the same, without its lock") from away
-        say(f"it runs unguarded. {away}")
+            raise StoreAway(f"not run: {away}. --if-unreachable run would run it without its lock") from away
+        echo(f"running unguarded: {away}")
         return None
     if run.begun.late and not wishes.quiet:
-        say(run.begun.late)
+        echo(run.begun.late)
     return run
 
 
@@ -429,7 +431,7 @@ def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishe
             passed_on = passed_on or got[0]
             command.send(got.pop(0))
         asked = None if run is None else run.stopping
-        if asked == "lease_lost" and run is not None:  # its watcher has asked it
+        if asked == "lease_lost" and run is not None:  # the watcher has sent SIGTERM
             stop, kill_at = asked, min(kill_at, _boot() if run.stop.dead else run.holder.landed.kill_at)
         elif stop is None and (asked or _boot() >= timeout_at):
             stop, kill_at = asked or "timeout", _boot() + wishes.grace
@@ -440,7 +442,7 @@ def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishe
         fenced_at = _NEVER if run is None or asked == "lease_lost" else run.holder.landed.ask_at
         command.rest(min(kill_at, fenced_at, _NEVER if stop else timeout_at))
     if stop is None and code < 0 and run is not None and run.stopping == "lease_lost":
-        stop = "lease_lost"  # its watcher did it while we were stopped
+        stop = "lease_lost"  # the watcher ended it while this process was stopped
     if stop is not None:
         command.kill()  # what is left of its group
     command.done()
@@ -459,12 +461,12 @@ def _outcome(end: _End, run: GuardedRun, wishes: Wishes, text: str) -> Outcome:
         return Failed(f"ended by signal: {sent} was sent to its guard; {cause_of(end.code)}", final=True)
     if end.code == 0:
         return Completed('{"exit_code":0}')
-    said = text.rstrip().rpartition("\n")[2].strip()
-    return Failed(f"{cause_of(end.code)}{said and ': '}{said}", final=True)
+    last_line = text.rstrip().rpartition("\n")[2].strip()
+    return Failed(f"{cause_of(end.code)}{last_line and ': '}{last_line}", final=True)
 
 
 def _stopped(stop: Stopping, run: GuardedRun | None, wishes: Wishes) -> str:
     if stop == "timeout":
         return f"timed out after {spell(wishes.timeout or 0.0)}"
     why = "" if run is None else run.stop.why
-    return f"cancelled: {why}" if stop == "cancel" else f"stopped, the lock is lost: {why}"
+    return f"cancelled: {why}" if stop == "cancel" else f"stopped because the lock was lost: {why}"

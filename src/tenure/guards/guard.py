@@ -1,6 +1,6 @@
-"""`Guard`: someone's own function, or a block of code, run as a tick of a schedule.
+"""`Guard`: the caller's own function or block of code, run as a tick of a schedule.
 
-It is asked to stop and waited for, like a job in an embedded worker: its guarantee is the fence, not the stop.
+Its code is asked to stop and waited for, like a job in an embedded worker: a guard guarantees the fence, not the stop.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _log = logging.getLogger("tenure.guard")
 
 
 class _GuardedAttempt:
-    """Behind the Job of a guarded block: what it says is stored under the run's lease."""
+    """The backend of a guarded block's Job: its reports are stored under the run's lease."""
 
     def __init__(self, run: GuardedRun) -> None:
         self._run = run
         meta = {"schedule": run.name, "tick": run.begun.tick.tick.isoformat()}
         began = round(run.begun.tick.decided_at.timestamp() * 1000)
-        said = msgspec.json.encode(meta).decode()
+        written = msgspec.json.encode(meta).decode()
         self.claimed = Claimed(
-            run.lease.job_id, 1, run.name, GUARD, "{}", 0, 0, said, None, None, None, began, expired=False
+            run.lease.job_id, 1, run.name, GUARD, "{}", 0, 0, written, None, None, None, began, expired=False
         )
 
     @property
@@ -86,9 +86,9 @@ class _GuardedAttempt:
         return self._once(key, None)
 
     def record(self, key: str, value: str) -> str:
-        stands = self._once(key, value)
-        assert stands is not None, "it was just recorded"
-        return stands
+        recorded = self._once(key, value)
+        assert recorded is not None, "it was just recorded"
+        return recorded
 
     def _once(self, key: str, value: str | None) -> str | None:
         found = self._run.store.once(self._run.lease, key, value)
@@ -97,14 +97,14 @@ class _GuardedAttempt:
         return found.value
 
     def finish(self, result: str, tx: object) -> None:
-        raise TenureError(f"{self._run.name}: a guarded block ends when it is left; job.finish() is for handlers")
+        raise TenureError(f"{self._run.name}: a guarded block finishes when it exits; job.finish() is for handlers")
 
     def resource(self, kind: type[T]) -> T:
         raise TenureError(f"{self._run.name}: resources are opened by workers; a guarded block opens its own")
 
 
 def _task_of(run: GuardedRun) -> Task[..., Any]:
-    """What turns the checkpoints of its job, and the values of `once`, into JSON."""
+    """A task that encodes the checkpoints of the run's job, and its `once` values, as JSON."""
     from tenure.tasks.arguments import Arguments
     from tenure.tasks.task import Task
 
@@ -129,7 +129,7 @@ def _task_of(run: GuardedRun) -> Task[..., Any]:
 
 
 class _Entered:
-    """A block that has begun, in its thread or its asyncio task."""
+    """A block that was entered, in its thread or its asyncio task."""
 
     def __init__(self, guard: Guard, *, on_loop: bool) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -152,7 +152,7 @@ class _Entered:
         return Job(cast("JobBackend", attempt))
 
     def leave(self, error: BaseException | None) -> Callable[[], None]:
-        """The block is left; what is returned records how, and may take its time."""
+        """Leave the block. Returns a function that records the outcome, which may block."""
         self._left = True
         current.set(self._before)
         if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -163,7 +163,10 @@ class _Entered:
     def _end(self, outcome: Outcome) -> None:
         if not self.run.end(outcome):
             _log.warning(
-                "%s: its lock was lost (%s), so this is recorded nowhere: %s", self.run.name, self.run.stop.why, outcome
+                "%s: its lock was lost (%s), so this outcome is not recorded: %s",
+                self.run.name,
+                self.run.stop.why,
+                outcome,
             )
 
     async def aleave(self, error: BaseException | None) -> None:
@@ -179,7 +182,7 @@ class _Entered:
 
     def _asked(self) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop has ended, and all it ran
+            with suppress(RuntimeError):  # the loop is closed, and all its code has ended
                 self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -199,12 +202,12 @@ def _described(error: BaseException | None) -> str:
 
 
 class Guard:
-    """Runs a function, or a block, at most once a tick, and never twice at a time, on all hosts together.
+    """Runs a function or a block at most once a tick, and never twice at a time, across all hosts.
 
     Around a function: `@jobs.guard("daily-report", every="1d")`, sync or async; it returns None when skipped. Around a
-    block: `with jobs.guard("sync", every="5m") as job:`, also `async with`; GuardSkipped when skipped. What it raises
-    is recorded, and raised again. After `timeout`, a cancel, or when its lease can't be renewed, an `async` one is
-    cancelled; in a thread the next `job.…` call raises JobStopped.
+    block: `with jobs.guard("sync", every="5m") as job:`, also `async with`; GuardSkipped when skipped. An exception is
+    recorded and raised again. After `timeout`, a cancel, or when the lease can't be renewed, async code is cancelled;
+    in a thread, the next call of a `job` method raises JobStopped.
     """
 
     def __init__(
@@ -244,7 +247,7 @@ class Guard:
                 try:
                     entered, _ = await self._aenter()
                 except GuardSkipped as skipped:
-                    return self._say(skipped)
+                    return self._log_skipped(skipped)
                 error: BaseException | None = None
                 try:
                     return await fn(*args, **kwargs)
@@ -262,7 +265,7 @@ class Guard:
             try:
                 entered, _ = self._enter()
             except GuardSkipped as skipped:
-                return self._say(skipped)
+                return self._log_skipped(skipped)
             error: BaseException | None = None
             try:
                 answer = fn(*args, **kwargs)
@@ -278,7 +281,7 @@ class Guard:
 
         return guarded_here
 
-    def _say(self, skipped: GuardSkipped) -> None:
+    def _log_skipped(self, skipped: GuardSkipped) -> None:
         _log.info("%s: %s", self.schedule.name, skipped)
 
     # ── around a block ──
@@ -307,7 +310,7 @@ class Guard:
         await self._entered_here(asyncio.current_task()).aleave(error)
 
     def _entered_here(self, key: object) -> _Entered:
-        """The block that this thread or task entered last: one guard may be in use by several."""
+        """The block that this thread or task entered last: several may use one guard at the same time."""
         mine = [each for each in self._entered if each.key == key] or self._entered
         self._entered.remove(mine[-1])
         return mine[-1]

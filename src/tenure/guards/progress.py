@@ -11,7 +11,7 @@ PROGRESS_SECONDS = 1.0
 
 
 class Unstored:
-    """One report, into which each newer one is merged; it is due a second after the last one was stored."""
+    """The unstored report, into which newer ones are merged; it is due a second after the last one was stored."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,9 +22,9 @@ class Unstored:
     def due_at(self) -> float:
         return float("inf") if self._report is None else self._next
 
-    def add(self, news: Progress) -> None:
+    def add(self, new: Progress) -> None:
         with self._lock:
-            self._report = news if self._report is None else _merged(self._report, news)
+            self._report = new if self._report is None else _merged(self._report, new)
 
     def take(self, now: float) -> Progress | None:
         with self._lock:
@@ -34,11 +34,11 @@ class Unstored:
         return report
 
     def put_back(self, old: Progress) -> None:
-        """It could not be stored; what came meanwhile is newer."""
+        """Keep a report that could not be stored; values reported since take precedence."""
         with self._lock:
             self._report = old if self._report is None else _merged(old, self._report)
 
 
 def _merged(old: Progress, new: Progress) -> Progress:
-    said = {name: getattr(new, name) for name in ("fraction", "stage", "message", "checkpoint")}
-    return replace(old, **{name: value for name, value in said.items() if value is not None})
+    fields = {name: getattr(new, name) for name in ("fraction", "stage", "message", "checkpoint")}
+    return replace(old, **{name: value for name, value in fields.items() if value is not None})

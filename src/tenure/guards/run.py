@@ -1,14 +1,14 @@
-"""One run of a guard under its lease: how it begins, is kept alive, and is written down. `guard.py` and `command.py`
-run functions and commands in it.
+"""One run of a guard under its lease: how it begins, is kept alive, and is recorded. `guard.py` runs functions in it,
+`command.py` commands.
 
 Life of a run:
 
-1. `begin` registers a worker of its own, takes back what a dead guard before it left, and starts the run in one
-   guarded write; or it says why not. Nobody clears a lock for somebody else: it is proved that its process is gone,
-   or its lease has ended by the store's clock.
-2. A heartbeat renews the lease for as long as the code runs, and hears of cancels. What can't be renewed is asked to
-   stop at two thirds of the lease, counted from when the last renewal that landed was *sent*.
-3. `end` records the outcome under the lease, writes the tick down, and lets go. The code runs outside any transaction.
+1. `begin` registers a worker of its own, rescues a run that a dead guard left, and starts the new run in one
+   compare-and-set write; or it raises why not. A lock is never just cleared: either its owner's process is provably
+   gone, or its lease has ended by the store's clock.
+2. A heartbeat renews the lease while the code runs, and checks for cancels. If the lease can't be renewed, the code is
+   asked to stop at two thirds of it, counted from when the last successful renewal was *sent*.
+3. `end` records the outcome under the lease and the tick, and releases the lock. The code runs outside any transaction.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tenure.schedules.plan import Plan
 
 Open = Callable[[], tuple[Store, Notifier, Settings]]
 
-PATIENCE = 30.0  #: seconds to try for, when the store is out of reach at the start
+PATIENCE = 30.0  #: how many seconds `begin` retries while the store is out of reach
 _TRIES = 50
 _NEVER = float("inf")
 _log = logging.getLogger("tenure.guard")
@@ -52,13 +52,14 @@ def declared(name: str, *, every: Duration | None = None, cron: str | None = Non
 
 
 def _nothing(*_: object) -> None:
-    """Nobody listens."""
+    """The default callback."""
 
 
 class GuardedRun:
-    """One run, from `begin` to `end`, and the heartbeat that keeps its lease. `on_asked`: `stopping` says why.
+    """One run, from `begin` to `end`, and the heartbeat that renews its lease.
 
-    `on_renewed` hears of each renewal that landed. Both are called in the heartbeat's thread.
+    `on_asked` is called when the code is asked to stop (`stopping` is the reason), `on_renewed` for each successful
+    renewal; both in the heartbeat's thread.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class GuardedRun:
         self._begun: Begun | None = None
         self.stop = Stop(on_asked)
         self._unstored = Unstored()
-        self._heart: Duty | None = None
+        self._heartbeat: Duty | None = None
         self._beat_at = 0.0
-        self._heart_failed = ""  # of what, the last time
+        self._last_failure = ""  # the heartbeat's last error, to log it once
 
     @property
     def name(self) -> str:
@@ -109,7 +110,7 @@ class GuardedRun:
 
     @property
     def began(self) -> bool:
-        return self._heart is not None
+        return self._heartbeat is not None
 
     @property
     def begun(self) -> Begun:
@@ -119,39 +120,39 @@ class GuardedRun:
     # ── beginning ──
 
     def begin(self) -> None:
-        """Start it. Raises GuardSkipped when it may not run, StoreAway when the store was out of reach for 30 s."""
+        """Begin the run. Raises GuardSkipped when it may not run, StoreAway if the store is out of reach for 30 s."""
         deadline = self._boot() + PATIENCE
         try:
-            while (why := self._tried()) is not None:
+            while (why := self._try_to_begin()) is not None:
                 if self._boot() > deadline:
                     raise StoreAway(f"{self.name}: the store was out of reach for {spell(PATIENCE)}: {why}")
         except BaseException:
-            self._leave()
+            self._release()
             raise
         if self._timeout is not None:
             self.stop.timeout_at = self._boot() + self._timeout
         self._beat_at = self.holder.landed.next_at
         self._on_renewed(self.holder.landed)
-        self._heart = Duty("tenure-guard", self._beat, failed=self._failed)
-        self._heart.start()
+        self._heartbeat = Duty("tenure-guard", self._beat, failed=self._failed)
+        self._heartbeat.start()
 
-    def _tried(self) -> str | None:
-        """Why it has not begun yet; None: it has."""
+    def _try_to_begin(self) -> str | None:
+        """Why the run has not begun yet; None: it has."""
         try:
             if self._opened is None:
                 self._opened = self._open()
-            self._live()
+            self._ensure_registered()
             self._begun = try_to_begin(self.store, self._schedule, self.holder.worker, self._job_id, force=self._force)
         except StoreAway as away:
             sleep(min(RETRY_SECONDS, PATIENCE / 10))
             return str(away)
         if self._begun is None:
             sleep(0.02 * random())
-            return "others wrote first, again and again"
+            return "other processes kept changing the schedule first"
         return None
 
-    def _live(self) -> None:
-        """Have a row that lives. After a long outage that is a new one."""
+    def _ensure_registered(self) -> None:
+        """Make sure that the worker's row is alive. After a long outage, register a new one."""
         holder = self._holder
         if holder is not None and (self._boot() < holder.landed.next_at or holder.renew()):
             return
@@ -165,41 +166,44 @@ class GuardedRun:
     @property
     def stopping(self) -> Stopping | None:
         """Why the code is asked to stop, or None."""
-        self._look()
+        self._check_deadlines()
         return self.stop.reason
 
-    def _look(self) -> None:
+    def _check_deadlines(self) -> None:
         if self.holder.must_stop:
             self.stop.ask("lease_lost", "its lease could not be renewed")
         if self._boot() >= self.stop.timeout_at:
             self.stop.ask("timeout")
 
     def _beat(self) -> float:
-        """Everything that is due now; the seconds until something else is."""
+        """Do everything that is due. Returns the seconds until the next step is."""
         if self.stop.timeout_at <= self._boot():
-            self._look()
+            self._check_deadlines()
             self.stop.timeout_at = _NEVER
         if self._unstored.due_at <= self._boot():
-            self._done(self.store_report)
+            self._attempt(self.store_report)
         if self._beat_at <= self._boot():
-            pause = self.holder.pause(landed=self._done(self._renew))
+            pause = self.holder.pause(landed=self._attempt(self._renew))
             self._beat_at = self._boot() + pause
-            self._look()
-        if self.stop.dead and self._heart is not None:
-            self._heart.stop()
+            self._check_deadlines()
+        if self.stop.dead and self._heartbeat is not None:
+            self._heartbeat.stop()
         next_at = min(self._beat_at, self._unstored.due_at, self.stop.timeout_at, self._boot() + 3600.0)
         return max(0.0, next_at - self._boot())
 
-    def _done(self, duty: Callable[[], None]) -> bool:
-        """A heart that ended silently would never ask the code to stop. What fails is tried again, and told once."""
+    def _attempt(self, step: Callable[[], None]) -> bool:
+        """Run a step of the heartbeat. False: it failed and is retried; repeated errors are logged once.
+
+        The heartbeat must not end on an error, since then the code would never be asked to stop.
+        """
         try:
-            duty()
+            step()
         except (StoreError, LeaseLost):
             return False
         except Exception as error:
-            if repr(error) != self._heart_failed:
-                self._heart_failed = repr(error)
-                _log.critical("%s: its heartbeat has failed, and is tried again", self.name, exc_info=True)
+            if repr(error) != self._last_failure:
+                self._last_failure = repr(error)
+                _log.critical("%s: its heartbeat has failed, and is retried", self.name, exc_info=True)
             return False
         return True
 
@@ -208,7 +212,7 @@ class GuardedRun:
 
     def _renew(self) -> None:
         ask_at, alive = self.holder.landed.ask_at, self.holder.renew()
-        if self._boot() >= ask_at:  # a renewal that lands too late does not undo that it was late
+        if self._boot() >= ask_at:  # a renewal that succeeds too late does not undo that
             self.stop.ask("lease_lost", "its lease could not be renewed")
         if not alive:
             self.stop.lose("it was declared dead")
@@ -217,19 +221,19 @@ class GuardedRun:
         with suppress(StoreError):
             held = next((each for each in self.store.owned(self.holder.id) if each.claimed.id == self._job_id), None)
             if held is None:
-                self.stop.lose("somebody else has ended it")
+                self.stop.lose("another process has ended it")
             elif held.cancel_reason is not None:
                 self.stop.ask("cancel", held.cancel_reason)
 
-    # ── what a Job asks of it ──
+    # ── called by Job ──
 
-    def report(self, news: Progress) -> None:
-        self._unstored.add(news)
-        if self._heart is not None:
-            self._heart.wake()
+    def report(self, new: Progress) -> None:
+        self._unstored.add(new)
+        if self._heartbeat is not None:
+            self._heartbeat.wake()
 
     def store_report(self) -> None:
-        """Store the newest word now. Raises LeaseLost when it is refused."""
+        """Store the newest report now. Raises LeaseLost if the store refuses it."""
         report = self._unstored.take(self._boot())
         if report is None:
             return
@@ -245,7 +249,7 @@ class GuardedRun:
     # ── ending ──
 
     def outcome(self, error: BaseException | None, failed: Callable[[], str]) -> Outcome:
-        """How it ended: what it was asked to stop for counts more than what came of it."""
+        """The outcome of the run: a request to stop takes precedence over how the code ended."""
         match self.stopping:
             case "timeout":
                 return Failed(f"timed out after {spell(self._timeout or 0.0)}", final=True)
@@ -257,7 +261,7 @@ class GuardedRun:
                 return Completed() if error is None else Failed(failed(), final=True)
 
     def end(self, outcome: Outcome, output: str = "") -> bool:
-        """Record how it ended; False: it was no longer ours, somebody else writes down what became of it."""
+        """Record the outcome. False: the lease was lost, so another process records what became of the run."""
         landed = False
         try:
             self.stop.end()
@@ -268,39 +272,39 @@ class GuardedRun:
                 except StoreAway:
                     sleep(min(RETRY_SECONDS, self.settings.lease / 10))
         finally:
-            self._leave()
+            self._release()
         if not landed:
-            self.stop.why = self.stop.why or "it could not be recorded how it ended"
+            self.stop.why = self.stop.why or "its outcome could not be recorded"
         return landed
 
     def _recorded(self, outcome: Outcome, output: str) -> bool:
         with suppress(LeaseLost):
             self.store_report()
-        if output:  # before the end: whoever sees that first may write the tick down
+        if output:  # before finishing: a process that sees the finished job first may record the tick
             self._write(partial(_with_output, job_id=self._job_id, output=output))
         answer = self.store.finish([(self.lease, outcome)])[0]
         if isinstance(answer, Busy):
-            raise StoreAway("somebody's transaction holds the job")
+            raise StoreAway("another transaction holds the job")
         if isinstance(answer, Landed):
             self._write(lambda standing: Plan(standing, self.store.now()).close(self.store.attempts).change())
         return isinstance(answer, Landed)
 
     def _write(self, decide: Callable[[Standing], Change | None]) -> None:
-        """Read, decide, compare and write; again while others were first."""
+        """Read, decide, compare and set; retried while other writers are first."""
         for _ in range(_TRIES):
             found = self.store.schedules([self.name])
             change = decide(found[0]) if found else None
             if change is None or self.store.change([change])[0]:
                 return
             sleep(0.01 * random())
-        _log.warning("%s: others change this schedule all the time; a supervisor writes its tick down", self.name)
+        _log.warning("%s: other processes keep changing this schedule; a supervisor will record its tick", self.name)
 
-    def _leave(self) -> None:
-        """Let go of all it holds in this process, and of its row."""
+    def _release(self) -> None:
+        """Stop the heartbeat, give up the worker's row, and close the connections."""
         self.stop.end()
-        if self._heart is not None:
-            self._heart.stop()
-            self._heart.thread.join()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat.thread.join()
         if self._opened is None:
             return
         store, notifier, _ = self._opened

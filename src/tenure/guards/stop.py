@@ -10,7 +10,7 @@ Stopping = Literal["cancel", "timeout", "lease_lost"]
 
 
 class Stop:
-    """Set once: the first reason stands, and only a lost lease overrules it. `asked` is called each time it is set."""
+    """A request to stop: the first reason is kept, unless the lease is lost. Calls `asked` when the reason is set."""
 
     def __init__(self, asked: Callable[[], None]) -> None:
         self._asked = asked
@@ -19,7 +19,7 @@ class Stop:
         self.reason: Stopping | None = None
         self.why = ""
         self.timeout_at = float("inf")
-        self.dead = False  #: somebody else has taken it back: the code must be gone by now
+        self.dead = False  #: the run was ended or rescued by another process: the code must not run any more
 
     def ask(self, reason: Stopping, why: str = "") -> None:
         with self._lock:
@@ -34,6 +34,6 @@ class Stop:
             self.ask("lease_lost", why)
 
     def end(self) -> None:
-        """The code has ended: nothing more is asked of it."""
+        """Ignore later requests: the code has ended."""
         with self._lock:
             self._ending = True

@@ -1,1 +1,1 @@
-"""Who this process is, and until when it may act."""
+"""The identity of a worker, and until when it may act."""

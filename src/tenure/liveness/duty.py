@@ -1,4 +1,4 @@
-"""A thread that does one thing again and again, and never ends silently."""
+"""A background thread that repeats one step, and never ends silently."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from tenure.liveness.holder import RETRY_SECONDS
 
 
 class Duty:
-    """Calls `step` in a thread of its own; it answers in how many seconds the next time is, unless `wake` comes first.
+    """Calls `step` again and again in a thread of its own.
 
-    While the store is unavailable it is called again every second. Any other error ends the thread and goes to
-    `failed`: a thread that ended silently would leave workers without renewals, or jobs without rescue.
+    `step` returns the seconds until the next call; `wake` shortens them. While the store is unavailable, it is retried
+    every second. Any other error ends the thread and is passed to `failed`: a thread that ended silently would leave
+    workers without renewals, or jobs without rescue.
     """
 
     def __init__(
@@ -33,11 +34,11 @@ class Duty:
         self.thread.start()
 
     def wake(self) -> None:
-        """Call it at once. From any thread."""
+        """Have the step called at once. From any thread."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End after the call that goes on, if one does."""
+        """End the thread, after the current call if there is one."""
         self._stopped = True
         self._wake.set()
 

@@ -1,6 +1,6 @@
-"""Who a worker is, and how it holds its lease: its row is registered, renewed, and lost.
+"""The identity of a worker, and how its row is registered, renewed and lost.
 
-`LeaseHolder` is for a process that renews its own row. A supervisor renews many rows at once: `renew` beside it.
+`LeaseHolder` is for a process that renews its own row. A supervisor renews many rows at once with `renew`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from tenure.core.clock import Clock, system_clock
 from tenure.liveness.host import host_name, new_token, pid_namespace, started, worker_id
 from tenure.ports import Runner, Store, WorkerIdentity
 
-ASK_AFTER = 2 / 3  #: of a lease, counted from when the last renewal that landed was sent
+# Parts of a lease, counted from when the last successful renewal was sent.
+ASK_AFTER = 2 / 3
 KILL_AFTER = 4 / 5
-AWAY_AFTER = 1 / 2  #: a process that was not answered for longer declares nobody: others need the time that is left
+AWAY_AFTER = 1 / 2  #: a process without a renewal for longer declares no worker dead: others need the time that is left
 RETRY_SECONDS = 1.0  #: between two tries while the store is unavailable
 
 
@@ -29,7 +30,7 @@ def identity(
     pid: int | None = None,
     token: str | None = None,
 ) -> WorkerIdentity:
-    """The row of a worker in this process, or in the child that was started with this pid and token."""
+    """The row of a worker in this process, or in the child process with this pid and token."""
     pid = os.getpid() if pid is None else pid
     return WorkerIdentity(
         id=worker_id(pid, token or new_token()),
@@ -47,7 +48,7 @@ def identity(
 
 
 def provably_gone(worker: WorkerIdentity) -> bool:
-    """Was it a process of this boot and pid namespace, and is that gone, or another one by now?"""
+    """True if it ran in this boot and pid namespace, and its process is gone or its pid is reused."""
     return (
         worker.boot_id == system_clock().boot_id
         and worker.pid_namespace == pid_namespace()
@@ -56,14 +57,14 @@ def provably_gone(worker: WorkerIdentity) -> bool:
 
 
 class Renewal(NamedTuple):
-    """A renewal that landed, and what follows from it: by the boot clock, counted from when it was *sent*."""
+    """A successful renewal and its deadlines, by the boot clock, counted from when it was *sent*."""
 
     sent: float
-    next_at: float  #: the next one is to be sent
-    away_at: float  #: from then on nobody is judged whom the same outage may have kept from renewing
-    ask_at: float  #: the code is asked to stop
-    kill_at: float  #: the code must be gone
-    ends_at: float  #: others may take back what was held
+    next_at: float  #: when to send the next one
+    away_at: float  #: from then on no other worker is declared dead: the same outage may have stopped its renewals
+    ask_at: float  #: when the code is asked to stop
+    kill_at: float  #: when the code is killed
+    ends_at: float  #: when the lease ends, and others may rescue its jobs
 
     @classmethod
     def of(cls, sent: float, lease: float) -> Renewal:
@@ -80,7 +81,7 @@ def renew(
     notes: Mapping[str, str] | None = None,
     memory: Mapping[str, int] | None = None,
 ) -> tuple[Renewal, frozenset[str]]:
-    """Renew these rows in one call: what the living ones have won by it, and which they are. The others are dead."""
+    """Renew these rows in one call. Returns the renewal and the ids it holds for; the other workers are dead."""
     sent = boot()
     alive = store.renew(worker_ids, notes=notes, memory=memory)
     return Renewal.of(sent, lease), alive
@@ -89,13 +90,13 @@ def renew(
 class LeaseHolder:
     """One worker's row in the store, and until when its code may run. Times are boot-clock seconds.
 
-    A renewal that the store refused, or did not answer, moves no deadline: the last one that landed counts.
+    A renewal that was refused or not answered moves no deadline: the last successful one counts.
     """
 
     def __init__(self, store: Store, worker: WorkerIdentity, clock: Clock) -> None:
         self.worker = worker
         self._store, self._boot = store, clock.boot
-        self.landed = Renewal.of(clock.boot(), worker.lease)  #: the last that did; the registration is the first
+        self.landed = Renewal.of(clock.boot(), worker.lease)  #: the last successful one; at first, the registration
 
     @property
     def id(self) -> str:
@@ -107,23 +108,23 @@ class LeaseHolder:
         self.landed = landed
 
     def renew(self, *, memory: Mapping[str, int] | None = None) -> bool:
-        """Extend the row. False: it was declared dead, for ever. After a StoreError nobody knows whether it landed."""
+        """Extend the lease. False: the worker was declared dead, for good. After a StoreError the result is unknown."""
         renewal, alive = renew(self._store, [self.id], self.worker.lease, self._boot, memory=memory)
         if self.id in alive:
             self.landed = renewal
         return self.id in alive
 
     def pause(self, *, landed: bool) -> float:
-        """Seconds until the next renewal is to be sent, after one that landed or did not."""
+        """Seconds until the next renewal is to be sent, after one that succeeded or failed."""
         beat = self.worker.lease / 3
         return beat if landed else min(RETRY_SECONDS, beat)
 
     @property
     def must_stop(self) -> bool:
-        """Has it not been renewed for so long that the code must be asked to stop?"""
+        """Has the last successful renewal been so long ago that the code must be asked to stop?"""
         return self._boot() >= self.landed.ask_at
 
     @property
     def over(self) -> bool:
-        """May others have taken back by now what it held?"""
+        """Has the lease ended, so that others may have rescued its jobs?"""
         return self._boot() >= self.landed.ends_at

@@ -1,4 +1,4 @@
-"""What is known of this machine and its processes: identities, proof of death, and process groups."""
+"""This machine and its processes: identities, proof of death, and process groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tenure.core.clock import HOST_ENV
 
-TOKEN_ENV = "_TENURE_WORKER"  #: in the environment of a worker, and so of everything it starts
+TOKEN_ENV = "_TENURE_WORKER"  #: in the environment of a worker, and so of every process it starts
 _PR_SET_PDEATHSIG = 1
 
 
@@ -44,9 +44,9 @@ def pid_namespace() -> str:
 
 
 def started(pid: int) -> str:
-    """When this process started, as its kernel tells it; '' when there is none, or only its zombie.
+    """When this process started, according to the kernel; '' if it does not exist or is a zombie.
 
-    A pid alone proves nothing: it is used again.
+    A pid alone proves nothing, since pids are reused.
     """
     try:
         fields = _stat(pid)
@@ -56,7 +56,7 @@ def started(pid: int) -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name in parentheses, which may hold anything."""
+    """The fields of /proc/PID/stat after the name in parentheses, which may contain any character."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode("ascii", "replace").split()
 
 
@@ -66,7 +66,7 @@ def _started_elsewhere(pid: int) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Is it stopped (SIGSTOP), so that it runs nothing but keeps everything?"""
+    """Is it stopped (SIGSTOP), so that it runs no code but keeps its resources?"""
     try:
         return _stat(pid)[0] in "Tt"
     except OSError:
@@ -74,7 +74,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def memory(pid: int) -> int | None:
-    """The bytes of this process that are in memory now; None when it is gone, or its kernel does not tell."""
+    """The resident memory of this process in bytes; None if it is gone, or the kernel does not provide it."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
     except (OSError, ValueError, IndexError):
@@ -83,15 +83,16 @@ def memory(pid: int) -> int | None:
 
 
 def memories(pids: Mapping[str, int]) -> dict[str, int]:
-    """The memory of each worker, by its id, as far as it is known."""
+    """The resident memory of each worker, by its id, where it is known."""
     return {worker: found for worker, pid in pids.items() if (found := memory(pid)) is not None}
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process with its supervisor. Elsewhere than on Linux the closed pipe tells.
+    """Have the kernel kill this process when its supervisor dies. Off Linux, the closed link reveals that instead.
 
-    The signal is tied to the parent's *thread* that started us, and a parent that died before this call sends none:
-    so the supervisor starts us from its main thread, and we look who our parent is (prctl(2), PR_SET_PDEATHSIG).
+    The signal is sent when the *thread* that started this process ends, and not at all if the parent died before this
+    call: so the supervisor starts workers from its main thread, and the parent's pid is checked here (prctl(2),
+    PR_SET_PDEATHSIG).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -100,7 +101,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL for a worker's whole process group."""
+    """Send SIGKILL to a worker's whole process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -108,9 +109,9 @@ def kill_group(pid: int) -> None:
 
 
 def end_leftovers(token: str, patience: float = 5.0) -> bool:
-    """Kill everything a dead worker left behind, also what has left its process group. True when all is gone.
+    """Kill all processes that a dead worker left behind, even outside its process group. True when all are gone.
 
-    Only processes that carry its token in their environment are killed: a number may belong to others by now.
+    Only processes with its token in their environment are killed: a pid alone may be reused by now.
     """
     deadline = time.monotonic() + patience
     while True:

@@ -1,6 +1,6 @@
-"""A few numbers that a supervisor and its worker share in memory, so that neither has to be running to be read.
+"""A few numbers that a supervisor and its worker share in memory, so that each can read them while the other hangs.
 
-The supervisor moves the two deadlines on with every renewal that has landed. If it stops, or the store is away, they
+The supervisor extends the two deadlines with every successful renewal. If it stops, or the store is unavailable, they
 pass: the worker's watch thread then asks the handlers to stop, and later kills its own process group.
 """
 
@@ -20,7 +20,7 @@ _SIZE = 64
 
 
 class _Number:
-    """One of them, as an attribute."""
+    """A shared number as an attribute."""
 
     def __init__(self, slot: int) -> None:
         self._slot = slot
@@ -36,44 +36,44 @@ class Lifeline:
     """Times are boot-clock seconds; 0 means not yet. Once closed, writing does nothing and reading gives 0."""
 
     ask_at, kill_at = _Number(_ASK), _Number(_KILL)
-    tick = _Number(_TICK)  #: when the worker's event loop last came round
-    #: Until then this worker declares nobody dead, as its supervisor does not: they may have been away.
+    tick = _Number(_TICK)  #: when the worker's event loop last ran
+    #: Until then neither this worker nor its supervisor declares others dead: they may have been cut off themselves.
     quiet_until = _Number(_QUIET)
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self._memory = mmap.mmap(fd, _SIZE)
-        # Eight aligned bytes at once: struct.pack_into clears them first, and a reader would see the zero.
+        # Writes eight aligned bytes at once: struct.pack_into clears them first, so a reader could see a zero.
         self._numbers = memoryview(self._memory).cast("d")
         self._lock = threading.Lock()
         self._closed = False
 
     @classmethod
     def create(cls) -> Lifeline:
-        with tempfile.TemporaryFile() as file:  # unlinked at once: only who inherits it can reach it
+        with tempfile.TemporaryFile() as file:  # unlinked at once: only a process that inherits it can open it
             file.truncate(_SIZE)
             return cls(os.dup(file.fileno()))
 
     def renewed(self, renewal: Renewal) -> None:
-        """A renewal has landed."""
+        """Extend the deadlines after a successful renewal."""
         self._put(_AWAY, renewal.away_at)
         self._put(_ASK, renewal.ask_at)
         self._put(_KILL, renewal.kill_at)
 
     def well_renewed(self, now: float) -> bool:
-        """May this worker judge others? Only while its own lease is renewed as it should be, and has been for long."""
+        """May this worker declare others dead? Only while its renewals are on time, and have been for a whole lease."""
         return 0.0 < self.quiet_until <= now < self._get(_AWAY)
 
     @property
     def fenced(self) -> bool:
-        """The worker killed itself, or let go, because its lease could not be renewed: nobody is charged."""
+        """The worker killed itself, or released its jobs, because its lease could not be renewed: no job is charged."""
         return self._get(_FENCED) != 0
 
     def fence(self) -> None:
         self._put(_FENCED, 1.0)
 
     def close(self) -> None:
-        with self._lock:  # a renewal that is on its way may land after its worker's end
+        with self._lock:  # a renewal in flight may succeed after its worker has ended
             if not self._closed:
                 self._closed = True
                 self._numbers.release()
@@ -91,5 +91,5 @@ class Lifeline:
 
 
 def in_time(store: Store, lease: float) -> datetime:
-    """Until when a declaration may be carried out that is sent now: one that an outage holds up is void."""
+    """The time limit for a declaration of death that is sent now: if an outage delays it for longer, it is void."""
     return store.now() + timedelta(seconds=lease / 3)

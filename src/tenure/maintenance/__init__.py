@@ -1,1 +1,1 @@
-"""What keeps a store honest: rescue, promotion, ticks, pruning."""
+"""The duties that keep a store in order: rescue, promotion, ticks, pruning."""

@@ -1,6 +1,6 @@
-"""What keeps the store honest: rescue, promotion, pruning. Every supervisor does it; there is no leader.
+"""The duties that keep the store in order: rescue, promotion, pruning. Every supervisor does them, without a leader.
 
-`Maintenance` has no thread of its own: a supervisor and an embedded worker both call `run_pass` again and again.
+`Maintenance` has no thread of its own: supervisors and embedded workers call `run_pass` periodically.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ UPKEEP_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The schedules of an app, as one of its workers brings them."""
+    """The schedules of an app, as one of its workers declares them."""
 
     source: str
     release: str
     schedules: tuple[Schedule, ...]
-    force: bool = False  #: also where a newer release has declared others
+    force: bool = False  #: overwrite also what a newer release has declared
 
 
 class Alarm(Protocol):
-    """A thread that looks for what is wrong and has somebody told. Every process that maintains a store has one."""
+    """A thread that checks for problems and sends alerts. Every process that maintains a store has one."""
 
     def start(self) -> None: ...
 
@@ -54,18 +54,18 @@ NewAlarm = Callable[[Settings, Store, Notifier], Alarm]
 
 
 class Pass(NamedTuple):
-    """What is due after one pass, in seconds."""
+    """How many seconds to wait after one pass."""
 
-    pause: float  #: until the next duty, job or tick
-    next_job: float | None  #: until the next job; None: none waits
+    pause: float  #: until the next duty, job or tick is due
+    next_job: float | None  #: until the next job is due; None: none is scheduled
 
 
 def _nothing() -> None:
-    """The process that maintains the store has nothing to add."""
+    """The default for a caller that adds no step of its own."""
 
 
 class Maintenance:
-    """The duties that keep the store honest. Each is done when it is due; `judge` says who may be declared dead."""
+    """Does each duty when it is due. `judge` decides whether expired workers may be declared dead."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Maintenance:
         self._mine = mine
         self.judge = Judge(settings.lease)
         self._next_scan = 0.0
-        self._seen_gone: frozenset[str] | None = None  # None: this is a start, which takes back at once
+        self._seen_gone: frozenset[str] | None = None  # None: the first scan, which rescues at once
         self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
         self._next_upkeep = 0.0
 
     def run_pass(self, *, promoted: Callable[[], None] = _nothing, scanned: Callable[[], None] = _nothing) -> Pass:
-        """Do what is due. What the caller adds comes right after due jobs are queued, and right after a scan."""
+        """Do the duties that are due. Calls `promoted` after due jobs are queued, and `scanned` after a scan."""
         next_job = self.promote()
         self.upkeep_if_due()
         promoted()
@@ -105,29 +105,29 @@ class Maintenance:
         return True
 
     def scan(self) -> None:
-        """Declare the dead, take back their jobs."""
+        """Declare dead workers, and rescue their jobs."""
         self.declare_the_provably_dead()
-        until = in_time(self._store, self._settings.lease)  # first: it may be held up too, and then we were away
+        until = in_time(self._store, self._settings.lease)  # before judging: if this call blocked, we were cut off
         if self.judge.may_declare() and self.judge.witness is not None:
             self._store.declare_expired(witness=self.judge.witness, until=until)
-        while len(self.tell(self._store.rescue(limit=BATCH))) == BATCH:
+        while len(self.report_rescued(self._store.rescue(limit=BATCH))) == BATCH:
             pass
 
     def declare_the_provably_dead(self) -> None:
-        """Workers of this boot and pid namespace whose process is gone, or is another one by now."""
+        """Declare dead the workers of this boot and pid namespace if their process is gone or its pid is reused."""
         mine = self._mine()
         known = (view.identity for view in self._store.workers())
         gone = [worker.id for worker in known if worker.id not in mine and provably_gone(worker)]
-        # A supervisor that lives settles its own dead, with their verdicts: it gets one scan's time for that.
+        # A living supervisor settles its own dead workers, with their verdicts: it has until the next scan for that.
         seen, self._seen_gone = self._seen_gone, frozenset(gone)
         sure = [worker_id for worker_id in gone if seen is None or worker_id in seen]
-        for worker_id in sure:  # what it left running ends before its jobs start again
+        for worker_id in sure:  # kill the processes it left behind before its jobs run again
             end_leftovers(token_of(worker_id))
         if sure:
             self._store.declare_dead(sure)
 
     def promote(self) -> float | None:
-        """Due jobs are queued; seconds until the next one is due."""
+        """Queue due jobs. Returns the seconds until the next one is due."""
         while True:
             promoted = self._store.promote()
             self._notifier.announce(Ring("queued", queue, tuple(ids)) for queue, ids in promoted.jobs.items())
@@ -135,16 +135,16 @@ class Maintenance:
                 return promoted.next_due
 
     def declare(self, declaration: Declaration) -> None:
-        """Put these schedules, at the next `fire` for which the store is there."""
+        """Store these schedules at the next `fire` that reaches the store."""
         self._undeclared = declaration
 
     def fire(self) -> float | None:
-        """Ticks whose time has come become jobs; seconds until the next one's has."""
+        """Turn due ticks into jobs. Returns the seconds until the next tick is due."""
         declaration = self._undeclared
         if declaration is not None:
             try:
-                _say(declaration, self._declared(declaration))
-            except (InvalidOption, BadData) as error:  # of no use to try again; the others are fired all the same
+                _log_declared(declaration, self._declared(declaration))
+            except (InvalidOption, BadData) as error:  # a retry would fail again; the other schedules are still fired
                 _log.error("the schedules of %s can't be declared: %s", declaration.source, error)
             if self._undeclared is declaration:
                 self._undeclared = None
@@ -173,8 +173,10 @@ class Maintenance:
         duty = min(self._next_scan, self._next_upkeep, self._next_prune) - time.monotonic()
         return max(0.0, min((duty, *(each for each in next_due if each is not None))))
 
-    def tell(self, rescued: list[Rescued], outcomes: Mapping[str, str] = MappingProxyType({})) -> list[Rescued]:
-        """Log who was rescued, and ring for them. `outcomes` by job id; else they crashed."""
+    def report_rescued(
+        self, rescued: list[Rescued], outcomes: Mapping[str, str] = MappingProxyType({})
+    ) -> list[Rescued]:
+        """Emit an event for each rescued job, and ring for it. `outcomes` is by job id; the default is crashed."""
         rings: list[Ring] = []
         for each in rescued:
             self._events.emit(JobRescued(rescued=each, outcome=outcomes.get(each.id, "crashed")))
@@ -186,22 +188,22 @@ class Maintenance:
         return rescued
 
 
-def _say(declaration: Declaration, done: Declared) -> None:
+def _log_declared(declaration: Declaration, done: Declared) -> None:
     if done.older:
         _log.warning(
-            "the schedules of %s stay as release %s declares them, which was seen later than %s; to go back to these: "
-            "tenure schedules declare --force",
+            "the schedules of %s stay as release %s declares them, which was first seen later than %s; to use these "
+            "instead: tenure schedules declare --force",
             declaration.source,
             done.older,
             declaration.release or "this one",
         )
-    for what, names in (("made", done.made), ("changed", done.changed)):
+    for what, names in (("created", done.made), ("changed", done.changed)):
         if names:
             _log.info("schedules %s: %s", what, ", ".join(names))
     if done.retired:
         _log.warning(
-            "schedules retired, as %s declares them no more: %s (if it never did, two apps have modules of one name: "
-            "give one of them another)",
+            "schedules retired, as %s no longer declares them: %s (if it never did, two apps have modules of the same "
+            "name: rename one of them)",
             declaration.source,
             ", ".join(done.retired),
         )

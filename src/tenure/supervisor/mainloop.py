@@ -1,4 +1,4 @@
-"""What the main thread of a supervisor waits for: files, signals, and what other threads want done there."""
+"""The event loop of a supervisor's main thread: readable files, signals, and calls scheduled by other threads."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tenure.worker.link import Link
 class MainLoop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain_wakes)
 
     def on_stop_signal(self, stop: Callable[[], None]) -> None:
-        """Call it at each signal that asks this process to end. From the main thread only."""
+        """Call `stop` at each SIGTERM, SIGINT and SIGHUP. From the main thread only."""
 
         def by_signal(number: int, frame: FrameType | None) -> None:
             stop()
@@ -37,20 +37,20 @@ class MainLoop:
     def forget(self, file: int | Link) -> None:
         self._selector.unregister(file)
 
-    def call(self, order: Callable[[], None]) -> None:
-        """From another thread: have this done in the main one."""
-        self._orders.put(order)
+    def call(self, function: Callable[[], None]) -> None:
+        """Schedule a call in the main thread. From any thread."""
+        self._calls.put(function)
         try:
             os.write(self._wake_out, b"\0")
         except BlockingIOError:
             return  # it is awake already
 
     def turn(self, timeout: float) -> None:
-        """Wait until something happens, and do what it asks for."""
+        """Wait for an event, and run its handlers and the scheduled calls."""
         for key, _ in self._selector.select(timeout):
             key.data()
-        while not self._orders.empty():
-            self._orders.get()()
+        while not self._calls.empty():
+            self._calls.get()()
 
     def _drain_wakes(self) -> None:
         try:

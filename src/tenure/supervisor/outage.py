@@ -10,7 +10,7 @@ from tenure.events import Events, StoreAway, StoreBack
 
 
 class Outage:
-    """Any thread says what the store's last answer was; `recovered` is called when there is one again."""
+    """Any thread reports whether the store answered; `recovered` is called when it answers again."""
 
     def __init__(self, events: Events, boot: Callable[[], float], recovered: Callable[[], None]) -> None:
         self._events, self._boot, self._recovered = events, boot, recovered
@@ -19,7 +19,7 @@ class Outage:
         self._closed = False
 
     @property
-    def goes_on(self) -> bool:
+    def ongoing(self) -> bool:
         return self._since is not None
 
     def begin(self, error: TenureError) -> None:
@@ -36,10 +36,10 @@ class Outage:
             self._recovered()
 
     def close(self) -> None:
-        """From now on errors mean nothing: closing the store breaks off what a thread still asks it."""
+        """Ignore errors from now on: closing the store interrupts calls that are still in flight."""
         self._closed = True
 
     def describe(self) -> str:
-        """Since when, and why; '' while the store is there."""
+        """For how long, and why; '' while the store is available."""
         since = self._since
-        return "" if since is None else f"away for {spell(self._boot() - since)}: {self._why}"
+        return "" if since is None else f"unavailable for {spell(self._boot() - since)}: {self._why}"

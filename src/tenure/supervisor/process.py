@@ -1,4 +1,4 @@
-"""A worker's process as its supervisor sees it: what they share, and what is known of it."""
+"""A worker's process as its supervisor sees it: the files and memory they share, and its state."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ class WorkerProcess:
     ready: bool = False
     draining: bool = False
     drained: bool = False
-    end_by: float = inf  #: by the supervisor's count of the time that it had
+    end_by: float = inf  #: its deadline, by the clock of `Watch`
     stopped_since: float | None = None
     hello: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    kill_reason: str = ""  #: we killed it, and why
+    kill_reason: str = ""  #: why this supervisor killed it; '' if it did not
     verdicts: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
     stall: str = ""
-    stall_told: float = 0.0
+    stall_reported: float = 0.0
 
     @classmethod
     def start(cls, command: Sequence[str], runner: Runner, replaces: str = "") -> WorkerProcess:
-        """Start one, as the leader of a process group of its own. Raises OSError when the machine won't.
+        """Start a worker as the leader of a process group of its own. Raises OSError if that fails.
 
-        From the main thread only: it dies with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
+        From the main thread only: the process dies with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
         """
         ours, theirs = socket.socketpair()
         lifeline, dump, token = Lifeline.create(), tempfile.TemporaryFile(), new_token()  # noqa: SIM115
@@ -79,18 +79,18 @@ class WorkerProcess:
         return cls(process, pidfd, Link(ours), lifeline, dump, token, name, runner, replaces)
 
     def drain(self, grace: float, end_by: float) -> None:
-        """Tell it to end what it runs within this grace, and then itself."""
+        """Tell it to finish its running jobs within the grace, and then exit."""
         self.draining = True
         self.end_by = min(self.end_by, end_by)
         self.link.send("drain", grace=grace)
 
     def kill(self, reason: str) -> None:
-        """Kill its process group. The first reason stands."""
+        """Kill its process group. The first reason is kept."""
         self.kill_reason = self.kill_reason or reason
         kill_group(self.process.pid)
 
     def wait(self) -> Ended | None:
-        """How it ended; None: that was asked before."""
+        """Reap the process and return how it ended; None if it was reaped before."""
         try:
             _, status, usage = os.wait4(self.process.pid, 0)
         except ChildProcessError:
@@ -99,7 +99,7 @@ class WorkerProcess:
         return Ended(code, usage.ru_maxrss)
 
     def close(self) -> None:
-        """Let go of all that was shared with it."""
+        """Close the files and the memory that were shared with it."""
         self.lifeline.close()
         self.dump.close()
         self.link.close()

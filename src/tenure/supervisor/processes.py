@@ -1,6 +1,6 @@
-"""The table of worker processes: started, replaced with backoff, and let go of when they have ended.
+"""The table of worker processes: starts them, replaces them with backoff, and removes them when they have ended.
 
-Only the main thread changes it; any thread may look through it.
+Only the main thread changes it; any thread may read it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tenure.ports import Runner
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import WorkerProcess
 
-MOST_BACKOFF_SECONDS = 30.0
+MAX_BACKOFF_SECONDS = 30.0
 
 
 class ProcessTable:
-    """Each message of a worker goes to `heard`, its exit to `ended`. Nothing is started while `stopping` says so."""
+    """Calls `on_message` for each message of a worker, `on_exit` when it exits. Starts nothing while `stopping()`."""
 
     def __init__(
         self,
@@ -28,19 +28,19 @@ class ProcessTable:
         loop: MainLoop,
         boot: Callable[[], float],
         *,
-        heard: Callable[[WorkerProcess, dict[str, Any]], None],
-        ended: Callable[[WorkerProcess], None],
+        on_message: Callable[[WorkerProcess, dict[str, Any]], None],
+        on_exit: Callable[[WorkerProcess], None],
         stopping: Callable[[], bool],
-        say: Callable[[str], None],
+        echo: Callable[[str], None],
     ) -> None:
-        self._command, self._loop, self._boot, self._say = command, loop, boot, say
-        self._heard, self._ended, self._stopping = heard, ended, stopping
+        self._command, self._loop, self._boot, self._echo = command, loop, boot, echo
+        self._on_message, self._on_exit, self._stopping = on_message, on_exit, stopping
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts = 0
         self._start_at: list[float] = []
         self._solo_wanted = 0
-        self.served: frozenset[str] = frozenset()  #: the queues that its workers serve
-        self.ending: frozenset[str] = frozenset()  #: gone, and not yet settled: ours, with what we know of them
+        self.served: frozenset[str] = frozenset()  #: the queues that the workers serve
+        self.ending: frozenset[str] = frozenset()  #: ids of workers that have ended, but are not settled yet
 
     def __iter__(self) -> Iterator[WorkerProcess]:
         return iter(list(self._workers.values()))
@@ -52,14 +52,14 @@ class ProcessTable:
         return worker.process.pid in self._workers
 
     def mine(self) -> frozenset[str]:
-        """The ids of its workers, also of those that are gone and not yet settled."""
-        return frozenset(worker.id for worker in self) | self.ending  # in this order: they go from here to there
+        """The ids of this supervisor's workers, including those that have ended but are not settled yet."""
+        return frozenset(worker.id for worker in self) | self.ending  # in this order: ids move from here to `ending`
 
     # ── starting ──
 
     @property
     def waits_to_start(self) -> bool:
-        """Is one to be started later?"""
+        """Is a start scheduled for later?"""
         return bool(self._start_at)
 
     def start(self, runner: Runner, replaces: str = "") -> None:
@@ -68,32 +68,32 @@ class ProcessTable:
         try:
             worker = WorkerProcess.start(self._command, runner, replaces)
         except OSError as error:
-            self._say(f"a new worker can't be started: {error}")
+            self._echo(f"a new worker can't be started: {error}")
             if runner == "worker":
-                self._try_again_later()
+                self._schedule_start()
             return
         self._workers[worker.process.pid] = worker
         if worker.pidfd >= 0:
-            self._loop.watch(worker.pidfd, partial(self._ended, worker))
+            self._loop.watch(worker.pidfd, partial(self._on_exit, worker))
         self._loop.watch(worker.link, partial(self._receive, worker))
-        if self._stopping():  # the signal came while nobody knew of this one
-            worker.kill("told to stop before it had begun")
+        if self._stopping():  # the signal arrived before this worker was in the table
+            worker.kill("the supervisor was stopped before it was ready")
 
-    def started_well(self) -> None:
+    def reset_backoff(self) -> None:
         self._failed_starts = 0
 
     def replace(self, worker: WorkerProcess) -> None:
-        """It has ended: start another one in its place, at once if it had begun to work."""
+        """Start another worker in place of one that has ended, at once if that one had become ready."""
         if worker.runner == "solo":
             return
         if worker.ready:
-            self.start_due()  # a job that must run alone comes first: it is the one that waits
+            self.start_due()  # solo workers first: a job that must run alone is already waiting
             self.start("worker", replaces=worker.id)
         else:
-            self._try_again_later()
+            self._schedule_start()
 
     def want_solo(self, waiting: int) -> None:
-        """So many jobs wait that must run alone."""
+        """Set how many jobs that must run alone are waiting."""
         self._solo_wanted = waiting
 
     def start_due(self) -> None:
@@ -108,29 +108,29 @@ class ProcessTable:
                 self.start("solo")
         self._solo_wanted = 0
 
-    def hurry(self) -> None:
-        """The store has recovered: what would have failed without it need not sit out its backoff."""
+    def start_now(self) -> None:
+        """Skip the backoff: the store has recovered, and starts failed only because it was unavailable."""
         self._failed_starts, self._start_at = 0, [0.0] * len(self._start_at)
 
-    def _try_again_later(self) -> None:
+    def _schedule_start(self) -> None:
         self._failed_starts += 1
-        delay = min(2.0 ** (self._failed_starts - 1), MOST_BACKOFF_SECONDS)
+        delay = min(2.0 ** (self._failed_starts - 1), MAX_BACKOFF_SECONDS)
         self._start_at.append(self._boot() + delay)
 
-    # ── hearing, ending ──
+    # ── messages and exits ──
 
     def _receive(self, worker: WorkerProcess) -> None:
         if worker.link.closed:
-            return  # it ended in this very turn, and both its exit and its closed link were in it
+            return  # its exit and the end of its link were reported in the same turn
         for message in worker.link.receive():
-            self._heard(worker, message)
+            self._on_message(worker, message)
         if worker.link.closed:
             self._loop.forget(worker.link)
             if worker.pidfd < 0:
-                self._ended(worker)
+                self._on_exit(worker)
 
     def remove(self, worker: WorkerProcess) -> None:
-        """It has ended: hear its last words, and end all that it left."""
+        """Remove a worker that has ended: kill the processes it left behind, and read its remaining messages."""
         pid = worker.process.pid
         if worker.registered:
             self.ending |= {worker.id}
@@ -139,14 +139,14 @@ class ProcessTable:
             self._loop.forget(worker.pidfd)
             os.close(worker.pidfd)
         kill_group(pid)
-        end_leftovers(worker.token)  # first: what it forked may hold its end of the link open
-        while not worker.link.closed and select.select([worker.link], [], [], 0)[0]:  # its last words
+        end_leftovers(worker.token)  # before reading: a process that it forked may hold its end of the link open
+        while not worker.link.closed and select.select([worker.link], [], [], 0)[0]:
             self._receive(worker)
         if not worker.link.closed:
             self._loop.forget(worker.link)
 
-    def reap_strangers(self) -> None:
-        """As PID 1 we inherit orphans. Our own children are left to their pidfd."""
+    def reap_orphans(self) -> None:
+        """As PID 1, reap inherited orphans. The supervisor's own children are reaped through their pidfd."""
         while True:
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -157,6 +157,6 @@ class ProcessTable:
             os.waitpid(found.si_pid, 0)
 
     def kill_all(self) -> None:
-        """With us they end too."""
+        """Kill all workers, as the supervisor is about to exit."""
         for pid in self._workers:
             kill_group(pid)

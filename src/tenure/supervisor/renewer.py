@@ -1,4 +1,4 @@
-"""The renewals of a supervisor: those of all its workers in one call, on a connection of their own."""
+"""Renews the leases of all workers of a supervisor in one call, on a connection of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tenure.supervisor.shared import Shared
 
 
 class Renewer:
-    """Extends the leases of living workers; has a worker killed that was declared dead."""
+    """Extends the leases of living workers, and has those killed that were declared dead."""
 
     def __init__(self, shared: Shared, renewals: Store) -> None:
         self._store, self._lease, self._boot = renewals, shared.settings.lease, shared.boot
         self._loop, self._processes, self._outage = shared.loop, shared.processes, shared.outage
         self._judge = shared.maintenance.judge
-        self.landed: Renewal | None = None  #: the last one that did
+        self.landed: Renewal | None = None  #: the last renewal that succeeded
 
     def step(self) -> float:
         workers = [worker for worker in self._processes if worker.registered]
@@ -27,13 +27,13 @@ class Renewer:
         ids = [worker.id for worker in workers]
         renewal, alive = renew(self._store, ids, self._lease, self._boot, notes=notes, memory=memory)
         self.landed = renewal
-        if workers or not self._processes.ending:  # to renew nobody proves nothing
+        if workers or not self._processes.ending:  # an empty renewal proves nothing
             self._judge.renewed(renewal.sent, alive)
         self._outage.end()
         for worker in workers:
             if worker.id in alive:
-                with suppress(ValueError):  # it has ended meanwhile, and its memory is closed
-                    worker.lifeline.quiet_until = self._judge.quiet_until  # first: it may judge from then on
+                with suppress(ValueError):  # the worker has ended meanwhile, and its shared memory is closed
+                    worker.lifeline.quiet_until = self._judge.quiet_until  # before the renewal lets it judge others
                     worker.lifeline.renewed(renewal)
             elif worker in self._processes:
                 self._loop.call(partial(worker.kill, "it was declared dead"))

@@ -1,4 +1,4 @@
-"""What workers say of themselves for metrics and health, and when they are asked for it."""
+"""The reports of workers for metrics and health, and when they are requested."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ COUNT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker said last of itself."""
+    """The last report of a worker."""
 
-    busy: int
-    notifier: str
+    busy: int  #: slots in use
+    notifier: str  #: the problem of its notifier; '' if none
 
 
 class Reports:
-    """The last report of each worker, by its id. What they counted goes to the tally."""
+    """The last report of each worker, by its id. Their counters are added to the tally."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
-        self._asked = set[str]()
-        self._ask_at = 0.0
+        self._requested = set[str]()
+        self._request_at = 0.0
         self._last: dict[str, Report] = {}
 
-    def ask(self, workers: Iterable[WorkerProcess], now: float) -> None:
-        """A worker that has not answered yet is not asked again: a blocked loop must not find a heap of questions."""
-        if now < self._ask_at:
+    def request(self, workers: Iterable[WorkerProcess], now: float) -> None:
+        """Request reports once a second, but not from a worker with a blocked loop: requests would pile up."""
+        if now < self._request_at:
             return
-        self._ask_at = now + COUNT_SECONDS
+        self._request_at = now + COUNT_SECONDS
         for worker in workers:
-            if worker.ready and worker.id not in self._asked:
-                self._asked.add(worker.id)
+            if worker.ready and worker.id not in self._requested:
+                self._requested.add(worker.id)
                 worker.link.send("count")
 
-    def heard(self, worker_id: str, message: Mapping[str, Any]) -> None:
-        self._asked.discard(worker_id)
+    def receive(self, worker_id: str, message: Mapping[str, Any]) -> None:
+        self._requested.discard(worker_id)
         self._last[worker_id] = Report(message["busy"], message["notifier"])
         self._tally.add(message["tally"])
 
     def forget(self, worker_id: str) -> None:
-        self._asked.discard(worker_id)
+        self._requested.discard(worker_id)
         self._last.pop(worker_id, None)
 
     def of(self, workers: Iterable[WorkerProcess]) -> list[Report]:

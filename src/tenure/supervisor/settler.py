@@ -1,4 +1,4 @@
-"""Stop, then settle: what a dead worker held goes where its verdicts say, however long the store is unavailable."""
+"""Settles the jobs of workers that have ended, by their verdicts, however long the store is unavailable."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tenure.supervisor import stalls
 from tenure.supervisor.process import Ended, WorkerProcess
 from tenure.supervisor.shared import Shared
 
-SETTLE_SECONDS = 5.0  #: told to stop and without workers: how long the store may still be unavailable
+SETTLE_SECONDS = 5.0  #: how long to wait for an unavailable store when stopping, once no worker is left
 
 
 def rest_of(worker: WorkerProcess, ended: Ended) -> Outcome:
-    """What the jobs that it held are told, but for those with a verdict of their own."""
+    """The outcome of the jobs that the worker held, except those with a verdict of their own."""
     if worker.drained:
         return Released("drained")
     if worker.lifeline.fenced:
         return Released("its worker's lease could not be renewed")
     if worker.verdicts:
-        return Released("its worker was killed for a neighbour's sake")
+        return Released("its worker was killed because of another job")
     if worker.kill_reason and worker.stopped_since is None:
         return Released(worker.kill_reason)
     evidence = {"exit": cause_of(ended.code), "peak_memory": f"{ended.peak / 1024:.0f} MiB", "worker": worker.id}
@@ -35,7 +35,7 @@ def rest_of(worker: WorkerProcess, ended: Ended) -> Outcome:
 
 
 class Unsettled(NamedTuple):
-    """A worker that is gone, and what becomes of the jobs that it held."""
+    """A worker that has ended, and the outcomes of the jobs that it held."""
 
     worker_id: str
     verdicts: Mapping[str, Outcome]  #: by job id
@@ -43,14 +43,14 @@ class Unsettled(NamedTuple):
 
 
 class Settler:
-    """Used by the main thread. `settled` is called after each worker that is."""
+    """Used by the main thread only. Calls `settled` after each worker that it has settled."""
 
     def __init__(self, shared: Shared, settled: Callable[[], None]) -> None:
         self._store, self._maintenance, self._processes = shared.store, shared.maintenance, shared.processes
         self._outage, self._boot, self._settled = shared.outage, shared.boot, settled
         self._unsettled: list[Unsettled] = []
         self._retry_at = 0.0
-        self._leave_at = 0.0  # 0: not stopping, or with workers still
+        self._give_up_at = 0.0  # 0: not stopping, or workers are left
 
     @property
     def pending(self) -> bool:
@@ -58,25 +58,25 @@ class Settler:
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> None:
         found = Unsettled(worker_id, verdicts, rest)
-        if self._unsettled or not self._try(found):  # others wait for the store, and a try may take seconds
+        if self._unsettled or not self._try(found):  # don't try while others wait for the store: it may take seconds
             self._unsettled.append(found)
 
     def retry(self, *, stopping: int) -> int:
-        """Try again those that wait for the store, when it is time. How many workers are left unsettled for good."""
+        """Retry the unsettled workers when it is time. Returns how many of them are given up for good."""
         now = self._boot()
         if not self._unsettled or now < self._retry_at:
             return 0
         self._retry_at = now + RETRY_SECONDS
         if stopping and not self._processes:
-            self._leave_at = self._leave_at or now + SETTLE_SECONDS
-        while self._unsettled:  # each may take as long as a server that does not answer: one that fails ends the turn
+            self._give_up_at = self._give_up_at or now + SETTLE_SECONDS
+        while self._unsettled:  # each call may block for a server's whole timeout, so the first failure ends the turn
             found = self._unsettled.pop(0)
             if not self._try(found):
                 self._unsettled.append(found)
                 break
         if not self._unsettled:
             self._outage.end()
-        elif stopping > 1 or (self._leave_at and now >= self._leave_at):
+        elif stopping > 1 or (self._give_up_at and now >= self._give_up_at):
             count = len(self._unsettled)
             self._unsettled.clear()
             return count
@@ -87,7 +87,7 @@ class Settler:
         try:
             settled = self._store.settle(worker_id, verdicts, rest)
             outcomes = {each.id: outcome_name(verdicts.get(each.id, rest)) for each in settled}
-            self._maintenance.tell(settled, outcomes)
+            self._maintenance.report_rescued(settled, outcomes)
             self._processes.want_solo(self._store.solo_waiting(sorted(self._processes.served)))
         except StoreError as error:
             self._outage.begin(error)

@@ -1,4 +1,4 @@
-"""What the parts of a supervisor share, once its first worker has said where the store is."""
+"""The state that the parts of a supervisor share, available once its first worker has reported the settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where a process is stuck: which task's code holds its loop or its GIL, or was running when a fatal signal came.
+"""Finds where a process is stuck: the task that blocks the loop or the GIL, or that ran when a fatal signal came.
 
-`faulthandler` writes the stacks of all threads from C, so it answers also while Python code can't: into a file that
-a worker shares with its supervisor.
+`faulthandler` writes the stacks of all threads from C, so it works even while Python code can't run. It writes them
+into a file that a worker shares with its supervisor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dump(pid: int, file: int) -> str:
     while time.monotonic() < deadline:
         time.sleep(0.02)
         before, text = text, _read(file)
-        if text == before and "Current thread" in text:  # of many threads, the one that got the signal comes last
+        if text == before and "Current thread" in text:  # the thread that received the signal is written last
             break
     return text
 
@@ -46,14 +46,14 @@ def name(stacks: str, functions: Mapping[tuple[str, str], str]) -> tuple[str, st
 
 
 def last_frame(file: int) -> str:
-    """Where a process was when a fatal signal hit it, if faulthandler could still say so."""
+    """Where a process was when a fatal signal hit it; '' if faulthandler could not write that."""
     fatal = _read(file).partition("Fatal Python error")[2]  # a stall may have been dumped before it
     frame = _FRAME.search(_threads(fatal)[0])
     return f"{frame['file']}:{frame['line']} in {frame['name']}" if frame else ""
 
 
 def _threads(stacks: str) -> list[str]:
-    """The stack of each thread; first that of the one which got the signal."""
+    """The stack of each thread, that of the thread which received the signal first."""
     return sorted(stacks.split("\n\n"), key=lambda text: not text.startswith("Current thread"))
 
 

@@ -1,14 +1,14 @@
-"""The supervisor: starts workers, renews their leases, notices their deaths, and sweeps up. It runs no user code.
+"""The supervisor: starts workers, renews their leases, detects their deaths, and settles their jobs. No user code.
 
-Three threads, three duties, so that none holds up another:
+It has three threads, so that none of its duties delays another:
 
-1. *main* starts and ends workers. It hears of an exit at once (pidfd), kills what is left of the process group,
-   and only then settles each lease the worker held: the guilty by its verdict, the others as the cause demands.
-2. *renew* extends the leases of living workers, on a connection of its own, every lease/3.
-3. *maintain* rescues, promotes and prunes, on another.
+1. *main* starts and stops workers. It is notified of an exit at once (pidfd), kills what is left of the process group,
+   and only then settles each lease the worker held: guilty jobs by their verdict, the others by the cause of the exit.
+2. *renew* extends the leases of living workers every lease/3, on a connection of its own.
+3. *maintain* rescues, promotes and prunes, on another connection.
 
-`Supervisor` conducts; the parts stand beside it: processes.py (the table of workers), watch.py (what is seen of them
-from outside), settler.py, renewer.py, upkeep.py (the maintenance), reports.py (for metrics), outage.py.
+`Supervisor` coordinates its parts: processes.py (the table of workers), watch.py (checks from outside), settler.py,
+renewer.py, upkeep.py (the maintenance), reports.py (for metrics), outage.py.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ TICK_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What `tenure worker` was asked to do."""
+    """The options of `tenure worker`."""
 
-    command: tuple[str, ...]  #: starts one worker; the handles are appended
+    command: tuple[str, ...]  #: starts one worker; the handles are appended as arguments
     workers: int = 1
     until_empty: bool = False
     reload: bool = False
-    counts: bool = False  #: someone looks at the metrics: ask the workers for theirs
+    counts: bool = False  #: metrics are served: request the workers' counters
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What there is once the first worker has said where the store is."""
+    """The parts that exist once the first worker has reported the settings, and so the store."""
 
     shared: Shared
     renewals: Store
@@ -91,11 +91,11 @@ class Supervisor:
         open_store: Callable[[Settings], Store],
         open_notifier: Callable[[Settings, Store], Notifier],
         new_alarm: NewAlarm,
-        say: Callable[[str], None],
+        echo: Callable[[str], None],
     ) -> None:
         self._options = options
         self._open_store, self._open_notifier = open_store, open_notifier
-        self._new_alarm, self._say = new_alarm, say
+        self._new_alarm, self._echo = new_alarm, echo
         self._events = Events()
         self.tally = Tally()
         self.tally.follow(self._events)
@@ -105,25 +105,25 @@ class Supervisor:
             options.command,
             self._loop,
             self._clock.boot,
-            heard=self._heard,
-            ended=self._ended,
+            on_message=self._on_message,
+            on_exit=self._on_exit,
             stopping=lambda: self._stopping > 0,
-            say=say,
+            echo=echo,
         )
-        self._outage = Outage(self._events, self._clock.boot, lambda: self._loop.call(self._processes.hurry))
+        self._outage = Outage(self._events, self._clock.boot, lambda: self._loop.call(self._processes.start_now))
         self._reports = Reports(self.tally)
         self._found: Parts | None = None
-        self._stopping = 0  # how many stop signals came
+        self._stopping = 0  # the number of stop signals received
         self._exit_code = 0
 
-    # ── life ──
+    # ── the main loop ──
 
     def run(self) -> int:
         self._loop.on_stop_signal(self._stop)
         for _ in range(self._options.workers):
             self._processes.start("worker")
         try:
-            while self._goes_on:
+            while self._running:
                 self._turn()
         finally:
             self._processes.kill_all()
@@ -133,7 +133,7 @@ class Supervisor:
         return self._exit_code
 
     @property
-    def _goes_on(self) -> bool:
+    def _running(self) -> bool:
         if self._processes or (self._found is not None and self._found.settler.pending):
             return True
         return self._processes.waits_to_start and not self._stopping
@@ -145,18 +145,19 @@ class Supervisor:
             self._retry_unsettled(self._found.settler)
         self._processes.start_due()
         if self._options.counts:
-            self._reports.ask(self._processes, self._clock.boot())
+            self._reports.request(self._processes, self._clock.boot())
         if os.getpid() == 1:
-            self._processes.reap_strangers()
+            self._processes.reap_orphans()
 
     def _stop(self) -> None:
-        """First signal: drain. Second: without grace. Third: kill."""
+        """First signal: drain. Second: drain without grace. Third: kill."""
         self._stopping += 1
         for worker in self._processes:
             if self._stopping >= 3:
                 worker.kill("the supervisor was told to stop three times")
             elif not worker.registered:
-                worker.kill("told to stop before it had begun")  # it holds nothing, and may hang in an import
+                # It holds no jobs, and may hang in an import.
+                worker.kill("the supervisor was stopped before it was ready")
             else:
                 self._drain(worker, self._grace if self._stopping == 1 else 0.0)
 
@@ -164,8 +165,8 @@ class Supervisor:
         if not self._stopping:
             self._stop()
 
-    def _start_anew(self, changed: str) -> None:
-        self._say(f"{changed} changed: starting the workers anew")
+    def _restart_workers(self, changed: str) -> None:
+        self._echo(f"{changed} changed: restarting the workers")
         for worker in self._processes:
             self._drain(worker, self._grace)
 
@@ -181,43 +182,43 @@ class Supervisor:
     def _drain(self, worker: WorkerProcess, grace: float) -> None:
         worker.drain(grace, self._parts.watch.end_by(grace))
 
-    # ── what workers say ──
+    # ── messages of workers ──
 
-    def _heard(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
+    def _on_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "hello":
-                self._introduce(worker, message)
+                self._on_hello(worker, message)
             case "refused":
                 self._refused(worker, message["error"])
             case "ready":
                 worker.ready = True
-                self._processes.started_well()
+                self._processes.reset_backoff()
             case "due":
                 self._parts.maintaining.wake()
             case "stuck":
                 worker.verdicts.update(read_verdicts(message["verdicts"]))
                 worker.kill("code that was asked to stop did not")
             case "counts":
-                self._reports.heard(worker.id, message)
+                self._reports.receive(worker.id, message)
             case "drained":
                 worker.drained = True
             case other:
-                self._say(f"worker {worker.id} said {other!r}, which this supervisor doesn't know")
+                self._echo(f"worker {worker.id} sent {other!r}, a message unknown to this supervisor")
 
     def _refused(self, worker: WorkerProcess, error: str) -> None:
         worker.draining = True
-        if self._found is None:  # at the first start it is the caller's mistake; later, a broken deploy: try again
+        if self._found is None:  # at the first start it is the caller's mistake; later, a broken deploy: retry
             self._give_up(error, 2)
         else:
-            self._say(f"a new worker can't start: {error}")
+            self._echo(f"a new worker can't start: {error}")
 
     def _give_up(self, error: str, exit_code: int) -> None:
         if not self._exit_code:
-            self._say(error)
+            self._echo(error)
             self._exit_code = exit_code
         self._stopping = max(self._stopping, 1)
 
-    def _introduce(self, worker: WorkerProcess, hello: Mapping[str, Any]) -> None:
+    def _on_hello(self, worker: WorkerProcess, hello: Mapping[str, Any]) -> None:
         worker.hello = hello
         try:
             parts = self._found = self._found or self._open(_settings(hello))
@@ -227,17 +228,17 @@ class Supervisor:
                 self._give_up(str(error), 75 if isinstance(error, errors.StoreAway) else 2)
             else:
                 self._outage.begin(error)
-            worker.drain(0.0, 0.0)  # it was never registered, and is not looked after
+            worker.drain(0.0, 0.0)  # it was never registered, so `Watch` does not check it
             return
         if self._stopping:
             self._drain(worker, 0.0)
             return
         queues = hello["queues"]
         declares = msgspec.convert(hello["declares"], Declaration)
-        # Who develops goes back and forth, and means what the code says now.
+        # In development releases go back and forth: the current code always wins.
         parts.shared.maintenance.declare(replace(declares, force=self._options.reload))
         self._processes.served = frozenset(queues)
-        parts.maintaining.wake()  # jobs of these queues that must run alone may wait already
+        parts.maintaining.wake()  # jobs of these queues that must run alone may be waiting already
         worker.link.send("start", worker_id=worker.id, runner=worker.runner, queues=queues, slots=slots)
         pid, replaces = worker.process.pid, worker.replaces
         if replaces:
@@ -247,7 +248,7 @@ class Supervisor:
         )
 
     def _register(self, worker: WorkerProcess, shared: Shared) -> int:
-        """Put its row into the store; its slots."""
+        """Register its row in the store; return its number of slots."""
         tasks, queues, lease = worker.hello["tasks"], worker.hello["queues"], shared.settings.lease
         slots = worker.slots = 1 if worker.runner == "solo" else shared.settings.concurrency
         row = identity(worker.runner, queues, tasks, slots, lease, pid=worker.process.pid, token=worker.token)
@@ -257,8 +258,8 @@ class Supervisor:
         worker.lifeline.renewed(holder.landed)
         worker.registered = True
         if not self._processes.served:
-            self._say(f"tenure: {shared.store.url}")
-            self._say(f"        tasks {', '.join(tasks)}; queues {', '.join(queues)}; lease {spell(lease)}")
+            self._echo(f"tenure: {shared.store.url}")
+            self._echo(f"        tasks {', '.join(tasks)}; queues {', '.join(queues)}; lease {spell(lease)}")
         return slots
 
     def _open(self, settings: Settings) -> Parts:
@@ -277,7 +278,7 @@ class Supervisor:
         upkeep = Upkeep(
             shared,
             empty=self._stop_when_empty if self._options.until_empty else None,
-            changed=self._start_anew if self._options.reload else None,
+            changed=self._restart_workers if self._options.reload else None,
         )
         renewer, failed, away = Renewer(shared, renewals), self._duty_failed, outage.begin
         renewing = Duty("tenure-renew", renewer.step, failed=failed, unavailable=away)
@@ -289,9 +290,9 @@ class Supervisor:
         parts.start()
         return parts
 
-    # ── when one has ended ──
+    # ── exits of workers ──
 
-    def _ended(self, worker: WorkerProcess) -> None:
+    def _on_exit(self, worker: WorkerProcess) -> None:
         ended = worker.wait()
         if ended is None:
             return
@@ -312,14 +313,14 @@ class Supervisor:
         left = settler.retry(stopping=self._stopping)
         if left:
             self._exit_code = self._exit_code or 75
-            self._say(
-                f"stopped while the store was away: what {left} worker{'s' * (left > 1)} held is left to the next "
-                "start, or to the end of the leases"
+            self._echo(
+                f"stopped while the store was unavailable: the jobs of {left} worker{'s' * (left > 1)} are rescued at "
+                "the next start, or when their leases end"
             )
 
     def _duty_failed(self, error: BaseException) -> None:
-        """In the thread of a duty, as it ends."""
-        logging.getLogger("tenure.supervisor").critical("a duty has failed; ending, to be started anew", exc_info=error)
+        """Called in the thread of a duty, as it ends."""
+        logging.getLogger("tenure.supervisor").critical("a background thread has failed; exiting", exc_info=error)
         self._loop.call(self._fail)
 
     def _fail(self) -> None:
@@ -329,7 +330,7 @@ class Supervisor:
     # ── for metrics and health ──
 
     def vitals(self) -> Vitals:
-        """What is known right now, from any thread and without asking anyone."""
+        """The current state. From any thread; queries neither the store nor the workers."""
         found, processes = self._found, self._processes
         landed = found.renewer.landed if found else None
         up = [worker for worker in processes if worker.ready and not worker.drained]

@@ -1,4 +1,4 @@
-"""What a supervisor sees of a worker from outside: a lease that runs out, a stop, a stall, an end that is overdue."""
+"""Watches workers from outside: for an expiring lease, a SIGSTOP, a stalled loop, an exit that is overdue."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.shared import Shared
 
 STALL_SECONDS = 1.0
-END_SECONDS = 13.0  #: past the grace: a worker names code that does not stop within 10 s; one that says nothing is deaf
+END_SECONDS = 13.0  #: past the grace: a worker reports code that did not stop after 10 s, unless it is unresponsive
 
 
 class Watch:
-    """Looks after the workers, once a turn of the main thread. `noted` is called when a stall is to be stored."""
+    """Checks each worker once a turn of the main thread. Calls `noted` when there is a stall to store."""
 
     def __init__(self, shared: Shared, noted: Callable[[], None]) -> None:
         self._shared, self._noted = shared, noted
-        self._turned = self._given = 0.0  # the last turn, and the time that workers had to end, by a clock of its own
+        # When the last turn was, and a clock of the time in which workers could make progress towards their exit.
+        self._turned = self._given = 0.0
 
     def end_by(self, grace: float) -> float:
-        """When a worker that is told now to drain must have ended, by the count of the time that it had."""
+        """The deadline of a worker that is told now to drain, by this object's own clock."""
         return self._given + grace + END_SECONDS
 
     def turn(self) -> None:
         now = self._shared.boot()
-        if not self._shared.outage.goes_on:  # without the store nobody ends well: then the lease is the limit
-            self._given += min(now - self._turned, STALL_SECONDS)  # for longer the machine slept, or we were stopped
+        if not self._shared.outage.ongoing:  # without the store no worker can drain: then the lease is the limit
+            # Count no more than this: in a longer turn the machine slept, or this process was stopped.
+            self._given += min(now - self._turned, STALL_SECONDS)
         self._turned = now
         for worker in self._shared.processes:
             if worker.registered and not worker.kill_reason:
-                self._look_after(worker, now)
+                self._check(worker, now)
 
-    def _look_after(self, worker: WorkerProcess, now: float) -> None:
+    def _check(self, worker: WorkerProcess, now: float) -> None:
         if worker.lifeline.kill_at and now > worker.lifeline.kill_at:
             worker.lifeline.fence()
             worker.kill("its lease could not be renewed in time")
@@ -50,16 +52,16 @@ class Watch:
             worker.stopped_since = None
             self._watch_for_stalls(worker, now)
             if self._given > worker.end_by:
-                worker.kill("it was told to end, and did not")
+                worker.kill("it was told to exit, and did not")
 
     def _watch_for_stalls(self, worker: WorkerProcess, now: float) -> None:
         silent = now - worker.lifeline.tick
         if not worker.ready or worker.drained or not worker.lifeline.tick or silent < STALL_SECONDS:
-            worker.stall, worker.stall_told = "", 0.0
+            worker.stall, worker.stall_reported = "", 0.0
             return
-        if worker.stall_told and silent < worker.stall_told * 2:
+        if worker.stall_reported and silent < worker.stall_reported * 2:
             return
-        worker.stall_told = silent
+        worker.stall_reported = silent
         functions = {(file, name): task for task, (file, name) in worker.hello["functions"].items()}
         task, line = stalls.name(stalls.dump(worker.process.pid, worker.dump.fileno()), functions)
         jobs = self._running_jobs(worker, task) if task else ()

@@ -1,4 +1,4 @@
-"""`with jobs.testing() as queue:` runs jobs in a test, in memory, under a virtual clock: docs/testing.md."""
+"""`with jobs.testing() as queue:` runs jobs in a test, in memory, with a virtual clock: docs/testing.md."""
 
 from __future__ import annotations
 

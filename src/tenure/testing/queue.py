@@ -1,8 +1,8 @@
-"""What `with jobs.testing() as queue` gives a test: the jobs it enqueued, the hand that runs them, and faults to try.
+"""The queue of `with jobs.testing() as queue`: inspects and runs the jobs that a test enqueued, and injects faults.
 
-A fault strikes at a *point* of an attempt, of which these are known by name (the second of a name ends in ` #2`):
+A fault is injected at a *point* of an attempt. These points have names (the second of a name ends in ` #2`):
 
-    start            not a line of the handler has run
+    start            no line of the handler has run
     call NAME        a function that it called has returned, or raised
     progress         job.progress(…) is stored
     checkpoint lost  job.progress(checkpoint=…) was called, and is not stored
@@ -45,7 +45,7 @@ from tenure.worker.program import Program
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Point = str | Callable[..., object]  #: a name as above, or a function: when its first call has ended
+Point = str | Callable[..., object]  #: a name as above, or a function: the end of its first call
 
 _LEASE = 60.0
 _MOST_POINTS = 1000
@@ -53,7 +53,7 @@ _MOST_ATTEMPTS = 100  # a job that always snoozes never ends
 
 
 class VirtualClock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that stands still until `advance` is called."""
 
     def __init__(self) -> None:
         self._now = time.time()
@@ -67,9 +67,9 @@ class VirtualClock:
 
 
 class TestQueue:
-    """The jobs of a test. They run when `drain` is called, in this thread, and time passes when `advance` is."""
+    """The jobs of a test. `drain` runs them, in this thread; `advance` lets time pass."""
 
-    __test__ = False  # it is no test of pytest's
+    __test__ = False  # pytest must not collect it
 
     def __init__(
         self, app: AppPort, program: Program, client: Client, clock: VirtualClock, resources: Mapping[type, object]
@@ -85,14 +85,14 @@ class TestQueue:
         client.store = cast("Store", self._gate)
         self._trap: Trap | None = None
         self._workers = 0
-        self._hire()
+        self._start_worker()
 
     def enqueued(self, task: Task[..., R]) -> list[JobHandle[R]]:
         """Every job of this task so far, oldest first."""
         return [self._handle(task, job) for job in self._jobs(task)]
 
     def assert_enqueued(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """The newest job of this task with these arguments, or AssertionError with those there are."""
+        """The newest job of this task with these arguments. Else an AssertionError that lists the jobs there are."""
         wanted = task.arguments.dump(task.arguments.bind(args, kwargs), self._app.settings.max_payload)
         jobs = self._jobs(task)
         for job in reversed(jobs):
@@ -102,15 +102,15 @@ class TestQueue:
         raise AssertionError(f"no job of {task.name} with {redacted(wanted)}; there are:\n  {there}")
 
     def drain(self) -> int:
-        """Run what is due until nothing is, and say how many attempts that were.
+        """Run all due jobs until none is left, and return the number of attempts.
 
-        A job that ends dead raises its error here. One that failed and waits to retry is due after `advance`.
+        The error of a job that ends dead is raised here. A job that waits for its retry is due after `advance`.
         """
         refuse_on_loop("drain()", "await queue.adrain()")
         return asyncio.run(self.adrain())
 
     async def adrain(self) -> int:
-        """Run what is due until nothing is, and say how many attempts that were."""
+        """Run all due jobs until none is left, and return the number of attempts."""
         count = 0
         while claimed := self._claim():
             count += 1
@@ -124,7 +124,7 @@ class TestQueue:
     # ── faults ──
 
     def run_twice(self, job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
-        """Run it to its end, let its worker die before the outcome is stored, and run it again.
+        """Run a job to its end, kill its worker before the outcome is stored, and run it again.
 
         Example: `queue.run_twice(pay.bind(order=7)); assert gateway.charges == [7]`
         """
@@ -132,7 +132,7 @@ class TestQueue:
         return asyncio.run(self.arun_twice(job))
 
     async def arun_twice(self, job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
-        """Run it to its end, let its worker die before the outcome is stored, and run it again."""
+        """Run a job to its end, kill its worker before the outcome is stored, and run it again."""
         handle = await self.akill_after(job, "end")
         if wait := self._wait(handle):
             self._clock.advance(wait)
@@ -141,53 +141,53 @@ class TestQueue:
         return handle
 
     def kill_after(self, job: JobHandle[R] | NewJob[R], point: Point) -> JobHandle[R]:
-        """Run it until it has come to this point, where its process dies. `drain` then runs it again.
+        """Run a job until it reaches this point, and kill its process there. `drain` then runs it again.
 
-        Example: `queue.kill_after(pay.enqueue(7), gateway.charge)`. AssertionError if it never came there. A job that
-        has died once already waits before it runs again: `advance` first. Past its `max_crashes`: JobFailed.
+        Example: `queue.kill_after(pay.enqueue(7), gateway.charge)`. Raises AssertionError if the job never reaches the
+        point. From its second crash on, a job waits to run again: `advance` first. Past its `max_crashes`: JobFailed.
         """
         refuse_on_loop("kill_after()", "await queue.akill_after(…)")
         return asyncio.run(self.akill_after(job, point))
 
     async def akill_after(self, job: JobHandle[R] | NewJob[R], point: Point) -> JobHandle[R]:
-        """Run it until it has come to this point, where its process dies. `adrain` then runs it again."""
+        """Run a job until it reaches this point, and kill its process there. `adrain` then runs it again."""
         return await self._strike(job, point, self._kill)
 
     def steal_lease(self, job: JobHandle[R] | NewJob[R], point: Point = "start") -> JobHandle[R]:
-        """Run it, and at this point let its lease end (a minute passes): its host is presumed dead, the job taken back.
+        """Run a job, and let its lease end at this point (a minute passes): its host is presumed dead, the job rescued.
 
-        Its code runs on, as it does where a machine was only paused: what it writes is refused (LeaseLost), and so is
-        its outcome. `drain` then runs the job again. Example: `queue.steal_lease(pay.enqueue(7), "once charge")`
+        Its code keeps running, as on a machine that was only paused: its writes are refused (LeaseLost), and so is its
+        outcome. `drain` then runs the job again. Example: `queue.steal_lease(pay.enqueue(7), "once charge")`
         """
         refuse_on_loop("steal_lease()", "await queue.asteal_lease(…)")
         return asyncio.run(self.asteal_lease(job, point))
 
     async def asteal_lease(self, job: JobHandle[R] | NewJob[R], point: Point = "start") -> JobHandle[R]:
-        """Run it, and at this point let its lease end: its host is presumed dead, the job is taken back."""
+        """Run a job, and let its lease end at this point: its host is presumed dead, the job is rescued."""
         return await self._strike(job, point, self._steal)
 
     def kill_everywhere(
         self, new: Callable[[], JobHandle[Any] | NewJob[Any]], check: Callable[[], object]
     ) -> list[str]:
-        """Kill a new job at the first point it comes to, run it again to its end, and check; the next at its second; …
+        """Kill a new job at the first point it reaches, run it again to its end, and check; the next at its second; …
 
-        Until one comes through unharmed, which is checked too. Says at which points they died. Example:
-        `queue.kill_everywhere(lambda: pay.bind(new_order()), gateway.assert_each_charged_once)`
+        The last one reaches its end without being killed, and is checked, too. Returns the points of the kills.
+        Example: `queue.kill_everywhere(lambda: pay.bind(new_order()), gateway.assert_each_charged_once)`
         """
         refuse_on_loop("kill_everywhere()", "await queue.akill_everywhere(…)")
         tried: list[str] = []
         for trap in self._traps():
-            with trap.told():
+            with trap.annotated():
                 asyncio.run(self._try(new(), trap))
                 check()
             tried += filter(None, [trap.struck])
         return tried
 
     async def akill_everywhere(self, new: Callable[[], NewJob[Any]], check: Callable[[], object]) -> list[str]:
-        """The same on a loop, with jobs that `task.bind(…)` made."""
+        """The same on an event loop, for jobs from `task.bind(…)`."""
         tried: list[str] = []
         for trap in self._traps():
-            with trap.told():
+            with trap.annotated():
                 await self._try(new(), trap)
                 check()
             tried += filter(None, [trap.struck])
@@ -208,15 +208,15 @@ class TestQueue:
     def _handle(self, task: Task[..., R], job: JobView) -> JobHandle[R]:
         return JobHandle(self._app, job.id, created=True, decode=task.decode_result)
 
-    def _hire(self) -> None:
-        """A new process: whoever died is dead for ever."""
+    def _start_worker(self) -> None:
+        """Register a new worker: an id that was declared dead is never used again."""
         self._workers += 1
         me = identity("embedded", (), self._program.tasks.names, 1, _LEASE)
         self._holder = LeaseHolder(self._store, replace(me, id=f"test-worker-{self._workers}"), self._clock.clock)
         self._holder.register()
 
     def _claim(self) -> Claimed | None:
-        self._holder.renew()  # its lease is real, and time may have jumped over its end
+        self._holder.renew()  # time may have advanced past the end of its lease
         while self._store.promote().jobs:
             pass
         wants = {queue.name: 1 for queue in self._store.queues()}
@@ -239,7 +239,7 @@ class TestQueue:
             self._trap = None
             if trap is not None and trap.struck is not None:
                 self._gate.shut = False
-                self._hire()
+                self._start_worker()
         job = self._store.get(claimed.id)
         error = self._errors.pop(claimed.id, None)
         if job is not None and job.state is State.DEAD:
@@ -276,9 +276,9 @@ class TestQueue:
         claimed = await self._reach(handle)
         await self._run(claimed, trap)
         if trap.struck is None:
-            came = "\n  ".join(trap.passed)
+            reached = "\n  ".join(trap.passed)
             raise AssertionError(
-                f"{claimed.task} {claimed.id} never came to {trap.wanted}, and has ended; it came to:\n  {came}"
+                f"{claimed.task} {claimed.id} ended and never reached {trap.wanted}; it reached:\n  {reached}"
             )
         return handle
 
@@ -294,7 +294,7 @@ class TestQueue:
         self._store.rescue()
 
     async def _reach(self, handle: JobHandle[Any]) -> Claimed:
-        """Claim it, as soon as it is its turn: what comes before it in its queue runs first."""
+        """Claim this job when its turn comes: jobs before it in its queue run first."""
         job_id = str(handle.id)
         while claimed := self._claim():
             if claimed.id == job_id:
@@ -313,21 +313,19 @@ class TestQueue:
         raise AssertionError(f"{job.task} {job.id} {what}")
 
     def _wait(self, handle: JobHandle[Any]) -> float:
-        """The seconds until it is due; 0 if it waits for nothing."""
+        """The seconds until it is due; 0 if it is not scheduled."""
         job = self._store.get(str(handle.id))
         if job is None or job.state is not State.SCHEDULED:
             return 0.0
         return max((job.run_at - self._store.now()).total_seconds(), 0.001)
 
     def _traps(self) -> Iterator[Trap]:
-        """One for the first point, one for the second, …, until one finds nothing to strike at."""
+        """A trap for the first point, one for the second, …, until an attempt does not reach its point."""
         for number in range(1, _MOST_POINTS + 1):
             yield (trap := Trap(self._kill, number=number))
             if trap.struck is None:
                 return
-        raise AssertionError(
-            f"it comes to more than {_MOST_POINTS} points: give it less to do, or use queue.kill_after"
-        )
+        raise AssertionError(f"it reaches more than {_MOST_POINTS} points: give it less to do, or use queue.kill_after")
 
     async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: Trap) -> None:
         handle = await job.aenqueue() if isinstance(job, NewJob) else job
@@ -347,14 +345,14 @@ class TestQueue:
 
 
 class _Gate:
-    """The store as the app sees it: shut while a process that is dead already still runs on."""
+    """The store as the app sees it: shut while the code of a killed process is still running."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.shut = False
 
     def __getattr__(self, name: str) -> Any:
-        # A hold of jobs.once ends by itself when its process is dead; here it is let go, as no time passes.
+        # A hold of jobs.once expires after its process has died; here no time passes, so it is released.
         if name != "swap":
             self._refuse(name)
         return getattr(self._store, name)

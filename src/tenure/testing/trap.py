@@ -1,6 +1,6 @@
-"""A trap at one point of an attempt: it sees the calls of a handler, and strikes when it has come there.
+"""A trap at one point of an attempt: it observes the handler's calls, and injects a fault when the point is reached.
 
-The calls are seen as a profiler sees them, so that debuggers and coverage go on working.
+It observes them as a profiler, so that debuggers and coverage keep working.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tenure.worker.executor import Attempt
 
 
 class Killed(BaseException):
-    """Raised in a handler whose process dies in a test. No Exception, so that `except Exception` does not stop it.
+    """Raised in a handler when a test kills its process. A BaseException, so `except Exception` does not catch it.
 
-    A real kill runs no `finally` either; here they run, but what they write is refused.
+    A real kill runs no `finally` blocks. Here they run, but their writes are refused.
     """
 
     def __init__(self, point: str) -> None:
@@ -36,7 +36,7 @@ class Call:
 
     def __init__(self, fn: Callable[..., object]) -> None:
         if not isinstance(fn, FunctionType | MethodType | BuiltinFunctionType):
-            fn = MethodType(type(fn).__call__, fn)  # an object that can be called: a Mock
+            fn = MethodType(type(fn).__call__, fn)  # a callable object, such as a Mock
         self.fn = fn
         self._owner: object = fn.__self__ if isinstance(fn, MethodType) else None
         self._code: CodeType | None = getattr(inspect.unwrap(getattr(fn, "__func__", fn)), "__code__", None)
@@ -53,17 +53,17 @@ class Call:
         )
 
 
-_SUSPENDED = {dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]}  #: where a frame stands that will go on
+_SUSPENDED = {dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]}  #: the last instruction of a frame that is suspended
 _UNCHANGEABLE: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
 _PLUMBING = {"_weakrefset", "asyncio", "contextlib", "importlib", "weakref"}
-_ENTERING = {"__enter__", "__aenter__", "__del__"}  #: who dies on entering never leaves
+_ENTERING = {"__enter__", "__aenter__", "__del__"}  #: if killed while entering, a block is never exited
 _LEAVING = {"__exit__", "__aexit__"}
 _ACTING = {"Job.once", "Job.aonce", "Client.once", "Client.aonce"}
-_ENCODING = {"Task.dump_once", "encode_result"}  #: what they call between the act and its record
+_ENCODING = {"Task.dump_once", "encode_result"}  #: called by those between the act and its record
 
 
 class Trap:
-    """Lies in wait at one point of an attempt: of this name, where this call ends, or the so manieth."""
+    """Injects `fault` at one point of an attempt: the one of this name, the end of this call, or the n-th point."""
 
     def __init__(
         self, fault: Callable[[str], None], *, name: str = "", call: Call | None = None, number: int = 0
@@ -76,7 +76,7 @@ class Trap:
         self._killed: Killed | None = None
 
     def at(self, name: str, *, called: bool = False) -> None:
-        """The attempt has come to a point; `called`: by the very function that is waited for."""
+        """The attempt has reached a point. `called`: it is the end of the call that this trap waits for."""
         if self._killed is not None:
             raise self._killed
         self._seen[name] += 1
@@ -92,8 +92,8 @@ class Trap:
                 raise
 
     @contextmanager
-    def told(self) -> Generator[None]:
-        """An error of this block says at which point this has struck."""
+    def annotated(self) -> Generator[None]:
+        """Add a note to errors of this block: the point at which the fault was injected."""
         try:
             yield
         except BaseException as error:
@@ -101,15 +101,15 @@ class Trap:
             raise
 
     def watch(self, attempt: Attempt) -> None:
-        """Look on from now on, in this thread. Raises what the fault at `start` does."""
+        """Observe this thread from now on. Raises what a fault at `start` raises."""
         module = str(attempt.task.fn.__module__)
         self._ours = module if module.startswith("tenure.") else module.partition(".")[0]
         self._attempt = attempt
         self._running: Running | None = current.get()
         self.at("start")
-        sys.setprofile(self._look)
+        sys.setprofile(self._profile)
 
-    def _look(self, frame: FrameType, event: str, arg: Any) -> None:
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
         if event not in ("return", "c_return") or current.get() is not self._running:
             return
         try:
@@ -120,7 +120,7 @@ class Trap:
         except Killed:
             sys.setprofile(None)
             if self._attempt.task.is_async and asyncio.current_task() is not self._attempt._task_handle:
-                self._attempt.ask("lease_lost", None)  # it dies with all its tasks, not just with this one
+                self._attempt.request_stop("lease_lost", None)  # the process dies with all its tasks, not just this one
             raise
 
     def _returned(self, frame: FrameType, value: object) -> None:
@@ -146,7 +146,7 @@ class Trap:
         try:
             self._attempt.host.store_now(self._attempt)  # a worker does so within a second
         except LeaseLost:
-            self._attempt.ask("lease_lost", None)
+            self._attempt.request_stop("lease_lost", None)
             raise
         self.at("checkpoint" if checkpoint else "progress")
 
@@ -172,13 +172,13 @@ def _may_act(fn: Any) -> bool:
 
 
 def _is_plumbing(frame: FrameType) -> bool:
-    """No call of the handler's own, or one that acts on nothing: an exception there would not even reach it."""
+    """Not a call of the handler's own, or one without effects: an exception there would not even reach the handler."""
     name = frame.f_code.co_name
     if _module(frame).partition(".")[0] in _PLUMBING:
         return name not in _LEAVING
     if name in _ENTERING or (name.startswith("<") and name != "<lambda>"):
         return True
-    return any(getattr(told, "__code__", None) is frame.f_code for told in gc.callbacks)
+    return any(getattr(callback, "__code__", None) is frame.f_code for callback in gc.callbacks)
 
 
 def _name(frame: FrameType) -> str:
@@ -190,7 +190,7 @@ def _name(frame: FrameType) -> str:
 
 
 def _verb(frame: FrameType) -> str | None:
-    """What this call of ours did, if it did something."""
+    """The point that a call of the engine's API has reached, if it is one."""
     owner, _, verb = frame.f_code.co_qualname.partition(".")
     match owner, verb.removeprefix("a"):
         case "Job" | "Tenure", "once":

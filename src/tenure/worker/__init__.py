@@ -1,1 +1,1 @@
-"""What claims and runs jobs, in a process of its own or inside another program."""
+"""Claims and runs jobs, in a process of its own or embedded in another program."""

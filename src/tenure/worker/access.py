@@ -1,4 +1,4 @@
-"""How the parts of a worker reach the store, and whether it answers."""
+"""How the parts of a worker call the store, and whether it answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ A = TypeVar("A")
 Duty = Literal["claim", "write", "beat"]
 
 RETRY_SECONDS = 1.0
-MAX_REFUSAL = 500  # characters that tell of a refused write
+MAX_REFUSAL = 500  # characters kept about a refused write
 
 
 class StoreAccess:
-    """Threads that call the store, and what is known of the store: which duties fail, and since when.
+    """The threads that call the store, and the store's availability: which duties fail, and since when.
 
-    Threads of our own, so that a handler that fills the loop's default pool can't hold up claims or outcomes.
+    It has threads of its own, so that a handler that fills the loop's default pool can't delay claims or outcomes.
     """
 
     def __init__(self, store: Store, events: Events) -> None:
@@ -34,32 +34,32 @@ class StoreAccess:
         self._loop = asyncio.get_running_loop()
         self._claims = ThreadPoolExecutor(1, "tenure-claims")
         self._writes = ThreadPoolExecutor(1, "tenure-writes")
-        self._asides = ThreadPoolExecutor(1, "tenure-asides")  # what nobody waits for
+        self._asides = ThreadPoolExecutor(1, "tenure-asides")  # for writes that no caller waits for
         self._failing: set[Duty] = set()
         self._unavailable_since: float | None = None
 
     def ask(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Call it in the thread for claims and reads."""
+        """Run the call in the thread for claims and reads."""
         return self._loop.run_in_executor(self._claims, call, *args)
 
     def write(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """Call it in the thread for outcomes and progress."""
+        """Run the call in the thread for outcomes and progress."""
         return self._loop.run_in_executor(self._writes, call, *args)
 
     def refused(self, lease: Lease, why: str) -> None:
-        """Note with the job that a write under this lease did not land. Called from any thread."""
+        """Record with the job that a write under this lease was refused. Called from any thread."""
         with suppress(RuntimeError):  # closed meanwhile
             self._asides.submit(self._note_refused, lease, clean(why, MAX_REFUSAL))
 
     def _note_refused(self, lease: Lease, why: str) -> None:
-        with suppress(StoreError):  # an operator who looks into it later finds our log only
+        with suppress(StoreError):  # then the refusal is in the log only
             self.store.refused([(lease, why)])
 
     def close(self) -> None:
         for pool in (self._claims, self._writes, self._asides):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    # ── does it answer? ──
+    # ── availability ──
 
     @property
     def available(self) -> bool:
@@ -75,12 +75,12 @@ class StoreAccess:
             self._events.emit(StoreAway(error=str(error)))
 
     async def retry_later(self, duty: Duty, error: StoreError) -> None:
-        """Return when it is time to try again."""
+        """Record the failure, and return when it is time to retry."""
         self.unavailable(duty, error)
         await asyncio.sleep(RETRY_SECONDS)
 
     def recovered(self, duty: Duty) -> None:
-        """What failed works again. Another duty that works says nothing of it: a full disk can be read."""
+        """This duty works again. That proves nothing about the others: a full disk can still be read."""
         self._failing.discard(duty)
         if self._unavailable_since is not None and not self._failing:
             self._events.emit(StoreBack(seconds=self._loop.time() - self._unavailable_since))
@@ -88,7 +88,7 @@ class StoreAccess:
 
 
 def halving(write: Callable[[list[T]], list[A]], alone: Callable[[T, BadData], A], items: list[T]) -> list[A]:
-    """Write them all; on a data error halve the batch until the culprit stands alone, and is answered by `alone`."""
+    """Write them all. On a data error, halve the batch until the bad item is isolated; `alone` answers for it."""
     if not items:
         return []
     try:

@@ -1,4 +1,4 @@
-"""Starts the attempts of claimed jobs and takes their ends: the host of all code that runs in the slots."""
+"""Starts the attempts of claimed jobs, and receives their outcomes: the host of all code that runs in the slots."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Attempts:
     def _begin(self, claimed: Claimed) -> None:
         slots = self._slots
         old = slots.running.get(claimed.id)
-        if old is not None:  # the store lost a commit: never two of one job in one process
+        if old is not None:  # the store lost a commit: never run two attempts of one job in one process
             slots.successors[claimed.id] = claimed
-            old.ask("lease_lost", None)
+            old.request_stop("lease_lost", None)
             return
         task = self._program.tasks.find(claimed.task)
         if slots.handing_back:

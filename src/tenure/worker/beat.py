@@ -1,4 +1,4 @@
-"""The beat: what the store holds in a worker's name is read, and the difference settled."""
+"""The beat: reads which jobs the store says this worker owns, and reconciles them with what it runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tenure.worker.attempts import Attempts
 from tenure.worker.executor import MAX_ERROR
 from tenure.worker.slots import Slots, woken
 
-ANY_SECONDS = 1.0
+RECENT_SECONDS = 1.0
 
 
 class LeaseBeat:
-    """Reads every third of a lease, when a cancel rings, and after a claim whose reply was lost."""
+    """Reads the owned jobs every third of a lease, when a cancel rings, and after a claim that got no reply."""
 
     def __init__(self, slots: Slots, attempts: Attempts) -> None:
         self._slots, self._access, self._attempts = slots, slots.access, attempts
@@ -33,18 +33,18 @@ class LeaseBeat:
                 self.wake.set()
             else:
                 self._access.recovered("beat")
-                if not self._slots.free():  # nothing is claimed that could show that it works again
+                if not self._slots.free():  # no claim will be made that could show that claims work again
                     self._access.recovered("claim")
 
     def wake_unless_recent(self) -> None:
-        """A cancel may have rung unheard."""
-        if self._slots.loop.time() - self._read_at > ANY_SECONDS:
+        """Read soon: a cancel's ring may have been missed."""
+        if self._slots.loop.time() - self._read_at > RECENT_SECONDS:
             self.wake.set()
 
     async def _settle_owned(self) -> None:
         slots, backlog = self._slots, self._slots.backlog
         worker_id = slots.plan.worker_id
-        async with slots.claim_turn:  # with a claim in flight, its jobs would be there and not here
+        async with slots.claim_turn:  # with a claim in flight, its jobs would be owned but not yet running
             self._read_at = slots.loop.time()
             flushed_meanwhile = backlog.flushed_since_read = set[Lease]()
             try:
@@ -52,18 +52,18 @@ class LeaseBeat:
             finally:
                 backlog.flushed_since_read = None
             unflushed = backlog.leases() | flushed_meanwhile
-            there = {Lease(each.claimed.id, each.claimed.attempt, worker_id): each for each in owned}
+            unmatched = {Lease(each.claimed.id, each.claimed.attempt, worker_id): each for each in owned}
             for attempt in list(slots.running.values()):
-                held = there.pop(attempt.lease, None)
+                held = unmatched.pop(attempt.lease, None)
                 if held is None and attempt.finished:
-                    continue  # its outcome has committed with its own transaction; its code may still tidy up
+                    continue  # its outcome committed in the job's own transaction; its code may still clean up
                 if held is None:
-                    attempt.ask("lease_lost", None)
+                    attempt.request_stop("lease_lost", None)
                 elif held.cancel_reason is not None:
-                    attempt.ask("cancel", Cancelled(clean(held.cancel_reason, MAX_ERROR)))
+                    attempt.request_stop("cancel", Cancelled(clean(held.cancel_reason, MAX_ERROR)))
             lost_replies = [
                 held.claimed
-                for lease, held in there.items()
+                for lease, held in unmatched.items()
                 if lease not in unflushed and held.claimed.id not in slots.successors
             ]
             self._attempts.begin_all(lost_replies)

@@ -1,10 +1,10 @@
-"""The worker process: started by a supervisor, one event loop in its main thread, a watch thread beside it.
+"""The worker process, started by a supervisor: an event loop in the main thread, and a watch thread.
 
-1. Ask the kernel to die with the supervisor; ignore SIGINT; SIGTERM drains this worker alone.
-2. Import the app and say hello: the store's URL, the tasks, the settings. The supervisor imports no user code.
-3. When told to start: open the store, the resources, the doorbell, and work.
+1. Have the kernel kill this process when the supervisor dies; ignore SIGINT; SIGTERM drains this worker only.
+2. Import the app and send `hello`: the store's URL, the tasks, the settings. The supervisor imports no user code.
+3. On `start`: open the store, the resources and the doorbell, and run jobs.
 4. The watch thread reads the deadlines in shared memory: past the first, handlers are asked to stop; past the
-   second, the whole process group is killed. It needs no store, no supervisor and no event loop for that.
+   second, the whole process group is killed. For that it needs no store, no supervisor and no event loop.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
-SWITCH_SECONDS = 0.0001  # a thread of the store comes back from the disk and wants the GIL: 5 ms would be ten commits
+SWITCH_SECONDS = 0.0001  # a store thread back from disk needs the GIL: the default 5 ms would cost ten commits
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What an app gives its worker."""
+    """What a worker needs of its app."""
 
     program: Program
     settings: Settings
@@ -56,7 +56,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """What a supervisor hands to a worker it starts."""
+    """The file descriptors that a worker inherits from its supervisor, and the supervisor's pid."""
 
     link: int
     lifeline: int
@@ -75,7 +75,7 @@ def run_child(handles: Handles, load: Callable[[], Loaded]) -> NoReturn:
 
 
 def _leave(code: int) -> NoReturn:
-    """At once: threads of the app, or of a handler, must not hold up the end of a worker."""
+    """Exit at once: threads of the app, or of a handler, must not delay the exit."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -93,7 +93,7 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
         loaded = load()
         if not loaded.program.tasks.names:
             raise TenureError('the app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
-        hello = _introduction(loaded)
+        hello = _hello(loaded)
     except TenureError as error:
         link.send("refused", error=str(error))
         return 2
@@ -105,7 +105,7 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
     return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
 
 
-def _introduction(loaded: Loaded) -> dict[str, Any]:
+def _hello(loaded: Loaded) -> dict[str, Any]:
     settings, program = loaded.settings, loaded.program
     tasks, declares = program.tasks, Declaration(program.source, settings.release or "", tuple(program.schedules()))
     functions: dict[str, list[str]] = {}
@@ -124,7 +124,7 @@ def _introduction(loaded: Loaded) -> dict[str, Any]:
 
 
 def _own_files() -> list[str]:
-    """The source files of the app, for --reload: imported, not installed."""
+    """The app's source files, for --reload: modules that are imported, but not from site-packages."""
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     return sorted(
         file for file in files if file and "site-packages" not in file and not file.startswith(sys.base_prefix)
@@ -144,7 +144,7 @@ class Child:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._idle_since = 0.0
-        self._due_told = 0.0
+        self._due_sent_at = 0.0
 
     async def serve(self) -> NoReturn:
         self._loop = loop = asyncio.get_running_loop()
@@ -155,9 +155,9 @@ class Child:
         order = await self._orders.get()
         if order["kind"] == "start":
             await self._work(order)
-        self._tell_counts()
+        self._send_counts()
         self._link.send("drained")
-        _leave(0)  # and not by way of the loop's end, which would wait for its threads
+        _leave(0)  # not by closing the loop, which would wait for its threads
 
     async def _work(self, order: Mapping[str, Any]) -> None:
         loaded, settings = self._loaded, self._loaded.settings
@@ -182,14 +182,14 @@ class Child:
                 notifier,
                 events,
                 resources=resources,
-                on_due=self._tell_due,
+                on_due=self._send_due,
                 on_tick=self._tick,
-                on_stuck=self._tell_stuck,
+                on_stuck=self._send_stuck,
                 may_declare=lambda: self._lifeline.well_renewed(self._boot()),
                 tally=self._tally,
             )
             worker.start()
-            self._tick()  # to open the store has taken its time
+            self._tick()  # opening the store may have taken a while
             self._link.send("ready")
             grace: float | None = None
             draining: asyncio.Task[None] | None = None
@@ -214,22 +214,22 @@ class Child:
     def _receive(self) -> None:
         for message in self._link.receive():
             if message["kind"] == "count":
-                self._tell_counts()
+                self._send_counts()
             else:
                 self._orders.put_nowait(message)
-        if self._link.closed:  # the supervisor is gone; on Linux the kernel is quicker
+        if self._link.closed:  # the supervisor is gone; on Linux the kernel usually kills this process first
             kill_group(0)
 
     def _drain(self, grace: float) -> None:
         self._orders.put_nowait({"kind": "drain", "grace": grace})
 
-    def _tell_due(self) -> None:
+    def _send_due(self) -> None:
         now = time.monotonic()
-        if now - self._due_told > 0.2:  # a flood of rings is one look
-            self._due_told = now
+        if now - self._due_sent_at > 0.2:  # throttled: one message for a flood of rings
+            self._due_sent_at = now
             self._link.send("due")
 
-    def _tell_counts(self) -> None:
+    def _send_counts(self) -> None:
         self._link.send(
             "counts",
             busy=len(self._worker.running) if self._worker is not None else 0,
@@ -237,10 +237,10 @@ class Child:
             tally=self._tally.take(),
         )
 
-    def _tell_stuck(self, verdicts: dict[str, Outcome]) -> None:
+    def _send_stuck(self, verdicts: dict[str, Outcome]) -> None:
         self._link.send("stuck", verdicts=write_verdicts(verdicts))
 
-    # ── the loop's own sign of life ──
+    # ── the loop's heartbeat ──
 
     def _tick(self) -> None:
         now = self._boot()
@@ -254,7 +254,7 @@ class Child:
             self._idle_since = now
             self._drain(0.0)
 
-    # ── the watch ──
+    # ── the watch thread ──
 
     def _watch(self) -> None:
         nap = min(0.25, self._loaded.settings.lease / 30)
@@ -268,12 +268,12 @@ class Child:
             if ask_at and now > ask_at and not asked and self._loop is not None:
                 asked = True
                 self._lifeline.fence()
-                self._loop.call_soon_threadsafe(self._let_go)
+                self._loop.call_soon_threadsafe(self._release_jobs)
             if os.getppid() != self._parent:
                 kill_group(0)
 
-    def _let_go(self) -> None:
-        """The lease could not be renewed in time: hand back what can still be handed back, and end."""
+    def _release_jobs(self) -> None:
+        """The lease could not be renewed in time: hand back the jobs that can still be handed back, and exit."""
         if self._worker is not None:
             self._worker.hand_back("its worker's lease could not be renewed")
         self._drain(0.0)

@@ -1,4 +1,4 @@
-"""Claims: a ring, a freed slot or the poll wakes the loop, which claims for free slots only, in one batch."""
+"""The claim loops: woken by a ring, a freed slot or the poll interval, they claim one batch for the free slots."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tenure.worker.permits import BACK_SOON_SECONDS, PAUSED_SECONDS, HeldPermits
 from tenure.worker.slots import Slots, woken
 
 MANY_SLOTS = 128
-HOLD_SECONDS = 1.0  #: how long permits may be held for a slot
+HOLD_SECONDS = 1.0  #: how long permits may be held while all slots are busy
 DEGRADED_SECONDS = 1.0  #: between two polls while the notifier is down
-FULL_SECONDS = 0.01  #: so long permits may take to come before a poll that came back full comes again
+FULL_SECONDS = 0.01  #: how long to wait for permits before repeating a poll that filled all slots
 
 
 class ClaimLoop:
-    """Claims as long as the store has jobs; then sleeps until a ring or the poll."""
+    """Claims as long as the store has jobs, then sleeps until a ring or the next poll."""
 
     def __init__(self, slots: Slots, attempts: Attempts, beat: LeaseBeat, doorbell: Doorbell) -> None:
         plan = self._plan = slots.plan
@@ -27,7 +27,7 @@ class ClaimLoop:
         self._beat, self._doorbell = beat, doorbell
         self._queues = list(plan.queues)
         self._capped = any(cap is not None for cap in plan.queues.values())
-        # Half the slots run while the store hands out the other half; few slots are not worth a second trip.
+        # With many slots, half of them run while the other half is claimed; few are not worth a second round trip.
         self._most_at_once = plan.slots if plan.slots < MANY_SLOTS else plan.slots // 2
 
     async def run(self) -> None:
@@ -37,11 +37,11 @@ class ClaimLoop:
             slots.dry = False
             limit = min(slots.free(), self._most_at_once)
             if not limit:
-                await wake.wait()  # a slot will free itself
+                await wake.wait()  # until a slot is freed
                 continue
             claimed = await self._claim(limit)
             if len(claimed) < limit and not self._access.fails("claim"):
-                slots.dry = not self._capped  # the queues are empty: a slot that frees itself is no news
+                slots.dry = not self._capped  # the queues are empty: a freed slot need not wake this loop
                 await woken(wake, self._poll_seconds())
 
     def _poll_seconds(self) -> float:
@@ -49,7 +49,7 @@ class ClaimLoop:
         return (min(interval, DEGRADED_SECONDS) if self._doorbell.degraded else interval) * (0.8 + 0.4 * random())
 
     def _room(self, free: int) -> dict[str, int]:
-        """How many of these slots each queue may fill."""
+        """How many of the free slots each queue may fill."""
         if not self._capped:
             room = dict.fromkeys(self._queues, free)
         else:
@@ -58,12 +58,12 @@ class ClaimLoop:
                 queue: free if (cap := self._plan.queues[queue]) is None else max(cap - held.count(queue), 0)
                 for queue in self._queues
             }
-        if len(self._queues) > 1:  # every queue comes first in its turn
+        if len(self._queues) > 1:  # rotate, so that each queue is served first in turn
             self._queues.append(self._queues.pop(0))
         return room
 
     async def _claim(self, free: int, wants: dict[str, int] | None = None) -> list[Claimed]:
-        """What it brings has begun. Empty, after a pause, if the store did not answer."""
+        """Claim jobs, start them and return them. Empty, after a pause, if the store did not answer."""
         slots, ask, solo = self._slots, self._access.ask, self._plan.runner == "solo"
         async with slots.claim_turn:
             if wants is None:
@@ -71,14 +71,14 @@ class ClaimLoop:
             try:
                 if slots.running or slots.backlog.waiting or not self._access.store.capabilities.local:
                     claimed = await ask(self._ask_store, wants, free, solo)
-                else:  # nothing runs that could be held up: two changes of threads less until the first job starts
+                else:  # nothing runs that this would block, so save two thread switches before the first job starts
                     claimed = self._ask_store(wants, free, solo)
                 if not claimed and self._plan.runner == "embedded" and not slots.running:
                     claimed = await ask(self._ask_store, self._room(1), 1, True)
                     slots.alone = bool(claimed)
             except StoreError as error:
                 await self._retry_later(error)
-                self._beat.wake.set()  # it may have been claimed all the same: only the store knows
+                self._beat.wake.set()  # the claim may have committed all the same: the beat will find its jobs
                 return []
             self._access.recovered("claim")
             if slots.permits is not None:
@@ -96,14 +96,14 @@ class ClaimLoop:
 
 
 class PermitLoop(ClaimLoop):
-    """There are two reasons to claim: permits held, and the poll, for what no message told of.
+    """Claims for the permits it holds, and polls for jobs that no message announced.
 
-    A poll that came back full comes again at once, but for the moment that permits need to come first.
+    A poll that filled all slots is repeated after `FULL_SECONDS`, which gives permits time to arrive first.
     """
 
     async def run(self) -> None:
         slots, permits = self._slots, self._slots.permits
-        assert permits is not None, "a doorbell is waited for by a ClaimLoop"
+        assert permits is not None, "without permits, use ClaimLoop"
         poll_at, full, hungry_at = 0.0, False, 0.0
         while True:
             slots.wake.clear()
@@ -138,7 +138,7 @@ class PermitLoop(ClaimLoop):
                 await self._retry_later(error)
 
     async def _wait_for_slot(self, permits: HeldPermits) -> None:
-        """A slot will free itself, and may want the permits that are held."""
+        """Hold unused permits for a moment in case a slot is freed, then return them and wait for the slot."""
         slots = self._slots
         if slots.claiming and permits.unused and await woken(slots.wake, HOLD_SECONDS):
             return
@@ -152,7 +152,7 @@ class PermitLoop(ClaimLoop):
             permits.withdraw(redelivered.owned)
             self._doorbell.announce_rescued(redelivered)
         wants = permits.offered
-        if not wants:  # no room for these queues, or nothing but jobs that others run
+        if not wants:  # no room for these queues, or only permits of jobs that other workers run
             permits.give_back()
             return
         limit = min(limit, sum(wants.values()))

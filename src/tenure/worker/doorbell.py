@@ -1,4 +1,4 @@
-"""The doorbell of a worker: what its rings wake, and whether they come at all."""
+"""The doorbell of a worker: which parts each ring wakes, and whether rings arrive at all."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tenure.worker.slots import Slots
 
 
 class Doorbell:
-    """Reads the rings as they come, and at intervals those that were missed.
+    """Reads rings as they arrive, and at intervals those that were missed.
 
-    `on_due` is called when a ring tells of a job due later: the promoter should look. While the notifier is degraded,
-    the claim loops poll more often.
+    `on_due` is called when a ring announces a job that is due later: the promoter should check. While the notifier is
+    degraded, the claim loops poll more often.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Doorbell:
             elif ring.kind == "queued" and ring.queue in self._slots.plan.queues:
                 if permits is None:
                     wake.set()
-                else:  # its permits come by themselves, unless it was paused until now
+                else:  # permits arrive without a ring, unless the queue was paused until now
                     permits.forget_pauses()
             elif ring.kind == "due":
                 self._on_due()

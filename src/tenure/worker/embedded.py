@@ -1,8 +1,8 @@
-"""A worker inside somebody else's process: a web app, a script, a test.
+"""A worker embedded in another program's process: a web app, a script, a test.
 
-Its event loop runs in a thread of its own, its heartbeat and its maintenance in two others. It asks and waits, and
-never kills the process it lives in: its guarantee is the fence (no ghost write lands), not the stop. When its lease
-could not be renewed it drops what it holds and starts again under a new id.
+Its event loop runs in a thread of its own, its heartbeat and its maintenance in two others. It asks code to stop and
+waits, but never kills its process: it guarantees the fence (no write of a former owner lands), not the stop. If its
+lease can't be renewed, it drops its jobs and starts again under a new id.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("tenure.worker")
 
 
 class _Opened(NamedTuple):
-    """What is opened for a block, and closed when it has been left."""
+    """The connections opened for a block, and closed when it has ended."""
 
     store: Store
     renewals: Store
@@ -70,18 +70,19 @@ class _Serving:
     async def run(self, due: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
         async with open_resources(self._program.resources) as resources:
-            while self._goes_on:
+            while self._running:
                 self._wake.clear()
                 self._fenced = False
                 worker = self._worker = self._new_worker(resources, due)
                 worker.start()
                 self.ready.set()
                 await self._wake.wait()
-                await worker.drain(self._plan.grace if self.closing.is_set() else 0.0, left=self.closing.is_set)
+                await worker.drain(self._plan.grace if self.closing.is_set() else 0.0, block_ended=self.closing.is_set)
                 await worker.close()
                 if worker.unstored:
                     _log.warning(
-                        "left while the store was away: %d outcome%s not stored, to be run again when the lease ends",
+                        "the block ended while the store was unavailable: %d outcome%s not stored, to be run again "
+                        "when the lease ends",
                         worker.unstored,
                         "s" * (worker.unstored > 1),
                     )
@@ -102,28 +103,29 @@ class _Serving:
         )
 
     def _settle(self) -> None:
-        """This id has ended. Whatever it may still hold goes back, and a new one takes its place."""
+        """This worker id is finished: release the jobs it may still own, and register a new id unless closing."""
         try:
-            self._maintenance.tell(self._opened.store.settle(self.holder.id, {}, Released("its worker has ended")))
-            if self._goes_on:
+            rest = Released("its worker has ended")
+            self._maintenance.report_rescued(self._opened.store.settle(self.holder.id, {}, rest))
+            if self._running:
                 self.register()
         except StoreError as error:
             self._events.emit(StoreAway(error=str(error)))
 
     @property
-    def _goes_on(self) -> bool:
+    def _running(self) -> bool:
         return not self.closing.is_set() and self.failure is None
 
     # ── from other threads ──
 
     def leave(self) -> None:
-        """The block has been left: end what runs within its grace."""
+        """The block has ended: stop running jobs within the grace."""
         self.closing.set()
         if self.failure is None:
             self._call(self._wake.set)
 
     def give_up(self) -> None:
-        """Its embedded worker has failed: end what runs at once."""
+        """The embedded worker has failed: stop running jobs at once."""
 
         def give_up() -> None:
             self._worker.hand_back("its embedded worker has failed")
@@ -131,22 +133,22 @@ class _Serving:
 
         self._call(give_up)
 
-    def begin_anew(self, lost: LeaseHolder) -> None:
-        """Drop what is held under this lease, and go on under a new id."""
+    def restart(self, lost: LeaseHolder) -> None:
+        """Drop the jobs held under this lease, and continue under a new id."""
 
         def fence() -> None:
             if self.holder is lost and not self._fenced:
                 self._fenced = True
                 self._worker.stop_claiming()
                 for attempt in list(self._worker.running.values()):
-                    attempt.ask("lease_lost", None)
+                    attempt.request_stop("lease_lost", None)
                 self._wake.set()
 
         self._call(fence)
 
     def _call(self, order: Callable[[], object]) -> None:
         if self.loop is not None:
-            with suppress(RuntimeError):  # the loop has ended, and all it ran
+            with suppress(RuntimeError):  # the loop is closed, and all its code has ended
                 self.loop.call_soon_threadsafe(order)
 
 
@@ -167,7 +169,7 @@ class Embedded:
         self._program, self._settings = program, settings
         self._open_store, self._open_notifier = open_store, open_notifier
         self._plan = Plan(
-            worker_id="",  # each has its own
+            worker_id="",  # set for each `Worker` that this plan is used for
             runner="embedded",
             queues=queue_caps(program, settings, queues),
             slots=concurrency or settings.concurrency,
@@ -175,7 +177,7 @@ class Embedded:
             poll_interval=settings.poll_interval,
             grace=settings.grace,
         )
-        self._new_alarm = new_alarm  #: None: somebody else in this process maintains the store, and looks for trouble
+        self._new_alarm = new_alarm  #: None: another part of this process runs the maintenance and the alarms
         self._alarm: Alarm | None = None
         self._threads: list[threading.Thread] = []
 
@@ -232,7 +234,7 @@ class Embedded:
 
     @property
     def failed(self) -> bool:
-        """It has ended by itself; leaving the block raises what happened."""
+        """True if the worker has failed; the block then raises the error when it ends."""
         return self._serving.failure is not None
 
     # ── its threads ──
@@ -245,21 +247,21 @@ class Embedded:
             _log.critical("the embedded worker has failed: %r", error)
         finally:
             self._serving.ready.set()
-            self._beating.stop()  # until now the lease was renewed
+            self._beating.stop()  # not earlier: the lease had to be renewed until now
             self._maintaining.stop()
 
     def _beat(self) -> float:
         holder, alive, landed = self._serving.holder, True, False
-        with suppress(StoreError):  # then it is unknown whether it lives: keep trying; the deadline decides
+        with suppress(StoreError):  # then it is unknown whether the row is alive: keep trying; the deadline decides
             alive = landed = holder.renew(memory=memories({holder.id: os.getpid()}))
         if landed:
             self._maintenance.judge.renewed(holder.landed.sent, [holder.id])
         if not alive or holder.must_stop:
-            self._serving.begin_anew(holder)
+            self._serving.restart(holder)
         return holder.pause(landed=landed)
 
     def _duty_failed(self, error: BaseException) -> None:
-        _log.critical("a duty of the embedded worker has failed", exc_info=error)
+        _log.critical("a background thread of the embedded worker has failed", exc_info=error)
         self._serving.ready.wait()
         if self._serving.failure is None:
             self._serving.failure = error

@@ -2,11 +2,12 @@
 
 Life of an attempt:
 
-1. The worker makes an `Attempt` and calls `start`: an `async def` handler becomes a task of the loop, a `def` one
-   goes to a thread of the pool. Its arguments are decoded by the handler's own annotations.
-2. `job.progress` comes back to `report`, which keeps the newest word; the worker stores it within a second.
-3. `ask` is the one way to stop it (cancel, timeout, drain, hang, lost lease): a task is cancelled, in a thread the
-   next call of the job raises `JobStopped`. The *verdict* given with it becomes the outcome if the code then stops.
+1. The worker creates an `Attempt` and calls `start`: an `async def` handler runs as a task on the loop, a `def` one in
+   a thread of the pool. Its arguments are decoded according to the handler's annotations.
+2. `job.progress` calls `report`, which keeps the newest values; the worker stores them within a second.
+3. `request_stop` is the only way to stop it (cancel, timeout, drain, hang, lost lease): a task is cancelled; in a
+   thread, the next call of a `job` method raises `JobStopped`. If the code then stops, the *verdict* passed with the
+   request becomes the outcome.
 4. When the code has stopped, and not before, `ended` is called once, with the outcome (None: the lease is lost).
 """
 
@@ -43,7 +44,7 @@ MAX_ERROR = 16_384  # characters of an error kept with the job
 
 
 class Host(Protocol):
-    """What an attempt needs of the worker that runs it."""
+    """What an attempt needs from the worker that runs it."""
 
     store: Store
     worker_id: str
@@ -58,11 +59,11 @@ class Host(Protocol):
         ...
 
     def store_now(self, attempt: Attempt) -> None:
-        """Store its last report, and return when that is done. Blocks; LeaseLost if refused."""
+        """Store its newest report, and return when that is done. Blocks. Raises LeaseLost if the store refuses it."""
         ...
 
     def refused(self, lease: Lease, why: str) -> None:
-        """A write under it did not land, `why` says to people. Called from any thread, and never in the way."""
+        """Record that a write under this lease was refused, and why. Called from any thread; does not block."""
         ...
 
 
@@ -72,13 +73,13 @@ class Attempt:
     # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.
     stopping: Stopping | None = None
     verdict: Outcome | None = None
-    asked_at: float | None = None  #: when it was first asked to stop, by the loop's clock
+    stop_requested_at: float | None = None  #: when it was first asked to stop, by the loop's clock
     over = False  #: its code has stopped
-    finished = False  #: its outcome went with the caller's transaction; if that did not commit, the code's own counts
-    _begun = False  #: the coroutine has taken its first step: only from then on can it be cancelled and still end
-    active = 0.0  #: when it last showed progress, by the loop's clock
+    finished = False  #: job.finish(tx=…) was called; if that transaction did not commit, the code's own outcome counts
+    _begun = False  #: the coroutine has taken its first step: if cancelled earlier, it would never reach `_end`
+    active = 0.0  #: when it last reported progress, by the loop's clock
     _report: Progress | None = None
-    _log: JobLog | None = None  #: what its code has logged, if it has
+    _log: JobLog | None = None  #: the lines its code has logged, if any
     _lock: threading.Lock | None = None
     _task_handle: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
@@ -106,14 +107,14 @@ class Attempt:
             self._task_handle = _new_task(self._run_in_thread(program, pool), self.loop)
 
     def _time_out(self, timeout: float) -> None:
-        self.ask("timeout", Failed(f"timed out after {spell(timeout)}"))
+        self.request_stop("timeout", Failed(f"timed out after {spell(timeout)}"))
 
     async def _run_async(self, program: Program) -> None:
         self._begun = True
-        if self.stopping is not None:  # asked before it began
+        if self.stopping is not None:  # asked to stop before it began
             self._end(self.verdict)
             return
-        current.set(self._running())  # the loop's task has a context of its own: nothing to reset
+        current.set(self._running())  # the task has its own context: nothing to reset
         outcome: Outcome | None
         try:
             task = self.task
@@ -130,7 +131,7 @@ class Attempt:
             outcome = self._returned(value)
         except asyncio.CancelledError:
             outcome = self.verdict if self.stopping else Failed("CancelledError: the handler cancelled itself")
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a handler must not end its worker
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a handler must not exit its worker
             outcome = self._raised(error)
         self._end(outcome)
 
@@ -138,7 +139,7 @@ class Attempt:
         context = contextvars.copy_context()
         try:
             future = self.loop.run_in_executor(pool, lambda: context.run(self._call, program))
-        except RuntimeError as error:  # no thread can be started; the pool may still come to it, and then does nothing
+        except RuntimeError as error:  # no thread can be started; if the pool runs it later, `_call` does nothing
             self._end(Released(f"no thread could be started for it: {error}"))
             return
         while True:
@@ -146,7 +147,7 @@ class Attempt:
                 outcome = await asyncio.shield(future)
                 break
             except asyncio.CancelledError:
-                continue  # a thread can't be cancelled: it is asked by its next call of the job, and we wait for it
+                continue  # a thread can't be cancelled: its next `job` call raises, and until it stops we wait
         self._end(outcome)
 
     def _call(self, program: Program) -> Outcome | None:
@@ -187,11 +188,11 @@ class Attempt:
 
     def _raised(self, error: BaseException) -> Outcome | None:
         try:
-            return self._meaning(error)
-        except BaseException as broken:  # the task's own `delay`, say: an attempt ends, whatever happens
-            return Failed(f"{describe(error)}\n\nand then, deciding on it: {describe(broken)}")
+            return self._outcome_of(error)
+        except BaseException as broken:  # for example in the task's own `delay`: the attempt must end all the same
+            return Failed(f"{describe(error)}\n\nand then, while deciding whether to retry: {describe(broken)}")
 
-    def _meaning(self, error: BaseException) -> Outcome | None:
+    def _outcome_of(self, error: BaseException) -> Outcome | None:
         retry = self.task.retry
         failures = self.claimed.failures + 1
         match error:
@@ -210,17 +211,17 @@ class Attempt:
 
     # ── stopping ──
 
-    def ask(self, reason: Stopping, verdict: Outcome | None) -> None:
-        """Ask the code to stop. The first reason stands; only a lost lease overrules it."""
+    def request_stop(self, reason: Stopping, verdict: Outcome | None) -> None:
+        """Ask the code to stop. The first reason is kept, unless the lease is lost: that overrides it."""
         if self.stopping is not None and reason != "lease_lost":
             return
         self.stopping, self.verdict = reason, verdict
-        if self.asked_at is None:
-            self.asked_at = self.loop.time()
+        if self.stop_requested_at is None:
+            self.stop_requested_at = self.loop.time()
         if self._begun and self._task_handle is not None:
             self._task_handle.cancel(f"asked to stop: {reason}")
 
-    def _check_asked(self) -> None:
+    def _check_stopping(self) -> None:
         if self.stopping == "lease_lost":
             raise self.lease_lost()
         if self.stopping is not None and not self.task.is_async:
@@ -229,10 +230,10 @@ class Attempt:
     def lease_lost(self) -> LeaseLost:
         return LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
 
-    # ── what a Job asks of it ──
+    # ── called by Job ──
 
     def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
-        self._check_asked()
+        self._check_stopping()
         self.active = self.loop.time()
         lock = self._lock
         if lock is None:
@@ -254,24 +255,24 @@ class Attempt:
         )
 
     def take_report(self) -> Progress | None:
-        """The newest word not yet stored, and the log if it has grown; the caller stores it now."""
+        """Remove and return the unstored report, with the log if it has grown; the caller must store it."""
         with self._lock or nullcontext():
             report, self._report = self._report, None
         log = self._log
         if log is None or not log.unstored:
             return report
-        log.unstored = False  # first: a line that comes now is in the text, or in the next one
+        log.unstored = False  # before reading the text: a line added meanwhile is in this report or the next
         return replace(report or Progress(lease=self.lease), log=log.text())
 
     def logged(self, line: bytes) -> None:
-        """Keep a line of its log for the next report. Called from any thread, by one at a time."""
+        """Add a line of its log to the next report. Called from any thread, by one at a time."""
         if self._log is None:
             self._log = JobLog()
         self._log.add(line)
         self.host.reported(self)
 
     def put_back(self, report: Progress) -> None:
-        """It could not be stored: keep it, under whatever came since."""
+        """Keep a report that could not be stored; values reported since take precedence."""
         if report.log is not None and self._log is not None:
             self._log.unstored = True
         with self._lock or nullcontext():
@@ -280,27 +281,27 @@ class Attempt:
                 self._merge(since.fraction, since.stage, since.message, since.checkpoint)
 
     def flush(self) -> None:
-        self._check_asked()
+        self._check_stopping()
         self.host.store_now(self)
 
     async def aflush(self) -> None:
-        self._check_asked()
+        self._check_stopping()
         await asyncio.to_thread(self.host.store_now, self)
 
     def recall(self, key: str) -> str | None:
-        self._check_asked()
+        self._check_stopping()
         return self._once(key, None)
 
     def record(self, key: str, value: str) -> str:
-        stands = self._once(key, value)
-        assert stands is not None, "it was just recorded"
-        return stands
+        recorded = self._once(key, value)
+        assert recorded is not None, "it was just recorded"
+        return recorded
 
     def _once(self, key: str, value: str | None) -> str | None:
         found = self.host.store.once(self.lease, key, value)
         if found is None:
             self.host.refused(self.lease, "once refused")
-            self.loop.call_soon_threadsafe(self.ask, "lease_lost", None)
+            self.loop.call_soon_threadsafe(self.request_stop, "lease_lost", None)
             raise self.lease_lost()
         return found.value
 
@@ -318,13 +319,13 @@ class Attempt:
 
 
 def _new_task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
-    if sys.version_info >= (3, 12):  # runs at once up to its first real wait: a short handler costs no turn of the loop
+    if sys.version_info >= (3, 12):  # eager: a handler that never waits costs no iteration of the loop
         return asyncio.Task(coroutine, loop=loop, eager_start=True)
     return asyncio.Task(coroutine, loop=loop)
 
 
 class _Inline:
-    """The host of one attempt that runs here and now: in tests, without a worker."""
+    """The host of a single attempt that runs without a worker, in tests."""
 
     def __init__(self, store: Store, worker_id: str, resources: Mapping[type, object]) -> None:
         self.store, self.worker_id, self.resources = store, worker_id, resources
@@ -337,10 +338,10 @@ class _Inline:
         self.done.set_result(None if attempt.finished else outcome)
 
     def reported(self, attempt: Attempt) -> None:
-        """Stored when it ends."""
+        """The report is stored when the attempt ends."""
 
     def refused(self, lease: Lease, why: str) -> None:
-        """A test sees the LeaseLost."""
+        """Nothing to record: the test sees the LeaseLost."""
 
     def store_now(self, attempt: Attempt) -> None:
         report = attempt.take_report()
@@ -351,7 +352,7 @@ class _Inline:
 async def run_inline(
     program: Program, store: Store, claimed: Claimed, worker_id: str, resources: Mapping[type, object]
 ) -> Outcome | None:
-    """Run one claimed job on this loop, as a worker would; None: nothing is left to finish."""
+    """Run one claimed job on this loop, as a worker would. None: there is no outcome to store."""
     host = _Inline(store, worker_id, resources)
     attempt = Attempt(host, program.tasks[claimed.task], claimed, asyncio.get_running_loop())
     with ThreadPoolExecutor(1) as pool:
@@ -380,7 +381,7 @@ async def _enter_async(stack: AsyncExitStack, around: Callable[[Job[Any]], Any],
 
 @asynccontextmanager
 async def open_resources(openers: Sequence[Callable[[], Any]]) -> AsyncGenerator[dict[type, object]]:
-    """Open every `@jobs.resource` once, in order, and close them in reverse."""
+    """Open each `@jobs.resource` once, in order, and close them in reverse."""
     async with AsyncExitStack() as stack:
         found: dict[type, object] = {}
         for opener in openers:
@@ -406,10 +407,10 @@ def find_resource(resources: Mapping[type, object], kind: type[T]) -> T:
 
 
 def describe(error: BaseException) -> str:
-    """The error on the first line, then where it was raised; frames of this file are of no use to anyone."""
+    """The error on the first line, then its traceback without the frames of this file."""
     try:
         headline = "".join(traceback.format_exception_only(error)).strip()
-    except Exception:  # an exception whose own __str__ raises
+    except Exception:  # its own __str__ raises
         headline = type(error).__name__
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     return clean("\n\n".join(filter(None, [headline, "".join(traceback.format_list(frames)).rstrip()])), MAX_ERROR)

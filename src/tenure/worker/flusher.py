@@ -1,4 +1,4 @@
-"""Outcomes on their way to the store: flushed in batches, retried until the store has answered."""
+"""Stores outcomes: in batches, each retried until the store has answered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TASK = attrgetter("claimed.task")
 
 
 class OutcomeFlusher:
-    """The flush in flight gathers the one after it, so a thousand outcomes may cost one commit."""
+    """While one flush is in flight the next batch accumulates, so a thousand outcomes may cost one commit."""
 
     def __init__(
         self, slots: Slots, progress: ProgressFlusher, notifier: Notifier, events: Events, tally: Tally
@@ -45,16 +45,16 @@ class OutcomeFlusher:
     async def _flush(self, batch: list[End]) -> None:
         ends = [end for end in batch if end.outcome is not None]
         answers = await self._store(batch, ends)
-        odd: list[tuple[End, Answer]] = []
+        others: list[tuple[End, Answer]] = []  # all but plain completions
         busy: list[End] = []
         for end, answer in zip(ends, answers, strict=True):
             if isinstance(answer, Busy):
                 busy.append(end)
             elif type(end.outcome) is not Completed or type(answer) is NotLanded:
-                odd.append((end, answer))
-        self._count(ends, [end for end, _ in odd] + busy)
+                others.append((end, answer))
+        self._count(ends, [end for end, _ in others] + busy)
         rings = set[Ring]()
-        for end, answer in odd:
+        for end, answer in others:
             self._report(end, answer)
             if type(answer) is Landed and answer.state is State.QUEUED:
                 rings.add(Ring("queued", end.claimed.queue, (end.claimed.id,)))
@@ -70,12 +70,12 @@ class OutcomeFlusher:
             slots.permits.done(end.lease for end in batch if end.lease not in set_aside)
 
     async def _store(self, batch: list[End], ends: list[End]) -> list[Answer | Busy]:
-        last_words = set[Attempt]()
+        unreported = set[Attempt]()
         while True:
-            last_words |= self._progress.last_words(batch)
+            unreported |= self._progress.take_unstored(batch)
             try:
-                if last_words:
-                    await self._access.write(self._progress.store, last_words)
+                if unreported:
+                    await self._access.write(self._progress.store, unreported)
                 answers = await self._access.write(self._finish, ends)
             except StoreError as error:
                 await self._access.retry_later("write", error)
@@ -94,19 +94,19 @@ class OutcomeFlusher:
         return self._access.store.finish([(end.lease, instead)])[0]
 
     def _push_busy(self) -> None:
-        """Once more: the transaction that held their rows may have ended."""
+        """Retry them: the transaction that held their rows may have ended."""
         backlog = self._slots.backlog
         busy, backlog.busy = backlog.busy, {}
         for end in busy.values():
             self._slots.push(end)
 
-    def _count(self, ends: list[End], odd: list[End]) -> None:
-        """All durations, and all outcomes but the odd ones: `_report` counts those one by one."""
+    def _count(self, ends: list[End], others: list[End]) -> None:
+        """Count all durations, and all plain completions: `_report` counts the other outcomes one by one."""
         backlog = self._slots.backlog
         durations, backlog.durations = backlog.durations, defaultdict(list)
         for task, found in durations.items():
             self._tally.time_all("attempt", task, found)
-        completed = Counter(map(_TASK, ends)) - Counter(map(_TASK, odd))
+        completed = Counter(map(_TASK, ends)) - Counter(map(_TASK, others))
         self._tally.count_all({("outcomes", task, "completed"): number for task, number in completed.items()})
 
     def _report(self, end: End, answer: Answer) -> None:
@@ -117,7 +117,7 @@ class OutcomeFlusher:
                 self._events.emit(LeaseRefused(**about, stands=answer.stands))
                 if outcome is not None:
                     self._access.refused(end.lease, f"{outcome_name(outcome)} refused: {answer.stands}")
-            else:  # it completed before, in its own transaction
+            else:  # it was completed earlier, in the job's own transaction
                 self._tally.count("outcomes", job.task, "completed")
             return
         if outcome is not None:

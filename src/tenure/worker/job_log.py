@@ -1,10 +1,10 @@
-"""What a job's code says through the standard library's `logging`: the last lines of each attempt.
+"""Keeps the last lines that each attempt's code logs through the standard library's `logging`.
 
-While a worker runs it has a `Gather` on the root logger, beside the handlers that are there already. The levels stay
-as they are set: what a logger does not pass on is not gathered either. A line costs its job one more write, together
-with those of its neighbours: it is stored with the next progress, and before the attempt ends.
+A running worker adds a `JobLogHandler` to the root logger, beside the handlers that are there already. It does not
+change levels: a record that a logger does not propagate is not kept either. Lines are written with the attempt's next
+progress, batched with those of other attempts, and before the attempt ends: they cost one more write.
 
-What is kept of an attempt is `{"dropped": n, "lines": [[milliseconds, level, text], …]}`, at most 16 KiB of UTF-8.
+The log of an attempt is stored as `{"dropped": n, "lines": [[milliseconds, level, text], …]}`, at most 16 KiB of UTF-8.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tenure.errors import BadData
 from tenure.events import Running, current
 
 MAX_LINES = 200
-MAX_BYTES = 16_384  #: of all that is kept of one attempt, as it is stored
+MAX_BYTES = 16_384  #: of one attempt's log, as it is stored
 MAX_LINE_BYTES = 2048  #: of one line's text
 MAX_MESSAGE_BYTES = 512  #: of the message above a traceback: the rest is the traceback's
 MAX_LEVEL_BYTES = 32
@@ -37,7 +37,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One record: when its code logged it by its own machine's clock, its level in lower case, and its text."""
+    """One record: its time by the clock of the machine that logged it, its level in lower case, and its text."""
 
     at: datetime
     level: str
@@ -46,7 +46,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The last lines of an attempt, oldest first. `dropped`: so many came before them."""
+    """The last lines of an attempt, oldest first. `dropped`: the number of earlier lines that were not kept."""
 
     lines: tuple[LogLine, ...] = ()
     dropped: int = 0
@@ -62,7 +62,7 @@ _decode = msgspec.json.Decoder(_Stored).decode
 
 
 def encode(lines: Iterable[LogLine], dropped: int = 0) -> str:
-    """The end of these lines that fits, as `Progress.log` carries it."""
+    """Encode the last lines that fit, as stored in `Progress.log`."""
     log = JobLog(dropped)
     for line in lines:
         log.add(_packed(round(line.at.timestamp() * 1000), line.level, _cut(line.text, MAX_LINE_BYTES)))
@@ -70,7 +70,7 @@ def encode(lines: Iterable[LogLine], dropped: int = 0) -> str:
 
 
 def decode(text: str) -> Log:
-    """What `encode` wrote; BadData if this is something else."""
+    """Decode what `encode` wrote. Raises BadData for anything else."""
     try:
         stored = _decode(text)
         lines = tuple(LogLine(datetime.fromtimestamp(at / 1000, UTC), level, line) for at, level, line in stored.lines)
@@ -80,11 +80,11 @@ def decode(text: str) -> Log:
 
 
 class JobLog:
-    """What is kept of one attempt. One thread at a time adds to it, and any may read it meanwhile."""
+    """The log of one attempt. One thread at a time may add to it, while others read it."""
 
     def __init__(self, dropped: int = 0) -> None:
         self.unstored = False
-        self._kept: tuple[tuple[bytes, ...], int] = ((), dropped)  # changed at once, so a reader needs no lock
+        self._kept: tuple[tuple[bytes, ...], int] = ((), dropped)  # replaced atomically, so a reader needs no lock
         self._size = FRAME_BYTES
 
     def add(self, line: bytes) -> None:
@@ -105,16 +105,16 @@ def _framed(lines: Iterable[bytes], dropped: int) -> bytes:
     return b'{"dropped":%d,"lines":[%b]}' % (dropped, b",".join(lines))
 
 
-class Taker(Protocol):
-    """Who keeps the log of an attempt that runs here."""
+class LineSink(Protocol):
+    """Keeps the log lines of an attempt that runs in this process."""
 
     def logged(self, line: bytes) -> None: ...
 
 
-class Gather(logging.Handler):
-    """Gives each line that a job's code logs to its attempt, if `find` knows it."""
+class JobLogHandler(logging.Handler):
+    """Passes each record that a job's code logs to its attempt, if `find` returns one."""
 
-    def __init__(self, find: Callable[[Running], Taker | None]) -> None:
+    def __init__(self, find: Callable[[Running], LineSink | None]) -> None:
         super().__init__()
         self._find = find
 
@@ -125,19 +125,19 @@ class Gather(logging.Handler):
         logging.getLogger().removeHandler(self)
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Like that of every handler, but a record is made into text before the lock is taken."""
-        passed = cast("bool | logging.LogRecord", self.filter(record))  # Python 3.12 may change it
+        """As in `logging.Handler`, but the record is formatted before the lock is taken."""
+        passed = cast("bool | logging.LogRecord", self.filter(record))  # since Python 3.12 a filter may replace it
         if not passed:
             return False
         if isinstance(passed, logging.LogRecord):
             record = passed
         running = current.get()
-        taker = self._find(running) if running is not None and not _is_ours(record.name) else None
-        if taker is not None:
+        sink = self._find(running) if running is not None and not _is_ours(record.name) else None
+        if sink is not None:
             line = _line(record)
             self.acquire()
             try:
-                taker.logged(line)
+                sink.logged(line)
             finally:
                 self.release()
         if logging.root.handlers[:1] == [self]:
@@ -145,20 +145,20 @@ class Gather(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """All is done in `handle`."""
+        """Nothing to do: `handle` does everything."""
 
 
 def _is_ours(name: str) -> bool:
-    """The engine's own words are told to who runs it. An example is a job like any other."""
+    """True for the engine's own records, which are for its operators. Those of the demo's jobs are kept."""
     return name == "tenure" or (name.startswith("tenure.") and not name.startswith("tenure.demo."))
 
 
 def _last_resort(record: logging.LogRecord) -> None:
-    """Where nobody has configured logging, Python tells standard error of warnings, unless a handler is there: ours."""
+    """Print warnings to standard error, as Python does when no handler is configured: ours would suppress that."""
     last, logger = logging.lastResort, logging.getLogger(record.name)
     if last is None or record.levelno < last.level:
         return
-    while all(isinstance(each, Gather) for each in logger.handlers):
+    while all(isinstance(each, JobLogHandler) for each in logger.handlers):
         if logger.parent is None:
             last.handle(record)
             return
@@ -185,9 +185,9 @@ def _packed(at: int, level: str, text: str) -> bytes:
 def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
-    except Exception as error:  # words that do not fit their arguments, or an argument that can't be shown
-        words = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
-        return f"{words} (its arguments can't be shown: {type(error).__name__})"
+    except Exception as error:  # a format that does not match its arguments, or an argument that can't be formatted
+        text = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+        return f"{text} (its arguments can't be shown: {type(error).__name__})"
 
 
 def _trace(record: logging.LogRecord) -> str:
@@ -201,10 +201,10 @@ def _trace(record: logging.LogRecord) -> str:
 
 
 def _cut(text: str, most: int, *, keep_end: bool = False) -> str:
-    """The text as it can be shown and stored, in at most so many bytes; a traceback says most at its end."""
-    if len(text) <= most and text.isascii() and text.isprintable():  # nearly all are
+    """The text without control characters, in at most `most` bytes. `keep_end`: a traceback's end matters most."""
+    if len(text) <= most and text.isascii() and text.isprintable():  # true of nearly all lines
         return text
-    long = len(text) > 2 * most  # nobody waits for the cleaning of what is cut away
+    long = len(text) > 2 * most  # cut first: cleaning the part that is cut away would be wasted time
     if long:
         text = text[-2 * most :] if keep_end else text[: 2 * most]
     text = _UNPRINTABLE.sub("\ufffd", _NEWLINE.sub("\n", _ESCAPE.sub("", text)))

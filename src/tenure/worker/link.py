@@ -25,13 +25,13 @@ class Link:
         return self._socket.fileno()
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Best effort: whoever is gone will be noticed by other means."""
+        """Best effort: that the other process is gone is detected by other means."""
         message = json.dumps({"kind": kind, **fields}).encode() + b"\n"
         with suppress(OSError):
             self._socket.sendall(message)
 
     def receive(self) -> list[dict[str, Any]]:
-        """What has arrived; sets `closed` when the other end is gone. Call it when the socket is readable."""
+        """The messages that have arrived. Sets `closed` at end of file. Call it when the socket is readable."""
         try:
             chunk = self._socket.recv(1 << 20)
         except BlockingIOError:

@@ -1,8 +1,8 @@
-"""The permits of one worker, where a queue deals them out: those it may still use, and those whose job runs.
+"""The permits that one worker holds, where the notifier hands them out: unused ones, and those of running jobs.
 
-A permit lets its holder claim one job from its queue; which one, the store says. It is acknowledged when the outcome
-of that job is in the store. One that the queue had dealt out before first asks the store whether the owner of the job
-it names is dead: the queue is a second way to find that out, and decides nothing.
+A permit lets its holder claim one job from its queue; the store decides which. It is acknowledged when the outcome of
+that job is stored. For a permit that was redelivered, the worker first asks the store whether the owner of the job it
+names is dead: a redelivery only triggers that check, it decides nothing.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from tenure.core.lifecycle import Lease, State
 from tenure.liveness.lifeline import in_time
 from tenure.ports import Claimed, Permit, Permits, Rescued, Store
 
-PAUSED_SECONDS = 1.0  #: how old our knowledge of what is paused may be
+PAUSED_SECONDS = 1.0  #: how long the list of paused queues is cached
 BACK_LATER_SECONDS = 5.0
 BACK_SOON_SECONDS = 0.2
 
 
 class Redelivered(NamedTuple):
-    """What the store said of jobs whose permits came again."""
+    """The store's answers about the jobs of redelivered permits."""
 
-    rescued: list[Rescued]  #: those the permits name
-    beside: list[Rescued]  #: others of dead owners: no permit is held for them
-    owned: list[Permit]  #: their job is processed by a living worker
+    rescued: list[Rescued]  #: jobs that the permits name
+    beside: list[Rescued]  #: other jobs of dead owners: no permit is held for them
+    owned: list[Permit]  #: permits of jobs that living workers process
 
 
 class HeldPermits:
-    """Called on the worker's event loop, but for `rescue_redelivered` and `read_pauses`, which ask the store."""
+    """Used on the worker's event loop, except `rescue_redelivered` and `read_pauses`, which call the store."""
 
-    poll_now = False  #: something may have changed that no permit tells of
+    poll_now = False  #: there may be jobs that no permit announces
 
     def __init__(self, permits: Permits, store: Store, worker_id: str, lease: float, may_declare: Callable[[], bool]):
         self._permits, self._store = permits, store
         self._worker_id, self._lease = worker_id, lease
         self._may_declare = may_declare
         self._unused: dict[str, list[Permit]] = {}
-        self._offered: dict[str, list[Permit]] = {}  # for the claim that is on its way
+        self._offered: dict[str, list[Permit]] = {}  # for the next claim, or the one in flight
         self._running: dict[Lease, Permit] = {}
         self._paused: frozenset[str] = frozenset()
         self._pauses_known_until = 0.0
         self._scan_at = 0.0
 
-    # ── what may come ──
+    # ── receiving permits ──
 
     def take(self) -> bool:
-        """Pick up what has come. Was there anything?"""
-        came = self._permits.take()
-        for permit in came:
+        """Collect the permits that have arrived. True if there were any."""
+        arrived = self._permits.take()
+        for permit in arrived:
             self._unused.setdefault(permit.queue, []).append(permit)
-        return bool(came)
+        return bool(arrived)
 
     def want(self, room: Mapping[str, int], free: int) -> None:
-        """A permit for each free slot. Several queues share them, but each gets a chance: an empty one sends none."""
+        """Request a permit for each free slot. Queues share the slots, at least one each: an empty queue sends none."""
         queues = [queue for queue, slots in room.items() if slots and queue not in self._paused]
         share = max(-(-free // len(queues)), 1) if queues and free else 0
         self._permits.want({queue: min(share, room[queue]) for queue in queues if share})
@@ -79,7 +79,7 @@ class HeldPermits:
         return bool(self._unused)
 
     def offer(self, room: Mapping[str, int]) -> list[Permit]:
-        """Pick those for the next claim, where there is room. Returns those that the queue dealt out before."""
+        """Select permits for the next claim, as far as there is room. Returns those that were redelivered."""
         for queue, slots in room.items():
             mine = self._unused.pop(queue, [])
             if mine[:slots]:
@@ -89,14 +89,14 @@ class HeldPermits:
         return [permit for mine in self._offered.values() for permit in mine if permit.again]
 
     def rescue_redelivered(self, again: Iterable[Permit]) -> Redelivered:
-        """The rescue of each job that was delivered again, if its owner is dead.
+        """Rescue the jobs of redelivered permits, if their owners are dead.
 
-        A worker that held such a permit and fell silent may have run another job than the one it names: the store's
-        order decided that.
+        The silent worker that held such a permit may have run a different job than the one it names, because the
+        store decides which job a claim takes. So other jobs of dead owners are rescued, too.
         """
         again, scan = list(again), time.monotonic() >= self._scan_at
         until = in_time(self._store, self._lease) if again or scan else None
-        declare = self._may_declare()  # then: a worker that was held up asking for the time was away
+        declare = self._may_declare()  # after the read above: a worker that it blocked for long may not judge others
         answer = Redelivered([], [], [])
         for permit in again:
             found = self._store.redelivered(permit.job_id, declare=declare, witness=self._worker_id, until=until)
@@ -112,20 +112,20 @@ class HeldPermits:
         return answer
 
     def withdraw(self, owned: Iterable[Permit]) -> None:
-        """Their jobs have living owners: not before about a lease can that be otherwise."""
+        """Return the permits of jobs with living owners, for about a lease: not before then can the owner be dead."""
         for permit in owned:
             self._offered[permit.queue].remove(permit)
             self._permits.settle([permit], again_in=self._lease * (0.75 + random() / 2))
 
     @property
     def offered(self) -> dict[str, int]:
-        """So many claims the offer allows, by queue."""
+        """How many jobs the offered permits allow to claim, by queue."""
         return {queue: len(mine) for queue, mine in self._offered.items() if mine}
 
-    # ── after it ──
+    # ── after a claim ──
 
     def bind(self, claimed: Iterable[Claimed]) -> None:
-        """Each job takes a permit of its queue along, if there is one."""
+        """Assign a permit of its queue to each claimed job, if there is one."""
         for each in claimed:
             mine = self._offered.get(each.queue) or self._unused.get(each.queue)
             if mine:
@@ -133,28 +133,28 @@ class HeldPermits:
         self._unused = {queue: mine for queue, mine in self._unused.items() if mine}
 
     def keep_rest(self) -> None:
-        """The claim brought as many as it could: what is left of the offer may find more."""
+        """The claim was full: keep the remaining permits, since there may be more jobs."""
         for queue, mine in self._offered.items():
             if mine:
                 self._unused.setdefault(queue, []).extend(mine)
         self._offered.clear()
 
     def settle_rest(self) -> None:
-        """The claim came back short: what is left of the offer is done with, unless that is for a pause."""
+        """The claim came back short: acknowledge the remaining permits; those of paused queues are redelivered."""
         for queue, mine in self._offered.items():
             self._permits.settle(mine, again_in=_later() if queue in self._paused else None)
         self._offered.clear()
 
     def done(self, leases: Iterable[Lease]) -> None:
-        """The outcomes of these leases are in the store."""
+        """Acknowledge the permits of these leases: their outcomes are stored."""
         found = [permit for lease in leases if (permit := self._running.pop(lease, None)) is not None]
         if found:
             self._permits.settle(found)
 
-    # ── giving back ──
+    # ── returning permits ──
 
     def give_back(self, again_in: float = BACK_SOON_SECONDS) -> None:
-        """All that is unused, for others or for later; nothing more is wanted."""
+        """Return all unused permits, for other workers or for later, and request no more."""
         self._permits.want({})
         self.take()
         self.keep_rest()

@@ -1,4 +1,4 @@
-"""What a worker runs."""
+"""The program that a worker runs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tenure.tasks.registry import Registry
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker runs: the tasks, the resources opened once a process, and what goes around each attempt."""
+    """What a worker runs: tasks, resources opened once a process, and the generators wrapped around each attempt."""
 
     tasks: Registry
     resources: tuple[Callable[[], Any], ...] = ()
     arounds: tuple[Callable[[Job[Any]], Any], ...] = ()
-    source: str = ""  #: the module where the app is made: whose schedules these are
+    source: str = ""  #: the module where the app is created, which owns these schedules
     schedules: Callable[[], Sequence[Schedule]] = tuple

@@ -1,4 +1,4 @@
-"""What running code reports (progress, checkpoints, log lines), on its way to the store."""
+"""Stores what running code reports: progress, checkpoints and log lines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PROGRESS_SECONDS = 0.5
 
 
 class ProgressFlusher:
-    """Stores the newest report of each attempt twice a second, at once if its code asks for that."""
+    """Stores the newest report of each attempt twice a second, or at once if its code asks for that."""
 
     def __init__(self, access: StoreAccess, tally: Tally) -> None:
         self._access, self._tally = access, tally
         self._reported: set[Attempt] = set()
-        self._flushing: set[Attempt] = set()  # of those reported, which are on the way to the store
+        self._flushing: set[Attempt] = set()  # those with reports that are being written
         self._storing = threading.Lock()
 
     async def run(self) -> None:
@@ -33,7 +33,7 @@ class ProgressFlusher:
                 await self._flush()
 
     async def _flush(self) -> None:
-        attempts = self._flushing = self._reported.copy()  # in one step each: other threads add to it
+        attempts = self._flushing = self._reported.copy()  # atomic, as is the next step: other threads add to the set
         self._reported -= attempts
         try:
             refused = await self._access.write(self.store, attempts)
@@ -43,17 +43,17 @@ class ProgressFlusher:
         else:
             self._access.recovered("write")
             for attempt in refused:
-                # Code that has ended is asked nothing any more: the answer to its outcome says the same.
+                # Code that has ended need not be stopped: its outcome will be refused, too.
                 if not attempt.finished and not attempt.over:
                     self._count_refused(attempt)
-                    attempt.ask("lease_lost", None)
+                    attempt.request_stop("lease_lost", None)
         self._flushing = set()
 
     def _count_refused(self, attempt: Attempt) -> None:
         self._tally.count("refused", attempt.claimed.task)
         self._access.refused(attempt.lease, "progress refused")
 
-    # ── what attempts ask of their host (executor.py), and the flusher of outcomes ──
+    # ── called by attempts (the `Host` of executor.py) and by the OutcomeFlusher ──
 
     def reported(self, attempt: Attempt) -> None:
         self._reported.add(attempt)
@@ -70,41 +70,41 @@ class ProgressFlusher:
                 raise
         if not landed and not attempt.finished:
             self._count_refused(attempt)
-            attempt.loop.call_soon_threadsafe(attempt.ask, "lease_lost", None)
+            attempt.loop.call_soon_threadsafe(attempt.request_stop, "lease_lost", None)
             raise attempt.lease_lost()
 
-    def last_words(self, ended: Iterable[End]) -> set[Attempt]:
-        """The attempts among those ended whose last reports are not stored: the caller stores them now."""
+    def take_unstored(self, ended: Iterable[End]) -> set[Attempt]:
+        """The ended attempts with reports that are not stored: the caller must store them."""
         found = set[Attempt]()
-        for unstored in (self._reported, self._flushing):  # what is on the way right now may fail
+        for unstored in (self._reported, self._flushing):  # a write in flight may fail
             if unstored:
                 found |= {end.attempt for end in ended if end.attempt in unstored}
         self._reported -= found
         return found
 
-    # ── in the threads that write ──
+    # ── in the writer threads ──
 
     def store(self, attempts: Iterable[Attempt]) -> list[Attempt]:
-        """Store the newest report of each; those that were refused. On an error all are put back for the next time."""
+        """Store the newest report of each; return the attempts refused. After an error, all are put back for later."""
         with self._storing:
             taken = [(attempt, report) for attempt in attempts if (report := attempt.take_report()) is not None]
             try:
                 reports = [report for _, report in taken]
-                landed = halving(self._access.store.progress, self._what_can_be_kept, reports)
+                landed = halving(self._access.store.progress, self._salvage, reports)
             except StoreError:
                 for attempt, report in taken:
                     attempt.put_back(report)
                 raise
-        return [attempt for (attempt, _), yes in zip(taken, landed, strict=True) if not yes]
+        return [attempt for (attempt, _), stored in zip(taken, landed, strict=True) if not stored]
 
-    def _what_can_be_kept(self, report: Progress, error: BadData) -> bool:
+    def _salvage(self, report: Progress, error: BadData) -> bool:
         try:
             return self._without_log(report, error)
-        except BadData:  # nothing of it; the attempt goes on
+        except BadData:  # none of it can be stored; the attempt continues
             return True
 
     def _without_log(self, report: Progress, error: BadData) -> bool:
-        """A log that can't be kept takes nothing else of the report with it."""
+        """Retry without the log: one that can't be stored must not cost the rest of the report."""
         if report.log is None:
             raise error
         return self._access.store.progress([replace(report, log=None)])[0]

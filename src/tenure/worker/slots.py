@@ -1,6 +1,6 @@
-"""What runs in a worker's slots, what has ended and is not stored, and whether there is room for more.
+"""The state that all parts of a worker share: running attempts, outcomes not yet stored, and free slots.
 
-All parts of a worker share this state, on its event loop only, and the way to the store.
+It is used on the worker's event loop only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_UNFLUSHED_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a worker works: which queues with which caps, how many slots, and its timers in seconds."""
+    """A worker's configuration: its queues with their caps, its number of slots, and its timers in seconds."""
 
     worker_id: str
     runner: Runner
@@ -36,24 +36,24 @@ class Plan:
 
 
 class End(NamedTuple):
-    """How an attempt ended, on its way to the store. `outcome` None: there is nothing left to write."""
+    """An attempt that ended, with the outcome to store. `outcome` None: there is nothing left to write."""
 
     lease: Lease
     claimed: Claimed
     outcome: Outcome | None
-    attempt: Attempt | None  #: None: it was never started
+    attempt: Attempt | None  #: None: its code was never started
 
 
 class Backlog:
-    """Attempts that have ended and whose outcomes the store has not confirmed."""
+    """Ended attempts with outcomes that the store has not confirmed."""
 
     def __init__(self) -> None:
         self.waiting: list[End] = []
         self.flushing: list[End] = []
-        self.busy: dict[Lease, End] = {}  #: another's open transaction holds their rows: they wait aside
+        self.busy: dict[Lease, End] = {}  #: another open transaction locks their rows: set aside, to be retried
         self.oldest = 0.0
-        self.flushed_since_read: set[Lease] | None = None  #: None: what the worker owns is not being read
-        self.durations: defaultdict[str, list[float]] = defaultdict(list)  #: by task; floats are no work for the gc
+        self.flushed_since_read: set[Lease] | None = None  #: None: the beat is not reading the owned jobs right now
+        self.durations: defaultdict[str, list[float]] = defaultdict(list)  #: by task; the gc does not track floats
         self.wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class Backlog:
         return not (self.flushing or self.waiting or self.busy)
 
     def take(self) -> list[End]:
-        """The next batch to flush."""
+        """Take the next batch to flush."""
         self.flushing, self.waiting = self.waiting[:MAX_UNFLUSHED], self.waiting[MAX_UNFLUSHED:]
         self.oldest = asyncio.get_running_loop().time()
         return self.flushing
@@ -82,23 +82,23 @@ class Backlog:
 
 
 class Slots:
-    """What runs, how many more may, and what each part must know of the others."""
+    """The running attempts, the free slots, and the flags and events by which the parts coordinate."""
 
     def __init__(self, plan: Plan, access: StoreAccess) -> None:
         self.plan, self.access = plan, access
         self.loop = asyncio.get_running_loop()
-        self.permits: HeldPermits | None = None  #: None: the notifier is a doorbell and deals out no permits
+        self.permits: HeldPermits | None = None  #: None: the notifier is a plain doorbell without permits
         self.running: dict[str, Attempt] = {}
         self.successors: dict[str, Claimed] = {}  #: each waits until the earlier attempt of its job has stopped
         self.backlog = Backlog()
         self.claiming = True
-        self.handing_back = ""  #: why nothing more is run, also not what a claim in flight still brings
+        self.handing_back = ""  #: if set, why jobs are released unstarted, including those of a claim in flight
         self.alone = False  #: an embedded worker runs one job that must run alone
-        self.stuck = False  #: code that was asked to stop does not
-        self.dry = False  #: the queues are empty: a slot that frees itself is no news
+        self.stuck = False  #: code that was asked to stop did not
+        self.dry = False  #: the queues are empty: a freed slot need not wake the claim loop
         self.wake = asyncio.Event()  #: there may be a free slot, or a job to claim
         self.idle = asyncio.Event()
-        self.claim_turn = asyncio.Lock()  #: held while a claim is in flight, and while what we own is read
+        self.claim_turn = asyncio.Lock()  #: held while a claim is in flight, and while the beat reads the owned jobs
 
     def free(self) -> int:
         if not self.claiming or self.alone or self.stuck:
@@ -112,7 +112,7 @@ class Slots:
         return max(free, 0)
 
     def push(self, end: End) -> None:
-        """It has ended: its slot is free, and its outcome joins the next flush."""
+        """Record an ended attempt: its slot is free, and its outcome joins the next flush."""
         backlog = self.backlog
         if not backlog.waiting and not backlog.flushing:
             backlog.oldest = self.loop.time()
@@ -124,10 +124,10 @@ class Slots:
 
     def stop_claiming(self) -> None:
         self.claiming = False
-        self.wake.set()  # permits that wait for a slot go back
+        self.wake.set()  # permits held for a slot are returned
 
     def running_as(self, running: Running) -> Attempt | None:
-        """The attempt whose code says it is this one, if it runs here. Called from any thread."""
+        """The attempt that this context names, if it runs in this worker. Called from any thread."""
         attempt = self.running.get(running.job_id)
         lease = Lease(running.job_id, running.attempt, running.worker_id)
         return attempt if attempt is not None and attempt.lease == lease else None
@@ -143,7 +143,7 @@ class Slots:
 
 
 async def woken(wake: asyncio.Event, seconds: float) -> bool:
-    """Wait until something wakes it, but no longer than that. Did something?"""
+    """Wait until `wake` is set, but no longer than `seconds`. True if it was set in time."""
     loop = asyncio.get_running_loop()
     timer = loop.call_later(seconds, wake.set)
     try:

@@ -1,4 +1,4 @@
-"""Jobs that hang, and code that was asked to stop and does not."""
+"""Finds jobs that hang, and code that does not stop when asked."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ TICK_SECONDS = 0.25
 
 
 class StopWatch:
-    """Looks at all that runs four times a second.
+    """Checks all running attempts four times a second.
 
-    `on_stuck` is called once, with the verdicts of the attempts whose code did not stop.
+    `on_stuck` is called once, with the verdicts of the attempts that did not stop.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class StopWatch:
             for attempt in list(self._slots.running.values()):
                 limit = attempt.claimed.stale_after
                 if limit is not None and now - attempt.active > limit:
-                    attempt.ask("timeout", Crashed(f"hung: no progress for {spell(limit)}"))
-                if attempt.asked_at is not None and now - attempt.asked_at > STOP_SECONDS:
+                    attempt.request_stop("timeout", Crashed(f"hung: no progress for {spell(limit)}"))
+                if attempt.stop_requested_at is not None and now - attempt.stop_requested_at > STOP_SECONDS:
                     stuck.append(attempt)
             if self._on_stuck is not None:
                 self._judge(stuck, now, self._on_stuck)
@@ -45,7 +45,7 @@ class StopWatch:
     def _judge(self, stuck: list[Attempt], now: float, on_stuck: Callable[[dict[str, Outcome]], None]) -> None:
         slots = self._slots
         if not stuck:
-            if slots.stuck:  # it has stopped after all, and nobody killed us: go on
+            if slots.stuck:  # the code stopped after all, and this process was not killed: continue
                 slots.stuck = self._reported = False
                 slots.wake.set()
             return

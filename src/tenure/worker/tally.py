@@ -1,7 +1,7 @@
-"""What a process counts: plain numbers, gathered in a worker, summed in its supervisor, shown by operations/metrics.py.
+"""Counters and timings: collected in a worker, summed in its supervisor, and exposed by operations/metrics.py.
 
-A worker counts batches, and hands over what is new when its supervisor asks. Labels come from bounded sets only
-(queue, task, outcome, cause, verb): an id in a label would make a time series of every job.
+A worker counts in batches, and hands over the increments when its supervisor asks. Labels come from bounded sets only
+(queue, task, outcome, cause, verb): an id in a label would create a time series for every job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenure.config import Settings
 from tenure.events import Events, JobRescued, LeaseRefused, StallSeen, WorkerDied
 from tenure.ports import Store
 
-#: Upper bounds of the buckets, in seconds; one more bucket takes what is longer.
+#: Upper bounds of the buckets, in seconds; one more bucket is for longer durations.
 BOUNDS: Mapping[str, tuple[float, ...]] = {
     "store": (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
     "attempt": (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
@@ -35,21 +35,21 @@ _TIMED = frozenset(
 
 @dataclass(slots=True)
 class Times:
-    """How long something took: how often within each bucket, and in all."""
+    """A histogram of durations: the count in each bucket, and the sum."""
 
     buckets: list[int]
     total: float = 0.0
 
 
 class Reading(NamedTuple):
-    """Everything counted since the start. The first word of a key is what was counted, the others are its labels."""
+    """Everything counted since the start. A key is the counter's name, followed by its labels."""
 
     counts: dict[tuple[str, ...], int]
     times: dict[tuple[str, str], Times]
 
 
 class Tally:
-    """Counters and durations of one process. Safe from several threads: so count batches, not jobs."""
+    """Counters and durations of one process. Thread-safe by a lock, so count batches, not single jobs."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -61,7 +61,7 @@ class Tally:
             self._counts[what, *labels] += 1
 
     def count_all(self, found: Mapping[tuple[str, ...], int]) -> None:
-        """Many at once; each key is `(what, *labels)`."""
+        """Add several counts at once; each key is `(what, *labels)`."""
         with self._lock:
             self._counts.update(found)
 
@@ -82,7 +82,7 @@ class Tally:
         return times
 
     def follow(self, events: Events) -> None:
-        """Count what these events tell."""
+        """Count rescues, refused leases, deaths and stalls from these events."""
         events.subscribe(JobRescued, self._rescued)
         events.subscribe(LeaseRefused, lambda event: self.count("refused", event.task))
         events.subscribe(WorkerDied, lambda event: self.count("deaths"))
@@ -100,7 +100,7 @@ class Tally:
     # ── from a worker to its supervisor, as JSON ──
 
     def take(self) -> dict[str, Any]:
-        """What was counted since the last call."""
+        """Return what was counted since the last call, and reset it."""
         with self._lock:
             counts, self._counts = self._counts, Counter[tuple[str, ...]]()
             times, self._times = self._times, {}
@@ -110,7 +110,7 @@ class Tally:
         }
 
     def add(self, taken: Mapping[str, Any]) -> None:
-        """What another process took."""
+        """Add what `take` returned in another process."""
         with self._lock:
             for *key, number in taken["counts"]:
                 self._counts[tuple(key)] += number
@@ -123,7 +123,7 @@ class Tally:
 
 
 class _Timed:
-    """A store whose calls are timed: each as its caller sees it, answered or not."""
+    """A store that times its calls as the caller sees them, whether they succeed or fail."""
 
     def __init__(self, store: Store, tally: Tally) -> None:
         self._store, self._tally = store, tally
@@ -140,27 +140,27 @@ class _Timed:
             finally:
                 self._tally.time_all("store", name, (perf_counter() - began,))
 
-        setattr(self, name, timed)  # the next call comes straight here
+        setattr(self, name, timed)  # so that the next call bypasses __getattr__
         return timed
 
 
 def timed(store: Store, tally: Tally) -> Store:
-    """This store, with the duration of its owners' and supervisors' verbs in the tally."""
+    """This store, with the calls of workers and supervisors timed in the tally."""
     return cast("Store", _Timed(store, tally))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """What a supervisor knows without asking anyone."""
+    """The state of a supervisor, known without querying the store or a worker."""
 
-    settings: Settings | None  #: None: no worker has said yet where the store is
+    settings: Settings | None  #: None: no worker has reported the settings yet
     store: str  #: its URL, without a password
     renewed_ago: float | None  #: seconds since the last renewal that landed was sent
-    away: str  #: since when the store is out of reach, and why; else empty
-    notifier: str  #: why someone here polls instead of listening; else empty
-    queues: frozenset[str]  #: that its workers serve
+    away: str  #: how long the store has been unavailable, and why; else empty
+    notifier: str  #: why this supervisor or a worker polls instead of listening; else empty
+    queues: frozenset[str]  #: those that its workers serve
     workers: int  #: wanted
     ready: int
-    slots: int  #: of those that are ready
+    slots: int  #: of the ready workers
     busy: int
     stopping: bool

@@ -1,19 +1,21 @@
-"""A worker: slots, claims, beats and flushes on one event loop, inside a process of its own or of somebody else.
+"""A worker: slots, claims, beats and flushes on one event loop, in its own process or embedded in another program.
 
-Life of one job here:
+How a job runs:
 
-1. A ring, a freed slot or the poll wakes the claim loop (claims.py). It claims for free slots only, in one batch.
-2. Each claimed job becomes an `Attempt` (attempts.py). A task we don't know is snoozed, an expired one cancelled.
-3. Its code stops, with an outcome, and frees the slot (slots.py). The outcome joins the next flush: the flush in flight
-   gathers the one after it, so a thousand outcomes may cost one commit (flusher.py). Never more than that, nor for
-   longer than 50 ms, run ahead of the store; then slots wait.
-4. The beat reads what the store holds in our name, while no claim of ours is in flight, and settles the difference:
-   ours no more: stop the code; ours, but unknown here: a reply was lost, run it; a cancel asked: stop it (beat.py).
-5. Code that was asked to stop and did not within 10 s makes the worker *stuck*: it claims nothing more, gives its
-   other jobs the drain grace, and asks its supervisor to kill it (stops.py). Only then does that attempt end in the
-   store.
+1. A ring, a freed slot or the poll interval wakes the claim loop (claims.py). It claims in one batch, for free slots
+   only.
+2. Each claimed job becomes an `Attempt` (attempts.py). A job with an unknown task is snoozed, an expired one
+   cancelled.
+3. The attempt's code stops with an outcome, which frees the slot (slots.py). The outcome joins the next flush; while
+   one flush is in flight the next batch accumulates, so a thousand outcomes may cost one commit (flusher.py). If more
+   than a thousand are unflushed, or any for longer than 50 ms, free slots are held back until the store catches up.
+4. The beat reads which jobs the store says this worker owns, while none of its claims is in flight, and reconciles
+   (beat.py). Running but no longer owned: stop the code. Owned but not running: a claim's reply was lost, so run it.
+   A cancel was requested: stop the code.
+5. If code does not stop within 10 s of being asked, the worker is *stuck*: it claims nothing more, gives its other
+   jobs the drain grace, and asks its supervisor to kill it (stops.py). Only then does that attempt end in the store.
 
-Each of these parts is a task of the event loop; `Slots` is the state they share, `StoreAccess` their way to the store.
+Each part is a task on the event loop. `Slots` is the state they share; they reach the store through `StoreAccess`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from tenure.worker.claims import ClaimLoop, PermitLoop
 from tenure.worker.doorbell import Doorbell
 from tenure.worker.executor import Attempt
 from tenure.worker.flusher import OutcomeFlusher
-from tenure.worker.job_log import Gather
+from tenure.worker.job_log import JobLogHandler
 from tenure.worker.permits import HeldPermits
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
@@ -45,12 +47,12 @@ from tenure.worker.tally import Tally
 
 T = TypeVar("T")
 
-SETTLE_SECONDS = 5.0  #: left, and nothing runs: how long the store may still be unavailable
-LOOK_SECONDS = 1.0  #: between two looks whether the block has been left
+SETTLE_SECONDS = 5.0  #: how long to wait for an unavailable store once the block has ended and nothing runs
+CHECK_SECONDS = 1.0  #: between two checks whether the block has ended
 
 
 def queue_caps(program: Program, settings: Settings, asked: Sequence[str] | None = None) -> dict[str, int | None]:
-    """The queues asked for, else those of the settings, else all that the tasks name; with their caps."""
+    """The queues to serve, with their caps: those asked for, else those in the settings, else all that tasks name."""
     if asked is not None:
         return dict.fromkeys(asked)
     return dict(settings.queues) or dict.fromkeys(sorted({task.queue for task in program.tasks}))
@@ -59,10 +61,10 @@ def queue_caps(program: Program, settings: Settings, asked: Sequence[str] | None
 class Worker:
     """Runs jobs on the running event loop until it is drained or stuck.
 
-    `on_due` is called when a ring tells of a job due later (the promoter should look), `on_tick` four times a second,
-    `on_stuck` once, with the verdicts of the attempts whose code did not stop. Without an `on_stuck` nothing may be
-    killed here: such code keeps its slot until it ends. Rings are listened for from the beginning, jobs claimed after
-    `start`.
+    `on_due` is called when a ring announces a job that is due later (the promoter should check), `on_tick` four times
+    a second, and `on_stuck` once, with the verdicts of the attempts that did not stop. Without `on_stuck` the process
+    can't be killed: an attempt that does not stop keeps its slot until its code ends. The worker listens for rings as
+    soon as it is constructed; it claims jobs after `start`.
     """
 
     def __init__(
@@ -92,54 +94,54 @@ class Worker:
         doorbell = self._doorbell = Doorbell(slots, beat, notifier, events, on_due)
         claims = ClaimLoop
         if doorbell.listener.permits is not None and plan.runner != "solo":
-            # Which jobs must run alone no message says: workers that run them heed the rings, and hold no permits.
+            # No message says which jobs must run alone, so the workers that run those use rings instead of permits.
             slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
             claims = PermitLoop
         self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally)
         stops, claiming = StopWatch(slots, on_tick, on_stuck), claims(slots, attempts, beat, doorbell)
         self._parts = (self._flusher, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
-        self._gather = Gather(slots.running_as)
+        self._log_handler = JobLogHandler(slots.running_as)
 
-    # ── life ──
+    # ── start and stop ──
 
     def start(self) -> None:
-        """Begin to claim. Needs the worker's row to be registered."""
+        """Start claiming. The worker's row must be registered."""
         self._doorbell.start()
         self._tasks = [self._loop.create_task(part.run(), name=type(part).__name__) for part in self._parts]
         for task in self._tasks:
-            task.add_done_callback(self._die_loudly)
-        self._gather.install()
+            task.add_done_callback(self._fail_loudly)
+        self._log_handler.install()
 
-    async def drain(self, grace: float, *, left: Callable[[], bool] = lambda: False) -> None:
-        """Claim nothing more, wait for what runs, then ask it to stop. Returns when nothing runs, or when stuck.
+    async def drain(self, grace: float, *, block_ended: Callable[[], bool] = lambda: False) -> None:
+        """Stop claiming, let running jobs finish for `grace` seconds, then ask them to stop. Returns when none runs.
 
-        `left`: has its block been left? Then an unavailable store is waited for `SETTLE_SECONDS`, and no longer; so is,
-        in any case, another's transaction that holds the rows of what has ended.
+        Once `block_ended()` is true, the worker waits no longer than `SETTLE_SECONDS` for an unavailable store. The
+        same limit always applies when another transaction holds the rows of jobs that have ended.
         """
         self.stop_claiming()
         await self._slots.wait_idle(grace)
         self.hand_back("drained")
         await self._slots.wait_idle(None)
         if self._slots.access.available:
-            async with self._slots.claim_turn:  # what a claim on its way brings goes back now, not when our lease ends
+            async with self._slots.claim_turn:  # jobs from a claim in flight are released now, not when the lease ends
                 pass
-        await self._wait_flushed(left)
+        await self._wait_flushed(block_ended)
         self._events.emit(Drained(worker_id=self.worker_id, released=self._flusher.released))
 
     def stop_claiming(self) -> None:
         self._slots.stop_claiming()
 
     def hand_back(self, reason: str) -> None:
-        """Ask all that runs to stop, and run nothing more, also not what a claim in flight still brings."""
+        """Ask all running code to stop, and start nothing more: jobs from a claim in flight are released unstarted."""
         self._slots.stop_claiming()
         self._slots.handing_back = reason
         for attempt in list(self.running.values()):
-            attempt.ask("shutdown", Released(reason))
+            attempt.request_stop("shutdown", Released(reason))
 
     async def close(self) -> None:
-        """Let go of everything. What still runs is left to the process's end."""
-        self._gather.remove()
+        """Release all resources. Code that is still running ends with the process."""
+        self._log_handler.remove()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -157,33 +159,34 @@ class Worker:
 
     @property
     def unstored(self) -> int:
-        """How many outcomes the store has not confirmed."""
+        """The number of outcomes the store has not confirmed."""
         return self._slots.backlog.unstored()
 
-    async def _wait_flushed(self, left: Callable[[], bool]) -> None:
+    async def _wait_flushed(self, block_ended: Callable[[], bool]) -> None:
         slots, backlog = self._slots, self._slots.backlog
-        leave_at = inf
+        give_up_at = inf
         while not backlog.empty():
             now = self._loop.time()
-            held = not backlog  # all that is left: rows in a transaction that may be open for ever
-            leave_at = min(leave_at, now + SETTLE_SECONDS) if held or (left() and slots.access.fails("write")) else inf
-            if now >= leave_at:
+            held = not backlog  # all that remains is locked by a transaction that may stay open indefinitely
+            limited = held or (block_ended() and slots.access.fails("write"))
+            give_up_at = min(give_up_at, now + SETTLE_SECONDS) if limited else inf
+            if now >= give_up_at:
                 return
             slots.idle.clear()
-            await woken(slots.idle, LOOK_SECONDS)
+            await woken(slots.idle, CHECK_SECONDS)
 
-    def _die_loudly(self, task: asyncio.Task[None]) -> None:
-        """One of the worker's own parts must never end by itself: a silent stop is the worst it could do."""
+    def _fail_loudly(self, task: asyncio.Task[None]) -> None:
+        """Stop the loop if one of the worker's own parts fails: a worker that silently does nothing is worse."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._gather.remove()
+            self._log_handler.remove()
             self._loop.call_exception_handler(
-                {"message": f"tenure: {task.get_name()} failed; this worker can't go on", "exception": error}
+                {"message": f"tenure: {task.get_name()} failed; this worker stops", "exception": error}
             )
             self._loop.stop()
 
 
 def run_loop(serve: Coroutine[object, object, T]) -> T:
-    """Like asyncio.run, but a handler's own task that calls sys.exit() ends itself and not its worker."""
+    """Like asyncio.run, but a task started by a handler that calls sys.exit() ends only itself, not the worker."""
     runner = asyncio.Runner()
     serving = runner.get_loop().create_task(serve)
     while True:
@@ -192,7 +195,7 @@ def run_loop(serve: Coroutine[object, object, T]) -> T:
         except (SystemExit, KeyboardInterrupt) as stray:
             if serving.done():
                 raise
-            logging.getLogger("tenure.worker").error("a task that a handler started ended with %r", stray)
+            logging.getLogger("tenure.worker").error("a task started by a handler ended with %r", stray)
         else:
-            runner.close()  # only now: on a failure it would wait for handlers, and for threads that never end
+            runner.close()  # on success only: after a failure it would wait for handlers and threads that never end
             return result
