@@ -32,7 +32,7 @@ from tenure.config import load
 
 @dataclass(frozen=True)
 class Place:
-    """Where the jobs of one test are, and who rings: the settings of the same names."""
+    """The store and the notifier of one test: the settings of the same names."""
 
     url: str
     namespace: str = "tenure"
@@ -106,7 +106,7 @@ class Server:
 
     process: Postgres | Valkey
     url: str
-    stop: Callable[[], None]  #: as somebody does who is in a hurry
+    stop: Callable[[], None]  #: at once, as an impatient operator does
 
 
 def postgres_server() -> Server:

@@ -209,13 +209,13 @@ class Site:
         (self.folder / "go").touch()
 
     def hold(self) -> None:
-        """Those who come now are to wait again."""
+        """Later arrivals wait again."""
         (self.folder / "go").unlink()
 
     # ── the ledger ──
 
     def lines(self, job: JobHandle[Any] | None = None, event: str = "", attempt: int = 0) -> list[Line]:
-        """Those of this job whose event starts so."""
+        """The lines of this job with an event that starts so."""
         return [
             line
             for line in read_ledger(self.ledger)
@@ -260,7 +260,7 @@ class Site:
         return [each.outcome for each in self.attempts(handle)]
 
     def worker(self, handle: JobHandle[Any]) -> WorkerView:
-        """Who runs this job."""
+        """The worker that runs this job."""
         return next(each for each in self.store.workers() if each.identity.id == self.job(handle).worker_id)
 
     def _told(self) -> str:

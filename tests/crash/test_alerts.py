@@ -167,7 +167,7 @@ def inbox() -> Iterator[Inbox]:
 
 
 def watched(site: Site, inbox: Inbox) -> dict[str, str]:
-    """The environment of those who look, and often."""
+    """The environment of processes that check, and often."""
     (site.folder / "watched.py").write_text(APP)
     (site.folder / "more.py").write_text(MORE)
     return {
@@ -317,7 +317,7 @@ def check(site: Site, env: dict[str, str]) -> tuple[int, str]:
 def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inbox: Inbox) -> None:
     env, timetable = watched(site, inbox) | {"TENURE_ALERT_QUEUE_AGE": "1m"}, Timetable(site.store, PollNotifier())
     supervisor = site.supervisor(app="watched", lease="2s", env=env)
-    site.until(site.store.workers, "somebody who fires, before there is anything to be silent about")
+    site.until(site.store.workers, "a process that fires ticks, before any can be missed")
     every_second(timetable, "steady")
     site.until(lambda: succeeded(timetable, "steady"), "a first run")
     assert check(site, env)[0] == 0

@@ -1,4 +1,4 @@
-"""Cancel, timeout and hang: who asks, how soon it is heard, and what it is charged as."""
+"""Cancel, timeout and hang: which process requests the stop, how soon it takes effect, and what is charged."""
 
 from __future__ import annotations
 

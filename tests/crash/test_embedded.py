@@ -63,7 +63,7 @@ def test_jobs_that_outlast_its_grace_are_handed_back(site: Site) -> None:
 
 @pytest.mark.everywhere
 def test_it_stops_what_it_runs_when_it_is_declared_dead_and_begins_anew(site: Site, tell: Tell) -> None:
-    site.configure(lease="9s", grace="5s")  # so long that it is not lost by itself, only to the one who declares it
+    site.configure(lease="9s", grace="5s")  # too long to expire by itself: it is lost to a declaration
     with shop.jobs.worker():
         job = shop.wait.enqueue()
         site.seen(job, "begin")

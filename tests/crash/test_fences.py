@@ -1,4 +1,4 @@
-"""How a worker ends whose lease is over: by its supervisor, or by itself when that one stands still."""
+"""How a worker ends when its lease is over: by its supervisor, or by itself if the supervisor hangs."""
 
 from __future__ import annotations
 

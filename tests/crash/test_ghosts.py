@@ -72,7 +72,7 @@ def test_every_write_under_an_old_lease_is_refused(site: Site, tell: Tell) -> No
     assert site.job(job) == before
     site.go()
     (ended,) = site.ended(job)
-    # The one who crashed may say so again: it hears what is known already, and changes nothing.
+    # The crash may be reported again: the answer is the known one, and nothing changes.
     after = [what for what, write in writes(site.store, old) if not write()]
 
     everything = [what for what, _ in writes(site.store, old)]

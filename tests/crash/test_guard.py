@@ -182,7 +182,7 @@ def test_a_tick_that_has_run_is_skipped_and_force_runs_it_again(site: Site) -> N
 
 @pytest.mark.needs("file")
 def test_a_command_that_takes_too_long_is_ended_with_its_children(site: Site) -> None:
-    # It may be too late before it has written down a pid: who carries our environment is looked for instead.
+    # It may be killed before it has written its pid: look for processes with our environment instead.
     asked = Call(site, "--every", OFTEN, "--timeout", "200ms", command=["sh", "-c", WAITS])
     _, err = asked.ended(124)
     assert "timed out after 200ms" in err

@@ -154,12 +154,12 @@ def emptied(site: Site, stream: Stream) -> None:
 
 
 def start(site: Site, **order: Any) -> Supervised:
-    """A supervisor whose leases fit the ack_wait."""
+    """A supervisor with leases that fit the ack_wait."""
     return site.supervisor(lease=f"{LEASE:g}s", **order)
 
 
 def busy(site: Site, slots: int, **order: Any) -> Supervised:
-    """A supervisor whose worker is up and has no free slot until told."""
+    """A supervisor with a worker that is up and has no free slot until told."""
     supervisor = start(site, concurrency=slots, **order)
     for blocker in [shop.wait.enqueue() for _ in range(slots)]:
         site.seen(blocker, "begin")
@@ -417,7 +417,7 @@ def test_what_a_worker_holds_when_its_store_is_away_goes_back_and_runs_later(
     site.until(lambda: stream.consumer()["num_waiting"] == 0, "it to ask for nothing more", 20)
     time.sleep(2)  # the outage itself, not a wait for something
     unended = sum(site.job(job).ended_at is None for job in jobs)
-    assert stream.size() >= unended, "none was acknowledged whose job is not done"
+    assert stream.size() >= unended, "none was acknowledged before its job was done"
     line.heal()
     at = boot()
 

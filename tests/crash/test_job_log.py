@@ -1,4 +1,4 @@
-"""What is left of a killed attempt and of a former owner, for who looks into it later."""
+"""The log that a killed attempt and a former owner leave for a later analysis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A claim that committed, and whose reply never came: the beat finds it."""
+"""A claim that committed, but got no reply: the beat finds its jobs."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_fifty_jobs_are_counted_from_claim_to_outcome(site: Site) -> None:
     completed = "tenure_outcomes_total{outcome=completed,task=effect}"
     site.until(lambda: scrape(url).get(completed) == 50, "the counts of the workers")
     site.until(lambda: scrape(url).get("tenure_workers{}") == 2, "the second worker, which may come too late for any")
-    # What the store holds is read at most once a second, and who has just come is renewed at the next beat.
+    # What the store holds is read at most once a second, and a new worker is renewed at the next beat.
     site.until(lambda: scrape(url).get("tenure_jobs{state=completed}") == 50, "all of them to be seen in the store")
     site.until(lambda: scrape(url).get("tenure_store_seconds_count{verb=renew}"), "a renewal to be counted")
 

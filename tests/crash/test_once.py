@@ -18,7 +18,7 @@ from .harness import HERE, Line, Site, boot
 HOLD = 1.0
 LONGER = 3.0  #: where nobody may lose it because the machine is slow
 
-#: Asks once for the key, and writes down how it fares. Its answer is whoever acted.
+#: Calls once for the key, and records the result, which names the process that acted.
 SCRIPT = f"""
 import os, sys, time
 sys.path.insert(0, {str(HERE)!r})
@@ -79,7 +79,7 @@ class Asks:
         return self._site.until(lambda: self.lines(event), f"{event!r} of {self.process.pid}")[0]
 
     def answer(self) -> int:
-        """Who acted."""
+        """The process that acted."""
         told, errors = self.process.communicate(timeout=30)
         assert self.process.returncode == 0, errors
         return int(told)
@@ -109,7 +109,7 @@ def test_of_two_processes_one_acts_for_as_long_as_it_takes_and_both_get_what_it_
 
 @pytest.mark.everyday
 @pytest.mark.everywhere
-def test_when_the_one_who_acts_is_killed_another_acts_once_its_hold_has_ended(site: Site, tell: Tell) -> None:
+def test_when_the_acting_process_is_killed_another_acts_once_its_hold_has_ended(site: Site, tell: Tell) -> None:
     one = Asks(site)
     one.seen("acts")
     two = Asks(site)

@@ -88,7 +88,7 @@ def enqueueing(answered: dict[str, float], handles: list[JobHandle[int]]) -> Gen
 # ── Another one starts ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_starts_beside_a_hundred_long_jobs_takes_none_of_them(site: Site, tell: Tell) -> None:
+def test_a_worker_that_starts_beside_a_hundred_long_jobs_takes_none_of_them(site: Site, tell: Tell) -> None:
     site.supervisor(lease=f"{LEASE:g}s", concurrency=100)
     jobs = shop.jobs.enqueue_many([shop.wait.bind() for _ in range(100)])
     site.until(lambda: len(site.lines(event="begin")) == 100, "all hundred to run")
@@ -114,7 +114,7 @@ def test_who_starts_beside_a_hundred_long_jobs_takes_none_of_them(site: Site, te
 
 
 def others(site: Site, owner: str) -> list[float]:
-    """For how long each has been there beyond the first lease, in which who has just started declares nobody."""
+    """For how long each has been there beyond the first lease, in which a new process declares no worker dead."""
     return [
         (each.renewed_at - each.started_at).total_seconds() - LEASE
         for each in site.store.workers()
@@ -239,7 +239,7 @@ class Loss:
 
 
 def beside(lines: Sequence[Line]) -> list[str]:
-    """Jobs that began in a process whose former code of them had not stopped."""
+    """Jobs that began in a process before their former code in it had stopped."""
     running: set[tuple[str, int]] = set()
     found: list[str] = []
     for line in lines:
@@ -320,7 +320,7 @@ def test_a_server_that_syncs_every_second_loses_that_and_touches_nothing_else(
         assert [line.event for line in site.lines(job)] == ["begin", "stopped lease_lost", "begin", "end"]
     assert [line.event for line in site.lines(slow)] == ["begin", "end", "begin", "end"]
     for job in older:
-        assert [line.event for line in site.lines(job)] == ["begin", "end"], "whose claim is kept runs on"
+        assert [line.event for line in site.lines(job)] == ["begin", "end"], "an attempt with a kept claim runs on"
     (successor,) = second.workers()
     assert stranger in workers.values()
     assert stranger != successor, "a worker of which nothing is known is replaced"

@@ -156,7 +156,7 @@ def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
     renewed_again(site)  # what counts then is not when they came, but when that was sent
     with outage(server, line):
         at = boot()  # no lease was renewed later than this
-        # Four fifths of it, and half a lease for a slow machine; who counted from the answer would live for longer.
+        # Four fifths of it, and half a lease for a slow machine; counted from the answer it would be later.
         site.until(lambda: not any(map(alive, workers)), "the workers to end", 1.3 * LEASE)
         site.until(lambda: boot() - at > 2 * LEASE, "the outage to last", 3 * LEASE)
     ended = boot()
@@ -171,7 +171,9 @@ def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
         )
         assert site.outcomes(job) == ["released"]
     assert overlaps(runs_of(site.lines())) == []
-    assert not any("its worker's lease ended" in each.log() for each in hosts), "who was away declares nobody"
+    assert not any("its worker's lease ended" in each.log() for each in hosts), (
+        "after an outage no worker is declared dead"
+    )
     asked = [site.seen(job, "stopped shutdown", attempt=1).at - at for job in obedient]
     swallowed = [site.seen(job, "swallowed shutdown", attempt=1).at - at for job in deaf]
     last = [site.lines(job, attempt=1)[-1].at - at for job in deaf]
@@ -183,7 +185,9 @@ def test_an_outage_of_two_leases_stops_every_handler_and_charges_nobody(
     )
 
 
-def test_who_is_back_first_leaves_the_others_a_lease_to_come_back_too(site: Site, server: Server, line: Proxy) -> None:
+def test_the_first_process_back_leaves_the_others_a_lease_to_come_back_too(
+    site: Site, server: Server, line: Proxy
+) -> None:
     far = host("far", site, line, LONGER)
     jobs = begun(site, *(shop.wait.enqueue() for _ in range(3)))
     near = site.supervisor(lease=f"{LONGER:g}s", env={"TENURE_HOST_ID": "near"})

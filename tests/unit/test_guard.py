@@ -487,7 +487,7 @@ def test_an_outcome_waits_for_the_store_until_the_lease_ends(
     assert [tick.status for tick in ticks(store)] == ["success"]
 
 
-def test_who_cannot_renew_is_asked_to_stop_and_its_lock_is_taken_over(
+def test_a_guard_that_cannot_renew_is_asked_to_stop_and_its_lock_is_taken_over(
     store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded, "sleep", store.passes)  # it tries to record its end until its lease has ended
@@ -533,7 +533,7 @@ def test_a_heart_that_fails_asks_its_block_to_stop_before_the_lease_ends_and_tel
     assert "RuntimeError: can't start new thread" in caplog.text
 
 
-def test_progress_that_fails_ends_no_heart(
+def test_progress_that_fails_does_not_end_the_heartbeat(
     store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried = threading.Event()
@@ -555,7 +555,9 @@ def test_progress_that_fails_ends_no_heart(
     assert "TypeError: a mistake in the store" in caplog.text
 
 
-def test_who_was_declared_dead_has_lost_its_lock_and_records_nothing(store: Unreliable, opened: Opened) -> None:
+def test_a_guard_that_was_declared_dead_has_lost_its_lock_and_records_nothing(
+    store: Unreliable, opened: Opened
+) -> None:
     with pytest.raises(LeaseLost), Guard("report", every="1d", open=opened) as job:
         store.declare_dead([view.identity.id for view in store.workers()])
         store.rescue()

@@ -139,7 +139,7 @@ def test_the_levels_and_the_filters_of_others_stay_as_they_are(bench: Bench) -> 
     assert bench.texts() == ["passed on"]
 
 
-def test_who_has_configured_nothing_still_reads_warnings_on_standard_error(
+def test_without_logging_configuration_warnings_still_go_to_standard_error(
     bench: Bench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -454,7 +454,7 @@ def test_lines_wait_for_a_store_that_is_away_and_the_outcome_comes_after_them(
     assert shop.texts(job) == {1: ["all along"]}
 
 
-def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
+def test_lines_with_a_failed_write_are_stored_before_the_outcome_of_their_job(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.worker.access.RETRY_SECONDS", 0.02)
@@ -485,7 +485,7 @@ def test_lines_whose_write_fails_while_their_job_ends_come_before_its_outcome(
     assert shop.texts(job) == {1: ["just in time"]}
 
 
-def test_a_refused_outcome_is_told_to_who_looks_into_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_outcome_is_recorded_with_its_job(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nobody but the refusal tells the worker that its job is another's: neither its look at what it owns, nor its beat.
     monkeypatch.setattr("tenure.worker.beat.RECENT_SECONDS", 1e9)
     monkeypatch.setattr(_Serving, "restart", lambda self, lost: None)  # pyright: ignore[reportUnknownLambdaType]

@@ -17,7 +17,7 @@ def test_deadlines_move_on_with_a_renewal() -> None:
     line.close()
 
 
-def test_only_who_is_well_renewed_and_has_been_for_long_may_judge_others() -> None:
+def test_only_a_worker_with_timely_renewals_for_a_whole_lease_may_judge_others() -> None:
     line = Lifeline.create()
     assert not line.well_renewed(110.0)
     line.renewed(Renewal.of(100.0, 30.0))

@@ -22,7 +22,7 @@ def world() -> World:
 
 
 def watching(world: World, store: Store, mine: str, keep: float = 1e9) -> Maintenance:
-    """One whose own renewals have been regular for long; the last one was sent, and landed, just now."""
+    """One with regular renewals for a long time; the last one was sent, and landed, just now."""
     settings = replace(load(environ={}), lease=LEASE, keep=keep, keep_dead=None, keep_history=keep)
     maintenance = Maintenance(store, PollNotifier(), Events(), settings, mine=lambda: frozenset({mine}))
     judge = maintenance.judge
@@ -44,7 +44,9 @@ def test_a_silent_worker_of_another_host_is_declared_dead(world: World) -> None:
     assert store.renew([other]) == frozenset()
 
 
-def test_who_was_held_up_asking_for_the_time_declares_nobody(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_that_was_blocked_reading_the_time_declares_no_worker_dead(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = world.store()
     assert isinstance(store, MemoryStore)
     other, mine = start(store), start(store)
@@ -66,7 +68,7 @@ def test_who_was_held_up_asking_for_the_time_declares_nobody(world: World, monke
 # ── An outage costs no living worker its jobs: two stories that tests/model/declarations.py found ───────────────
 
 
-def test_who_sent_a_renewal_in_time_that_was_held_up_has_been_away(world: World) -> None:
+def test_a_renewal_sent_in_time_but_delayed_counts_as_a_gap(world: World) -> None:
     store = world.store()
     other, mine = start(store), start(store)
     world.advance(LEASE / 3)
@@ -91,7 +93,7 @@ def test_after_an_outage_others_have_the_time_to_be_renewed_too(world: World) ->
     world.advance(LEASE * 0.66)  # nobody reaches the store; then mine is the first
     store.renew([mine])
     maintenance.judge.renewed(world.clock.boot(), [mine])
-    world.advance(LEASE / 60)  # who was refused asks again within a second: lease/30
+    world.advance(LEASE / 60)  # a refused process retries within a second: lease/30
     maintenance.scan()
 
     assert store.renew([other]) == {other}

@@ -329,7 +329,7 @@ def test_two_attempts_of_one_job_never_run_in_one_process(shop: Shop) -> None:
     assert story == ["begin 1", "end 1", "begin 2", "end 2"]
 
 
-def test_an_outcome_is_told_until_the_store_has_answered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outcome_is_sent_until_the_store_has_answered(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     finish, tries = shop.store.finish, list[int]()
 
     def fail_often(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
@@ -348,9 +348,7 @@ def test_an_outcome_is_told_until_the_store_has_answered(shop: Shop, monkeypatch
     assert (shop.runs, shop.view(job).attempt) == ([1], 1)
 
 
-def test_a_worker_leaves_no_outcome_behind_whose_row_somebody_holds(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draining_worker_waits_for_outcomes_with_locked_rows(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     finish, tries = shop.store.finish, list[int]()
 
     def hold_at_first(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
@@ -413,7 +411,7 @@ def test_a_job_that_is_claimed_too_late_is_not_run(shop: Shop) -> None:
     assert shop.runs == []
 
 
-def test_who_is_stuck_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_worker_claims_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     store, jobs, go = MemoryStore(system_clock()), Tenure("memory:"), threading.Event()
     stop_soon(monkeypatch)
 
@@ -453,7 +451,7 @@ def test_code_that_has_ended_is_not_stuck_though_it_is_asked_to_stop(monkeypatch
         worker.start()
         while not attempts or not worker.idle:
             await asyncio.sleep(0.01)
-        attempts[0].request_stop("lease_lost", None)  # as a thread does whose last write comes late, and is refused
+        attempts[0].request_stop("lease_lost", None)  # as a thread does when its last write is late, and refused
         await asyncio.sleep(0.3)  # the time to stop is over
         free = worker._slots.free()
         await worker.close()
@@ -571,7 +569,7 @@ def test_the_first_reason_to_stop_stands(shop: Shop, monkeypatch: pytest.MonkeyP
     assert shop.outcomes(job) == ["failed"]
 
 
-def test_who_is_asked_to_stop_before_it_began_does_not_begin() -> None:
+def test_an_attempt_that_is_asked_to_stop_before_it_began_does_not_begin() -> None:
     store, jobs, runs = MemoryStore(system_clock()), Tenure("memory:"), list[int]()
     worker_id = start(store)
     put(store, task="pack")
@@ -593,7 +591,7 @@ def test_who_is_asked_to_stop_before_it_began_does_not_begin() -> None:
     assert (asyncio.run(story()), runs) == (Released("drained"), [])
 
 
-def test_a_thread_has_no_outcome_before_it_has_stopped_whoever_cancels_what_waits_for_it() -> None:
+def test_a_thread_has_no_outcome_before_it_has_stopped_even_if_its_waiter_is_cancelled() -> None:
     store, jobs, begun, go = MemoryStore(system_clock()), Tenure("memory:"), threading.Event(), threading.Event()
     worker_id = start(store)
     put(store, task="pack")
@@ -716,7 +714,7 @@ def test_a_block_can_be_left_at_the_moment_its_worker_fails(shop: Shop, monkeypa
     assert not any(thread.is_alive() for thread in worker._threads)
 
 
-# ── who was away declares nobody ──
+# ── a process that was cut off declares no worker dead ──
 
 
 class Scanner:
@@ -760,7 +758,7 @@ def scanner(monkeypatch: pytest.MonkeyPatch) -> Scanner:
     return Scanner(*made_up(), monkeypatch)
 
 
-def test_who_has_just_started_declares_nobody_for_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_just_started_declares_no_worker_dead_for_a_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     world, store = made_up()
     other = start(store)
     world.advance(LEASE + 1)
@@ -771,7 +769,7 @@ def test_who_has_just_started_declares_nobody_for_a_lease(monkeypatch: pytest.Mo
     assert scanner.dead() == {other}
 
 
-def test_who_renews_no_more_declares_nobody(scanner: Scanner) -> None:
+def test_a_process_that_no_longer_renews_declares_no_worker_dead(scanner: Scanner) -> None:
     other = start(scanner.store)
     scanner.watch(2 * LEASE)
     start(scanner.store)
@@ -785,7 +783,7 @@ def test_who_renews_no_more_declares_nobody(scanner: Scanner) -> None:
     assert other in scanner.dead()
 
 
-def test_who_was_away_leaves_the_others_a_lease_to_come_back_too(scanner: Scanner) -> None:
+def test_after_an_outage_other_workers_have_a_lease_to_renew(scanner: Scanner) -> None:
     scanner.watch(2 * LEASE)
     other = start(scanner.store)
     scanner.beat(2 * LEASE)
@@ -795,7 +793,7 @@ def test_who_was_away_leaves_the_others_a_lease_to_come_back_too(scanner: Scanne
     assert scanner.dead() == {other}
 
 
-def test_whose_own_worker_is_dead_declares_nobody(scanner: Scanner) -> None:
+def test_a_process_with_a_dead_worker_of_its_own_declares_no_worker_dead(scanner: Scanner) -> None:
     start(scanner.store)
     scanner.watch(2 * LEASE)
     scanner.store.declare_dead([scanner.mine])
@@ -803,7 +801,7 @@ def test_whose_own_worker_is_dead_declares_nobody(scanner: Scanner) -> None:
     assert scanner.dead() == {scanner.mine}
 
 
-def test_a_declaration_that_was_held_up_on_its_way_declares_nobody(
+def test_a_declaration_that_was_delayed_in_flight_declares_no_worker_dead(
     scanner: Scanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scanner.watch(2 * LEASE)
@@ -832,7 +830,7 @@ def test_only_a_process_of_this_boot_and_container_that_is_gone_is_proof_of_deat
     assert scanner.dead() == {gone, followed}
 
 
-def test_who_dies_later_is_left_to_its_own_supervisor_for_one_scan(scanner: Scanner) -> None:
+def test_a_worker_that_dies_later_is_left_to_its_own_supervisor_for_one_scan(scanner: Scanner) -> None:
     assert scanner.dead() == set()
     gone = start(scanner.store, boot_id="the-only-boot", pid_namespace="ours")
 
@@ -893,7 +891,7 @@ def permits_of(store: MemoryStore, worker_id: str, *, may_declare: bool = True) 
 
 
 @pytest.mark.parametrize("why", ["it may not", "its own worker is dead"])
-def test_who_may_judge_nobody_takes_no_job_for_a_permit_that_came_again(why: str) -> None:
+def test_a_worker_that_may_not_judge_others_takes_no_job_for_a_redelivered_permit(why: str) -> None:
     world, store = made_up()
     lease = running(store)
     world.advance(LEASE + 1)
@@ -965,7 +963,7 @@ def test_a_declaration_that_was_not_first_is_read_and_made_again() -> None:
 # ── other people's schedulers ──
 
 
-def test_a_guard_whose_run_somebody_ended_has_lost_its_lock(tmp_path: Path) -> None:
+def test_a_guard_has_lost_its_lock_when_another_process_ended_its_run(tmp_path: Path) -> None:
     store = MemoryStore(system_clock())
     settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
 
@@ -988,7 +986,7 @@ def test_a_guard_that_was_declared_dead_has_lost_its_lock(tmp_path: Path, monkey
 
 
 @pytest.mark.timeout(40)
-def test_a_guard_whose_store_stays_away_gives_up_when_its_lease_has_ended(
+def test_a_guard_gives_up_when_its_lease_ends_while_the_store_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore(system_clock())

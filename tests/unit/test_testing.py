@@ -197,7 +197,7 @@ def test_a_job_sent_by_an_old_name_runs_the_task_that_took_it(jobs: Tenure) -> N
         assert handle.result("0s") == 4
 
 
-def test_a_job_whose_task_is_gone_is_named(jobs: Tenure) -> None:
+def test_a_job_of_a_missing_task_is_named(jobs: Tenure) -> None:
     @jobs.task
     def removed() -> None: ...
 
@@ -443,7 +443,7 @@ def shop(request: pytest.FixtureRequest, jobs: Tenure) -> Shop:
     return made
 
 
-def test_who_dies_before_its_outcome_is_stored_acts_twice(shop: Shop) -> None:
+def test_a_job_that_dies_before_its_outcome_is_stored_acts_twice(shop: Shop) -> None:
     with shop.jobs.testing() as queue:
         handle = queue.run_twice(shop.pay.bind(7))
 
@@ -453,7 +453,7 @@ def test_who_dies_before_its_outcome_is_stored_acts_twice(shop: Shop) -> None:
         assert shop.outcomes(queue, handle) == ["crashed", "completed"]
 
 
-def test_what_is_done_once_is_done_once_by_who_runs_twice(shop: Shop) -> None:
+def test_a_once_step_runs_once_in_a_job_that_runs_twice(shop: Shop) -> None:
     with shop.jobs.testing() as queue:
         assert queue.run_twice(shop.pay_once.enqueue(7)).result("0s") == 7
 
@@ -557,7 +557,7 @@ def test_what_can_not_be_a_point_is_refused_before_anything_runs(point: Any, sho
         assert queue.enqueued(shop.pay) == []
 
 
-def test_who_names_a_point_that_is_not_there_is_told_those_that_are(shop: Shop) -> None:
+def test_an_unknown_point_raises_an_error_that_lists_the_points_reached(shop: Shop) -> None:
     with shop.jobs.testing() as queue:
         with pytest.raises(AssertionError) as caught:
             queue.kill_after(shop.pay_once.bind(7), "checkpoint")
@@ -688,7 +688,7 @@ def test_a_job_that_may_not_crash_at_all_dies_of_each_fault(jobs: Tenure) -> Non
 
 
 @pytest.mark.parametrize("point", ["start", "progress", "checkpoint lost", "checkpoint", "enqueue receipt", "end"])
-def test_who_lost_its_lease_stores_nothing_and_the_job_runs_again(point: str, shop: Shop) -> None:
+def test_an_attempt_that_lost_its_lease_stores_nothing_and_the_job_runs_again(point: str, shop: Shop) -> None:
     with shop.jobs.testing() as queue:
         handle = queue.steal_lease(shop.pay.bind(7), point)
         assert shop.outcomes(queue, handle) == ["crashed", "queued"]
@@ -702,7 +702,7 @@ def test_who_lost_its_lease_stores_nothing_and_the_job_runs_again(point: str, sh
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["plain", "async"])
-def test_each_write_of_who_lost_its_lease_is_refused(plain: bool, jobs: Tenure) -> None:
+def test_each_write_after_a_lost_lease_is_refused(plain: bool, jobs: Tenure) -> None:
     refused: list[str] = []
 
     @jobs.task
@@ -775,7 +775,7 @@ def test_a_handler_is_killed_wherever_it_can_be(shop: Shop) -> None:
     assert set(range(1, len(points) + 2)) == set(shop.till.paid)  # each got a job of its own, and one came through
 
 
-def test_who_loses_half_of_its_work_in_a_crash_is_found_out(jobs: Tenure) -> None:
+def test_a_job_that_loses_half_of_its_work_in_a_crash_is_detected(jobs: Tenure) -> None:
     paid: set[int] = set()
     mailed: list[int] = []
     orders = count(1)
@@ -911,7 +911,7 @@ def test_a_profiler_goes_on_after_a_fault_and_none_is_set_without(jobs: Tenure) 
     assert seen[1] is not mine
 
 
-def test_who_dies_while_jobs_once_acts_does_not_hold_its_key(jobs: Tenure) -> None:
+def test_a_process_that_dies_while_jobs_once_acts_does_not_hold_its_key(jobs: Tenure) -> None:
     acted: list[int] = []
 
     def act() -> int:
@@ -999,7 +999,7 @@ def test_a_garbage_collection_within_a_handler_is_no_call_of_it(jobs: Tenure) ->
     assert collected >= 3
 
 
-def test_who_lost_its_lease_is_told_so_at_each_call(jobs: Tenure) -> None:
+def test_each_call_after_a_lost_lease_raises(jobs: Tenure) -> None:
     told: list[str] = []
 
     @jobs.task

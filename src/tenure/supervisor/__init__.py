@@ -1,1 +1,1 @@
-"""The process that starts workers, renews their leases and settles what they leave."""
+"""The process that starts workers, renews their leases and settles the jobs of those that end."""

@@ -34,7 +34,7 @@ class StoreAccess:
         self._loop = asyncio.get_running_loop()
         self._claims = ThreadPoolExecutor(1, "tenure-claims")
         self._writes = ThreadPoolExecutor(1, "tenure-writes")
-        self._asides = ThreadPoolExecutor(1, "tenure-asides")  # for writes that no caller waits for
+        self._background = ThreadPoolExecutor(1, "tenure-background")  # for writes that no caller waits for
         self._failing: set[Duty] = set()
         self._unavailable_since: float | None = None
 
@@ -49,14 +49,14 @@ class StoreAccess:
     def refused(self, lease: Lease, why: str) -> None:
         """Record with the job that a write under this lease was refused. Called from any thread."""
         with suppress(RuntimeError):  # closed meanwhile
-            self._asides.submit(self._note_refused, lease, clean(why, MAX_REFUSAL))
+            self._background.submit(self._note_refused, lease, clean(why, MAX_REFUSAL))
 
     def _note_refused(self, lease: Lease, why: str) -> None:
         with suppress(StoreError):  # then the refusal is in the log only
             self.store.refused([(lease, why)])
 
     def close(self) -> None:
-        for pool in (self._claims, self._writes, self._asides):
+        for pool in (self._claims, self._writes, self._background):
             pool.shutdown(wait=False, cancel_futures=True)
 
     # ── availability ──

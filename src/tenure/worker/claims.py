@@ -104,13 +104,13 @@ class PermitLoop(ClaimLoop):
     async def run(self) -> None:
         slots, permits = self._slots, self._slots.permits
         assert permits is not None, "without permits, use ClaimLoop"
-        poll_at, full, hungry_at = 0.0, False, 0.0
+        poll_at, full, repoll_at = 0.0, False, 0.0
         while True:
             slots.wake.clear()
             free = slots.free()
             limit = min(free, self._most_at_once)
             if not limit:
-                hungry_at = 0.0
+                repoll_at = 0.0
                 await self._wait_for_slot(permits)
                 continue
             now = slots.loop.time()
@@ -118,21 +118,21 @@ class PermitLoop(ClaimLoop):
                 poll_at = min(poll_at, now + DEGRADED_SECONDS)
             if permits.poll_now:
                 permits.poll_now, poll_at = False, now
-            if full and not hungry_at:
-                hungry_at = now + (0.0 if self._doorbell.degraded else FULL_SECONDS)
+            if full and not repoll_at:
+                repoll_at = now + (0.0 if self._doorbell.degraded else FULL_SECONDS)
             try:
-                if now >= poll_at or self._access.fails("claim") or (not permits.unused and 0.0 < hungry_at <= now):
+                if now >= poll_at or self._access.fails("claim") or (not permits.unused and 0.0 < repoll_at <= now):
                     claimed = await self._claim(limit)
-                    full, hungry_at = len(claimed) == limit, 0.0
+                    full, repoll_at = len(claimed) == limit, 0.0
                     poll_at = slots.loop.time() + self._poll_seconds()
                 elif not permits.pauses_are_known:
                     await self._access.ask(permits.read_pauses)
                 elif permits.unused:
-                    hungry_at = 0.0
+                    repoll_at = 0.0
                     await self._use_permits(permits, limit)
                 else:
                     permits.want(self._room(free), free)
-                    due = min(poll_at, hungry_at or poll_at) - now
+                    due = min(poll_at, repoll_at or poll_at) - now
                     await woken(slots.wake, min(due, PAUSED_SECONDS))
             except StoreError as error:
                 await self._retry_later(error)
