@@ -1,4 +1,4 @@
-"""The app: `Tenure` puts the parts together. With backends.py and processes.py it is the composition root."""
+"""The app: `Tenure` wires the parts together. With backends.py and processes.py it is the composition root."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ R = TypeVar("R")
 
 
 class Tenure:
-    """An app: its tasks, and the store their jobs are in. None means unset: environment, `.env`, default.
+    """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
-    `imports` names the modules whose tasks a worker must know.
+    `imports` names the modules of tasks that a worker must import.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Tenure:
 
     @property
     def task(self) -> TaskDecorator:
-        """`@jobs.task`, or `@jobs.task(queue="slow", retry=3)`: make a function a task."""
+        """Register a function as a task: `@jobs.task`, or `@jobs.task(queue="slow", retry=3)`."""
         return task_decorator(self, self._registry)
 
     def schedule(
@@ -117,7 +117,7 @@ class Tenure:
         dst: Dst = "debian",
         **options: Unpack[Options],
     ) -> Callable[[Scheduled], Scheduled]:
-        """Run a task at these times, without a scheduler of its own: every supervisor fires, each tick runs once.
+        """Run a task at these times, without a separate scheduler: every supervisor fires ticks, each tick runs once.
 
         Example: `@jobs.schedule("0 6 * * *", tz="Europe/Paris", expires="2h")` above `@jobs.task`; with arguments,
         `jobs.schedule(every="10m", name="sync-eu")(sync.bind(region="eu"))`. What the options do, and the rules for
@@ -125,7 +125,7 @@ class Tenure:
         """
         place = calling_place(1)
         make = partial(schedule, expression=cron, every=every, tz=tz, dst=dst, **options)
-        make(name or "jobs.schedule")  # a typo is told where it stands, also when the decorator is never applied
+        make(name or "jobs.schedule")  # so an error points at this call, even if the decorator is never applied
         return lambda target: self._declarations.add(target, name, make, place)
 
     def guard(
@@ -139,8 +139,8 @@ class Tenure:
     ) -> Guard:
         """Guard a function that another scheduler calls: one run at a time on all hosts, each tick once, all recorded.
 
-        Example: `@jobs.guard("daily-report", every="1d")` above a function, plain or async, which returns None when it
-        is skipped; `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped. Raises InvalidOption.
+        Example: `@jobs.guard("daily-report", every="1d")` above a function, plain or async; a skipped call returns
+        None. `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped instead. Raises InvalidOption.
         """
         from tenure.guards.guard import Guard
 
@@ -152,41 +152,41 @@ class Tenure:
         return *backends.connect_both(self.settings), self.settings
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
-        """Open what this generator yields once a worker process; `job.resource(Kind)` finds it by its type."""
+        """Open what this generator yields once per worker process; `job.resource(Kind)` finds it by its type."""
         self._resources.append(_generator(fn, "resource", parameters=0))
 
     def around(self, fn: Callable[[Job], AsyncIterator[None] | Iterator[None]], /) -> None:
-        """Wrap every attempt in this generator: before its `yield`, and after. A plain one runs in a `def`'s thread."""
+        """Wrap every attempt: run the code before and after the `yield`. A plain one runs in a `def` task's thread."""
         self._arounds.append(_generator(fn, "around", parameters=1))
 
     # ── enqueueing ──
 
     def enqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
-        """Store many at once. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
+        """Store many jobs in one call. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
         refuse_on_loop("enqueue_many()", "await jobs.aenqueue_many(…)")
         new = list(jobs)
         answers = self.client().enqueue([job.draft() for job in new], tx=_common_tx(new, tx))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     async def aenqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
-        """Store many at once. Example: `await jobs.aenqueue_many(render.bind(n) for n in range(1000))`"""
+        """Store many jobs in one call. Example: `await jobs.aenqueue_many(render.bind(n) for n in range(1000))`"""
         new = list(jobs)
         client = await self.aclient()
         answers = await client.aenqueue([job.draft() for job in new], tx=_common_tx(new, tx))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     def handle(self, id: UUID | str) -> JobHandle:  # noqa: A002
-        """The handle of any job; its result comes as plain JSON. `some_task.handle(id)` is typed."""
+        """The handle of any job; its result is decoded as plain JSON. `some_task.handle(id)` is typed."""
         return handle_of(self, id, msgspec.json.decode)
 
     def once(self, key: str, fn: Callable[[], T], *, ttl: Duration | None = None, wait: Duration | None = None) -> T:
         """The result of the first `fn` that was called under this key, in any process; it is called once.
 
-        Example: `jobs.once(f"payout:{invoice}", lambda: bank.pay(invoice), ttl="30d")`. The result is stored as JSON,
-        for `ttl` (None: for ever), and read back by the return annotation of `fn`. While another acts it waits, or at
-        most for `wait`: then TimeoutError. If `fn` raises the key is free again. Code that dies after it has acted and
-        before that is stored acts again: give the other side the key too, or act and record in one transaction, with
-        `job.finish(tx=…)`.
+        Example: `jobs.once(f"payout:{invoice}", lambda: bank.pay(invoice), ttl="30d")`. The result is stored as JSON
+        for `ttl` (None: forever) and decoded by the return annotation of `fn`. While another process runs `fn`, this
+        call waits, for at most `wait`, and then raises TimeoutError. If `fn` raises, the key is free again. A process
+        that dies after `fn` took effect and before its result is stored lets `fn` run again: pass the key to the other
+        system too, or commit the effect and the outcome in one transaction, with `job.finish(tx=…)`.
         """
         refuse_on_loop("jobs.once(…)", "await jobs.aonce(…)")
         key, life, patience = _once_options(key, ttl, wait)
@@ -218,7 +218,7 @@ class Tenure:
     # ── running ──
 
     def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded:
-        """A worker inside this process, in a web app or a script. Example: `with jobs.worker(): …`"""
+        """A worker embedded in this process, a web app or a script. Example: `with jobs.worker(): …`"""
         from tenure.worker.embedded import Embedded
         from tenure.worker.worker import queue_caps
 
@@ -230,10 +230,11 @@ class Tenure:
         return Embedded(program, *opens, settings, queues, concurrency, new_alarm=backends.new_alarm)
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
-        """Its pages and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
+        """The dashboard and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
 
-        `auth(request)`, plain or async, says who comes: a `tenure.web.access.User`, a role (read, operate, admin), True
-        (an admin) or None (nobody). Without it TENURE_TOKENS count; without those only this machine gets in.
+        `auth(request)`, plain or async, returns the user: a `tenure.web.access.User`, a role (read, operate, admin),
+        True (an admin) or None (access denied). Without it TENURE_TOKENS apply; without those only requests from this
+        machine are accepted.
         """
         from tenure.operations.admin import Admin
 
@@ -249,7 +250,7 @@ class Tenure:
 
     @contextmanager
     def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:
-        """Keep jobs in memory, under a clock that stands still, and run them when the test says so.
+        """Keep jobs in memory, under a virtual clock, and run them when the test says so.
 
         Example: `with jobs.testing() as queue: signup(); queue.assert_enqueued(send_welcome, "a@b.c"); queue.drain()`
         """
@@ -269,7 +270,7 @@ class Tenure:
 
     @property
     def tasks(self) -> Registry:
-        """Its tasks, those of `imports` too."""
+        """Its tasks, including those of `imports`."""
         for name in self._imports:
             import_named(name, "imports")
         return self._registry
@@ -282,41 +283,41 @@ class Tenure:
 
     @property
     def schedules(self) -> Sequence[Schedule]:
-        """Its schedules as they are declared, those of `imports` too. Raises InvalidOption."""
+        """Its schedules as declared, including those of `imports`. Raises InvalidOption."""
         return self.program.schedules()
 
     def declare(self, *, force: bool = False) -> Declared:
-        """Put its schedules into the store, as its workers do at start. `force`: over those of a newer release."""
+        """Put its schedules into the store, as its workers do at start. `force`: override those of a newer release."""
         from tenure.schedules.timetable import Timetable
 
         client, program = self.client(), self.program
         timetable = Timetable(client.store, client.notifier)
         return timetable.declare(program.source, self.settings.release or "", program.schedules(), force=force)
 
-    # ── what its tasks need ──
+    # ── for its tasks ──
 
     @property
     def settings(self) -> Settings:
-        """Flag > code > environment > `.env` > default; settled on first use."""
+        """Flag > code > environment > `.env` > default; resolved on first use."""
         if self._settings is None:
             self._settings = config.load(self._flags, self._code)
         return self._settings
 
     def configure(self, flags: Mapping[str, object]) -> None:
-        """Let the flags of a command line win over the code. Only before first use."""
+        """Let command-line flags override the code. Only before first use."""
         self._flags = flags
         self._settings = self._policy = None
 
     @property
     def retry(self) -> Retry:
-        """The policy of tasks without one of their own."""
+        """The retry policy of tasks that declare none."""
         if self._policy is None:
             self._policy = _policy(self.settings, self._retry or Retry())
         return self._policy
 
     @property
     def resources(self) -> Mapping[type, object]:
-        """What `.call()` finds: the resources given to `testing`."""
+        """The resources available to `.call()`: those passed to `testing`."""
         return self._testing.resources if self._testing else {}
 
     def client(self) -> Client:
@@ -359,7 +360,7 @@ def _numbers(retry: Retry) -> dict[str, object]:
 
 
 def _policy(settings: Settings, own: Retry) -> Retry:
-    """The numbers of the settings, and what only code can say."""
+    """The numbers from the settings, with the exception types and the delay that only code can give."""
     base, cap = timedelta(seconds=settings.retry_base), timedelta(seconds=settings.retry_cap)
     return Retry(settings.retry_max, base=base, cap=cap, on=own.on, never=own.never, delay=own.delay)
 
@@ -376,12 +377,12 @@ def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callabl
 def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tuple[str, float | None, float | None]:
     life = None if ttl is None else seconds(ttl, "ttl")
     if life == 0:
-        raise InvalidOption(f"ttl: expected how long the result is kept, like 30d, got {ttl!r}; None: for ever")
+        raise InvalidOption(f"ttl: expected how long the result is kept, like 30d, got {ttl!r}; None keeps it forever")
     return valid_key(key, "once key"), life, None if wait is None else seconds(wait, "wait")
 
 
 def _common_tx(jobs: Sequence[NewJob[Any]], tx: object) -> object:
     found = {id(each): each for each in (tx, *(job.tx for job in jobs)) if each is not None}
     if len(found) > 1:
-        raise InvalidOption("enqueue_many: these jobs name different transactions; one call can join only one")
+        raise InvalidOption("enqueue_many: these jobs use different transactions; one call can join only one")
     return next(iter(found.values()), None)

@@ -1,4 +1,4 @@
-"""Stores and notifiers by their URLs, the client of both, and what every process that has them needs with them."""
+"""Opens stores, notifiers and clients from their URLs, and what every process that uses them needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("
 _POSTGRES = ("postgresql://", "postgres://")
 
 _clients: WeakSet[OpenClient] = WeakSet()
-_inherited: list[object] = []  #: clients of the parent process: closing one here would pull at the parent's connections
+_inherited: list[object] = []  #: clients of the parent process: closing one here would disturb the parent's connections
 
 
 def open_store(settings: Settings) -> Store:
@@ -51,7 +51,7 @@ def open_store(settings: Settings) -> Store:
             rings = settings.notifier == "auto"
             return RedisStore(settings.url, namespace=settings.namespace, password=settings.password, rings=rings)
         case "memory":
-            raise InvalidOption("a store in memory would be another one in every process; for tests: jobs.testing()")
+            raise InvalidOption("url: every process would have its own memory store; for tests use jobs.testing()")
         case _:
             raise InvalidOption(f"unknown store {scheme!r}; known: sqlite, postgresql, redis, valkey")
 
@@ -69,7 +69,7 @@ def connect_both(settings: Settings) -> tuple[Store, Notifier]:
 
 
 def new_alarm(settings: Settings, store: Store, notifier: Notifier) -> Alarm:
-    """What looks for trouble beside a supervisor, or an embedded worker."""
+    """The alarm that checks for problems beside a supervisor or an embedded worker."""
     from tenure.operations import alerts
 
     return alerts.Alarm(store, notifier, settings, connect, open_notifier)
@@ -77,7 +77,7 @@ def new_alarm(settings: Settings, store: Store, notifier: Notifier) -> Alarm:
 
 @contextmanager
 def extra(name: str) -> Generator[None]:
-    """What is imported here comes with an extra of the package."""
+    """Imports in this block need an optional dependency (an extra) of the package."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -85,7 +85,7 @@ def extra(name: str) -> Generator[None]:
 
 
 def open_notifier(settings: Settings, store: Store) -> Notifier:
-    """The doorbell that `notifier` names; `auto` is the store's own."""
+    """The notifier that the setting names; `auto` is the store's own."""
     from tenure.notifiers.poll import PollNotifier
 
     match settings.notifier:
@@ -117,7 +117,7 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
 
 
 def check_timers(program: Program, settings: Settings, queues: Iterable[str]) -> None:
-    """Refuse an `ack_wait` within which a hung job may not have been noticed: the queue would deliver it too early."""
+    """Refuse an `ack_wait` so short that the queue would redeliver a hung job before its hang is noticed."""
     if not settings.notifier.startswith(_NATS):
         return
     ack_wait = _nats().parse_url(settings.notifier).ack_wait
@@ -128,7 +128,7 @@ def check_timers(program: Program, settings: Settings, queues: Iterable[str]) ->
             raise InvalidOption(
                 f"notifier: ack_wait is {spell(ack_wait)}, but task {task.name} of queue {task.queue} may be silent "
                 f"for {spell(task.stale_after)} (stale_after), and two leases ({spell(settings.lease)} each) pass "
-                f"before it is taken back: set ack_wait to more than {spell(least)}, or a shorter stale_after"
+                f"before it is rescued: set ack_wait to more than {spell(least)}, or use a shorter stale_after"
             )
 
 
@@ -147,7 +147,7 @@ def _sqlite_path(rest: str, namespace: str) -> str:
 
 
 class OpenClient:
-    """An app's client: opened on first use, opened anew after `close`, and in a forked child one of its own."""
+    """An app's client: opened on first use, reopened after `close`; a forked child opens its own."""
 
     def __init__(self) -> None:
         self.current: Client | None = None

@@ -1,4 +1,4 @@
-"""Every setting, once: `SETTINGS` feeds `Settings`, the environment, `--help`, `.env.example` and the docs' table.
+"""Every setting, defined once: `SETTINGS` feeds `Settings`, the environment, `--help`, `.env.example` and the docs.
 
 A value is taken from the first of: flag, code, environment, `.env` of the current folder, default.
 """
@@ -24,8 +24,8 @@ from tenure.errors import InvalidOption
 
 PREFIX = "TENURE_"
 Role = Literal["read", "operate", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)  #: each may do what those before it may
-#: what sounds like a secret, unless the setting `redact` says otherwise
+ROLES: tuple[Role, ...] = get_args(Role)  #: in rising order: each includes the rights of those before it
+#: parts of names whose values are secret, unless the setting `redact` says otherwise
 KEY_NAMES = ("password", "passwd", "secret", "token", "api_key", "apikey", "authorization", "cookie", "private_key")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", re.ASCII)
@@ -40,11 +40,11 @@ _BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}
 _USER_PART = re.compile(r"(://[^\s:@/?#]*):\S*@")
 _SECRET_QUERY = re.compile(r"([?&](?:ssl|sentinel_)?(?:password|passwd|pwd|token)=)[^&\s]*", re.IGNORECASE)
 # A Kubernetes Service called tenure or tenure-web puts such names into every pod of its namespace.
-_NO_SETTING = re.compile(r"TENURE_(HOST_ID|TEST_.*|(.*_)?SERVICE_.*|(.*_)?PORT(_.*)?)")
+_IGNORED = re.compile(r"TENURE_(HOST_ID|TEST_.*|(.*_)?SERVICE_.*|(.*_)?PORT(_.*)?)")
 
 
 def redact(url: str) -> str:
-    """The URL, or a text with URLs in it, without its passwords. Hides rather too much than too little.
+    """The URL, or a text with URLs in it, without its passwords. In doubt it hides more rather than less.
 
     >>> redact("postgresql://shop:s3cret@db.local/shop?sslpassword=x")
     'postgresql://shop:***@db.local/shop?sslpassword=***'
@@ -53,21 +53,21 @@ def redact(url: str) -> str:
 
 
 def valid_name(value: object, what: str) -> str:
-    """A queue's or task's name as it is, or InvalidOption that says what a name looks like."""
+    """The unchanged name of a queue or task. Raises InvalidOption that says what a valid name looks like."""
     if isinstance(value, str) and _NAME.fullmatch(value):
         return value
     raise InvalidOption(f"{what}: expected letters, digits and _ . - (at most 100, a letter or _ first), got {value!r}")
 
 
 def valid_queue(value: object, what: str = "queue") -> str:
-    """A queue's name as it is. `guard` is taken: what is in it runs outside, under a guard."""
+    """The unchanged name of a queue. `guard` is reserved: its jobs run outside workers, under a guard."""
     name = valid_name(value, what)
     if name == GUARD:
-        raise InvalidOption(f"{what}: {GUARD!r} is the queue of guards, from which no worker claims; take another name")
+        raise InvalidOption(f"{what}: {GUARD!r} is reserved for guards, and no worker claims from it; use another name")
     return name
 
 
-# ── Parsers: (value, label) → what Settings holds. A value is text, or what a caller in Python would write. ─────
+# ── Parsers: (value, label) → the value in Settings. The input is text, or the Python value a caller passes. ───────
 
 
 def _text(value: object, label: str) -> str:
@@ -161,13 +161,13 @@ def _alerts(value: object, label: str) -> tuple[str, ...]:
         if sink != "log" and not all(sink.partition("://")):
             raise InvalidOption(
                 f"{label}: expected log, https://HOST/PATH (a webhook), or a URL of apprise like mailto://…, separated "
-                f"by commas; one of them is none (it is not shown: it may be secret)"
+                f"by commas; one of them is invalid (it is not shown: it may be secret)"
             )
     return sinks
 
 
 def sink_label(sink: str) -> str:
-    """What may be shown of a sink's URL: where a webhook is, of apprise's only the kind; the rest may be secret.
+    """The part of a sink's URL that may be shown: a webhook's host, an apprise URL's scheme; the rest may be secret.
 
     >>> sink_label("https://me:s3cret@hooks.local:8443/T0/x?key=y"), sink_label("slack://T0/B0/x")
     ('https://hooks.local:8443/…', 'slack://…')
@@ -191,7 +191,7 @@ def _secret(value: object, label: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Who comes to the dashboard with this secret, and what they may do."""
+    """A dashboard user, identified by this secret, and their rights."""
 
     name: str
     role: Role
@@ -200,7 +200,7 @@ class Token:
 
 
 def role_of(text: str) -> tuple[Role, bool] | None:
-    """A role, and whether it sees payloads; None if it is none.
+    """A role, and whether it sees payloads; None if the text is not a role.
 
     >>> role_of("operate"), role_of("read"), role_of("read+payloads")
     (('operate', True), ('read', False), ('read', True))
@@ -214,24 +214,24 @@ def role_of(text: str) -> tuple[Role, bool] | None:
 
 def _tokens(value: object, label: str) -> tuple[Token, ...]:
     found = dict[str, Token]()
-    for number, text in enumerate(_words(value, label), 1):
+    for number, text in enumerate(_split(value, label), 1):
         match = _TOKEN.fullmatch(text)
         rights = role_of(match["role"]) if match else None
         if match is None or rights is None:
             raise InvalidOption(
                 f"{label}: expected NAME:ROLE:SECRET, with commas between several. ROLE is read, operate or admin (or "
-                f"read+payloads, operate-payloads), SECRET has 16 characters or more. Number {number} is not like "
-                f"that (it is not shown: it may be secret); make a secret: openssl rand -hex 24"
+                f"read+payloads, operate-payloads), SECRET has 16 characters or more. Number {number} is invalid "
+                f"(it is not shown: it may be secret); make a secret: openssl rand -hex 24"
             )
         token = Token(valid_name(match["name"], f"{label}: the name of number {number}"), *rights, match["secret"])
         if token.name in found or token.secret in {each.secret for each in found.values()}:
-            raise InvalidOption(f"{label}: number {number} has the name or the secret of one before it")
+            raise InvalidOption(f"{label}: number {number} repeats the name or the secret of an earlier one")
         found[token.name] = token
     return tuple(found.values())
 
 
 def _hosts(value: object, label: str) -> tuple[str, ...]:
-    hosts = [text.lower().rstrip(".") for text in _words(value, label)]
+    hosts = [text.lower().rstrip(".") for text in _split(value, label)]
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise InvalidOption(
@@ -242,7 +242,7 @@ def _hosts(value: object, label: str) -> tuple[str, ...]:
 
 
 def _key_names(value: object, label: str) -> tuple[str, ...]:
-    names = _words(value, label)
+    names = _split(value, label)
     if names == ["none"]:
         return ()
     for name in names:
@@ -251,7 +251,7 @@ def _key_names(value: object, label: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _words(value: object, label: str) -> list[str]:
+def _split(value: object, label: str) -> list[str]:
     if isinstance(value, list | tuple):
         return [_text(each, label).strip() for each in cast("list[object]", value)]
     return [text for each in _text(value, label).split(",") if (text := each.strip())]
@@ -268,7 +268,7 @@ def _folder(value: object, label: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One row. `default` is written as a user would write it; None means unset."""
+    """One setting. `default` is written as a user would write it; None means unset."""
 
     name: str
     default: str | None
@@ -281,8 +281,8 @@ class Setting:
         return PREFIX + self.name.upper()
 
 
-_lease = partial(_seconds, least=1.0, most=3600.0, why="a worker silent for so long loses its jobs")
-_keep = partial(_seconds, least=3600.0, why="a job sent again must still find its first sending")
+_lease = partial(_seconds, least=1.0, most=3600.0, why="a worker silent for that long loses its jobs")
+_keep = partial(_seconds, least=3600.0, why="a repeated enqueue must still find the first one")
 _level = partial(_choice, among=("debug", "info", "warning", "error", "critical"))
 _format = partial(_choice, among=("text", "json"))
 
@@ -299,49 +299,49 @@ SETTINGS: tuple[Setting, ...] = (
         "notifier",
         "auto",
         _text,
-        "The doorbell: auto (the store's own), poll, nats://host:port?ack_wait=10m, redis://… or a direct postgresql://…",
+        "The notifier: auto (the store's own), poll, nats://host:port?ack_wait=10m, redis://… or a direct postgresql://…",
     ),
-    Setting("app", None, _text, "Where the tasks are: module[:attribute]."),
+    Setting("app", None, _text, "The app that defines the tasks: module[:attribute]."),
     Setting("queues", None, _queues, "Queues to work on, in order: analysis=2,default (=2: at most two slots)."),
     Setting("concurrency", "5", partial(_whole, least=1, most=10_000), "Slots of a worker: jobs it runs at once."),
     Setting("workers", "1", partial(_whole, least=1, most=1_000), "Worker processes of one `tenure worker`."),
-    Setting("grace", "25s", _seconds, "How long running jobs may go on after the first SIGTERM or Ctrl-C."),
-    Setting("lease", "30s", _lease, "How long a worker may be silent before its jobs are taken back; 1s to 1h."),
+    Setting("grace", "25s", _seconds, "How long running jobs may continue after the first SIGTERM or Ctrl-C."),
+    Setting("lease", "30s", _lease, "How long a worker may be silent before its jobs are rescued; 1s to 1h."),
     Setting(
         "poll_interval",
         "5s",
         partial(_seconds, least=0.05, most=3600.0),
-        "How often a worker with a free slot asks the store by itself, doorbell or not.",
+        "How often a worker with a free slot polls the store, whether or not the notifier rang.",
     ),
     Setting("retry_max", "10", partial(_whole, least=1, most=1_000_000), "Failures after which a job is dead."),
-    Setting("retry_base", "1s", _seconds, "The wait after failure n is random, up to base × 2^(n−1)…"),
-    Setting("retry_cap", "30s", _seconds, "…and never longer than this."),
+    Setting("retry_base", "1s", _seconds, "The wait after failure n is random, up to this × 2^(n−1) and the cap."),
+    Setting("retry_cap", "30s", _seconds, "The longest wait before a retry."),
     Setting("keep", "7d", _keep, "How long completed and cancelled jobs are kept; at least 1h."),
     Setting("keep_dead", None, _keep, "How long dead letters are kept; unset: until someone deletes them."),
-    Setting("keep_history", "90d", _keep, "How long it is kept what became of the ticks of a schedule; at least 1h."),
+    Setting("keep_history", "90d", _keep, "How long the tick history of schedules is kept; at least 1h."),
     Setting(
         "release",
         None,
         _text,
-        "The app's release, any text: an older one, seen earlier, changes no schedules. Unset: by what it declares.",
+        "The app's release, any text. An older release, one seen earlier, changes no schedules. Unset: a hash of them.",
     ),
-    Setting("max_payload", "256KiB", _size, "The longest arguments of a job, as JSON."),
-    Setting("max_result", "256KiB", _size, "The longest result of a job, as JSON."),
+    Setting("max_payload", "256KiB", _size, "The largest arguments of a job, as JSON."),
+    Setting("max_result", "256KiB", _size, "The largest result of a job, as JSON."),
     Setting(
-        "runtime_dir", None, _folder, "Folder of the doorbells; unset: $XDG_RUNTIME_DIR/tenure or /tmp/tenure-UID."
+        "runtime_dir", None, _folder, "Folder of notifier sockets; unset: $XDG_RUNTIME_DIR/tenure or /tmp/tenure-UID."
     ),
     Setting(
         "listen",
         None,
         _address,
-        "HOST:PORT where `tenure worker` answers /metrics and /healthz (unset: nowhere), and where `tenure dashboard` "
-        "is (unset: 127.0.0.1:3000).",
+        "HOST:PORT where `tenure worker` serves /metrics and /healthz (unset: nowhere), and where `tenure dashboard` "
+        "listens (unset: 127.0.0.1:3000).",
     ),
     Setting(
         "tokens",
         None,
         _tokens,
-        "Who may use the dashboard: NAME:ROLE:SECRET, with commas. ROLE: read, operate or admin; read sees no payloads "
+        "Dashboard users: NAME:ROLE:SECRET, comma-separated. ROLE: read, operate or admin; read sees no payloads "
         "(read+payloads does, operate-payloads does not).",
         secret=True,
     ),
@@ -349,41 +349,41 @@ SETTINGS: tuple[Setting, ...] = (
         "hosts",
         None,
         _hosts,
-        "Names the dashboard is called by, with commas, besides this host's own name and any IP address.",
+        "Host names the dashboard accepts, comma-separated, besides this host's own name and any IP address.",
     ),
     Setting(
         "redact",
         ",".join(KEY_NAMES),
         _key_names,
-        "Values under names with one of these in them are shown as ***, in jobs and in their meta; none: nothing is.",
+        "Values whose names contain one of these are shown as ***, in jobs and in their meta; none: nothing is hidden.",
     ),
     Setting(
         "alerts",
         "log",
         _alerts,
-        "Who is told that something is wrong, with commas: log, https://… (a webhook), or a URL of apprise (mailto://…).",
+        "Where alerts are sent, comma-separated: log, https://… (a webhook), or a URL of apprise (mailto://…).",
     ),
-    Setting("alert_secret", None, _secret, "Signs what webhooks are sent (Standard Webhooks): whsec_…", secret=True),
+    Setting("alert_secret", None, _secret, "The key that signs webhooks (Standard Webhooks): whsec_…", secret=True),
     Setting(
         "alert_every",
         "30s",
         partial(_seconds, least=0.1, most=3600.0),
-        "How often each supervisor looks whether something is wrong.",
+        "How often each supervisor checks for problems.",
     ),
     Setting(
         "alert_queue_age",
         "10m",
         partial(_seconds, least=0.1),
-        "Someone is told when a job is due, and queued for longer.",
+        "An alert is sent when a due job has been queued for longer.",
     ),
-    Setting("log_level", "info", _level, "The least level that `tenure worker` logs."),
-    Setting("log_format", "text", _format, "How `tenure worker` logs: text or json."),
+    Setting("log_level", "info", _level, "The lowest level that `tenure worker` logs."),
+    Setting("log_format", "text", _format, "The log format of `tenure worker`: text or json."),
 )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
-    """The settled settings. Durations are seconds, sizes are bytes; `sources` says where each value came from."""
+    """The resolved settings. Durations are seconds, sizes are bytes; `sources` says where each value came from."""
 
     url: str
     password: str | None
@@ -433,14 +433,14 @@ def load(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Settings:
-    """Settle every setting: flag > code > environment > `.env` > default. A value of None counts as not given.
+    """Resolve every setting: flag > code > environment > `.env` > default. A value of None counts as not given.
 
-    Raises InvalidOption that names where the bad value stands. Logs a warning, once a process, for a TENURE_ name
-    that is no setting and for a url in the code that overrules a different TENURE_URL.
+    Raises InvalidOption that names the source of the bad value. Logs a warning, once per process, for an unknown
+    TENURE_ name, and for a url in the code that overrides a different TENURE_URL.
     """
     environment = os.environ if environ is None else environ
     dotenv = _read_dotenv((Path.cwd() if folder is None else folder) / ".env")
-    _warn_of_strangers([*environment, *dotenv])
+    _warn_of_unknown([*environment, *dotenv])
 
     given: dict[str, list[tuple[str, object]]] = {}
     for row in SETTINGS:
@@ -452,7 +452,7 @@ def load(
             ("default", row.default),
         )
         given[row.name] = [(source, value) for source, value in found if value is not None]
-    _warn_of_overruled_url(given["url"])
+    _warn_of_overridden_url(given["url"])
 
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -485,16 +485,16 @@ def _runtime_dir(environment: Mapping[str, str]) -> Path:
     return Path(own) / "tenure" if own else Path(f"/tmp/tenure-{os.getuid()}")
 
 
-def _warn_of_strangers(names: Iterable[str]) -> None:
+def _warn_of_unknown(names: Iterable[str]) -> None:
     known = [row.env for row in SETTINGS]
     for name in names:
-        if name.startswith(PREFIX) and name not in known and not _NO_SETTING.fullmatch(name):
+        if name.startswith(PREFIX) and name not in known and not _IGNORED.fullmatch(name):
             near = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {near[0]}?" if near else "tenure check --config lists those there are"
+            advice = f"did you mean {near[0]}?" if near else "tenure check --config lists all settings"
             _warn_once(f"{name} is not a setting and is ignored; {advice}")
 
 
-def _warn_of_overruled_url(given: list[tuple[str, object]]) -> None:
+def _warn_of_overridden_url(given: list[tuple[str, object]]) -> None:
     (source, value), rest = given[0], given[1:]
     others = [(name, url) for name, url in rest if name != "default" and url != value]
     if source == "code" and others:

@@ -1,4 +1,4 @@
-"""What happens in the engine, as values. Logs and metrics are subscribers; nothing here decides anything.
+"""Engine events as values. Logs and metrics subscribe to them; no event influences the engine.
 
 events = Events()
 events.subscribe(JobDied, lambda event: page_someone(str(event)))
@@ -19,7 +19,7 @@ from tenure.ports import Rescued, Runner
 
 
 class Running(NamedTuple):
-    """The attempt that this code belongs to: what every log record of a handler is marked with."""
+    """The attempt that the current code belongs to. Every log record of a handler carries these fields."""
 
     job_id: str
     task: str
@@ -28,27 +28,27 @@ class Running(NamedTuple):
     worker_id: str
 
 
-#: Why a job was taken back, by the cause of its rescue.
+#: The explanation of each rescue cause.
 RESCUE_REASONS: Mapping[str, str] = {
     "crash": "its worker died",
     "host": "its worker's lease ended",
     "stale": "it hung in a living worker, so old code may still run",
-    "queue": "the queue delivered it again",
+    "queue": "the queue redelivered it",
 }
 
-#: Set by the executor around each attempt. It is inherited by the tasks and threads that a handler starts.
+#: Set by the executor around each attempt. The tasks and threads that a handler starts inherit it.
 current: ContextVar[Running | None] = ContextVar("tenure_current_job", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The root of all events. `str(event)` is one sentence for people; `fields()` is for machines."""
+    """The base of all events. `str(event)` is one sentence for people; `fields()` is for machines."""
 
     area: ClassVar[str] = "worker"  #: the logger is `tenure.<area>`
     level: ClassVar[int] = logging.INFO
 
     def fields(self) -> dict[str, Any]:
-        """Those of job_id, task, queue, attempt and worker_id that this event knows."""
+        """Those of job_id, task, queue, attempt and worker_id that this event has."""
         return {name: getattr(self, name) for name in Running._fields if hasattr(self, name)}
 
 
@@ -62,12 +62,12 @@ class WorkerStarted(Event):
 
     def __str__(self) -> str:
         served = ", ".join(self.queues) or "all queues"
-        return f"worker {self.worker_id} is up with {_count(self.slots, 'slot')} for {served}"
+        return f"worker {self.worker_id} started with {_count(self.slots, 'slot')} for {served}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDied(Event):
-    """A worker's process is gone. `cause` is like "signal 9 (SIGKILL)" or "exit code 1"."""
+    """A worker's process ended unexpectedly. `cause` is like "signal 9 (SIGKILL)" or "exit code 1"."""
 
     area: ClassVar[str] = "supervisor"
     level: ClassVar[int] = logging.ERROR
@@ -90,12 +90,12 @@ class WorkerReplaced(Event):
     replaces: str
 
     def __str__(self) -> str:
-        return f"worker {self.worker_id} takes the place of {self.replaces}"
+        return f"worker {self.worker_id} replaces {self.replaces}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRescued(Event):
-    """A job was taken back. `rescued.cause` tells by which path, `outcome` how its attempt was ended."""
+    """A job was rescued. `rescued.cause` says why, `outcome` how its attempt was ended."""
 
     area: ClassVar[str] = "rescue"
     level: ClassVar[int] = logging.WARNING
@@ -110,12 +110,12 @@ class JobRescued(Event):
     def __str__(self) -> str:
         job = self.rescued
         why = RESCUE_REASONS[job.cause]
-        return f"{job.task} {job.id} was taken back from {job.worker_id}: {why}; now {job.state}"
+        return f"{job.task} {job.id} was rescued from {job.worker_id}: {why}; now {job.state}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRefused(Event):
-    """An owner's write changed nothing: it was the owner no longer. `stands` is what the store holds instead."""
+    """A write was refused because the attempt no longer owned its job. `stands` is the store's current record."""
 
     level: ClassVar[int] = logging.WARNING
     job_id: str
@@ -127,13 +127,13 @@ class LeaseRefused(Event):
 
     def __str__(self) -> str:
         return (
-            f"{self.task} {self.job_id}: attempt {self.attempt} lost its lease, its write was refused ({self.stands})"
+            f"{self.task} {self.job_id}: attempt {self.attempt} lost its lease; its write was refused ({self.stands})"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFailed(Event):
-    """The code raised or timed out, and the job will be tried again."""
+    """The code raised or timed out, and the job will be retried."""
 
     level: ClassVar[int] = logging.WARNING
     job_id: str
@@ -145,12 +145,12 @@ class AttemptFailed(Event):
     failures: int
 
     def __str__(self) -> str:
-        return f"{self.task} {self.job_id}: failure {self.failures}, to be tried again: {headline(self.error)}"
+        return f"{self.task} {self.job_id}: failure {self.failures}, will be retried: {headline(self.error)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDied(Event):
-    """A dead letter: failures or crashes are used up."""
+    """A job became a dead letter: its failure or crash budget is used up."""
 
     level: ClassVar[int] = logging.ERROR
     job_id: str
@@ -166,7 +166,7 @@ class JobDied(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallSeen(Event):
-    """A worker's loop has been blocked for `seconds`. `task` and `line` say by what, as far as it is known."""
+    """A worker's event loop has been blocked for `seconds`. `task` and `line` name the code, as far as is known."""
 
     level: ClassVar[int] = logging.WARNING
     worker_id: str
@@ -188,7 +188,7 @@ class StoreAway(Event):
     error: str
 
     def __str__(self) -> str:
-        return f"the store is out of reach, trying again: {self.error}"
+        return f"the store is unavailable, retrying: {self.error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,12 +197,12 @@ class StoreBack(Event):
     seconds: float
 
     def __str__(self) -> str:
-        return f"the store is back after {spell(self.seconds)}"
+        return f"the store is available again after {spell(self.seconds)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifierDegraded(Event):
-    """Rings are not heard: jobs start later, none is lost."""
+    """The notifier receives no rings: jobs start later, but none is lost."""
 
     area: ClassVar[str] = "notifier"
     level: ClassVar[int] = logging.WARNING
@@ -223,7 +223,7 @@ class NotifierBack(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained(Event):
-    """A worker has ended its work; `released` jobs were handed back, uncharged."""
+    """A worker has drained; `released` jobs were handed back, uncharged."""
 
     worker_id: str
     released: int
@@ -237,14 +237,14 @@ E = TypeVar("E", bound=Event)
 
 
 class Events:
-    """Who hears of what. Subscribers are called in order, on the thread where it happened: be quick."""
+    """The subscribers. They are called in order, on the emitting thread, so they must return quickly."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._subscribers: tuple[tuple[type[Event], Callable[[Any], object]], ...] = ((Event, log_event),)
 
     def subscribe(self, kind: type[E], fn: Callable[[E], object]) -> Callable[[], None]:
-        """Call `fn` for every event of this kind (`Event`: of any). Returns the function that ends it."""
+        """Call `fn` for every event of this kind (`Event`: of any). Returns a function that unsubscribes."""
         entry = (kind, fn)
         with self._lock:
             self._subscribers = (*self._subscribers, entry)
@@ -256,7 +256,7 @@ class Events:
         return unsubscribe
 
     def emit(self, event: Event) -> None:
-        """Tell everyone. A subscriber that raises is logged; it never breaks the engine."""
+        """Call every matching subscriber. If one raises, the error is logged; it never reaches the engine."""
         for kind, fn in self._subscribers:
             if isinstance(event, kind):
                 try:
@@ -266,12 +266,12 @@ class Events:
 
 
 def log_event(event: Event) -> None:
-    """The subscriber that is always there: stdlib logging, with the job's fields in `extra`."""
+    """The default subscriber: stdlib logging, with the job's fields in `extra`."""
     logging.getLogger(f"tenure.{event.area}").log(event.level, "%s", event, extra=event.fields())
 
 
 def headline(error: str) -> str:
-    """The line of an error's text that says what happened: its first.
+    """The first line of an error's text: it says what happened.
 
     >>> headline("ValueError: no\\n\\n  File 'shop.py', line 3, in send")
     'ValueError: no'

@@ -1,4 +1,4 @@
-"""The two kinds of process, supervisor and worker, and finding the app that a command names."""
+"""Starts the two kinds of process, supervisor and worker, and finds the app that a command names."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tenure.errors import InvalidOption
 def load_app(target: str | None = None) -> Tenure:
     """Import an app and all its tasks: `module`, `module:attribute`, `module:make()`, or a file's path.
 
-    Without a target: TENURE_APP, else `app` of [tool.tenure] in the nearest pyproject.toml. The current folder is
-    first on the path. Raises InvalidOption that says what is missing.
+    Without a target: TENURE_APP, else `app` of [tool.tenure] in the nearest pyproject.toml. The current folder comes
+    first on the import path. Raises InvalidOption that says what is missing.
     """
     target = target or config.load().app or _app_of_pyproject()
     if not target:
         raise InvalidOption(
-            "no app: name its module (tenure worker shop.jobs), or set TENURE_APP, or app in [tool.tenure] of "
+            "no app: name its module (tenure worker shop.jobs), or set TENURE_APP, or set app in [tool.tenure] of "
             "pyproject.toml"
         )
     here = str(Path.cwd())
@@ -76,7 +76,7 @@ def _attribute(module: ModuleType, attribute: str) -> object:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError as error:
-        raise InvalidOption(f"app: {module.__name__} has no attribute {name!r}; {_apps_told(module)}") from error
+        raise InvalidOption(f"app: {module.__name__} has no attribute {name!r}; {_apps_listed(module)}") from error
     return found() if name != attribute else found
 
 
@@ -84,16 +84,16 @@ def _only_app(module: ModuleType) -> Tenure:
     apps = _apps_in(module)
     if len({id(app) for app in apps.values()}) == 1:
         return next(iter(apps.values()))
-    raise InvalidOption(f"app: {module.__name__}: {_apps_told(module)}; write {module.__name__}:NAME")
+    raise InvalidOption(f"app: {module.__name__}: {_apps_listed(module)}; write {module.__name__}:NAME")
 
 
 def _apps_in(module: ModuleType) -> dict[str, Tenure]:
     return {name: value for name, value in vars(module).items() if isinstance(value, Tenure)}
 
 
-def _apps_told(module: ModuleType) -> str:
+def _apps_listed(module: ModuleType) -> str:
     names = ", ".join(_apps_in(module))
-    return f"it has these apps: {names}" if names else "it makes no Tenure"
+    return f"its apps: {names}" if names else "it creates no Tenure app"
 
 
 # ── The two kinds of process ───────────────────────────────────────────────────────────────────────────────────────
@@ -102,7 +102,7 @@ _FLAGS = ("url", "notifier", "queues", "concurrency", "workers", "grace", "liste
 
 
 def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
-    """Become the supervisor that `tenure worker` asked for. Imports no user code: its workers do."""
+    """Run as the supervisor of `tenure worker`. It imports no user code: its workers do."""
     from tenure.supervisor.supervisor import Options, Supervisor
 
     settings = config.load(_flags(order))
@@ -115,27 +115,27 @@ def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
         reload=bool(order.get("reload")),
         counts=settings.listen is not None,
     )
-    supervisor = Supervisor(options, backends.connect, backends.open_notifier, backends.new_alarm, _say)
+    supervisor = Supervisor(options, backends.connect, backends.open_notifier, backends.new_alarm, _print)
     if settings.listen is not None:
         from tenure.operations.metrics import Page, serve
 
         try:
             server = serve(settings.listen, Page(supervisor.tally, supervisor.vitals, backends.connect))
         except OSError as error:
-            _say(f"listen: {settings.listen} can't be had: {error.strerror}; name another HOST:PORT, or none")
+            _print(f"listen: cannot bind {settings.listen}: {error.strerror}; use another HOST:PORT, or leave it unset")
             return 2
         with closing(server):
-            _say(f"tenure: metrics at {server.url}/metrics, health at {server.url}/healthz")
+            _print(f"tenure: metrics at {server.url}/metrics, health at {server.url}/healthz")
             return supervisor.run()
     return supervisor.run()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settings], None]) -> int:
-    """Be a worker process of the supervisor that handed these over."""
+    """Run as a worker process of the supervisor that passed these handles."""
     from tenure.worker.child import Handles, Loaded, run_child
     from tenure.worker.worker import queue_caps
 

@@ -135,7 +135,7 @@ def test_a_supervisor_that_ends_too_early_is_told_with_its_last_words(start: Sta
     assert (code, err) == (1, "")
     assert "✗ code_evolution: counted every commit, and each once" in out
     assert "The supervisor ended too early, with exit code -9." in out
-    assert "is up with 5 slots" in out.partition("last words")[2]
+    assert "started with 5 slots" in out.partition("last words")[2]
     assert_nothing_is_left(tmp_path)
 
 

@@ -197,7 +197,7 @@ def test_nobody_is_ended_for_the_time_in_which_the_store_was_away(place: Place, 
         patience = "from tenure.supervisor import watch; watch.END_SECONDS = 10.0"
         supervisor = running(site, site.supervisor(grace="100ms", lease="2m", before=altered(patience)), job)
         server.stop()
-        site.until(lambda: "the store is out of reach" in supervisor.log(), "its absence to be noticed", 60.0)
+        site.until(lambda: "the store is unavailable" in supervisor.log(), "its absence to be noticed", 60.0)
         site.go()
         site.seen(job, "end")
 

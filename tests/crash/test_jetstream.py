@@ -276,7 +276,7 @@ def test_without_any_scan_the_jobs_of_a_lost_host_run_again_by_redelivery_alone(
     views = site.ended(*lost)
     assert {(view.state, view.attempt, view.crashes_total) for view in views} == {("completed", 2, 1)}
     assert {view.attempt for view in site.ended(*jobs) if view.id not in {str(job.id) for job in lost}} == {1}
-    assert (near.log() + other.log()).count("the queue delivered it again") == len(lost) == 10
+    assert (near.log() + other.log()).count("the queue redelivered it") == len(lost) == 10
     rescued = 'tenure_rescues_total{cause="queue"}'
     site.until(lambda: metric(site, near, rescued) == 10, "the count of what the queue rescued")
     emptied(site, stream)
@@ -413,7 +413,7 @@ def test_what_a_worker_holds_when_its_store_is_away_goes_back_and_runs_later(
     site.until(lambda: len(site.lines(event="end")) > 50, "some to have run")
 
     line.refuse()
-    site.until(lambda: "the store is out of reach" in supervisor.log(), "it to notice")
+    site.until(lambda: "the store is unavailable" in supervisor.log(), "it to notice")
     site.until(lambda: stream.consumer()["num_waiting"] == 0, "it to ask for nothing more", 20)
     time.sleep(2)  # the outage itself, not a wait for something
     unended = sum(site.job(job).ended_at is None for job in jobs)

@@ -201,7 +201,7 @@ def test_the_first_process_back_leaves_the_others_a_lease_to_come_back_too(
             site.until(lambda: boot() - at > 2 * LONGER, "the outage to last", 3 * LONGER)
             line.refuse()
         back(site)
-        site.until(lambda: "the store is back" in near.log(), "the near host to see it")
+        site.until(lambda: "the store is available again" in near.log(), "the near host to see it")
         time.sleep(LONGER / 3)  # the far one's absence itself, not a wait for something
     site.until(lambda: not any(map(alive, workers)), "its former workers to end")
     site.go()

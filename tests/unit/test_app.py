@@ -68,7 +68,7 @@ def test_an_sqlite_url_without_a_file_is_refused(here: Path, url: str) -> None:
 def test_an_unknown_store_or_notifier_is_never_replaced_by_a_known_one(here: Path) -> None:
     with pytest.raises(InvalidOption, match="unknown store 'mysql'; known: sqlite"):
         open_store(settings(here, url="mysql://u:p@h/d"))
-    with pytest.raises(InvalidOption, match=r"another one in every process; for tests: jobs.testing\(\)"):
+    with pytest.raises(InvalidOption, match=r"its own memory store; for tests use jobs.testing\(\)"):
         open_store(settings(here, url="memory:"))
     wrong = settings(here, url="sqlite:///x.db", notifier="carrier://u:pigeon@h")
     with pytest.raises(InvalidOption, match=r"unknown notifier 'carrier://u:\*\*\*@h'; known: auto, poll"):
@@ -238,9 +238,9 @@ def test_the_modules_of_imports_bring_their_tasks(here: Path) -> None:
         ("nowhere", "app: there is no module 'nowhere'; looked in"),
         ("nowhere.at.all:jobs", "app: there is no module 'nowhere'"),
         ("nowhere.py", "app: there is no file"),
-        ("two", "app: two: it has these apps: jobs, other; write two:NAME"),
-        ("none", "app: none: it makes no Tenure; write none:NAME"),
-        ("two:jbos", "app: two has no attribute 'jbos'; it has these apps: jobs, other"),
+        ("two", "app: two: its apps: jobs, other; write two:NAME"),
+        ("none", "app: none: it creates no Tenure app; write none:NAME"),
+        ("two:jbos", "app: two has no attribute 'jbos'; its apps: jobs, other"),
         ("two:Tenure", "app: two:Tenure is a type, not a Tenure"),
         ("broken_imports", "imports: there is no module 'absent'"),
     ],

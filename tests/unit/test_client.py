@@ -388,7 +388,7 @@ def test_new_jobs_may_name_their_transaction_but_not_two(rig: Rig) -> None:
     with rig.jobs.transaction() as tx:
         rig.jobs.enqueue_many([greet.using(tx=tx).bind("a"), greet.bind("b")])
         assert rig.store.counts()[State.QUEUED] == 0
-        with pytest.raises(InvalidOption, match="these jobs name different transactions"):
+        with pytest.raises(InvalidOption, match="these jobs use different transactions"):
             rig.jobs.enqueue_many([greet.using(tx=tx).bind("a")], tx=object())
 
     assert rig.store.counts()[State.QUEUED] == 2

@@ -38,7 +38,7 @@ def test_a_subscriber_that_raises_is_logged_and_the_next_one_still_hears(caplog:
     events.emit(BACK)
 
     assert heard == [BACK]
-    assert "a subscriber raised on: the store is back after 1m30s" in caplog.text
+    assert "a subscriber raised on: the store is available again after 1m30s" in caplog.text
 
 
 def test_every_event_is_logged_as_a_sentence_with_its_fields(caplog: pytest.LogCaptureFixture) -> None:

@@ -480,7 +480,8 @@ def test_a_port_that_is_taken_is_one_sentence_and_exit_code_2(
     )
 
     assert ended.returncode == 2
-    assert ended.stderr == f"listen: {taken} can't be had: Address already in use; name another HOST:PORT, or none\n"
+    problem = f"listen: cannot bind {taken}: Address already in use"
+    assert ended.stderr == f"{problem}; use another HOST:PORT, or leave it unset\n"
 
 
 def test_it_listens_on_ipv6_too(well: Vitals) -> None:

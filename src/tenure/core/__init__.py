@@ -1,1 +1,1 @@
-"""What needs nothing but the standard library: the life-cycle, durations, clock, ids."""
+"""The modules that need only the standard library: life-cycle, durations, clock, ids."""

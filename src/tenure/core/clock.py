@@ -1,4 +1,4 @@
-"""The two clocks of a machine, so that a store can be given another one in tests."""
+"""The two clocks of a machine, as a value that tests can replace."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from uuid import uuid4
 class Clock:
     """`unix` seconds for people and due times; `boot` seconds for leases.
 
-    `boot` is CLOCK_BOOTTIME: it never steps, and unlike CLOCK_MONOTONIC it runs on while the machine is suspended,
-    so a lease that ended in the meantime has ended (clock_gettime(2)). `boot_id` names the boot it counts from.
+    `boot` is CLOCK_BOOTTIME: it never steps, and unlike CLOCK_MONOTONIC it keeps running while the machine is
+    suspended, so a lease can end during a suspend (clock_gettime(2)). `boot_id` names the boot it counts from.
     """
 
     unix: Callable[[], float]
@@ -24,12 +24,12 @@ class Clock:
     boot_id: str
 
 
-HOST_ENV = "TENURE_HOST_ID"  #: for tests only: lets processes of one machine look like those of several
+HOST_ENV = "TENURE_HOST_ID"  #: for tests only: makes processes of one machine look like those of several
 
 
 @cache
 def system_clock() -> Clock:
-    """This machine's clocks. Outside Linux, where there is no boot id, every process gets one of its own."""
+    """This machine's clocks. Outside Linux, where there is no boot id, every process generates its own."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     try:
         boot_id = os.environ.get(HOST_ENV) or Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -37,7 +37,7 @@ def seconds(value: object, name: str = "duration") -> float:
 
 
 def spell(value: float) -> str:
-    """A number of seconds as people say it, at most two units.
+    """A number of seconds as people write it, in at most two units.
 
     >>> spell(5400), spell(0.25), spell(42.35), spell(90061)
     ('1h30m', '250ms', '42.4s', '1d1h')

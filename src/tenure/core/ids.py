@@ -1,4 +1,4 @@
-"""Job ids: UUIDv7 text that rises within a process, so that jobs of one moment keep the order of their enqueues."""
+"""Job ids: UUIDv7 text that rises within a process, so that jobs of one millisecond keep their enqueue order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_id() -> str:
 
 
 def canonical(value: UUID | str) -> str:
-    """A job's id as the store writes it. Raises InvalidOption for what is no UUID."""
+    """A job's id as the store writes it. Raises InvalidOption if it is not a UUID."""
     try:
         return str(value if isinstance(value, UUID) else UUID(value))
     except (ValueError, AttributeError, TypeError):
@@ -37,7 +37,7 @@ def canonical(value: UUID | str) -> str:
 
 
 def _after_fork() -> None:
-    # Another thread of the parent may have held the lock, and two children must not draw the same bits.
+    # Another thread of the parent may have held the lock, and two children must not draw the same random bits.
     global _lock, _random
     _lock, _random = Lock(), Random()
 

@@ -1,4 +1,4 @@
-"""Importing what a setting or a command line names."""
+"""Imports the module that a setting or a command line names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def import_named(name: str, what: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; what it imports is not
+            raise  # the module exists; one that it imports does not
         raise InvalidOption(
             f"{what}: there is no module {error.name!r}; looked in {Path.cwd()} and on sys.path"
         ) from error

@@ -4,7 +4,7 @@
                     ▲                    ▲                   │
                     │                    └─ released, rescue ┤──► dead       (failures or crashes used up)
                     └─ failed, snoozed, later rescues ───────┤
-                                                             └──► cancelled  (asked for, and the code has stopped)
+                                                             └──► cancelled  (requested, and the code has stopped)
 
     start ──► processing: a guard's job begins under its guard's lease, and ends completed, dead or cancelled.
 
@@ -12,9 +12,9 @@ A *claim* grants a **lease**: (job, attempt, worker). Every later write of the o
 while the job is `processing` under exactly that attempt and worker. The attempt number rises by one with every
 claim and is never lowered, so a former owner can never be mistaken for the present one.
 
-`MOVES` is the whole protocol. The memory store applies it, the conformance suite walks every state with every
-verb of it on every store, `tests/model` searches it exhaustively, and the chart in `docs/lifecycle.md` is drawn
-from it. A new verb starts with a new row here.
+`MOVES` is the whole protocol. The memory store applies it, the conformance suite tries every verb from every state
+on every store, `tests/model` searches it exhaustively, and the chart in `docs/lifecycle.md` is drawn from it. A new
+verb starts with a new row here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tenure.core.retry import full_jitter
 
 
 class State(StrEnum):
-    SCHEDULED = "scheduled"  #: due later: delayed by its caller, snoozed, or waiting to retry
+    SCHEDULED = "scheduled"  #: due later: delayed by the caller, snoozed, or waiting to retry
     QUEUED = "queued"  #: due, owned by nobody
     PROCESSING = "processing"  #: owned by exactly one worker, under one lease
     COMPLETED = "completed"  #: its handler returned; the result is kept
@@ -36,33 +36,33 @@ class State(StrEnum):
     CANCELLED = "cancelled"  #: stopped on request, or too late to start
 
 
-GUARD = "guard"  #: the queue of jobs that run outside, under a guard: claimed by no worker, retried and replayed never
+GUARD = "guard"  #: the queue of jobs that run outside workers, under a guard: never claimed, retried or replayed
 
 LIVE = frozenset({State.SCHEDULED, State.QUEUED, State.PROCESSING})
 ENDED = frozenset(State) - LIVE
 
 
 class Needs(StrEnum):
-    """What a move asks for besides the state it starts from."""
+    """What a move requires besides the state it starts from."""
 
     NOTHING = "nothing"
-    DUE = "its time has come, or an operator says so"
-    LIVE_WORKER = "a worker whose row is there, not dead and not expired; grants a lease"
+    DUE = "its time has come, or an operator promotes it"
+    LIVE_WORKER = "a worker whose row exists, is not dead and has not expired; grants a lease"
     LEASE = "the lease: this attempt, this worker"
-    DEAD_OWNER = "an owner that is dead or missing, or hung for two leases more than it may be silent"
+    DEAD_OWNER = "an owner that is dead or missing, or hung for two leases longer than it may be silent"
     OPERATOR = "an operator"
     AGE = "kept for long enough"
 
 
 class Lease(NamedTuple):
-    """The right a claim grants. Only a lease can write to a job, and only until the attempt ends."""
+    """The right that a claim grants. Writes to a running job need its lease, which ends with the attempt."""
 
     job_id: str
     attempt: int
     worker_id: str
 
 
-# ── Outcomes: how an attempt ends. `finish` takes one, `settle` takes them for a process that is gone. ──────────
+# ── Outcomes: how an attempt ends. `finish` takes one, `settle` takes those of a process that has exited. ──────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler asked to be run later. Nothing is charged."""
+    """The handler asked to run again later. Nothing is charged."""
 
     delay: float
     reason: str = ""
@@ -91,14 +91,14 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Handed back unharmed: a drain, a self-fence, a neighbour's fault. Nothing is charged, its place is kept."""
+    """Handed back: a drain, a self-fence, another job's fault. Nothing is charged, and it keeps its place."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Stopped because someone asked for it, or because it expired before it could start."""
+    """Stopped by a cancel request, or expired before it could start."""
 
     reason: str = ""
 
@@ -107,8 +107,8 @@ class Cancelled:
 class Crashed:
     """The process died, stopped or hung, or its lease ended: charged as a crash. Never raised by a handler.
 
-    `process_died` sends the job to a one-slot worker next, so that only the guilty one spends its budget.
-    `evidence` (signal, peak memory, last line) is kept with the attempt, for whoever looks at the dead letter.
+    `process_died` makes the next attempt run alone in a one-slot worker, so that only the job at fault spends its
+    budget. `evidence` (signal, peak memory, last line) is kept with the attempt, to diagnose the dead letter.
     """
 
     reason: str
@@ -142,7 +142,7 @@ _C, _D, _X = State.COMPLETED, State.DEAD, State.CANCELLED
 
 MOVES: tuple[Move, ...] = (
     Move("enqueue", _NEW, _states(_Q, _S), Needs.NOTHING),
-    Move("start", _NEW, _states(_P), Needs.LIVE_WORKER),  # a guard's own job, which no worker ever claims
+    Move("start", _NEW, _states(_P), Needs.LIVE_WORKER),  # a guard's own job, which no worker claims
     Move("promote", _states(_S), _states(_Q), Needs.DUE),
     Move("claim", _states(_Q), _states(_P), Needs.LIVE_WORKER),
     Move("progress", _states(_P), _states(_P), Needs.LEASE),
@@ -156,7 +156,7 @@ MOVES: tuple[Move, ...] = (
     Move("rescue", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
     Move("redelivered", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
     Move("cancel", _states(_S, _Q), _states(_X), Needs.OPERATOR),
-    Move("cancel", _states(_P), _states(_P), Needs.OPERATOR),  # asked: the owner stops the code, then finishes
+    Move("cancel", _states(_P), _states(_P), Needs.OPERATOR),  # a request: the owner stops the code, then finishes
     Move("replay", _states(_C, _D, _X), _states(_Q), Needs.OPERATOR),
     Move("delete", _states(_S, _Q, _C, _D, _X), _GONE, Needs.OPERATOR),
     Move("prune", _states(_C, _D, _X), _GONE, Needs.AGE),
@@ -165,7 +165,7 @@ VERBS: tuple[str, ...] = tuple(dict.fromkeys(move.verb for move in MOVES))
 
 
 def legal(verb: str, source: State) -> bool:
-    """Does the table know this verb from this state?
+    """Does the table allow this verb from this state?
 
     >>> legal("claim", State.QUEUED), legal("claim", State.DEAD)
     (True, False)
@@ -175,11 +175,11 @@ def legal(verb: str, source: State) -> bool:
 
 # ── The decision ────────────────────────────────────────────────────────────────────────────────────────────────
 
-TOTAL_CRASHES = 20  #: checkpoints set `crashes` back to 0; this many in all still end a job (or max_crashes, if more)
+TOTAL_CRASHES = 20  #: checkpoints reset `crashes` to 0; this many in total still end a job (or max_crashes, if higher)
 
 
 class Charges(NamedTuple):
-    """What `decide` needs to know of a job: its budgets, what is spent, and whether a cancel was asked."""
+    """What `decide` needs of a job: its budgets, what is spent, and whether a cancel was requested."""
 
     failures: int
     crashes: int
@@ -194,7 +194,7 @@ class Charges(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where an outcome leads. `delay` is counted from the store's now; None keeps `run_at` and so the job's place."""
+    """Where an outcome leads. `delay` counts from the store's now; None keeps `run_at`, and so the job's place."""
 
     state: State
     failures: int
@@ -205,7 +205,7 @@ class Decision:
 
 
 def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
-    """The one place that says what an outcome means. Pure: `draw` (0 ≤ draw < 1) is the jitter's only source.
+    """The single place that defines what an outcome means. Pure: `draw` (0 ≤ draw < 1) is the only source of jitter.
 
     >>> job = Charges(0, 0, 0, max_failures=2, max_crashes=3, retry_base=1, retry_cap=30,
     ...               isolated=False, cancel_asked=False)
@@ -245,12 +245,12 @@ def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
 
 
 def outcome_name(outcome: Outcome) -> str:
-    """How an outcome is written in the store: 'completed', 'failed', 'snoozed', 'released', 'cancelled', 'crashed'."""
+    """An outcome's name in the store: 'completed', 'failed', 'snoozed', 'released', 'cancelled', 'crashed'."""
     return type(outcome).__name__.lower()
 
 
 def reason_of(outcome: Outcome) -> str:
-    """Why it ended so, in words; '' for a completed one."""
+    """The reason for an outcome, as text; '' for Completed."""
     match outcome:
         case Completed():
             return ""
@@ -261,7 +261,7 @@ def reason_of(outcome: Outcome) -> str:
 
 
 def error_after(outcome: Outcome, state: State, cancel_reason: str | None) -> str | None:
-    """The error a job shows after this outcome has led to `state`; None: the one it has already."""
+    """The error a job shows after this outcome has led to `state`; None keeps its present one."""
     if isinstance(outcome, Failed | Crashed):
         return reason_of(outcome)
     if state is State.CANCELLED:

@@ -1,7 +1,7 @@
-"""Backoff with full jitter, the policy that says which errors are retried, and the handler's own word on it.
+"""Backoff with full jitter, the policy that decides which errors are retried, and the exceptions that override it.
 
-The rule is AWS's "full jitter": a random delay between zero and the capped exponential. It spreads a burst of
-failures best of the known variants, at the price of an early retry now and then
+The rule is AWS's "full jitter": a random delay between zero and the capped exponential. Of the known variants it
+spreads a burst of failures best, at the price of an occasional early retry
 (Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015).
 """
 
@@ -29,11 +29,11 @@ def full_jitter(failures: int, base: float, cap: float, draw: float) -> float:
 
 @dataclass(frozen=True, init=False)
 class Retry:
-    """When a failed attempt is tried again.
+    """When a failed attempt is retried.
 
     `max_failures` counts failures, not retries: `Retry(3)` runs at most three times, `Retry(1)` once. The wait after
     the n-th failure is random between 0 and `base * 2**(n - 1)`, at most `cap`. Only errors in `on` and not in
-    `never` are retried; others are final. `delay(error, failures)` may return its own wait, or None for the usual.
+    `never` are retried; others are final. `delay(error, failures)` may return a wait, or None for the usual one.
 
     Example: `Retry(8, base="5s", cap="10m", on=OSError, never=PermissionError)`
 
@@ -81,13 +81,13 @@ class Retry:
         return isinstance(error, self.on) and not isinstance(error, self.never)
 
     def wait(self, error: Exception, failures: int) -> float | None:
-        """Seconds the policy's own `delay` asks for after the n-th failure; None leaves it to the usual backoff."""
+        """Seconds to wait after the n-th failure by the policy's own `delay`; None uses the usual backoff."""
         asked = self.delay(error, failures) if self.delay is not None else None
         return None if asked is None else seconds(asked, "delay")
 
 
 class Snooze(Exception):
-    """Raise it in a handler to be run again after `delay`; nothing is charged.
+    """Raise it in a handler to run the job again after `delay`; nothing is charged.
 
     Example: `raise Snooze("10m", "market closed")`
     """
@@ -95,11 +95,11 @@ class Snooze(Exception):
     def __init__(self, delay: Duration, reason: str = "") -> None:
         super().__init__(reason or f"snoozed for {delay}")
         self.delay = seconds(delay, "Snooze delay")
-        self.reason = str(reason)  # `raise Fail(error)` is what people write
+        self.reason = str(reason)  # people write `raise Fail(error)`
 
 
 class Fail(Exception):
-    """Raise it in a handler to fail this attempt with a delay of your own, or for good.
+    """Raise it in a handler to fail this attempt with your own retry delay, or permanently.
 
     Example: `raise Fail("rate limited", retry_in="90s")` or `raise Fail("no such page", final=True)`
     """

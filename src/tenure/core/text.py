@@ -1,4 +1,4 @@
-"""Text as every store can keep it."""
+"""Text that every store can keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 def clean(text: str, limit: int) -> str:
-    """The text as every store can keep it: NUL and lone surrogates replaced, at most `limit` characters.
+    """Text that every store can keep: NUL and lone surrogates replaced, at most `limit` characters.
 
     >>> clean("a\\0b", 10), clean("abcdef", 4)
     ('a\\ufffdb', 'abc…')
