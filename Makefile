@@ -1,4 +1,4 @@
-# Every target makes its own .venv; all that is needed is Python >= 3.11, git, make and a package index.
+# Every target creates .venv if needed; it requires only Python >= 3.11, git, make and a package index.
 SHELL := /bin/bash
 PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
@@ -14,7 +14,7 @@ help:  ## Show what there is
 demo: .venv/.run  ## See real work survive a killed worker
 	@$(BIN)/tenure demo
 
-test: .venv/.dev  ## What a newcomer runs: about five minutes on two cores
+test: .venv/.dev  ## The everyday tests: about five minutes on two cores
 	$(BIN)/python tests/run.py everyday
 
 test-all: .venv/.dev .venv/.browser  ## Every test there is: about half an hour on two cores
@@ -52,7 +52,7 @@ evidence: .venv/.dev  ## Half an hour of faults a store, the crash tests in full
 	$(BIN)/python -m tests.guards --json .chaos/guards.json
 	PYTHONPATH=tests $(BIN)/python -m chaos.evidence .chaos docs/evidence.md
 
-docs: .venv/.dev  ## Write the generated parts of the docs anew
+docs: .venv/.dev  ## Regenerate the generated parts of the docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/settings.py --write
 

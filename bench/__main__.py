@@ -1,4 +1,4 @@
-"""`make bench`: everybody in turn, several rounds, medians, one table. Ratios count: machines differ by the hour."""
+"""`make bench`: all peers in turn, several rounds, medians, one table. Compare ratios: machine speed drifts."""
 
 from __future__ import annotations
 

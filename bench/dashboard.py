@@ -1,4 +1,4 @@
-"""Who looks holds up nobody: pages while a worker drains, the drain while somebody looks, and many who watch."""
+"""The dashboard under load: pages while a worker drains, the drain while pages are viewed, and many watchers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Bench:
     """One store with its jobs, a worker and a dashboard."""
 
     store: Store
-    bell: Notifier  #: who enqueues rings it, as a client does
+    bell: Notifier  #: rung at each enqueue, as a client does
     random: Random
     scheduled: int  #: jobs
     look_at: str  #: the id of a dead job
@@ -94,12 +94,12 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What many who watch cost, and how late they see things: in bytes and seconds."""
+    """The cost of many watchers, and their lag: in bytes and seconds."""
 
     memory: int
     jobs: list[float]  #: from a job's enqueue until it is seen to have ended
     counts: list[float]  #: until one more is counted
-    spreads: list[float]  #: from the first who sees a job to the last
+    spreads: list[float]  #: from the first watcher that sees a job to the last
 
 
 def run(asked: Namespace) -> str:
@@ -128,7 +128,7 @@ def run(asked: Namespace) -> str:
             (
                 f"{asked.jobs:,} jobs in the store at the start and {there:,} at the end: half of them completed, "
                 f"{scheduled:,} scheduled, the others queued for one worker of {asked.slots} slots, whose jobs do "
-                f"nothing; server, worker, `tenure dashboard` and who looks share the cores; {here()}."
+                f"nothing; server, worker, `tenure dashboard` and its viewers share the cores; {here()}."
             ),
             "",
             f"First byte of a page while the worker drains at full speed, {views} views each:",
@@ -142,8 +142,8 @@ def run(asked: Namespace) -> str:
             "",
             f"The drain, by the store's own counts, spans of {SPAN:g} s in turn:",
             "",
-            f"- nobody looks: {told(without, ',.0f')} jobs/s",
-            f"- one page view a second and one who watches the overview: {told(watched, ',.0f')} jobs/s",
+            f"- without viewers: {shown(without, ',.0f')} jobs/s",
+            f"- one page view a second and one watcher of the overview: {shown(watched, ',.0f')} jobs/s",
             "",
             f"{WATCHERS} watch the overview while {A_BIT / EVERY:.0f} jobs a second are enqueued and run:",
             "",
@@ -160,8 +160,8 @@ def run(asked: Namespace) -> str:
                 300,
                 at_most=True,
             ),
-            judged("drain while somebody looks ≥ 0.95 × without", ratios, 0.95),
-            judged(f"memory with {WATCHERS} who watch ≤ 150 MiB", [many.memory / MIB], 150, at_most=True),
+            judged("drain with viewers ≥ 0.95 × without", ratios, 0.95),
+            judged(f"memory with {WATCHERS} watchers ≤ 150 MiB", [many.memory / MIB], 150, at_most=True),
             judged("lag of what they see ≤ 1 s", [max(many.jobs)], 1, at_most=True),
         ]
     )
@@ -176,7 +176,7 @@ def say(words: str) -> None:
     sys.stderr.write(words + "\n")
 
 
-def told(figures: Sequence[float], form: str) -> str:
+def shown(figures: Sequence[float], form: str) -> str:
     return f"{statistics.median(figures):{form}} ({', '.join(f'{each:{form}}' for each in figures)})"
 
 
@@ -280,7 +280,7 @@ def tenure(url: str, *arguments: str) -> Generator[tuple[subprocess.Popen[str], 
             process = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True)
 
         def give_up(why: str) -> NoReturn:
-            raise RuntimeError(f"{' '.join(arguments)}: {why}; it said:\n{log.read_text()[-3000:]}")
+            raise RuntimeError(f"{' '.join(arguments)}: {why}; its output:\n{log.read_text()[-3000:]}")
 
         try:
             yield process, give_up
@@ -324,7 +324,7 @@ def watching(bench: Bench, clients: int) -> Generator[list[Seen]]:
         assert process.stdout
         try:
             if process.stdout.readline() != "open\n":
-                raise RuntimeError("who watches has given up, and says above why")
+                raise RuntimeError("the watcher process failed; its output is above")
             yield seen
             seen += json.loads(process.communicate(timeout=PATIENCE)[0])
         finally:
@@ -406,7 +406,7 @@ def completed(store: Store, since: datetime, until: datetime) -> float:
 
 
 def compared(bench: Bench, rounds: int) -> tuple[list[float], list[float]]:
-    """The drain while nobody looks, and while somebody does; who goes first changes from round to round."""
+    """The drain without and with viewers; the order alternates from round to round."""
     rates: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for watched in (False, True) if number % 2 == 0 else (True, False):
@@ -419,14 +419,14 @@ def compared(bench: Bench, rounds: int) -> tuple[list[float], list[float]]:
             busy = (cpu_seconds(bench.dashboard) - before) / (time.monotonic() - began)
             rates[watched].append(rate)
             say(
-                f"round {number + 1}, {'somebody looks' if watched else 'nobody looks'}: {rate:,.0f} jobs/s, "
+                f"round {number + 1}, {'with viewers' if watched else 'without viewers'}: {rate:,.0f} jobs/s, "
                 f"the dashboard takes {busy:.1%} of a core"
             )
     return rates
 
 
 def watched_by_many(bench: Bench) -> Watched:
-    """A job is enqueued and run now and then, beside others: how long until everybody sees it, and the new count?"""
+    """Jobs are enqueued and run now and then, besides others: after how long do all watchers see them?"""
     store, process, memory = bench.store, psutil.Process(bench.dashboard), list[int]()
     sent = dict[int, int]()
     store.pause(DRAINED, paused=True)

@@ -1,7 +1,7 @@
 """One contestant on one store, in a process of its own: `python -m bench.drive` carries out BENCH_ORDER.
 
 Its worker is one more process: the same with the action `work`. (The order is in the environment because its URL has
-a password, and everybody can read a command line.)
+a password, and every user can read a command line.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GIVE_UP = 300.0  # seconds of one measurement
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to do with whom. `servers` are the processes whose CPU time counts as the server's."""
+    """One measurement of one peer. `servers` are the processes whose CPU time counts as the server's."""
 
     action: str
     name: str
@@ -145,11 +145,11 @@ async def working_off(peer: Peer, order: Order) -> None:
 
 @contextmanager
 def working(order: Order) -> Generator[tuple[str, Popen[bytes]]]:
-    """The worker, and the folder it tells of its laps in. What it said is shown if it fails."""
+    """The worker, and the folder where it records its laps. Its output is shown if it fails."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        told = {"folder": folder, "lap": order.jobs, "servers": order.servers}
+        config = {"folder": folder, "lap": order.jobs, "servers": order.servers}
         command, environment = replace(order, action="work").command()
-        environment |= {"BENCH_WORKER": json.dumps(told), "TENURE_RUNTIME_DIR": folder}
+        environment |= {"BENCH_WORKER": json.dumps(config), "TENURE_RUNTIME_DIR": folder}
         log = Path(folder, "log")
         with log.open("wb") as file:
             worker = Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)

@@ -1,6 +1,6 @@
-"""What is left of the throughput while workers are killed, and after a restart of PostgreSQL.
+"""The throughput that remains while workers are killed, and after a restart of PostgreSQL.
 
-Every job appends a line to a ledger when it begins and when its effect is done: the figures come from there alone.
+Every job appends a line to a ledger when it begins and when its effect is done: all figures come from that ledger.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from bench.report import here, judged
 TITLE = "PostgreSQL through faults"
 WORKERS = 4
 SLOTS = 5
-RATE = 75.0  #: jobs a second fed: what three workers carry, also of those that carry least
-RESTART_SECONDS = 0.1  #: systemd's RestartSec, where nobody says otherwise
-FRESH_SECONDS = 5.0  #: a job older than one that began so long ago has been passed over
-SIGHT_SECONDS = 1.0  #: throughput of a moment is that of so long
+RATE = 75.0  #: jobs a second fed: three workers of the slowest peer can process them
+RESTART_SECONDS = 0.1  #: systemd's default RestartSec
+FRESH_SECONDS = 5.0  #: a job older than one that began this long ago has been passed over
+SIGHT_SECONDS = 1.0  #: momentary throughput is measured over this time
 STEP_SECONDS = 0.05
 PATIENCE = 90.0  #: until all workers have begun
 KEPT = 0.95
@@ -195,7 +195,7 @@ SCENES: tuple[Callable[[Postgres, str, Spans, list[float]], Figures], ...] = (ki
 
 @contextmanager
 def at_work(server: Postgres, name: str, spans: Spans, rate: float = 0.0) -> Generator[Callable[[], Ledger]]:
-    """Workers that have settled on a fresh database, with a backlog that outlasts them or somebody who feeds it."""
+    """Workers in steady state on a fresh database, with a backlog that outlasts them or a process that feeds it."""
     seconds = spans.settle + spans.quiet + spans.kills * spans.between + spans.after + spans.left + PATIENCE / 3
     with ExitStack() as later:
         folder = Path(later.enter_context(TemporaryDirectory(prefix="bench-")))
@@ -265,7 +265,7 @@ class Kept:
 
 
 def oldest(ledger: Ledger) -> int:
-    """The worker that has been at work for longest; 0 where none is. Who runs little is none of the four."""
+    """The worker that has been running for longest; 0 if there is none. A nearly idle one does not count."""
     recent = Counter(line.pid for line in ledger.lines if line.at > time.monotonic() - 2 and alive(line.pid))
     busy = {pid for pid, count in recent.items() if count * 2 > max(recent.values())}
     return next((line.pid for line in ledger.lines if line.pid in busy), 0)
@@ -279,7 +279,7 @@ def alive(pid: int) -> bool:
 
 
 def settled(ledger_of: Callable[[], Ledger], kills: Sequence[tuple[int, float]], deadline: float) -> Ledger:
-    """Wait until all that was interrupted has begun again, and whoever began then has had the time to end."""
+    """Wait until all interrupted jobs have begun again, and have had the time to end."""
     while True:
         ledger = ledger_of()
         waiting = any(math.isinf(seconds) for pid, at in kills for seconds in ledger.interrupted(pid, at))
@@ -308,7 +308,7 @@ def report(
 
     def column(name: str, key: str, places: int = 2) -> str:
         each = [figures[key] for figures in found[name]]
-        return f"{told(statistics.median(each), places)} ({', '.join(told(one, places) for one in each)})"
+        return f"{shown(statistics.median(each), places)} ({', '.join(shown(one, places) for one in each)})"
 
     def total(name: str, *keys: str) -> str:
         return " + ".join(f"{sum(figures[key] for figures in found[name]):.0f}" for key in keys)
@@ -338,8 +338,9 @@ def report(
         seconds = sorted(again[name]) or [math.nan]
         lines.append(
             f"| {name} | {column(name, 'full_before', 0)} | {column(name, 'full_kept')} | "
-            f"{column(name, 'fed_kept')} | {len(again[name])} | {told(seconds[len(seconds) // 2])} | "
-            f"{told(seconds[-1])} | {total(name, 'full_left', 'fed_left')} | {total(name, 'full_twice', 'fed_twice')} |"
+            f"{column(name, 'fed_kept')} | {len(again[name])} | {shown(seconds[len(seconds) // 2])} | "
+            f"{shown(seconds[-1])} | {total(name, 'full_left', 'fed_left')}"
+            f" | {total(name, 'full_twice', 'fed_twice')} |"
         )
     lines += [
         "",
@@ -373,5 +374,5 @@ def report(
     return "\n".join(lines)
 
 
-def told(figure: float, places: int = 2) -> str:
+def shown(figure: float, places: int = 2) -> str:
     return "not seen" if math.isinf(figure) else f"{figure:.{places}f}"

@@ -1,4 +1,4 @@
-"""What every job of the bench of faults does. Imports little: a worker that is killed imports it again."""
+"""The job of the fault bench. It imports little: a worker that replaces a killed one imports it again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The contestants of `bench.faults`, each recovering as its own documentation says.
 
 A process of one of them carries out FAULTS_ORDER: `install`, `fill` (a backlog), `feed` (so many jobs a second, until
-it is killed) or `work`. (In the environment, because its URL has a password, and everybody can read a command line.)
+it is killed) or `work`. (In the environment, because its URL has a password, and every user can read a command line.)
 """
 
 # pyright: reportUnknownMemberType=false, reportUntypedFunctionDecorator=false
@@ -41,7 +41,9 @@ class Order:
     def command(self) -> tuple[list[str], dict[str, str]]:
         """How to carry it out, and in which environment."""
         environment = os.environ | {"FAULTS_ORDER": json.dumps(asdict(self)), LEDGER: self.ledger}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or who is not installed would be compiled at every start
+        environment.pop(
+            "PYTHONDONTWRITEBYTECODE", None
+        )  # else a peer without installed bytecode would be compiled at every start
         return [sys.executable, "-m", "bench.faults_peers"], environment
 
 
@@ -101,7 +103,7 @@ class Pgqueuer(postgres_peers.Pgqueuer):
     """`pgq run FACTORY --shutdown-on-listener-failure`, as under "Process Supervision" of its documentation.
 
     The slots are its `--max-concurrent-tasks`; its batch may be half of that at most. A job whose heartbeat is 30 s old
-    is picked again by anybody, which is its default.
+    may be picked again by any worker, which is its default.
     """
 
     processes = 4

@@ -33,10 +33,10 @@ def run(asked: Namespace) -> str:
             for what, count in (("others", asked.others), ("same", asked.others), ("ended", asked.ended)):
                 if what != "ended" or PEERS[name].keeps_ended:
                     found[name][what] = against_empty(bench, name, what, count, asked)
-                    sys.stderr.write(f"{name}: {words[what]}: {told(found[name][what])}\n")
+                    sys.stderr.write(f"{name}: {words[what]}: {shown(found[name][what])}\n")
             found[name]["snapshot"] = [churned(bench, name, asked) for _ in range(asked.rounds)]
-            sys.stderr.write(f"{name}: {words['snapshot']}: {told(found[name]['snapshot'])}\n")
-    rows = [f"| {words[what]} | {' | '.join(told(found[name].get(what, ())) for name in names)} |" for what in words]
+            sys.stderr.write(f"{name}: {words['snapshot']}: {shown(found[name]['snapshot'])}\n")
+    rows = [f"| {words[what]} | {' | '.join(shown(found[name].get(what, ())) for name in names)} |" for what in words]
     verdicts = [
         judged(f"{words[what]} ≥ {bound}", found["tenure"][what], bound)
         for what, bound in BOUNDS.items()
@@ -61,12 +61,12 @@ def run(asked: Namespace) -> str:
     )
 
 
-def told(ratios: Sequence[float]) -> str:
+def shown(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({', '.join(f'{one:.2f}' for one in ratios)})" if ratios else "–"
 
 
 def against_empty(bench: Bench, name: str, what: str, count: int, asked: Namespace) -> list[float]:
-    """The same drain in a full database and in an empty one, in turn; who comes first changes with each round."""
+    """The same drain in a full database and in an empty one, in turn; the order alternates from round to round."""
     with (
         bench.contestant(name, asked.jobs, asked.slots) as empty,
         bench.contestant(name, asked.jobs, asked.slots) as full,

@@ -1,4 +1,4 @@
-"""What all contestants share: rates, laps counted in the worker, latencies, and the CPU time of processes."""
+"""Shared by all contestants: rates, laps counted in the worker, latencies, and the CPU time of processes."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def _ticks(stat: Path) -> list[int]:
 
 
 def worker() -> Worker:
-    """Who counts in this process, as whoever started it wants."""
+    """The counter of this process, as configured by the process that started it."""
     order = json.loads(os.environ["BENCH_WORKER"])
     return Worker(order["folder"], order["lap"], order["servers"])

@@ -1,4 +1,4 @@
-"""Everybody on one PostgreSQL server with its default durability, each in a fresh database."""
+"""All peers on one PostgreSQL server with its default durability, each in a fresh database."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run(asked: Namespace) -> str:
 
 
 def entrants(only: list[str] | None) -> tuple[list[str], dict[str, str]]:
-    """Who takes part, and why someone cannot."""
+    """The peers that take part, and why the others cannot."""
     names = [name for name in PEERS if not only or name in only]
     absent = {
         name: f"not here: needs Python {'.'.join(map(str, PEERS[name].python))}"
@@ -109,7 +109,7 @@ def servers(names: list[str]) -> Generator[Bench]:
 
 
 def ask(order: Order) -> Any:
-    """Have an order carried out, and hear the answer."""
+    """Run an order in its process and return the answer."""
     command, environment = order.command()
     answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if answer.returncode:

@@ -18,7 +18,7 @@ from typing import Any
 from bench.measure import worker
 
 QUEUE = "default"
-CONNECTIONS = 20  # of whoever enqueues; the workers of those that have a pool get as many
+CONNECTIONS = 20  # of the enqueuing process; workers of peers with a pool get as many
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Peer:
     left = ""  #: SQL, where there is a cheap one: how many jobs are not yet finished
     uvloop = False  #: its documentation or its own command line says so
     together = True  #: its enqueue can be called concurrently
-    starts = True  #: its worker is told of new jobs
+    starts = True  #: its worker is notified of new jobs
     enqueues = True  #: its figures of enqueueing mean something
     keeps_ended = True  #: in the database
     python = (3, 11)
@@ -40,7 +40,7 @@ class Peer:
         self.ready()
 
     def ready(self) -> None:
-        """What has to be so before anything else."""
+        """Set up what the peer needs before anything else."""
 
     async def install(self) -> None: ...
 
@@ -62,7 +62,7 @@ class Peer:
         raise NotImplementedError
 
     async def fill(self, what: str, count: int) -> None:
-        """As `rows` says; who cannot be filled by SQL does it in its own way."""
+        """Fill the tables by the SQL of `rows`; a peer that SQL cannot fill overrides this."""
         import psycopg
 
         with psycopg.connect(self.url, autocommit=True) as connection:

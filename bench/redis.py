@@ -1,4 +1,4 @@
-"""Everybody on one Valkey server without an append-only file, emptied before each; Tenure on one that has it, too."""
+"""All peers on one Valkey server without an append-only file, emptied before each; Tenure also on one that has it."""
 
 from __future__ import annotations
 

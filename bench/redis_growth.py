@@ -1,4 +1,4 @@
-"""What a million delayed jobs cost: to enqueue one more, and everybody else when ten thousand are due at once."""
+"""The cost of a million delayed jobs: to enqueue one more, and to other clients when ten thousand are due at once."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ def run(asked: Namespace) -> str:
             "",
             "| jobs delayed already | server CPU of one more, µs |",
             "| ---: | ---: |",
-            *(f"| {level:,} | {middle[level]:.1f} ({told(costs[level])}) |" for level in levels),
+            *(f"| {level:,} | {middle[level]:.1f} ({shown(costs[level])}) |" for level in levels),
             "",
             f"Then {DUE:,} are due at once, and a client that does nothing but PING waits:",
             "",
-            f"- at rest at most {statistics.median(quiet):.1f} ms ({told(quiet)})",
-            f"- while they are promoted at most {statistics.median(blocked):.1f} ms ({told(blocked)})",
-            f"- the server's slow log: the longest script took {statistics.median(scripts):.1f} ms ({told(scripts)})",
+            f"- at rest at most {statistics.median(quiet):.1f} ms ({shown(quiet)})",
+            f"- while they are promoted at most {statistics.median(blocked):.1f} ms ({shown(blocked)})",
+            f"- the server's slow log: the longest script took {statistics.median(scripts):.1f} ms ({shown(scripts)})",
             "",
             "Targets:",
             "",
             verdict(f"one more costs no more than log N allows, {allowed:.2f} ×", growth, allowed),
-            verdict("promoting keeps nobody waiting for 10 ms", statistics.median(blocked), 10),
+            verdict("promoting delays no client by 10 ms", statistics.median(blocked), 10),
         ]
     )
 
@@ -87,7 +87,7 @@ def verdict(target: str, figure: float, most: float) -> str:
     return f"- {target}: {figure:.2f}, {'met' if figure <= most else '**short**'}"
 
 
-def told(figures: Sequence[float]) -> str:
+def shown(figures: Sequence[float]) -> str:
     return ", ".join(f"{figure:.1f}" for figure in figures)
 
 

@@ -42,7 +42,7 @@ def here() -> str:
 
 
 def table(rounds: Rounds, absent: Mapping[str, str], columns: Sequence[str]) -> str:
-    """Medians. Who is absent has a row that says why."""
+    """A table of medians. An absent peer has a row that says why."""
     rows = ["| | " + " | ".join(COLUMNS[key][0] for key in columns) + " |", "| --- |" + " ---: |" * len(columns)]
     for name, runs in rounds.items():
         cells = [
@@ -55,7 +55,7 @@ def table(rounds: Rounds, absent: Mapping[str, str], columns: Sequence[str]) -> 
 
 
 def ratios(rounds: Rounds, ours: str) -> list[str]:
-    """Our drain against each peer's, round by round, so that the machine's drift cancels out."""
+    """Tenure's drain against each peer's, round by round, so that the machine's drift cancels out."""
     found: list[str] = []
     for name, runs in rounds.items():
         if ours in rounds and not name.startswith("tenure"):

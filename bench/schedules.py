@@ -48,7 +48,7 @@ def run(asked: Namespace) -> str:
             sys.stderr.write(
                 f"{name}, round {number + 1}: fired {first:.2f} s, ran {last:.2f} s, idle {costs[-1]:.2f}%\n"
             )
-        rows.append(f"| {name} | {told(fired)} | {told(started)} | {told(costs)} |")
+        rows.append(f"| {name} | {shown(fired)} | {shown(started)} | {shown(costs)} |")
         idle.append(verdict(f"{name}: all fired within 5 s", statistics.median(fired), 5.0))
         idle.append(verdict(f"{name}: idle under 1% of a core", statistics.median(costs), 1.0))
     return "\n".join(
@@ -70,7 +70,7 @@ def run(asked: Namespace) -> str:
     )
 
 
-def told(figures: Sequence[float]) -> str:
+def shown(figures: Sequence[float]) -> str:
     return f"{statistics.median(figures):.2f} ({', '.join(f'{each:.2f}' for each in figures)})"
 
 

@@ -1,4 +1,4 @@
-"""Everybody on SQLite."""
+"""All peers on SQLite."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     pip install ".[web]"
     python examples/dashboard_fastapi.py
 
-Then http://127.0.0.1:8000/jobs/, as ada (does everything) or grace (looks): their password is "tenure".
+Then open http://127.0.0.1:8000/jobs/ as ada (admin) or grace (read only): both have the password "tenure".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def greet(name: str) -> str:
 
 
 async def signed_in(request: Request) -> User:
-    """However the app knows its users; here by HTTP Basic."""
+    """The app's own authentication; here HTTP Basic."""
     given = await basic(request)
     user = USERS.get(given.username) if given else None
     if given is None or user is None or not secrets.compare_digest(given.password.encode(), PASSWORD.encode()):
@@ -58,4 +58,4 @@ async def greetings(name: str, user: Annotated[User, Depends(signed_in)]) -> dic
 
 
 if __name__ == "__main__":
-    uvicorn.run(app, port=8000, timeout_graceful_shutdown=2)  # else an open page would hold up Ctrl-C
+    uvicorn.run(app, port=8000, timeout_graceful_shutdown=2)  # else an open page would delay Ctrl-C

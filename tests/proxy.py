@@ -1,7 +1,7 @@
 """A TCP proxy that breaks connections on demand, in a thread of this process.
 
     with Proxy("127.0.0.1", server.port) as proxy:
-        proxy.cut_reply_to(b"INSERT INTO jobs")   # it is committed, and the client never hears of it
+        proxy.cut_reply_to(b"INSERT INTO jobs")   # it is committed, and the client never gets the reply
 
 It reads PostgreSQL's protocol as far as that needs; TLS it can delay and break, but not read.
 """
@@ -29,7 +29,7 @@ class Proxy:
     """Forwards to one address until told otherwise. Each method returns when it is in force; `heal` undoes them all."""
 
     def __init__(self, target_host: str, target_port: int) -> None:
-        self._held = hold_port()  # also while it refuses: nobody else is to listen there
+        self._held = hold_port()  # also while it refuses: no other process may listen there
         self.port: int = self._held.getsockname()[1]
         self.cuts = 0
         self._target = (target_host, target_port)
@@ -65,7 +65,7 @@ class Proxy:
         self._do(self._cut())
 
     def half_close(self) -> None:
-        """End each connection towards the client only: it hears the end, and the server hears of nothing."""
+        """End each connection towards the client only: the client sees the end, the server sees nothing."""
         self._do(self._half_close())
 
     def latency(self, seconds: float, jitter: float = 0.0) -> None:
@@ -84,7 +84,7 @@ class Proxy:
         """Forward the request that contains `pattern`, and reset its connection once the server has answered it.
 
         For PostgreSQL `pattern` is looked for in statements (prepared ones too) and their parameters; in an explicit
-        transaction the reply that is lost is the one that tells of its end. For any other protocol `answered` says
+        transaction the lost reply is the one that reports its end. For any other protocol `answered` says
         whether the bytes that came since the request are the answer.
         """
         self._fault = _Fault(pattern, times, answered)
@@ -116,7 +116,7 @@ class Proxy:
         if listener is not None:
             for each in listener.sockets:
                 self._loop.remove_reader(each.fileno())
-            for _ in range(10):  # whom the kernel has let in gets a link first: a server that closes forgets them, open
+            for _ in range(10):  # accepted clients get a link first: a server that closes leaves them open, unserved
                 await asyncio.sleep(0)
             listener.close()
         await self._cut()
@@ -235,7 +235,7 @@ class _Link:
             if message[:1] == b"Z" and message[5:6] == b"I":
                 self.answered = True
                 break
-            if message[:1] in b"ZG":  # the transaction goes on, or the server waits for what COPY brings
+            if message[:1] in b"ZG":  # the transaction continues, or the server waits for COPY data
                 passed, self._held = passed + self._held, b""
         return passed
 
@@ -310,6 +310,6 @@ class _Talk:
 
 
 def _size(buffer: bytes, start: int) -> int:
-    """The size of the first message of a buffer, whose length stands at `start`; 0 while it is incomplete."""
+    """The size of the first message of a buffer, whose length is stored at `start`; 0 while it is incomplete."""
     size = start + int.from_bytes(buffer[start : start + 4])
     return size if len(buffer) >= max(size, start + 4) else 0

@@ -1,11 +1,11 @@
 """`make test` and `make test-all`: pytest under a limit for the whole, which ends red and leaves no process behind.
 
-    python tests/run.py everyday [pytest's arguments]     what a newcomer runs: minutes
+    python tests/run.py everyday [pytest's arguments]     the everyday tests: minutes
     python tests/run.py all [pytest's arguments]          everything
 
 When the limit has passed, it names the tests that were running, shows the stacks of the processes that ran them, and
-kills all that the run has started. Processes are found by a variable in their environment, so also those that have left
-their group. TESTS_MINUTES sets another limit; a SIGALRM says that it has passed.
+kills every process that the run started. They are found by a variable in their environment, so even those that have
+left the process group. TESTS_MINUTES sets another limit; a SIGALRM signals that it has passed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RUN, FOLDER = "TESTS_RUN", "TESTS_RUN_FOLDER"
 STACKS_SECONDS = 3.0
 LEFT_SECONDS = float(
     os.environ.get("TESTS_LEFT_SECONDS") or 30.0
-)  #: servers and browsers are told to end with the run, and take a moment
+)  #: servers and browsers end with the run, and need a moment
 HERE = Path(__file__).parent
 WAITING = [
     "tests/crash",
@@ -77,7 +77,7 @@ def main(name: str, arguments: list[str]) -> int:
     signal.signal(signal.SIGALRM, _raise_overdue)
     signal.setitimer(signal.ITIMER_REAL, minutes * 60)
     folder, token = Path(tempfile.mkdtemp(prefix="tenure-tests-")), secrets.token_hex(8)
-    # Caches of its own: nothing of this user's is read, and a home that can't be written is no matter.
+    # A separate cache: nothing of this user's is read, and a read-only home does not matter.
     environment = {**os.environ, RUN: token, FOLDER: str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all that they import
     failed = 0
@@ -101,7 +101,7 @@ def main(name: str, arguments: list[str]) -> int:
 
 def _pytest(arguments: list[str], environment: dict[str, str]) -> int:
     """Its exit code. Raises Overdue."""
-    # A process that had to be ended is replaced, but not for ever: by groups, xdist hands out the same test once more.
+    # A process that was killed is replaced, but not forever: with groups, xdist hands out the same test again.
     command = [sys.executable, "-m", "pytest", "-q", "--max-worker-restart=2", *arguments]
     pytest = subprocess.Popen(command, cwd=HERE.parent, env=environment, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a terminal's Ctrl-C reaches pytest by itself
@@ -123,26 +123,26 @@ def _where_it_was(folder: Path, minutes: float) -> str:
                 os.kill(int(file.stem.rpartition("-")[2]), signal.SIGUSR1)  # watchdog.py writes its stacks
     time.sleep(STACKS_SECONDS)
     stacks = [text for file in sorted(folder.glob("*.stacks")) if (text := file.read_text())]
-    said = f"FAILED: the run took more than {minutes:g} minutes, and was ended. It was at:"
-    return "\n".join(["", *stacks, said, *(running or ["no test"])])
+    verdict = f"FAILED: the run took more than {minutes:g} minutes and was ended. It was running:"
+    return "\n".join(["", *stacks, verdict, *(running or ["no test"])])
 
 
 def _end_all(token: str, patience: float) -> list[str]:
-    """The commands of what has not ended within so many seconds; when it returns all have."""
+    """Wait for the processes to end, then kill the rest; returns the commands of those that were killed."""
     until = time.monotonic() + patience
     while (left := _carriers(token)) and time.monotonic() < until:
         time.sleep(0.2)
-    told = [f"{process.pid} {shlex.join(process.cmdline)}" for process in left]
+    commands = [f"{process.pid} {shlex.join(process.cmdline)}" for process in left]
     while left := _carriers(token):
         for process in left:
             with suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.05)
-    return told
+    return commands
 
 
 def _carriers(token: str) -> list[Process]:
-    """Every process with this token in its environment, but this one and what is only a zombie."""
+    """Every process with this token in its environment, except this one and zombies."""
     found: list[Process] = []
     for entry in Path("/proc").iterdir():
         try:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 _PORTS = range(20_000, 32_768)  # below the ephemeral ones: a client that reconnects can't take a stopped server's port
-_given: set[int] = set()  # by this process: whoever has it may listen only later, or not just now
+_given: set[int] = set()  # by this process: a server may listen on its port only later, or pause
 
 
 class ServerError(Exception):
@@ -181,14 +181,14 @@ class Databases:
         return urlsplit(self._url)._replace(path=f"/{quote(database)}").geturl()
 
     def create_database(self, template: str = "template1") -> str:
-        """The URL of a fresh database; `template` names one to copy, which nobody may be connected to."""
+        """The URL of a fresh database; `template` names one to copy, which must have no connections."""
         name = f"t_{secrets.token_hex(6)}"
         self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
         self._made.add(name)
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Remove a database that `create_database` made, and throw out whoever is connected to it."""
+        """Remove a database that `create_database` made, and disconnect its clients."""
         name = urlsplit(url).path.removeprefix("/")
         if name not in self._made:
             raise ServerError(f"the database {name!r} was not made here, so it is not dropped")
@@ -346,7 +346,7 @@ class Nats(_Server, Streams):
                     **(settings or {}),
                     "listen": f"127.0.0.1:{self.port}",
                     "jetstream": {"store_dir": str(self.folder / "store")},
-                    # by default who has not logged in within two seconds is sent away: a busy machine may need longer
+                    # by default a client must log in within two seconds: a busy machine may need longer
                     **({"authorization": {"user": user, "password": password, "timeout": 60}} if user else {}),
                 }
             )
@@ -522,7 +522,7 @@ class ValkeyCluster:
         return secrets.choice(self.urls)
 
     def owner(self, key: str) -> Valkey:
-        """The node that has this key, also while that node is away."""
+        """The node that has this key, even while that node is down."""
         asked = next(node for node in self.nodes if node.running)
         slot = asked.execute("CLUSTER", "KEYSLOT", key)
         shards = asked.execute("CLUSTER SLOTS")
@@ -580,7 +580,7 @@ class Sentinel(_Redis):
         _until(self, lambda: len(self.execute("SENTINEL", "REPLICAS", "tenure")) == replicas)
 
     def master_port(self) -> int:
-        """The port of who is master now."""
+        """The port of the present master."""
         _, port = self.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "tenure")
         return int(port)
 
@@ -633,7 +633,7 @@ def shared_valkey() -> Keys:
 @functools.cache
 def shared_cluster() -> ValkeyCluster:
     """This process's cluster, started when first asked for."""
-    cluster = ValkeyCluster({"cluster-node-timeout": 60_000})  # a node that is held up for a moment has not failed
+    cluster = ValkeyCluster({"cluster-node-timeout": 60_000})  # a node that is delayed for a moment has not failed
     atexit.register(cluster.close)
     return cluster
 
@@ -690,19 +690,19 @@ def _unprivileged() -> pwd.struct_passwd:
     """PostgreSQL refuses root, and initdb wants a user that has a name."""
     users = {user.pw_name: user for user in pwd.getpwall() if user.pw_uid != 0}
     if not users:
-        raise ServerError("PostgreSQL refuses to run as root, and /etc/passwd has nobody else: add a user to it")
+        raise ServerError("PostgreSQL refuses to run as root, and /etc/passwd has no other user: add one")
     return users.get("nobody") or next(iter(users.values()))
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nobody listens on, and that no client is given."""
+    """A port on 127.0.0.1 without a listener, which no client will be assigned."""
     with hold_port() as held:
         port: int = held.getsockname()[1]
         return port
 
 
 def hold_port() -> socket.socket:
-    """Who knows the port of this socket may listen on it, now and again; nobody else is given it until it closes."""
+    """Reserve a port: its holder may listen on it at any time; no other process gets it until this socket closes."""
     for _ in range(100):
         port = secrets.choice(_PORTS)  # not `random`: test workers share a seed
         if port in _given:
@@ -713,7 +713,7 @@ def hold_port() -> socket.socket:
         except OSError:
             held.close()
             continue
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: others are let in, but by nobody's probe
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only now: others may bind, but no probe binds it
         _given.add(port)
         return held
     raise ServerError(f"no free port found between {_PORTS.start} and {_PORTS.stop}")
@@ -739,7 +739,7 @@ def _keep(folder: str, user: str, *command: str) -> int:
     orphaned = threading.Event()
 
     def guard() -> None:
-        os.read(0, 1)  # nobody writes: it returns when the starter has closed the pipe, or is gone
+        os.read(0, 1)  # the starter never writes: this returns when it has closed the pipe, or has ended
         orphaned.set()
         server.send_signal(signal.SIGQUIT)
         try:

@@ -1,8 +1,8 @@
-"""A test run that can't hang, and children that start like in a fresh shell, whoever starts the run and from where.
+"""A test run that can't hang, and children that start as in a fresh shell, wherever the run was started.
 
 pytest-timeout raises in the test when its time is up. That is not enough where the test then waits for a child
-process that does not end either (`Popen.__exit__` has no limit). So a thread looks on: past the limit it kills what the
-test has started, and if even that does not end the test it writes down all stacks and ends the process, which
+process that does not end either (`Popen.__exit__` has no limit). So a thread watches: past the limit it kills the
+processes that the test started. If even that does not end the test, it dumps all stacks and ends the process, which
 pytest-xdist reports as the failure of that test.
 """
 
@@ -23,12 +23,12 @@ import pytest
 
 CHILDREN_SECONDS = 10.0  #: past a test's limit: what it started is killed
 PROCESS_SECONDS = 40.0  #: past a test's limit: the process that runs it is ended
-FOLDER = "TESTS_RUN_FOLDER"  #: where run.py finds which test each process is at; no name that a test would clear
+FOLDER = "TESTS_RUN_FOLDER"  #: where run.py finds the test that each process is running; tests do not clear this name
 _INHERITED = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGPIPE", "SIGUSR1", "SIGUSR2")
 
 
 def start_afresh() -> None:
-    """Nothing that this process was handed reaches its children: no signal ignored or blocked, no settings of ours.
+    """Give children a clean state: no signal ignored or blocked, the usual umask, no Tenure or terminal settings.
 
     A signal that is ignored stays ignored in every child, one with a handler is reset to its default (execve(2)). So
     `nohup make test &`, which ignores SIGINT and SIGHUP, gets handlers that do nothing here.
@@ -59,7 +59,7 @@ class Watchdog:
         stacks = Path(folder, f"{name}-{os.getpid()}.stacks").open("w") if folder else sys.__stderr__  # noqa: SIM115
         self._stacks = cast(TextIO, stacks)
         faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
-        threading.Thread(target=self._look_on, name="tests-watchdog", daemon=True).start()
+        threading.Thread(target=self._watch, name="tests-watchdog", daemon=True).start()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -78,7 +78,7 @@ class Watchdog:
         if self._where is not None:
             self._where.write_text(test)
 
-    def _look_on(self) -> None:
+    def _watch(self) -> None:
         while True:
             time.sleep(1.0)
             test, ends = self._test, self._ends
@@ -93,7 +93,7 @@ class Watchdog:
 
 
 def _kill_children() -> None:
-    """All but the servers that the tests share, and their keepers."""
+    """Kill all except the servers that the tests share, and their keepers."""
     for child in psutil.Process().children():
         try:
             if "servers.py" in " ".join(child.cmdline()):

@@ -1,1 +1,1 @@
-"""Real processes, real servers, random faults, and a judge who believes only what clients and handlers wrote down."""
+"""Real processes, real servers, random faults, and a checker that relies only on what clients and handlers recorded."""

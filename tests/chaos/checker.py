@@ -185,7 +185,7 @@ def _checkpoints(seen: Seen, story: Story, overtaken: Callable[[int], Event | No
     ]
     if story.job is not None and calls:
         shown.append(("the store keeps", story.job.checkpoint, inf, inf))
-    for who, value, attempt, at in shown:
+    for reader, value, attempt, at in shown:
         acked: Call | None = None
         possible: list[Call] = []
         for call in calls:
@@ -199,7 +199,7 @@ def _checkpoints(seen: Seen, story: Story, overtaken: Callable[[int], Event | No
         if value == newest or any(value == call.data["value"] for call in possible):
             continue
         if acked is None or not seen.forgotten(acked.began, acked.ended, at):
-            yield f"{story.name}: {who} the checkpoint {value!r}, the newest that was accepted is {newest!r}"
+            yield f"{story.name}: {reader} the checkpoint {value!r}, the newest that was accepted is {newest!r}"
 
 
 def _may_have_landed(call: Call, overtaken: Callable[[int], Event | None]) -> bool:
@@ -412,7 +412,7 @@ class Life(NamedTuple):
 
 
 def _i11(seen: Seen) -> Judged:
-    """Of all jobs with one unique key one is live; who is refused is refused for the sake of a live one."""
+    """Of all jobs with one unique key one is live; a job is refused only in favour of a live one."""
     lives: dict[str, list[Life]] = defaultdict(list)
     for story in seen.stories.values():
         unique = next((call.data["unique"] for call in story.calls["enqueue"] if call.data.get("unique")), "")
@@ -507,15 +507,15 @@ def _handed_in(seen: Seen, story: Story) -> Judged:
     there = seen.handed_in.get(story.key, Counter[int]())
     calls = {call.attempt: call for call in story.calls["hand_in"]}
     for attempt in sorted({*there, *calls}):
-        call, rows, who = calls.get(attempt), there[attempt], f"{story.name}, attempt {attempt}"
+        call, rows, name = calls.get(attempt), there[attempt], f"{story.name}, attempt {attempt}"
         if rows > 1:
-            yield f"{who}: handed in once, there are {rows} rows of it"
+            yield f"{name}: handed in once, there are {rows} rows of it"
         elif call is None or (call.outcome == "fail" and rows):
-            yield f"{who}: its row is there, and it was {'refused' if call else 'never handed in'}"
+            yield f"{name}: its row is there, and it was {'refused' if call else 'never handed in'}"
         elif call.ok and not rows and not seen.forgotten(call.began, call.ended, inf):
-            yield f"{who}: handed in at {call.ended:.3f}, and its row is not there"
+            yield f"{name}: handed in at {call.ended:.3f}, and its row is not there"
         elif rows and call.outcome == "info" and not _completed_by(story, attempt):
-            yield f"{who}: its row is there, and the job is not completed by it"
+            yield f"{name}: its row is there, and the job is not completed by it"
 
 
 def _completed_by(story: Story, attempt: int) -> bool:
@@ -551,8 +551,8 @@ def _made(seen: Seen, story: Story) -> Judged:
             before = kept.setdefault(call.data["name"], call)
             twice = call is not before and call.data.get("made") and before.data.get("made")
             if twice and not seen.forgotten(before.began, before.ended, call.ended):
-                who = f"attempts {before.attempt} and {call.attempt}"
-                yield f"{story.name}: once {call.data['name']!r} was made, and kept, by {who}"
+                both = f"attempts {before.attempt} and {call.attempt}"
+                yield f"{story.name}: once {call.data['name']!r} was made, and kept, by {both}"
     for event in story.of("made"):
         name = event.data["name"]
         first, mine = kept.get(name), calls.get((event.attempt, name))

@@ -169,7 +169,7 @@ class Client:
         self._ask("replay", lambda job: {"landed": isinstance(self._store.replay([job])[job], Landed)})
 
     def _delete(self) -> None:
-        """One that has ended: a live one is deleted by nobody who wants to see its end."""
+        """An ended job: a live one would never reach its end."""
         one = self._one()
         if one is None:
             return

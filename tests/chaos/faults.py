@@ -112,7 +112,7 @@ def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind]) -> list
     draw = random.Random(seed)
     found: list[Fault] = []
     queue: list[Kind] = []
-    rest = lease  # who has just started may not declare anybody dead yet
+    rest = lease  # a supervisor that has just started may not declare workers dead yet
     spent = 0.0
     while True:
         if not queue and not found:  # each kind comes once, first those without which a short run proves nothing

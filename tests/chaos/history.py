@@ -18,12 +18,12 @@ A client's call is two events: `invoke`, then
                cancel       ok: state (as answered, null: no such job)
                replay       ok: landed
                delete       ok: landed
-               read         ok: state, and the event's attempt (what the store told somebody who asks for this job)
+               read         ok: state, and the event's attempt (what the store answered to a read of this job)
     handlers   begin        checkpoint (as this attempt was given it), pid
                alive        still running, every 50 ms or so
                effect       something that can't be undone, in the world outside
                checkpoint   value: invoke, then ok, fail (refused: the lease is lost) or info
-               once         name; ok: value (the first result, whoever made it), made (this call ran the function)
+               once         name; ok: value (the first result, of any attempt), made (this call ran the function)
                made         name, value: inside of the function that `once` runs
                hand_in      job.finish(tx=) beside a row of the handlers' own table: invoke, then ok, fail or info
                end          how: return, raise, final, snooze, cancelled, exit; value: what is returned

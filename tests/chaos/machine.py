@@ -278,7 +278,7 @@ class FailingDisk(apsw.VFS):
             sign.unlink()
 
     def cut(self) -> dict[str, bytes]:
-        """What is safe at this moment. Whoever writes is dead."""
+        """What is durable at this moment. All writers are dead."""
         return {file.name: file.read_bytes() for file in self.platter.iterdir() if file.name not in {"broken", "lock"}}
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What can fail, on which store and doorbell, what must come of it, and who shows it: `python -m chaos.matrix`.
+"""What can fail, on which store and notifier, what must happen, and which test shows it: `python -m chaos.matrix`.
 
 S      what is promised holds: no job lost, none run by two owners, no former owner's write accepted
 L      and all jobs end once the fault is over
@@ -26,7 +26,7 @@ RUNS: Mapping[Column, tuple[str, ...]] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A fault. `expected` by column, None where it can't be; `faults`: how the runs play it, where they can; `tests`,
-    by column or "all": who else shows it.
+    by column or "all": which other tests show it.
     """
 
     fault: str

@@ -80,7 +80,7 @@ class Nemesis:
         self.keep_all_running()
 
     def keep_all_running(self) -> None:
-        """As a service manager does: whoever has ended by itself is started again, and it is written down."""
+        """As a service manager does: restart every process that ended by itself, and record it."""
         for host in self._stage.hosts:
             if host.supervisor.process.poll() is not None:
                 code = host.supervisor.process.returncode

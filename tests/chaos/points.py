@@ -2,7 +2,7 @@
 
 Every durable effect is a verb of `Store`, `Notifier` or `Permits`, and within a verb one statement or script after
 another. So these ports are wrapped in the processes of a test, and the engine carries no hooks. A point is armed by a
-file of its name; whoever reaches it first takes that file away, so exactly one process dies, by SIGKILL, there.
+file of its name; the first process to reach it removes that file, so exactly one process dies there, by SIGKILL.
 
     python -m chaos.points                      prints the table
     python -m chaos.points ROLE tenure WORD…    is that command, with the points of this role

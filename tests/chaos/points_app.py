@@ -239,7 +239,7 @@ class Client:
             self._come_back(number - LATER)
 
     def _join(self, number: int) -> None:
-        """A row and a job, both or neither. Who comes again looks first, as anybody has to."""
+        """A row and a job, both or neither. A second try checks first, as any client must."""
         job = id_of(number, "joined")
         with jobs.transaction() as tx:
             if not tx.execute(f"SELECT 1 FROM {rows()} WHERE job = '{job}'").fetchall():
@@ -247,7 +247,7 @@ class Client:
                 plain.using(id=job, tx=tx).enqueue(0.0)
 
     def _cancel(self, job: UUID) -> None:
-        """While it runs, if that comes soon: who waits is cancelled without a worker."""
+        """While it runs, if that is soon: a waiting job is cancelled without a worker."""
         patience = time.monotonic() + 1.0
         while time.monotonic() < patience:
             view = self._store.get(str(job))

@@ -1,6 +1,6 @@
-"""A history, put in order: who asked for what, what is known of each job, and what the nemesis did meanwhile.
+"""A history, put in order: the calls, what is known of each job, and what the nemesis did meanwhile.
 
-An answer that nobody heard is never taken for one: a call whose end is `info`, or has none, may still happen at any
+An answer that was not received does not count: a call whose end is `info`, or has none, may still happen at any
 later time. All clocks are one, so what ended before something else began did happen before it.
 """
 
@@ -261,7 +261,9 @@ class Seen:
         for story in self.stories.values():
             for call in pair(story.of(*WRITES)):
                 story.calls[call.op].append(call)
-            for call in story.calls["enqueue"]:  # who had to send it twice is told that the job stands: its own
+            for call in story.calls[
+                "enqueue"
+            ]:  # a client that had to send it twice is told that the job exists: its own
                 own = not call.data.get("unique") or self.by_id.get(call.data.get("id", "")) is story
                 if own and "created" in call.data:
                     call.data["created"] = True

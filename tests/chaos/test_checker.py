@@ -454,7 +454,7 @@ BROKEN: list[tuple[str, str, Break]] = [
         lambda run: run.stands("never begun", outcomes={1: "crashed", 2: "failed"}, failures=1, crashes=1)),
     ("I10", "a failure is free", lambda run: run.stands("dies", failures=0)),
     ("I11", "two hold a unique key", _two_hold_the_key),
-    ("I11", "who has ended holds a unique key",
+    ("I11", "an ended job holds a unique key",
         lambda run: run.enqueue("is refused too", unique="only", created=False, held_by="holds")),
     ("I12", "a committed row is lost", lambda run: run.rows.remove("committed")),
     ("I12", "a committed job is lost", lambda run: run.jobs.pop("committed")),
@@ -505,7 +505,7 @@ LOSSES = {
     "an attempt is given no checkpoint", "an unknown checkpoint is kept", "once tells two values",
     "a completed job begins again", "a job that was handed in begins again", "a dead letter is cancelled",
     "a completed job is queued", "a deleted job is there", "a dead letter is dropped", "two hold a unique key",
-    "who has ended holds a unique key", "a committed row is lost", "a committed job is lost",
+    "an ended job holds a unique key", "a committed row is lost", "a committed job is lost",
     "what was handed in is lost", "an effect is repeated and nothing was lost", "what once keeps is made again",
     "two make what once keeps",
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """The hard faults: the power is cut, the disk is full or broken, a clock is set, a store comes back as an older copy.
 
-Who writes jobs down is asked afterwards: whatever was answered must be there, each claim must be one of its own, and
+The clients' records are checked afterwards: whatever was answered must be there, each claim must be a new one, and
 every accepted outcome must be that of the attempt which the ledger saw last. Where a store loses by its settings, the
 loss has to lie within what the docs declare.
 """
@@ -596,7 +596,7 @@ def test_the_log_of_sqlite_grows_while_somebody_reads_an_old_state_and_shrinks_w
             largest = log.stat().st_size
             lease = running(store, start(store, boot_id=system_clock().boot_id))
             assert finish(store, lease, Completed()) is State.COMPLETED, "work goes on meanwhile"
-        for _ in range(2):  # the first moves it all into the file, and who writes next begins the log anew
+        for _ in range(2):  # the first moves it all into the file, and the next write restarts the log
             store.upkeep()
             put(store)
 
@@ -631,7 +631,7 @@ def test_behind_a_real_pgbouncer_all_goes_on_and_it_says_that_it_polls(
 
 
 def limited(nats: Nats, stream: str, most: int) -> None:
-    """So many messages, and further ones are refused: what a full disk looks like to who publishes."""
+    """This many messages, and further ones are refused: a publisher's view of a full disk."""
 
     async def update() -> None:
         client = await connect(nats.url, allow_reconnect=False)

@@ -173,7 +173,7 @@ class Walk:
             raise failed[0]
 
     def _start_again(self) -> None:
-        """Whoever has died."""
+        """The processes that have died."""
         self._start_supervisors()
         if self.client.gone:
             self.torn += self._halves(number := self.round())
@@ -210,7 +210,7 @@ class Walk:
     def _reach(self, name: str, nudge: Callable[[str], None]) -> None:
         if name.startswith(("client", "supervisor")) and not name.endswith(
             LAST
-        ):  # who need them have their turn: jobs that must run alone, say
+        ):  # work that needs them gets its turn: jobs that must run alone, say
             last = self.round()
             self._until(lambda: self.round() > last, f"a new round for {name}", self._wait)
         self.folder.arm(name)
@@ -271,7 +271,7 @@ class Walk:
             self._kill(working[0].pid)
 
     def _at_work(self) -> list[Supervised]:
-        """Those with a worker that has begun: who is killed before comes to nothing, again and again."""
+        """Those with a worker that has begun: killed earlier, they would never get further."""
         begun = self._begun()
         working = [each for each in self.supervisors if begun.intersection(each.workers())]
         return random.sample(working, len(working))

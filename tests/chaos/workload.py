@@ -25,7 +25,7 @@ Script = Sequence[Step]
 Must = Literal["completed", "dead", "any"]
 
 ALIVE_SECONDS = 0.05
-MAX_CRASHES = 500  # what the nemesis kills is charged to whoever ran there
+MAX_CRASHES = 500  # kills by the nemesis are charged to the jobs that ran there
 SOON = Retry(500, base="50ms", cap="500ms")
 
 jobs = Tenure(retry=SOON)

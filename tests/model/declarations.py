@@ -1,4 +1,4 @@
-"""Who declares others dead, and when: one host is judged by another one, through an outage that holds requests up.
+"""When one host declares another dead: both are checked through an outage that delays requests.
 
 The story of `docs/adr/0015`, with time in it. What is searched: an outage of any length; which requests it refuses,
 and which it holds up and lets through when it is over, each by itself and a while later; renewals whose sender waits
@@ -23,7 +23,7 @@ from .search import Step
 MISHAPS = 1  #: an outage, or a host that is lost
 LEASE = 6
 BEAT = LEASE // 3
-RETRY = 1  #: until who was refused asks again
+RETRY = 1  #: until a refused request is retried
 LATE = 1  #: after an outage, until the last of what it held up is carried out
 OVER = -1  #: a lease that has run out, a time that has passed
 
@@ -32,7 +32,7 @@ OVER = -1  #: a lease that has run out, a time that has passed
 class Guards:
     declaration_void_after_a_while: bool = True  #: it is carried out within lease/3 of when the store told the time
     judges_itself_after_the_answer: bool = True  #: was I away? is asked after the store has told the time, not before
-    judges_its_last_renewal: bool = True  #: who was last renewed too long ago declares nobody
+    judges_its_last_renewal: bool = True  #: a host whose last renewal is too old declares none dead
     quiet_after_a_gap: bool = True  #: … nor for one lease after a gap in its own renewals
     gap_lasts_until_the_answer: bool = True  #: a renewal may be sent in time, and be held up
     away_after_half_a_lease: bool = True  #: at two thirds, nothing is left for others to be renewed in

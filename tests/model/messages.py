@@ -11,7 +11,7 @@ their holder lives; the queue forgets all of them; workers, hosts and connection
   dead are found and their jobs run again: after one mishap, or after two if the job runs under its own message.
 
 Left to `protocol.py`: everything between a claim's request and its reply, late outcomes, attempts and fences, cancels;
-here a verb is one step, and a worker runs what it was granted. Left to `declarations.py`: how long who was away waits.
+here a verb is one step, and a worker runs what it was granted. Left to `declarations.py`: the wait after an outage.
 A machine that is paused is left out: its worker may acknowledge a message for which its expired lease bought nothing.
 """
 
@@ -36,7 +36,7 @@ class Guards:
     poll_behind_messages: bool = True  #: a worker with a free slot also asks the store by itself
     scan_behind_messages: bool = True  #: supervisors look for the dead, whatever the queue says
     redelivered_checks_owner: bool = True  #: a message that comes again takes a job back only from the dead
-    redelivered_waits_after_absence: bool = True  #: … whom nobody declares who was away himself
+    redelivered_waits_after_absence: bool = True  #: … which no host declares dead after an outage of its own
     redelivered_asks_first: bool = True  #: before it buys anything it asks whether its job's owner is dead
     redelivered_looks_beside: bool = True  #: … and for other jobs of dead owners: it may have bought one of those
     living_owner_keeps_message: bool = True  #: it goes back to the queue while a living worker runs its job
@@ -88,7 +88,7 @@ class World(NamedTuple):
     job: Job = Job()
     workers: tuple[Worker, Worker] = (Worker(), Worker())
     messages: tuple[Message, ...] = ()
-    unsent: bool = True  #: who queued the job is about to announce it
+    unsent: bool = True  #: the process that queued the job is about to announce it
     store_away: bool = False
     queue_away: bool = False
     faults: int = 0
@@ -336,7 +336,7 @@ class Messages:
         if self.alone:
             return
         if world.unsent:
-            yield Step("who queued the job dies before it is announced", fault._replace(unsent=False))
+            yield Step("the process that queued the job dies before announcing it", fault._replace(unsent=False))
         if len(world.messages) > 1:
             yield Step("the queue loses all messages", fault._replace(messages=()))
 

@@ -1,9 +1,9 @@
 """The ownership protocol as steps: one job, two workers, their supervisors, and what can go wrong between them.
 
 Read `core/lifecycle.py` and `world.py` first. What a verb may do and where an outcome leads is taken from the former
-(`MOVES`, `legal`, `decide`); here is who does what, in which order, and what may happen in between. Every rule that
-keeps the promise is a flag of `Guards`. The search shows that nothing goes wrong with all of them, and that each one
-is needed.
+(`MOVES`, `legal`, `decide`); here are the steps, their actors and order, and what may happen in between. Every rule
+that keeps the promise is a flag of `Guards`. The search shows that nothing goes wrong with all of them, and that each
+one is needed.
 
 How the world is made small, without losing a story:
 
@@ -14,7 +14,7 @@ How the world is made small, without losing a story:
 - When a worker's process is gone and its row is dead, its replacement takes its seat; what is left of the old one
   belongs to FORMER.
 - Any worker may ask for a job at any time, so lost, late and repeated rings change nothing. What a queue of messages
-  may do, and what it is good for, is left to `messages.py`; how long who was away waits, to `declarations.py`.
+  may do, and what it is good for, is left to `messages.py`; the wait after an outage, to `declarations.py`.
 - `once` is written like progress; solo jobs and keys have no part in ownership, and schedules a search of their own.
 - A story has at most `MISHAPS` faults and turns (a handler fails or is drained, an operator cancels or replays).
   Together with the budgets of `decide` that bounds the attempts.
@@ -394,7 +394,7 @@ class Protocol:
             broken = step.broken or f"{name} was dead, and lives again"
             return Step(f"{step.story}; it starts again under the same id", put(world, w, fresh), broken)
         job, stray = world.job, world.stray
-        ends = tuple((attempt, FORMER if who == w else who, ending) for attempt, who, ending in job.ends)
+        ends = tuple((attempt, FORMER if worker == w else worker, ending) for attempt, worker, ending in job.ends)
         world = world._replace(
             job=job._replace(ends=ends, owner=FORMER if job.owner == w else job.owner),
             stray=stray._replace(worker=FORMER) if stray and stray.worker == w else stray,

@@ -1,6 +1,6 @@
 """Schedules, searched: two supervisors fire the ticks of one schedule, and workers of two releases declare it.
 
-What becomes of a tick is decided by the code itself (`Plan` of `schedules/plan.py`); here is who reads, who writes, in
+What becomes of a tick is decided by the code itself (`Plan` of `schedules/plan.py`); here is what reads and writes, in
 which order, and what may happen in between: a supervisor that crashes between its reading and its write, a write that
 is carried out late, a job that waits for its retry or outlasts the next tick, hours in which nobody fires, a deploy
 that changes the rule, and an older release that starts again. The promises: each tick ends in one row, a job or a
@@ -370,7 +370,7 @@ def _at(hour: int) -> datetime:
 
 
 def _hour(instant: datetime | None) -> int | None:
-    """Rounded up: who looks again within the hour looks at its end."""
+    """Rounded up: a check within the hour happens at its end."""
     return None if instant is None else -((_MIDNIGHT - instant) // timedelta(hours=1))
 
 

@@ -42,7 +42,7 @@ class Guards:
     death_needs_expiry: bool = True  #: a worker is declared dead only when its lease has run out
     renew_refuses_dead: bool = True  #: a row that was declared dead is never renewed
     new_worker_id_each_start: bool = True  #: a replacement starts under an id that was never used
-    scanner_waits_after_absence: bool = True  #: who was away, or has just started, declares nobody for one lease
+    scanner_waits_after_absence: bool = True  #: after an outage or a start, no worker is declared dead for one lease
     rescue_level_triggered: bool = True  #: every scan takes jobs of dead workers, not only the one that declares them
     rescue_predicate_in_write: bool = True  #: a rescue looks at the owner again when it commits
     settle_checks_owner: bool = True  #: a supervisor settles only what its own worker still owns
@@ -100,7 +100,7 @@ class Look(NamedTuple):
 
 
 class Stray(NamedTuple):
-    """A request for whose answer nobody waits: a claim (`attempt` 0), or a finish."""
+    """A request whose sender no longer waits for the reply: a claim (`attempt` 0), or a finish."""
 
     worker: int
     attempt: int = 0

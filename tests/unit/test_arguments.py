@@ -123,7 +123,7 @@ def test_arguments_that_do_not_fit_the_signature_are_named() -> None:
     assert refusal(analyse, repo="x") == f"analyse: unexpected argument 'repo'; {takes}"
     assert refusal(analyse) == f"analyse: missing argument 'repo_url'; {takes}"
     assert refusal(analyse, "x", repo_url="y") == f"analyse: argument 'repo_url' is given twice; {takes}"
-    assert refusal(analyse, "x", 1, 2) == f"analyse: 3 positional arguments given, at most 2 fit; {takes}"
+    assert refusal(analyse, "x", 1, 2) == f"analyse: 3 positional arguments given, at most 2 accepted; {takes}"
 
 
 def test_a_wrong_value_is_named_with_its_place() -> None:
@@ -150,7 +150,7 @@ def test_naive_datetimes_are_refused_wherever_they_are() -> None:
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_json_would_turn_into_null_are_refused(number: float) -> None:
-    assert refusal(maybe, number) == f"maybe.number: JSON has no {number} (at $); use None, or a text"
+    assert refusal(maybe, number) == f"maybe.number: JSON has no {number} (at $); use None or a string"
     assert "$.deep[1]" in refusal(loose, 1, {"deep": [0.5, number]})
 
 
@@ -172,8 +172,8 @@ def test_a_payload_past_its_limit_is_refused_with_both_sizes() -> None:
     refused = refusal(analyse, "x" * LIMIT)
 
     assert refused.startswith("analyse.repo_url: 256")
-    assert refused.endswith("at most 256 KiB are kept; store a path or a key instead")
-    assert refusal(analyse, "xxxx", limit=20).startswith("analyse: 29 bytes as JSON, at most 20 bytes")
+    assert refused.endswith("the limit is 256 KiB; store a path or a key instead")
+    assert refusal(analyse, "xxxx", limit=20).startswith("analyse: 29 bytes as JSON, the limit is 20 bytes")
 
 
 def test_a_stored_payload_that_no_longer_fits_says_why() -> None:
@@ -239,8 +239,8 @@ def first_object(a: object) -> None: ...
         (positional, "positional: 'a: 'int'' can't be stored by name"),
         (job_later, "job_later: the Job must be the first parameter"),
         (job_by_name, "job_by_name: the Job must be the first parameter"),
-        (first_any, "first_any: its first parameter 'a' is Any, which type checkers take for the Job"),
-        (first_object, "first_object: its first parameter 'a' is object, which type checkers take for the Job"),
+        (first_any, "first_any: its first parameter 'a' is Any, which type checkers read as the Job"),
+        (first_object, "first_object: its first parameter 'a' is object, which type checkers read as the Job"),
     ],
 )
 def test_a_signature_that_can_not_be_stored_is_refused_at_declaration(fn: Callable[..., object], why: str) -> None:
@@ -270,13 +270,13 @@ class Later:
 def test_an_annotation_known_to_type_checkers_only_gives_a_sentence() -> None:
     arguments = Arguments("hidden", hidden)
     with pytest.raises(
-        InvalidOption, match=r"hidden: 'Fraction' in its annotations is not known; .* not under TYPE_CHECKING"
+        InvalidOption, match=r"hidden: 'Fraction' in its annotations is undefined; .* not under TYPE_CHECKING"
     ):
         arguments.resolve()
 
 
 def test_an_annotation_that_json_can_not_carry_gives_a_sentence() -> None:
-    with pytest.raises(InvalidOption, match="impossible: JSON can't carry its annotations"):
+    with pytest.raises(InvalidOption, match="impossible: JSON can't represent its annotations"):
         Arguments("impossible", impossible).resolve()
 
 

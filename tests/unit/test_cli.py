@@ -107,7 +107,7 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
         (["jobs", "cancel", "x", "--task", "add"], 2, "not both"),
         (["dead", "replay"], 2, "or --every"),
         (["queues", "pause", "no good"], 2, "queue: expected letters"),
-        (["enqueue", "ad", "a=1"], 2, "no task is named 'ad'; there are: add, tag"),
+        (["enqueue", "ad", "a=1"], 2, "no task is named 'ad'; known: add, tag"),
         (["enqueue", "add", "a"], 2, "expected name=text or name:=JSON, got 'a'"),
         (["enqueue", "add", "a=1", "a=2"], 2, "'a' is given twice"),
         (["enqueue", "add", "a=one"], 2, "add.a: expected int, got str"),

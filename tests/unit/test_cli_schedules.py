@@ -146,7 +146,7 @@ def ran(store: Store, timetable: Timetable, outcome: Outcome, name: str = "repor
     [
         (["lst"], 2, 'Did you mean "list"?'),
         (["show", "nowhere"], 1, "no schedule 'nowhere' in sqlite:///"),
-        (["trigger", "nowhere"], 1, "there are: report"),
+        (["trigger", "nowhere"], 1, "known: report"),
         (["history", "nowhere"], 1, "no schedule 'nowhere'"),
         (["lint", "nowhere"], 1, "no schedule 'nowhere'"),
         (["history", "report", "-n", "0"], 2, "--limit: expected 1 to 10000, got 0"),
@@ -417,8 +417,8 @@ def test_history_tells_what_became_of_each_tick_newest_first(run: Run, store: St
         schedule,
         tick(noon, "success", job_id="job-1"),
         tick(noon + HOUR, "failure", why="ValueError: no\n\n  File x", job_id="job-2", cause="backfill"),
-        tick(noon + 2 * HOUR, "skipped", why="overlap: the run before it goes on"),
-        tick(noon + 3 * HOUR, "missed", why="nobody fired it", until=noon + 1200 * HOUR, count=1198),
+        tick(noon + 2 * HOUR, "skipped", why="overlap: the previous run has not ended"),
+        tick(noon + 3 * HOUR, "missed", why="no supervisor fired it", until=noon + 1200 * HOUR, count=1198),
         tick(noon + 1300 * HOUR, "cancelled", why="its job was deleted", job_id="job-3"),
     )
     waiting = timetable.trigger("report")
@@ -433,9 +433,9 @@ def test_history_tells_what_became_of_each_tick_newest_first(run: Run, store: St
     assert found[0][1] == "trigger"
     assert found[0][5:] == ["open", "queued", waiting]
     assert found[1][5:] == ["cancelled", "its job was deleted", "job-3"]
-    missed = "1,198 ticks up to Thu 2026-07-09 12:00 UTC: nobody fired it"
+    missed = "1,198 ticks up to Thu 2026-07-09 12:00 UTC: no supervisor fired it"
     assert found[2] == ["Wed 2026-05-20 15:00 UTC", "tick", "", "", "", "missed", missed, ""]
-    assert found[3][5:] == ["skipped", "overlap: the run before it goes on", ""]
+    assert found[3][5:] == ["skipped", "overlap: the previous run has not ended", ""]
     assert found[4][1:] == ["backfill", "13:00:03", "", "42s", "failure", "ValueError: no", "job-2"]
     assert found[5] == ["Wed 2026-05-20 12:00 UTC", "tick", "12:00:03", "3s", "42s", "success", "", "job-1"]
     as_json = json.loads(run("history", "report", "--json")[1])
@@ -485,7 +485,7 @@ def test_overdue_ends_with_1_and_names_them(run: Run, store: Store, timetable: T
 
     assert code == 1
     name, _, late, why = rows(out)[1]
-    assert (name, late, why) == ("report", "2h", "nobody fired it")
+    assert (name, late, why) == ("report", "2h", "no supervisor fired it")
     (found,) = json.loads(run("overdue", "--json")[1])
     assert found["name"] == "report"
     assert found["overdue_by"] == pytest.approx(7200, abs=60)

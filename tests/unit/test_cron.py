@@ -130,7 +130,7 @@ def test_the_last_day_the_last_working_day_and_the_last_friday_of_a_month() -> N
 
 @pytest.mark.parametrize("expression", ["0 0 30 2 *", "0 0 31 4,6 *", "0 0 31 2 */2", "0 0 */14 * SUN#2"])
 def test_a_date_that_never_comes_is_refused(expression: str) -> None:
-    with pytest.raises(InvalidOption, match=r"expected a date that comes, got .*; no day of any month fits"):
+    with pytest.raises(InvalidOption, match=r"expected a date that exists, got .*; no day of any month matches"):
         Cron(expression)
 
 
@@ -250,7 +250,7 @@ def test_a_single_value_written_as_a_range_does_not_step_out_of_it() -> None:
         ("0 0 * * 8", "bad day-of-week '8'"),
         ("*/0 * * * *", r"bad minute '\*/0'"),
         (", * * * *", "bad minute ','"),
-        ("0 0 ? * *", r"write \* in place of \?"),
+        ("0 0 ? * *", r"write \* instead of \?"),
         ("0 0 * * MON#6", "bad day-of-week 'mon#6'"),
         ("٠ ٦ * * *", "plain ASCII"),
         ("0 6 * * *\n* * * * *", "one line"),
@@ -520,8 +520,8 @@ def test_a_preview_marks_the_days_on_which_clocks_change() -> None:
     before = timedelta(days=1)
     gap, back = "clocks go forward 02:00→03:00 today", "clocks go back 02:00→01:00 today"
     assert notes("30 2 * * *", GAP - before) == ["", f"{gap}; 02:30 does not exist, it runs at 03:00", ""]
-    assert notes("30 1 * * *", OVERLAP - before) == ["", f"{back}; 01:30 comes twice, it runs the first time", ""]
-    twice = f"{back}; 01:30 comes twice, it runs both times"
+    assert notes("30 1 * * *", OVERLAP - before) == ["", f"{back}; 01:30 occurs twice, it runs the first time", ""]
+    twice = f"{back}; 01:30 occurs twice, it runs both times"
     assert notes("30 * * * *", OVERLAP) == [back, twice, twice]
     assert notes("0 6 * * *", OVERLAP - before) == ["", back, ""]
     assert notes("30 2 * * *", GAP, "UTC") == ["", "", ""]
@@ -557,7 +557,7 @@ def test_a_preview_names_the_dates_when_clocks_cross_midnight() -> None:
             "0 6 */20 * 1",
             f"day-of-month */20 and day-of-week 1: {BOTH}; next on Mon 2026-06-01, Mon 2026-09-21, Mon 2026-12-21",
         ),
-        ("0 6 29 2 *", "Feb 29 comes in leap years only; next on Tue 2028-02-29, Sun 2032-02-29, Fri 2036-02-29"),
+        ("0 6 29 2 *", "Feb 29 exists in leap years only; next on Tue 2028-02-29, Sun 2032-02-29, Fri 2036-02-29"),
         (
             "0 6 31 * *",
             "day 31 does not exist in Feb, Apr, Jun, Sep, Nov, so nothing runs there; L is a month's last",
@@ -578,15 +578,15 @@ def test_a_preview_names_the_dates_when_clocks_cross_midnight() -> None:
         ),
         (
             "*/20 2 * * *",
-            f"2026-03-08: {FORWARD}; 02:00, 02:20, 02:40 do not exist, they are left out",
+            f"2026-03-08: {FORWARD}; 02:00, 02:20, 02:40 do not exist, they are skipped",
         ),
         (
             "30 1 * * *",
-            f"2026-11-01: {BACK}; 01:30 comes twice, it runs the first time",
+            f"2026-11-01: {BACK}; 01:30 occurs twice, it runs the first time",
         ),
         (
             "*/10 1 * * *",
-            f"2026-11-01: {BACK}; 01:00, 01:10, 01:20, … come twice, they run both times",
+            f"2026-11-01: {BACK}; 01:00, 01:10, 01:20, … occur twice, they run both times",
         ),
     ],
 )
@@ -618,7 +618,7 @@ def test_intervals_that_move_through_the_day_or_the_week_say_so() -> None:
     assert lint(Every(3600), start) == lint(Every(86_400), start) == lint(Every(90), start) == []
     assert len(moving) == len(weekly) == 1
     assert moving[0].startswith(
-        "every 7h does not divide a day, so its times of day move; next at Thu 2026-01-01 07:00,"
+        "every 7h does not divide a day evenly, so its times of day shift; next at Thu 2026-01-01 07:00,"
     )
     assert weekly[0].startswith("every 7d is counted from Thursday 1970-01-01 UTC; next at Thu 2026-01-08 00:00,")
 

@@ -232,8 +232,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         for name, wrong in (("start", datetime(2030, 1, 1)), ("end", "2030-01-01"))
     ),
     ({"cron": "@daily", "start": NEW_YEAR, "end": NEW_YEAR}, "end: expected a time after start, 2030-01-01"),
-    ({"every": "10m", "jitter": "10m"}, "jitter: expected less than the pause between two ticks, 10m, got 10m"),
-    ({"cron": "0 9,10 * * *", "jitter": "2h"}, "jitter: expected less than the pause between two ticks, 1h, got 2h"),
+    ({"every": "10m", "jitter": "10m"}, "jitter: expected less than the time between two ticks, 10m, got 10m"),
+    ({"cron": "0 9,10 * * *", "jitter": "2h"}, "jitter: expected less than the time between two ticks, 1h, got 2h"),
     ({"cron": "@daily", "expires": "0s"}, "expires: expected more than its jitter, 0ms, got 0ms"),
     ({"cron": "@daily", "jitter": "1h", "expires": "30m"}, "expires: expected more than its jitter, 1h, got 30m"),
     (
@@ -279,7 +279,7 @@ def test_a_tick_says_when_its_job_is_due_and_which_it_is(
     given = nightly.using(**options)
     jobs.schedule("@daily", name="daily")(given.bind() if bound else given)
 
-    told = r"schedule daily \(.*declarations\.py:\d+\): a tick says when its job is due, and which it is: leave out"
+    told = r"schedule daily \(.*declarations\.py:\d+\): the tick determines its job's id and due time: leave out"
     with pytest.raises(InvalidOption, match=told):
         _ = jobs.schedules
 

@@ -1,4 +1,4 @@
-"""Events reach those who asked, in order, and a subscriber can break nothing."""
+"""Events reach their subscribers, in order, and a subscriber can break nothing."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ DIED = JobDied(job_id="1", task="add", queue="sums", attempt=3, worker_id="w", e
 BACK = StoreBack(seconds=90.0)
 
 
-def test_a_subscriber_hears_its_kind_until_it_leaves() -> None:
-    events, heard, all_heard = Events(), list[Event](), list[Event]()
-    leave = events.subscribe(JobDied, heard.append)
-    events.subscribe(Event, all_heard.append)
+def test_a_subscriber_receives_its_kind_until_it_unsubscribes() -> None:
+    events, received, all_received = Events(), list[Event](), list[Event]()
+    unsubscribe = events.subscribe(JobDied, received.append)
+    events.subscribe(Event, all_received.append)
 
     events.emit(DIED)
     events.emit(BACK)
-    leave()
-    leave()
+    unsubscribe()
+    unsubscribe()
     events.emit(DIED)
 
-    assert heard == [DIED]
-    assert all_heard == [DIED, BACK, DIED]
+    assert received == [DIED]
+    assert all_received == [DIED, BACK, DIED]
 
 
-def test_a_subscriber_that_raises_is_logged_and_the_next_one_still_hears(caplog: pytest.LogCaptureFixture) -> None:
-    events, heard = Events(), list[Event]()
+def test_a_subscriber_that_raises_is_logged_and_the_next_one_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    events, received = Events(), list[Event]()
     events.subscribe(Event, lambda _: 1 / 0)
-    events.subscribe(Event, heard.append)
+    events.subscribe(Event, received.append)
 
     events.emit(BACK)
 
-    assert heard == [BACK]
+    assert received == [BACK]
     assert "a subscriber raised on: the store is available again after 1m30s" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""`jobs.once`: one acts, everybody gets what it got, and nobody waits for ever."""
+"""`jobs.once`: one caller runs the code, all callers get its result, and none waits forever."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECEIPT = Receipt(7, date(2030, 1, 31))
 
 
 class Store(MemoryStore):
-    """A memory store that can be away before or after it has written, and tells who was refused and who renewed."""
+    """A memory store that can be unavailable before or after a write, and counts refusals and renewals."""
 
     def __init__(self) -> None:
         clock = system_clock()
@@ -116,7 +116,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def short_hold(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    """Renewed ten times a second, on a store whose time stands still: who is held up here does not lose it."""
+    """Renewed ten times a second, on a store with a stopped clock: a delayed process does not lose the hold."""
     monkeypatch.setattr(once, "HOLD_SECONDS", 0.3)
     store.at = 1_800_000_000.0
 
@@ -176,7 +176,7 @@ def test_what_is_kept_and_fits_no_more_is_told_with_its_key(jobs: Tenure) -> Non
     jobs.once("k", lambda: "seven")
 
     with pytest.raises(
-        TenureError, match=r"once\('k'\): what was kept does not fit its type: expected object, got str"
+        TenureError, match=r"once\('k'\): the stored result does not fit its type: expected object, got str"
     ):
         jobs.once("k", receipt)
 
@@ -184,7 +184,7 @@ def test_what_is_kept_and_fits_no_more_is_told_with_its_key(jobs: Tenure) -> Non
 def test_a_result_that_can_not_be_kept_is_refused_and_leaves_the_key_free(jobs: Tenure) -> None:
     with pytest.raises(InvalidArguments, match=r"once\('k'\): "):
         jobs.once("k", object)
-    with pytest.raises(InvalidArguments, match=r"once\('k'\): .*at most 256 KiB are kept"):
+    with pytest.raises(InvalidArguments, match=r"once\('k'\): .*the limit is 256 KiB"):
         jobs.once("k", lambda: "x" * 300_000)
 
     assert jobs.once("k", lambda: 2, wait="0s") == 2
@@ -245,7 +245,7 @@ def test_who_will_not_wait_any_longer_is_told_where_it_is_done(
     acting = threads.submit(jobs.once, "k", calls.slowly)
     assert calls.begun.wait(PATIENT)
 
-    told = rf"once\('k'\): no result after \d+.*: a process on {host_name()} acts"
+    told = rf"once\('k'\): no result after \d+.*: a process on {host_name()} holds the key"
     with pytest.raises(TimeoutError, match=told):
         jobs.once("k", Calls(), wait=wait)
     with pytest.raises(TimeoutError, match=told):
@@ -352,7 +352,7 @@ def test_a_bare_number_is_no_duration(jobs: Tenure, option: str) -> None:
 
 def test_inside_a_transaction_it_is_refused_and_nothing_is_called(tmp_path: Path) -> None:
     calls = Calls()
-    refused = r"inside jobs\.transaction\(\) jobs\.a?once\(…\) keeps its record beside it: call it before or after"
+    refused = r"inside jobs\.transaction\(\), jobs\.a?once\(…\) writes beside it: call it before or after"
     with Tenure(f"sqlite:///{tmp_path / 'tenure.db'}", notifier="poll") as jobs:
         with jobs.transaction(), pytest.raises(StoreError, match=refused):
             jobs.once("k", calls)
@@ -435,7 +435,7 @@ def test_when_another_has_acted_meanwhile_its_result_stands_and_a_warning_says_s
 
     assert jobs.once("k", away_for_long) == 2
     assert jobs.once("k", lambda: 3, wait="0s") == 2
-    assert "once('k'): another has acted too" in caplog.text
+    assert "another one ran the code too" in caplog.text
 
 
 def test_while_another_still_acts_its_result_will_stand_and_ours_is_given_to_us(
@@ -452,7 +452,7 @@ def test_while_another_still_acts_its_result_will_stand_and_ours_is_given_to_us(
     assert jobs.once("k", away_for_long) == 1
     other.go.set()
     assert jobs.once("k", lambda: 3, wait="60s") == 2
-    assert "once('k'): another has acted too" in caplog.text
+    assert "another one ran the code too" in caplog.text
 
 
 @pytest.mark.usefixtures("short_hold")
@@ -464,11 +464,11 @@ def test_a_renewal_that_finds_the_hold_lost_says_so_once(
     assert calls.begun.wait(PATIENT)
     (ours,) = store.notes("once:k").values()
     assert store.swap("once:k", ours, '{"by":"another"}').landed  # in one step: what is free is taken again
-    until(lambda: "another acts too" in caplog.text, "the warning that another acts too")
+    until(lambda: "another process took it" in caplog.text, "the warning that another process took the key")
     calls.go.set()
 
     assert acting.result(PATIENT) == 1
-    assert caplog.text.count("another acts too") == 1
+    assert caplog.text.count("another process took it") == 1
 
 
 @pytest.mark.usefixtures("short_hold")

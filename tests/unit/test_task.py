@@ -140,7 +140,7 @@ def test_braces_in_a_given_key_are_plain_text(jobs: Tenure) -> None:
         ({"meta": {"n": 1}}, "meta: expected texts by name, got 'n': 1"),
         ({"id": "seven"}, "id: expected a job's id, a UUID, got 'seven'"),
         ({"retry": 0}, "max_failures: expected a whole number from 1"),
-        ({"retry": Retry(2, on=OSError)}, "using(retry=…): only max_failures, base and cap travel with a job"),
+        ({"retry": Retry(2, on=OSError)}, "using(retry=…): only max_failures, base and cap are stored with a job"),
     ],
 )
 def test_an_option_that_can_not_be_is_refused(jobs: Tenure, options: dict[str, Any], why: str) -> None:
@@ -161,10 +161,10 @@ def test_an_option_that_can_not_be_is_refused(jobs: Tenure, options: dict[str, A
         ({"aliases": "old"}, "greet: aliases: expected a list of names, got 'old'; write ['old']"),
         ({"isolation": "thread"}, "greet: isolation: expected 'process' or nothing, got 'thread'"),
         ({"max_crashes": -1}, "greet: max_crashes: expected a whole number from 0"),
-        ({"stale_after": "5m"}, "greet: stale_after needs progress, and only a Job can show it"),
+        ({"stale_after": "5m"}, "greet: stale_after needs progress, and only a Job can report it"),
         ({"unique": "x:{nome}"}, "greet: unique: no argument is named 'nome'; it takes (name: str)"),
         ({"unique": "x:{}"}, "greet: unique: no argument is named ''"),
-        ({"unique": "x:{name"}, "unique: 'x:{name' is no template"),
+        ({"unique": "x:{name"}, "unique: 'x:{name' is not a template"),
     ],
 )
 def test_a_declaration_that_can_not_be_is_refused(jobs: Tenure, options: dict[str, Any], why: str) -> None:
@@ -206,7 +206,7 @@ def test_a_key_made_from_arguments_is_checked_when_it_is_made(jobs: Tenure) -> N
     assert draft_of(keep, Summary(3), "x").unique == "3:x"
     with pytest.raises(InvalidOption, match="keep: unique: expected 1 to 200 characters"):
         keep.bind(Summary(3), "x" * 200)
-    with pytest.raises(InvalidOption, match="hide: unique can't be made of 'token': a Secret"):
+    with pytest.raises(InvalidOption, match="hide: unique can't use 'token': a Secret"):
         hide.bind(Secret("t0p"))
 
 
@@ -267,7 +267,7 @@ def test_an_old_name_still_finds_its_task(jobs: Tenure) -> None:
     assert jobs.tasks.names == ("send", "send_mail")
     assert [task.name for task in jobs.tasks] == ["send"]
     assert jobs.tasks.find("gone") is None
-    with pytest.raises(UnknownTask, match="no task is named 'gone'; there are: send"):
+    with pytest.raises(UnknownTask, match="no task is named 'gone'; known: send"):
         _ = jobs.tasks["gone"]
 
 
@@ -287,7 +287,7 @@ def test_resolving_finds_what_the_declaration_could_not_know(jobs: Tenure) -> No
 
     jobs.task(late)
 
-    with pytest.raises(InvalidOption, match="late: 'Unknown' in its annotations is not known"):
+    with pytest.raises(InvalidOption, match="late: 'Unknown' in its annotations is undefined"):
         jobs.tasks.resolve()
 
 
@@ -488,7 +488,7 @@ def test_results_come_back_as_annotated(jobs: Tenure) -> None:
     ("result", "why"),
     [
         (object(), "work: result: a object can't be written as JSON"),
-        ("x" * 300_000, "work: result: 293 KiB as JSON, at most 256 KiB are kept; store a path or a key instead"),
+        ("x" * 300_000, "work: result: 293 KiB as JSON, the limit is 256 KiB; store a path or a key instead"),
         ("\ud800", "work: result: it has a lone surrogate"),
         (datetime(2026, 1, 1), "work: result: a naive datetime"),
     ],
@@ -506,7 +506,7 @@ def test_a_coroutine_returned_by_mistake_is_named(jobs: Tenure) -> None:
     @jobs.task
     def work() -> None: ...
 
-    with pytest.raises(InvalidArguments, match="it is a coroutine; write the handler with `async def`"):
+    with pytest.raises(InvalidArguments, match="the value is a coroutine; write the handler with `async def`"):
         work.encode_result(asyncio.sleep(0))
 
 

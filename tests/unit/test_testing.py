@@ -149,7 +149,7 @@ def test_a_result_that_can_not_be_stored_fails_the_job(jobs: Tenure) -> None:
 
     with jobs.testing() as queue:
         large.enqueue()
-        with pytest.raises(JobFailed, match="at most 256 KiB are kept"):
+        with pytest.raises(JobFailed, match="the limit is 256 KiB"):
             queue.drain()
 
 

@@ -31,7 +31,7 @@ from tenure.ports.schedules import (
 )
 from tenure.schedules.cron import Cron, Every
 from tenure.schedules.guard_plan import Began, Held, begin_guard
-from tenure.schedules.plan import LOOK_AGAIN, Plan, Refused, jitter, overdue_by, run_id, set_back
+from tenure.schedules.plan import RECHECK_SECONDS, Plan, Refused, jitter, overdue_by, run_id, set_back
 from tenure.stores.rules import body_of
 
 NOON = datetime(2027, 1, 15, 12, tzinfo=UTC)
@@ -350,10 +350,10 @@ def test_what_waits_to_be_caught_up_waits_for_the_run_and_looks_again() -> None:
     first = fired(declared(catch_up="all"), 3.5 * HOUR).stored
     going = run(HOUR)
 
-    assert first.due_at == at(3.5 * HOUR + LOOK_AGAIN)
-    looked = fired(first, 3.5 * HOUR + LOOK_AGAIN, going)
+    assert first.due_at == at(3.5 * HOUR + RECHECK_SECONDS)
+    looked = fired(first, 3.5 * HOUR + RECHECK_SECONDS, going)
     assert (looked.ticks, looked.drafts) == ((), ())
-    assert looked.stored.due_at == at(3.5 * HOUR + 2 * LOOK_AGAIN)
+    assert looked.stored.due_at == at(3.5 * HOUR + 2 * RECHECK_SECONDS)
     again = fired(looked.stored, 3.6 * HOUR, succeeded(HOUR, until=3.55 * HOUR))
     assert began(again) == [2 * HOUR]
 
@@ -436,7 +436,7 @@ def test_skip_says_which_run_goes_on() -> None:
     change = fired(after_one(), 2 * HOUR, run(HOUR, started_at=at(HOUR)))
 
     assert told(change) == [("skipped", 2 * HOUR, None, 1)]
-    assert "job job-3600 of the run before it is processing for 1h" in change.ticks[0].why
+    assert "job job-3600 of the previous run has been processing for 1h" in change.ticks[0].why
     assert change.stored.next_tick == at(3 * HOUR)
 
 
@@ -456,11 +456,11 @@ def test_queue_keeps_one_tick_and_skips_the_later_ones() -> None:
     going = run(HOUR)
     first = fired(after_one(overlap="queue"), 2 * HOUR, going)
     assert (first.ticks, first.drafts, first.stored.pending_tick) == ((), (), at(2 * HOUR))
-    assert first.stored.due_at == at(2 * HOUR + LOOK_AGAIN)
+    assert first.stored.due_at == at(2 * HOUR + RECHECK_SECONDS)
 
     second = fired(first.stored, 3 * HOUR, going)
     assert told(second) == [("skipped", 3 * HOUR, None, 1)]
-    assert "waits already" in second.ticks[0].why
+    assert "is already waiting" in second.ticks[0].why
 
     third = fired(second.stored, 3.2 * HOUR, succeeded(HOUR, until=3.2 * HOUR))
     assert began(third) == [2 * HOUR]
@@ -674,7 +674,7 @@ def test_what_is_retired_and_declared_again_says_what_it_skipped() -> None:
 
     assert change is not None
     assert told(change) == [("skipped", HOUR, 3 * HOUR, 3)]
-    assert "not declared" in change.ticks[0].why
+    assert "no app declared it" in change.ticks[0].why
     assert (change.stored.retired_at, change.stored.due_at) == (None, at(4 * HOUR))
 
 
@@ -1006,7 +1006,7 @@ def test_of_two_hosts_almost_at_once_one_runs(rule: str, other: float) -> None:
         refused = held(stands, time + other)
 
         assert not refused.locked
-        assert "has run already (success); --force runs it again" in refused.says
+        assert "has already run (success); --force runs it again" in refused.says
 
 
 def test_a_second_call_is_told_who_runs_and_until_when() -> None:
@@ -1056,8 +1056,8 @@ def test_a_guard_whose_clock_was_set_back_a_little_does_not_run_twice() -> None:
     daily = accepted(guard(rule="0 6 * * *"), 18 * HOUR).stored
     often = accepted(guard(rule="every 1h"), 0).stored
 
-    assert "has run already" in held(daily, 18 * HOUR - 300).says
-    assert "has run already" in held(often, -300).says
+    assert "has already run" in held(daily, 18 * HOUR - 300).says
+    assert "has already run" in held(often, -300).says
 
 
 def test_a_cron_expression_that_never_comes_again_is_told() -> None:

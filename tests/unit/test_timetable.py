@@ -303,7 +303,7 @@ def test_who_loses_reads_again_and_says_so_when_it_never_wins(monkeypatch: pytes
     table.fire_due()
     assert len(store.ticks("s")) == 1
     store.rivals = 1_000
-    with pytest.raises(StoreError, match="changed by others"):
+    with pytest.raises(StoreError, match="changed by other processes"):
         table.pause("s")
     assert max(waits) < 1
 
@@ -716,7 +716,7 @@ ACTS: dict[str, Callable[[Timetable], object]] = {
 def test_an_unknown_name_is_told_with_those_that_are_known(act: str, clock: Clockwork) -> None:
     clock.table.put(hourly("nightly"))
 
-    with pytest.raises(UnknownSchedule, match=r"no schedule 'nope' in memory://; there are: nightly"):
+    with pytest.raises(UnknownSchedule, match=r"no schedule 'nope' in memory://; known: nightly"):
         ACTS[act](clock.table)
 
 
@@ -735,7 +735,7 @@ def test_overdue_says_what_should_run_and_does_not_longest_first(clock: Clockwor
 
     assert [(each.name, round(each.overdue_by), each.why) for each in found] == [
         ("not started", HOUR, "no worker started its job"),
-        ("not fired", HOUR / 2, "nobody fired it"),
+        ("not fired", HOUR / 2, "no supervisor fired it"),
     ]
     assert found[0].expected_at == clock.at(0.5)
 

@@ -582,7 +582,7 @@ def test_overdue_schedules_are_told(api: Api, store: Store) -> None:
 
     (late,) = api.get("/api/v1/overdue")["schedules"]
 
-    assert (late["name"], late["overdue_by"], late["why"]) == (plan.name, 3600.0, "nobody fired it")
+    assert (late["name"], late["overdue_by"], late["why"]) == (plan.name, 3600.0, "no supervisor fired it")
 
 
 def test_history_is_newest_first_and_its_output_is_a_payload(api: Api, store: Store) -> None:

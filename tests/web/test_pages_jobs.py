@@ -559,7 +559,7 @@ def test_the_worst_come_first_when_asked_for(web: Web, store: Store, world: Worl
     assert names("order=worst") == ["c_overdue", "b_failing", "a_fine"]
     assert names("name=FAIL") == ["b_failing"]
     assert names("retired=yes&name=retired") == ["d_retired"]
-    assert "nobody fired it" in said(web.get("/schedules"))
+    assert "no supervisor fired it" in said(web.get("/schedules"))
 
 
 def test_fifty_schedules_a_page(web: Web, store: Store) -> None:
@@ -579,7 +579,9 @@ def hourly(store: Store) -> str:
 
 def test_a_schedule_shows_what_it_did_and_will_do(web: Web, store: Store, hourly: str) -> None:
     s, now = standing(store, hourly).schedule, store.now()
-    ticks = [tick(s, now - timedelta(hours=hours), status="missed", why="nobody fired it") for hours in range(1, 61)]
+    ticks = [
+        tick(s, now - timedelta(hours=hours), status="missed", why="no supervisor fired it") for hours in range(1, 61)
+    ]
     assert store.change([Change(schedule=s, ticks=tuple(ticks))]) == [True]
 
     page = web.get(f"/schedules/{hourly}")

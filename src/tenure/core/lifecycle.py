@@ -29,7 +29,7 @@ from tenure.core.retry import full_jitter
 
 class State(StrEnum):
     SCHEDULED = "scheduled"  #: due later: delayed by the caller, snoozed, or waiting to retry
-    QUEUED = "queued"  #: due, owned by nobody
+    QUEUED = "queued"  #: due, owned by no worker
     PROCESSING = "processing"  #: owned by exactly one worker, under one lease
     COMPLETED = "completed"  #: its handler returned; the result is kept
     DEAD = "dead"  #: a dead letter: failures or crashes used up; kept until an operator decides

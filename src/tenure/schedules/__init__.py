@@ -1,1 +1,1 @@
-"""When a schedule ticks, and what becomes of each tick."""
+"""When a schedule ticks, and the decision on each tick."""

@@ -1,4 +1,4 @@
-"""What a person is told about a rule before trusting it: its next ticks, and what surprises in it."""
+"""Advice about a rule before it is used: its next ticks, and what is surprising about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A tick to come, its wall time, and what the clocks do to it: '' on most days."""
+    """A future tick, its wall time, and a note on clock changes that affect it: '' on most days."""
 
     tick: datetime
     local: datetime
@@ -29,7 +29,7 @@ class Outlook:
 
 
 def outlook(rule: Rule, after: datetime, count: int) -> list[Outlook]:
-    """The next ticks, for people to look at before they trust a schedule."""
+    """The next ticks, for people to check before they rely on a schedule."""
     found: list[Outlook] = []
     tick = rule.after(after)
     while tick is not None and len(found) < count:
@@ -40,7 +40,7 @@ def outlook(rule: Rule, after: datetime, count: int) -> list[Outlook]:
 
 
 def lint(rule: Rule, now: datetime | None = None) -> list[str]:
-    """Sentences about what surprises in this rule: none is fine. Looks two years ahead of `now`.
+    """Sentences about what is surprising in this rule; empty if nothing is. Looks two years ahead of `now`.
 
     >>> lint(Cron("*/7 * * * *"))
     ['minute */7 is not every 7 minutes: after :56 comes :00, 4 minutes later']
@@ -61,7 +61,7 @@ def _often(sim: CronSim) -> Iterator[str]:
 
 
 def _uneven(sim: CronSim) -> Iterator[str]:
-    """Steps start again with every hour, day, month or year, and with what remains."""
+    """Steps start over with every hour, day, month or year, so the last one can be shorter."""
     days = {day % 7 for day in sim.weekdays if isinstance(day, int)}
     fields = zip(FIELDS, sim.parts, (sim.seconds, sim.minutes, sim.hours, sim.days, sim.months, days), strict=True)
     for (name, part, values), (size, whole) in zip(fields, _CYCLES, strict=True):
@@ -99,7 +99,7 @@ def _uneven_days(rule: Every, now: datetime) -> list[str]:
     if rule.seconds > DAY:
         said = "is counted from Thursday 1970-01-01 UTC"
     elif rule.seconds >= 3600 and DAY * 1000 % round(rule.seconds * 1000):
-        said = "does not divide a day, so its times of day move"
+        said = "does not divide a day evenly, so its times of day shift"
     else:
         return []
     ticks = islice(rule.between(now, datetime.max.replace(tzinfo=UTC)), 3)
@@ -123,7 +123,7 @@ def _days(rule: Cron, now: int) -> Iterator[str]:
     if named and not dom.startswith("*") and max(named) > 28 and not set(range(1, 29)) <= sim.days:
         last = max(named)
         if sim.months == {2}:
-            yield f"Feb {last} comes in leap years only{f'; next on {_dates(rule, now)}' if dow == '*' else ''}"
+            yield f"Feb {last} exists in leap years only{f'; next on {_dates(rule, now)}' if dow == '*' else ''}"
         elif short := [_MONTHS[month - 1] for month in sorted(sim.months) if last > DAYS_IN_MONTH[month]]:
             yield f"day {last} does not exist in {', '.join(short)}, so nothing runs there; L is a month's last"
         elif last == 29 and 2 in sim.months:
@@ -146,42 +146,42 @@ def _dates(rule: Cron, now: int) -> str:
 
 
 def _clocks(rule: Cron, now: int) -> Iterator[str]:
-    """The first gap and the first overlap within two years that concern a tick."""
+    """The first gap and the first overlap within two years that affect a tick."""
     if rule.times.sim.parts[2] == "*":
-        return  # every hour of the day: nobody expects one that does not exist
+        return  # every hour of the day: a skipped hour surprises no user
     seen: set[bool] = set()
     for change in changes_after(rule.tz, now, now + 731 * DAY):
         low, high = sorted((change.last, change.first))
         walls = rule.times.between(low, high)
         if walls and (change.after > change.before) not in seen:
             seen.add(change.after > change.before)
-            yield f"{_day(low)}: {_said(change)} in {rule.tz}; {_fate(rule, change, walls)}"
+            yield f"{_day(low)}: {_described(change)} in {rule.tz}; {_fate(rule, change, walls)}"
 
 
 def _note(rule: Cron, at: int) -> str:
-    """What the clocks do on the day of this tick, and to this tick."""
+    """How the clocks change on the day of this tick, and what that does to the tick."""
     wall = at + offset_at(rule.tz, at)
     for change in changes_after(rule.tz, at - 2 * DAY, at + 2 * DAY):
         low, high = sorted((change.last, change.first))
         if wall // DAY not in (low // DAY, (high - (change.after < change.before)) // DAY):
             continue
         if change.at == at and rule.swallows(change):
-            return f"{_said(change)} today; {_fate(rule, change, rule.times.between(low, high))}"
+            return f"{_described(change)} today; {_fate(rule, change, rule.times.between(low, high))}"
         if change.after < change.before and low <= wall < high:
-            return f"{_said(change)} today; {_fate(rule, change, [wall])}"
-        return f"{_said(change)} today"
+            return f"{_described(change)} today; {_fate(rule, change, [wall])}"
+        return f"{_described(change)} today"
     return ""
 
 
 def _fate(rule: Cron, change: Change, walls: list[int]) -> str:
-    """What becomes of the ticks in a gap or an overlap."""
+    """What happens to the ticks in a gap or an overlap."""
     it = "it" if len(walls) == 1 else "they"
     s = "s" if it == "it" else ""
     if change.after < change.before:
-        return f"{_listed(walls)} come{s} twice, {it} run{s} {'the first time' if rule.times.fixed else 'both times'}"
+        return f"{_listed(walls)} occur{s} twice, {it} run{s} {'the first time' if rule.times.fixed else 'both times'}"
     missing = f"{_listed(walls)} do{'es' if s else ''} not exist, {it}"
     if not rule.swallows(change):
-        return f"{missing} {'is' if s else 'are'} left out"
+        return f"{missing} {'is' if s else 'are'} skipped"
     return f"{missing} run{s} {'' if s else 'once, '}at {_hhmm(change.first)}"
 
 
@@ -197,7 +197,7 @@ def _listed(walls: list[int]) -> str:
     return ", ".join(_hhmm(wall) for wall in walls[:3]) + (", …" if len(walls) > 3 else "")
 
 
-def _said(change: Change) -> str:
+def _described(change: Change) -> str:
     way = "forward" if change.after > change.before else "back"
     if change.last // DAY == change.first // DAY:
         return f"clocks go {way} {_hhmm(change.last)}→{_hhmm(change.first)}"

@@ -1,16 +1,17 @@
 """When a schedule ticks: cron expressions in a time zone, and plain intervals. Pure arithmetic, the same on every host.
 
-cronsim reads the expression and knows which days match. Its walk over the clock is not used: going back it answers
-other ticks than going forth, and it slips where clocks change by half an hour or at midnight. Here time is cut at the
-zone's changes into stretches of one offset; inside a stretch wall time is plain arithmetic, and what happens at a
-change is Debian cron's rule, in one place (`Cron.swallows` and `Cron._floor`):
+cronsim parses the expression and decides which days match. Its iteration is not used: backwards it yields other ticks
+than forwards, and it is wrong where clocks change by half an hour or at midnight. Here time is divided at the zone's
+changes into stretches of one offset. Inside a stretch wall time is plain arithmetic; at a change Debian cron's rule
+applies, in one place (`Cron.swallows` and `Cron._floor`):
 
 - *Fixed times* (neither minute nor hour starts with a star): a tick that the clocks jump over runs once, at the first
-  instant after the jump; a tick that comes twice runs the first time.
-- All others follow the wall clock: every instant that reads a matching time, so none in a gap and two in an overlap.
+  instant after the jump; a tick that occurs twice runs the first time.
+- All others follow the wall clock: they tick at every instant whose wall time matches, so none in a gap and two in an
+  overlap.
 
-Debian has this for changes under three hours; here it holds for all, so that a date skipped at the date line still
-runs. Six-field expressions follow the same rule, their seconds play no part in it.
+Debian applies this to changes under three hours. Here it applies to all, so that a date skipped at the date line still
+runs. Six-field expressions follow the same rule; their seconds do not affect it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_DAY = _EPOCH.toordinal()
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
-_YEARS = 50  # an expression without a tick for so long has none
+_YEARS = 50  # an expression without a tick for this long is treated as having none
 
 _MACROS = {
     "@HOURLY": "0 * * * *",
@@ -63,7 +64,7 @@ FIELDS = {
 
 
 class _Times:
-    """The wall times an expression names. A wall time is in seconds since 1970-01-01 00:00, as if in UTC."""
+    """The wall times that match an expression, in seconds since 1970-01-01 00:00, as if in UTC."""
 
     __slots__ = ("fixed", "minutes", "seconds", "sim")
 
@@ -74,7 +75,7 @@ class _Times:
         self.seconds = array("H", sorted(sim.seconds))
 
     def after(self, wall: int) -> int | None:
-        """The first strictly after."""
+        """The first match strictly after."""
         day, rest = divmod(wall + 1, DAY)
         if self._on(day):
             minute, second = divmod(rest, 60)
@@ -90,7 +91,7 @@ class _Times:
         return None if found is None else found * DAY + self.minutes[0] * 60 + self.seconds[0]
 
     def upto(self, wall: int) -> int | None:
-        """The last at or before."""
+        """The last match at or before."""
         day, rest = divmod(wall, DAY)
         if self._on(day):
             minute, second = divmod(rest, 60)
@@ -106,7 +107,7 @@ class _Times:
         return None if found is None else found * DAY + self.minutes[-1] * 60 + self.seconds[-1]
 
     def between(self, first: int, end: int) -> list[int]:
-        """The first four of first <= wall < end: enough to see whether there are any, and to name them."""
+        """The first four with first <= wall < end: enough to know whether there are any, and to name them."""
         found: list[int] = []
         wall = self.after(first - 1)
         while wall is not None and wall < end and len(found) < 4:
@@ -124,7 +125,7 @@ class _Times:
         return day.month in self.sim.months and self.sim.match_day(day)
 
     def _day(self, day: int, step: int) -> int | None:
-        """The next matching day in that direction, not this one."""
+        """The next matching day in that direction, excluding this one."""
         try:
             now = date.fromordinal(day + step + EPOCH_DAY)
             end = now.year + step * _YEARS
@@ -142,7 +143,7 @@ class _Times:
 @lru_cache(maxsize=4096)
 def _times(expression: str) -> _Times:
     spec = _MACROS.get(expression, expression)
-    # cronsim takes 5-5/2 for 5/2, which runs on to the end of the range.
+    # cronsim reads 5-5/2 as 5/2, which steps to the end of the range.
     return _Times(CronSim(re.sub(r"\b(\w+)-\1/\d+", r"\1", spec), datetime(2000, 1, 1)))
 
 
@@ -160,7 +161,7 @@ def _normal(expression: object) -> str:
 
 
 def _refuse(expression: str, said: str) -> InvalidOption:
-    """Say which field is wrong, and what to write."""
+    """The error that says which field is wrong and what to write instead."""
     parts = expression.split()
     got = f'got "{expression.lower()}"'
     if expression.startswith("@REBOOT"):
@@ -175,7 +176,7 @@ def _refuse(expression: str, said: str) -> InvalidOption:
             f"which has {len(parts)}"
         )
     if "?" in expression:
-        return InvalidOption(f"cron: {got}; write * in place of ?")
+        return InvalidOption(f"cron: {got}; write * instead of ?")
     name = said.removeprefix("Bad ")
     part = parts[list(FIELDS).index(name) - 6] if name in FIELDS else expression
     if name == "day-of-month" and re.fullmatch(r"[\d,]+", part) and all(0 < int(d) < 32 for d in part.split(",") if d):
@@ -187,7 +188,7 @@ def _refuse(expression: str, said: str) -> InvalidOption:
 
 
 def _never(expression: str) -> InvalidOption:
-    return InvalidOption(f'cron: expected a date that comes, got "{expression.lower()}"; no day of any month fits')
+    return InvalidOption(f'cron: expected a date that exists, got "{expression.lower()}"; no day of any month matches')
 
 
 # ── the two rules ──
@@ -213,8 +214,8 @@ class Cron:
     >>> Cron("30 2 * * *", "America/New_York").after(datetime(2026, 3, 8, 5, tzinfo=UTC))
     datetime.datetime(2026, 3, 8, 7, 0, tzinfo=datetime.timezone.utc)
 
-    `dst="run_once"` adds one run, right after the gap, on a day of which a gap swallows every tick (`*/20 2 * * *`).
-    Times are aware and come back in UTC; None means never within 50 years. Raises InvalidOption.
+    `dst="run_once"` adds one run, right after the gap, on a day when a gap swallows every tick (`*/20 2 * * *`).
+    Times are aware and returned in UTC; None means never within 50 years. Raises InvalidOption.
     """
 
     expression: str
@@ -246,7 +247,7 @@ class Cron:
         return self._datetime(self._upto(epoch_seconds(instant)))
 
     def nearest(self, instant: datetime) -> datetime | None:
-        """The tick closest to that instant, before or after; the earlier of two as close."""
+        """The tick closest to that instant, before or after; of two equally close ones, the earlier."""
         return _nearest(self, instant)
 
     def between(self, after: datetime, until: datetime) -> Iterator[datetime]:
@@ -260,7 +261,7 @@ class Cron:
         return sum(1 for _ in islice(self.between(after, until), most))
 
     def local(self, tick: datetime) -> datetime:
-        """The tick as the clocks of its zone show it."""
+        """The tick in the wall time of its zone."""
         return tick.astimezone(zone_of(self.tz))
 
     @property
@@ -306,12 +307,12 @@ class Cron:
         return None
 
     def _floor(self, at: int) -> int:
-        """Wall times below this have had their run: clocks went back, and fixed times run the first time only."""
+        """Wall times below this have already run: clocks went back, and fixed times run only the first time."""
         change = next(changes_back(self.tz, at, at - 2 * DAY), None) if self.times.fixed else None
         return change.last if change else at - 2 * DAY
 
     def swallows(self, change: Change) -> bool:
-        """Clocks go forward over ticks that have to run, so they run at this change."""
+        """Do clocks jump forward over ticks that must run, at this change?"""
         times = self.times
         if change.after < change.before or not times.between(change.last, change.first):
             return False
@@ -326,7 +327,7 @@ class Cron:
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """An interval in seconds, anchored to 1970-01-01 UTC and not to whoever starts it: ticks at k * seconds + offset.
+    """An interval in seconds, anchored to 1970-01-01 UTC and not to a process start: ticks at k * seconds + offset.
 
     >>> Every(5400).after(datetime(2026, 1, 1, 1, tzinfo=UTC))
     datetime.datetime(2026, 1, 1, 1, 30, tzinfo=datetime.timezone.utc)
@@ -345,8 +346,8 @@ class Every:
                 raise InvalidOption(f"{name}: expected whole milliseconds, got {value!r} seconds")
         if not 100 <= _millis(self.seconds) <= _YEARS * 366 * DAY * 1000:
             raise InvalidOption(
-                f"every: expected between 100ms and {_YEARS} years, got {self.seconds!r} seconds; for work without "
-                "pause let a job enqueue the next one"
+                f"every: expected between 100ms and {_YEARS} years, got {self.seconds!r} seconds; for continuous work, "
+                "let each job enqueue the next one"
             )
         if not 0 <= _millis(self.offset) < _millis(self.seconds):
             raise InvalidOption(f"offset: expected less than the interval {self.seconds!r} s, got {self.offset!r} s")
@@ -365,7 +366,7 @@ class Every:
         return self._tick(self._index(instant))
 
     def nearest(self, instant: datetime) -> datetime | None:
-        """The tick closest to that instant, before or after; the earlier of two as close."""
+        """The tick closest to that instant, before or after; of two equally close ones, the earlier."""
         return _nearest(self, instant)
 
     def between(self, after: datetime, until: datetime) -> Iterator[datetime]:
@@ -376,11 +377,11 @@ class Every:
                 yield tick
 
     def count(self, after: datetime, until: datetime, most: int) -> int:
-        """How many ticks `between` has, but `most` at most. Costs nothing, however many."""
+        """How many ticks `between` has, capped at `most`. Takes constant time."""
         return max(0, min(most, self._index(until) - self._index(after)))
 
     def local(self, tick: datetime) -> datetime:
-        """The tick in UTC: an interval has no zone."""
+        """The tick in UTC: an interval has no time zone."""
         return tick.astimezone(UTC)
 
     def _index(self, instant: datetime) -> int:

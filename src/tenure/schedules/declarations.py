@@ -1,4 +1,4 @@
-"""What `@jobs.schedule` collects: the schedules that an app declares, checked where they are written."""
+"""The schedules that an app declares with `@jobs.schedule`, validated where they are written."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class _Ready(Protocol):
 
 
 Scheduled = TypeVar("Scheduled", bound=_Ready | NewJob[Any])
-_LOOKED_FROM = datetime(2026, 1, 1, tzinfo=UTC)
-_LOOKED_AT = 500  #: ticks
+_SAMPLE_START = datetime(2026, 1, 1, tzinfo=UTC)
+_SAMPLE_SIZE = 500  #: ticks
 
 
 class Options(TypedDict, total=False):
-    """The options of `jobs.schedule`, beside when it ticks. None means the default."""
+    """The options of `jobs.schedule` besides its times. None means the default."""
 
-    overlap: Overlap | None  #: while the run before goes on: skip the tick, queue one, replace the run, or allow both
-    catch_up: CatchUp | None  #: after a time when nobody fired: skip what was missed, run the latest, or all of it
-    catch_up_window: Duration | None  #: how far back, 7 days
-    catch_up_max: int | None  #: how many at most, the newest 100
-    expires: Duration | None  #: so long after its time it is not run any more
-    jitter: Duration | None  #: fired at a random moment within so long after its time, the same on every host
+    overlap: Overlap | None  #: while the previous run is running: skip the tick, queue one, replace the run, allow both
+    catch_up: CatchUp | None  #: after a time without a supervisor: skip the missed ticks, run the latest, or run all
+    catch_up_window: Duration | None  #: how far back to catch up: 7 days
+    catch_up_max: int | None  #: at most so many, the newest: 100
+    expires: Duration | None  #: a tick is not run later than this after its time
+    jitter: Duration | None  #: fire at a random moment within this time after the tick, the same on every host
     start: datetime | None
     end: datetime | None
-    pause_after: int | None  #: pause it after so many failures in a row
-    alert_after: int | None  #: alert on so many failures in a row, 2
-    grace: Duration | None  #: overdue so long after its time, 5 minutes
+    pause_after: int | None  #: pause the schedule after this many failures in a row
+    alert_after: int | None  #: alert after this many failures in a row: 2
+    grace: Duration | None  #: a tick is overdue this long after its time: 5 minutes
     too_long: Duration | None  #: alert on a run that takes longer
 
 
@@ -56,7 +56,7 @@ def schedule(
     dst: Dst = "debian",
     **options: Unpack[Options],
 ) -> Schedule:
-    """A schedule without its job, checked. Raises InvalidOption that names what is wrong."""
+    """A validated schedule, without its job. Raises InvalidOption that names what is wrong."""
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if unknown := sorted(set(options) - set(Options.__annotations__)):
         known = ", ".join(("every", "tz", "name", "dst", *Options.__annotations__))
@@ -83,7 +83,7 @@ def schedule(
             raise InvalidOption(f"{name}: {key}: expected a datetime with a time zone, got {value!r}")
     if "jitter" in given and given["jitter"] >= (least := _least_pause(rule)):
         raise InvalidOption(
-            f"{name}: jitter: expected less than the pause between two ticks, {spell(least)}, "
+            f"{name}: jitter: expected less than the time between two ticks, {spell(least)}, "
             f"got {spell(given['jitter'])}"
         )
     if "expires" in given and given["expires"] <= given.get("jitter", 0.0):
@@ -98,10 +98,10 @@ def schedule(
 
 
 def _least_pause(rule: cron.Rule) -> float:
-    """Seconds between the two of many ticks that are closest together: the same answer on every day."""
+    """The shortest time between two ticks, in seconds, over a fixed sample: the same result on every day."""
     if isinstance(rule, cron.Every):
         return rule.seconds
-    ticks = list(islice(rule.between(_LOOKED_FROM, _LOOKED_FROM + timedelta(days=3660)), _LOOKED_AT))
+    ticks = list(islice(rule.between(_SAMPLE_START, _SAMPLE_START + timedelta(days=3660)), _SAMPLE_SIZE))
     return min(((b - a).total_seconds() for a, b in pairwise(ticks)), default=float("inf"))
 
 
@@ -113,7 +113,7 @@ class Declarations:
         self._declared: dict[str, tuple[Schedule, Task[..., Any] | NewJob[Any], str]] = {}
 
     def add(self, target: Scheduled, name: str | None, make: Any, place: str) -> Scheduled:
-        """`make(name)` is the schedule; `target` what it runs: a task without required arguments, or `task.bind(…)`."""
+        """`make(name)` returns the schedule; `target` is a task without required arguments, or `task.bind(…)`."""
         given: object = target
         if not isinstance(given, Task | NewJob):
             got = getattr(given, "__name__", repr(given))
@@ -124,7 +124,7 @@ class Declarations:
         runs = cast("Task[..., Any] | NewJob[Any]", given)
         task = runs if isinstance(runs, Task) else runs.of
         declared: Schedule = make(name or task.name)
-        with suppress(NameError):  # a forward reference: `all` looks again
+        with suppress(NameError):  # a forward reference: `all` checks it later
             missing = task.arguments.required if runs is task else []
             if missing:
                 raise InvalidOption(
@@ -132,8 +132,8 @@ class Declarations:
                     f"write jobs.schedule(…)({task.name}.bind({missing[0]}=…))"
                 )
         other = self._declared.get(declared.name)
-        # The same line, imported again, takes its own place; in a loop it says something else each time.
-        if other is not None and (other[2] != place or _said(*other[:2]) != _said(declared, runs)):
+        # The same line, imported again, replaces itself; in a loop it declares something else each time.
+        if other is not None and (other[2] != place or _definition(*other[:2]) != _definition(declared, runs)):
             raise InvalidOption(
                 f"two schedules are named {declared.name!r}: {other[2]} and {place}; give one of them another name="
             )
@@ -141,7 +141,7 @@ class Declarations:
         return target
 
     def all(self) -> Sequence[Schedule]:
-        """Each with its job as it is enqueued, in the order of their names. Raises InvalidOption."""
+        """Every schedule with the job it enqueues, in order of name. Raises InvalidOption."""
         return [self._with_job(*self._declared[name]) for name in sorted(self._declared)]
 
     def _with_job(self, declared: Schedule, runs: Task[..., Any] | NewJob[Any], place: str) -> Schedule:
@@ -152,23 +152,23 @@ class Declarations:
         draft, task = job.draft(), job.of
         if any(each is not None for each in (task.delay, task.run_at, task.expires, task.id, task.tx)):
             raise InvalidOption(
-                f"schedule {declared.name} ({place}): a tick says when its job is due, and which it is: leave out "
-                "delay, run_at, id and tx; expires goes into jobs.schedule(…)"
+                f"schedule {declared.name} ({place}): the tick determines its job's id and due time: leave out "
+                "delay, run_at, id and tx; pass expires to jobs.schedule(…)"
             )
         return declared.but(job=replace(draft, id=""))
 
 
-def _said(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[object, ...]:
+def _definition(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[object, ...]:
     return declared, runs.name if isinstance(runs, Task) else replace(runs.draft(), id="")
 
 
 def calling_app(depth: int) -> str:
-    """What names an app: the module that makes it, as `tenure worker` sees it too; a second one in it is `module#2`."""
+    """The name of an app: the module that creates it, as `tenure worker` imports it; a second one is `module#2`."""
     frame = sys._getframe(depth + 1)
     name, spec = frame.f_globals.get("__name__", ""), frame.f_globals.get("__spec__")
     if name in ("", "__main__"):
         name = spec.name if spec else Path(frame.f_code.co_filename).stem
-    made = frame.f_globals.setdefault("__tenure_apps__", [])  # kept there: imported anew, it counts anew
+    made = frame.f_globals.setdefault("__tenure_apps__", [])  # kept in the module: a new import starts a new count
     if frame.f_lineno not in made:
         made.append(frame.f_lineno)
     number = made.index(frame.f_lineno) + 1

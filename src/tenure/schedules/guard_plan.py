@@ -1,4 +1,4 @@
-"""What becomes of a guard's call: a run, or the reason why there is none. Like every tick `Store.change` writes it."""
+"""Decides a guard's call: a run, or the reason why there is none. `Store.change` writes it, as it does every tick."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tenure.ports.schedules import Cause, Change, Run, Schedule, Tick
 from tenure.schedules.cron import Every, Rule
 from tenure.schedules.plan import PlannedChange
 
-EARLY = timedelta(minutes=5)  #: so long before its time a guard's call is for a tick of a cron expression
+EARLY = timedelta(minutes=5)  #: a guard's call counts for a cron tick up to this long before its time
 
 
 class Began:
-    """A guard's run has begun in the plan: `change` starts it, `job_id` is its job, `late` seconds after its time."""
+    """The plan of a guard's run: `change` starts it, `job_id` is its job, `late` the seconds since its time."""
 
     def __init__(self, change: Change, late: float) -> None:
         self.change = change
@@ -28,7 +28,7 @@ class Began:
 
 
 class Held:
-    """A guard's run that is not begun, and why. `locked`: another one goes on; else this tick has run already."""
+    """A guard's call that does not run, and why. `locked`: another run holds the lock; else the tick already ran."""
 
     def __init__(self, says: str, *, locked: bool) -> None:
         self.says = says
@@ -40,9 +40,9 @@ def begin_guard(
 ) -> Began | Held:
     """Start a guard's run, or say why not.
 
-    With a cron expression the tick is the *nearest* one, but none that is more than five minutes ahead: a crontab that
-    is 300 ms early must not lose the day, nor a call by hand in the evening take the place of tomorrow's. With an
-    interval it is the call itself, refused within half a period of the last accepted one.
+    With a cron expression the tick is the *nearest* one, but never one more than five minutes ahead: a crontab that
+    is 300 ms early must not lose the day's run, and a manual call in the evening must not use up tomorrow's tick. With
+    an interval the tick is the call itself, refused within half a period of the last accepted one.
     """
     s, rule = plan.schedule, plan.rule
     if plan.live:
@@ -51,12 +51,12 @@ def begin_guard(
         return held
     tick = _called_for(rule, now)
     if tick is None:
-        raise InvalidOption(f"{s.name}: {s.rule!r} never comes")
+        raise InvalidOption(f"{s.name}: {s.rule!r} has no tick")
     again = _ran(s, rule, tick)
     if again and not force:
         ran = (s.last_tick or tick).isoformat(timespec="seconds")
         how = s.last_status or "started"
-        return Held(f"the tick of {ran} has run already ({how}); --force runs it again", locked=False)
+        return Held(f"the tick of {ran} has already run ({how}); --force runs it again", locked=False)
     expected = s.next_tick if isinstance(rule, Every) else tick
     late = 0.0 if expected is None else max(0.0, (now - expected).total_seconds())
     _missed_calls(plan, tick, now)
@@ -83,7 +83,7 @@ def begin_guard(
 
 
 def skip_call(plan: PlannedChange, now: datetime, why: str) -> None:
-    """Write down that a call came and did not run, unless it is the same tick as the last run."""
+    """Record that a call came and did not run, unless it is for the tick of the last run."""
     rule = plan.rule
     tick = _called_for(rule, now)
     if tick is not None and not _ran(plan.schedule, rule, tick):
@@ -101,7 +101,7 @@ def _called_for(rule: Rule, now: datetime) -> datetime | None:
 
 
 def _ran(s: Schedule, rule: Rule, tick: datetime) -> bool:
-    """Was a run of this tick accepted before?"""
+    """Was a run of this tick already accepted?"""
     if isinstance(rule, Every):
         return s.last_tick is not None and abs((tick - s.last_tick).total_seconds()) < rule.seconds / 2
     return s.last_tick == tick
@@ -112,7 +112,7 @@ def _tick_after(rule: Rule, tick: datetime) -> datetime | None:
 
 
 def _missed_calls(plan: PlannedChange, tick: datetime, now: datetime) -> None:
-    """Write down the ticks for which no call came."""
+    """Record the ticks for which no call came."""
     s, rule = plan.schedule, plan.rule
     if s.next_tick is None or s.next_tick >= tick:
         return

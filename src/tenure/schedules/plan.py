@@ -1,7 +1,7 @@
-"""What becomes of a tick: overlap, catch-up, expiry, pauses. Decided here, written by `Store.change`, nowhere else.
+"""Decides each tick: overlap, catch-up, expiry, pauses. Decisions are made only here; `Store.change` writes them.
 
-A `Plan` is one schedule at one moment of the store's clock. Its verbs say what shall happen to it; `change()` is the
-one guarded write that makes it so. A tick ends in exactly one row: a job, or the reason why there is none.
+A `Plan` is one schedule at one moment of the store's clock. Its methods decide what happens to the schedule;
+`change()` returns the single guarded write. A tick ends in exactly one row: a job, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tenure.ports import AttemptView, Draft, JobView
 from tenure.ports.schedules import BROKEN, Cause, Change, Dst, Ended, Run, Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Every, Rule, read
 
-ON_TIME = 60.0  #: a tick fired within so many seconds of its time was not missed
-SET_BACK = 3600.0  #: a clock that is set back by less is waited for: jobs are kept for so long, and would stand
-LOOK_AGAIN = 60.0  #: who waits for a run to end is told; should that be lost, it looks by itself
-MOST_COUNTED = 10_000  #: missed ticks are counted up to here
+ON_TIME = 60.0  #: a tick fired within this many seconds of its time was not missed
+SET_BACK = 3600.0  #: a clock set back by less is waited out: earlier jobs are kept for at least this long
+RECHECK_SECONDS = 60.0  #: the end of a run fires the tick that waits for it; this bounds the wait if that ring is lost
+MOST_COUNTED = 10_000  #: missed ticks are counted up to this number
 _ERROR_SHOWN = 2_000
 _MOMENT = timedelta(milliseconds=1)
 _TIMING = ("rule", "tz", "dst", "start", "end")
@@ -42,7 +42,7 @@ _STATUS: dict[State, Ended] = {
 
 
 class Refused(TenureError):
-    """A schedule that does not do what was asked of it, and why."""
+    """A schedule can't do what was requested. The message says why."""
 
 
 def rule_of(schedule: Schedule) -> Rule:
@@ -52,14 +52,14 @@ def rule_of(schedule: Schedule) -> Rule:
 _read = lru_cache(10_000)(read)
 
 
-@lru_cache(20_000)  # of thousands of schedules each look asks this
+@lru_cache(20_000)  # each check of thousands of schedules calls this
 def _before(rule: str, tz: str, dst: Dst, tick: datetime) -> datetime | None:
     """The tick before this one."""
     return _read(rule, tz, dst).upto(tick - _MOMENT)
 
 
 def understood(schedule: Schedule) -> bool:
-    """Can its ticks be told? A zone may be no more, or a newer Tenure have written what this one does not know."""
+    """Can its ticks be computed? A time zone may have been removed, or a newer Tenure may have written the schedule."""
     if schedule.unread:
         return False
     try:
@@ -70,9 +70,9 @@ def understood(schedule: Schedule) -> bool:
 
 
 def run_id(schedule: str, tick: datetime, cause: str) -> str:
-    """The id of a tick's job: a UUIDv7 of the tick's own time, the same whoever fires it.
+    """The id of a tick's job: a UUIDv7 of the tick's own time, the same in every supervisor.
 
-    So a tick can't become two jobs while the first one is kept, whatever else goes wrong.
+    So a tick can't become two jobs while the first one is kept, even if every other check fails.
     """
     millis = f"{max(0, round(tick.timestamp() * 1000)):012x}"
     tail = sha256(f"{schedule}\0{millis}\0{cause}".encode()).hexdigest()
@@ -88,14 +88,14 @@ def jitter(schedule: Schedule, tick: datetime) -> timedelta:
 
 
 def same_definition(one: Schedule, other: Schedule) -> bool:
-    """Were they declared alike, and are both declared? In whatever release, and wherever they stand."""
+    """Do both have the same definition, and are both or neither retired? Release and state are ignored."""
     names = {*_DEFINITION, *_TIMING} - {"release", "released_at"}
     retired = (one.retired_at is None) == (other.retired_at is None)
     return retired and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 class PlannedChange:
-    """One schedule at one moment of the store's clock, and the write about it that is being put together."""
+    """One schedule at one moment of the store's clock, and the write that is being built for it."""
 
     def __init__(self, standing: Standing, now: datetime) -> None:
         self._read = self.schedule = standing.schedule
@@ -107,11 +107,11 @@ class PlannedChange:
 
     @property
     def rule(self) -> Rule:
-        """Raises InvalidOption for one that can't be understood, any more."""
+        """Raises InvalidOption for a rule that can no longer be read."""
         return rule_of(self.schedule)
 
     def change(self) -> Change | None:
-        """The write; None: nothing changes."""
+        """The write; None if nothing changes."""
         if self.schedule.unread or (self.schedule == self._read and not self.ticks and not self.cancel):
             return None
         return Change(
@@ -122,7 +122,7 @@ class PlannedChange:
         self.schedule = self.schedule.but(**changes)
 
     def upto(self, instant: datetime) -> datetime | None:
-        """The last tick at or before, within the schedule's own end."""
+        """The last tick at or before the instant, within the schedule's own end."""
         end = self.schedule.end
         return self.rule.upto(instant if end is None else min(instant, end))
 
@@ -130,7 +130,7 @@ class PlannedChange:
         self.set(next_tick=self.after(tick))
 
     def after(self, instant: datetime) -> datetime | None:
-        """The first tick strictly after, within the schedule's own start and end."""
+        """The first tick strictly after the instant, within the schedule's own start and end."""
         start, end = self.schedule.start, self.schedule.end
         if start is not None and start > instant:
             instant = start - _MOMENT
@@ -138,7 +138,7 @@ class PlannedChange:
         return None if tick is None or (end is not None and tick > end) else tick
 
     def miss(self, first: datetime, until: datetime, why: str, status: Status = "missed") -> None:
-        """One row for all ticks from `first` up to, and without, `until`."""
+        """Record one row for all ticks from `first` up to, but excluding, `until`."""
         if until <= first:
             return
         last = self.upto(until - _MOMENT)
@@ -165,7 +165,7 @@ class PlannedChange:
 
 
 class Plan(PlannedChange):
-    """Say what shall happen, in order; then `change()`. Example: `Plan(standing, now).close(…).fire().change()`"""
+    """Call the decisions in order, then `change()`. Example: `Plan(standing, now).close(…).fire().change()`"""
 
     def __init__(self, standing: Standing, now: datetime) -> None:
         super().__init__(standing, now)
@@ -175,11 +175,11 @@ class Plan(PlannedChange):
     # ── runs that have ended ──
 
     def close(self, attempts: Callable[[str], Sequence[AttemptView]], output: str = "") -> Plan:
-        """Write down how runs ended. `attempts` of a job tell when it first began."""
+        """Record how runs ended. `attempts` of a job give the time of its first start."""
         for run in sorted(self._ended, key=lambda run: (run.job and run.job.ended_at) or self.now):
             self._close(run, attempts, output)
-        if self._ended and self.schedule.due_at is not None:  # a tick may have waited for them:
-            self.set(due_at=min(self.now, self.schedule.due_at))  # whoever only reads leaves it to be fired
+        if self._ended and self.schedule.due_at is not None:  # a tick may have waited for these runs:
+            self.set(due_at=min(self.now, self.schedule.due_at))  # a reader that closes them leaves the tick to fire
         self._ended = []
         return self
 
@@ -224,7 +224,7 @@ class Plan(PlannedChange):
         while newest is not None and self.schedule.next_tick is not None and self.schedule.next_tick <= newest:
             if not self._decide(self.schedule.next_tick, newest):
                 break
-        return self._look_again()
+        return self._set_due()
 
     def _newest_due(self) -> datetime | None:
         tick = self.upto(self.now)
@@ -233,7 +233,7 @@ class Plan(PlannedChange):
         return tick
 
     def _decide(self, first: datetime, newest: datetime) -> bool:
-        """Decide the ticks from `first` on; False: the rest waits for the run before it to end."""
+        """Decide the ticks from `first` on; False: the rest wait for the previous run to end."""
         s = self.schedule
         if s.catching_up_to is not None and first <= s.catching_up_to:
             if self._running and s.overlap != "allow":
@@ -245,7 +245,7 @@ class Plan(PlannedChange):
             self.set(catching_up_to=None)
         late = (self.now - newest - jitter(s, newest)).total_seconds()
         if late > (ON_TIME if s.catch_up == "skip" else max(ON_TIME, s.catch_up_window)):
-            why = f"nobody fired it in time: {spell(late)} late (catch_up={s.catch_up})"
+            why = f"no supervisor fired it in time: {spell(late)} late (catch_up={s.catch_up})"
             self.miss(first, newest + _MOMENT, why)
         elif s.catch_up == "all" and (first < newest or late > ON_TIME):
             oldest = self._oldest_to_catch_up(first, newest)
@@ -253,13 +253,13 @@ class Plan(PlannedChange):
             self.set(next_tick=oldest, catching_up_to=newest)
             return True
         else:
-            self.miss(first, newest, f"nobody fired it in time (catch_up={s.catch_up})")
-            self._take(newest)
+            self.miss(first, newest, f"no supervisor fired it in time (catch_up={s.catch_up})")
+            self._start_or_overlap(newest)
         self.move_past(newest)
         return True
 
     def _oldest_to_catch_up(self, first: datetime, newest: datetime) -> datetime:
-        """The newest `catch_up_max` ticks that lie in the window: where they begin."""
+        """The oldest of the newest `catch_up_max` ticks that lie in the window."""
         s, oldest = self.schedule, newest
         horizon = max(first, self.now - timedelta(seconds=s.catch_up_window))
         for _ in range(s.catch_up_max - 1):
@@ -269,16 +269,16 @@ class Plan(PlannedChange):
             oldest = before
         return oldest
 
-    def _take(self, tick: datetime) -> None:
-        """A tick on time, or the newest of those missed: what it does about a run that still goes on."""
+    def _start_or_overlap(self, tick: datetime) -> None:
+        """Start a tick that is on time, or the newest missed one, or apply `overlap` if a run is still running."""
         s = self.schedule
         if not self._running or s.overlap == "allow":
             self._start(tick)
         elif s.overlap == "skip":
-            self.note("skipped", tick, f"overlap: {self._going_on()}")
+            self.note("skipped", tick, f"overlap: {self._previous_run()}")
         elif s.overlap == "queue" and s.pending_tick is not None:
             waits = s.pending_tick.isoformat(timespec="seconds")
-            self.note("skipped", tick, f"overlap: the tick of {waits} waits already, and {self._going_on()}")
+            self.note("skipped", tick, f"overlap: the tick of {waits} is already waiting, and {self._previous_run()}")
         else:
             if s.overlap == "replace":
                 if s.pending_tick is not None:
@@ -287,16 +287,16 @@ class Plan(PlannedChange):
             self.set(pending_tick=tick)
 
     def _replaceable(self, tick: Tick, job: JobView) -> bool:
-        """A run of a tick, and not what an operator began, nor another's job that holds the unique key."""
+        """Is this a run of a tick, not one started by an operator, nor another job that holds the unique key?"""
         own = tick.cause == "tick" and job.meta.get("schedule") == tick.schedule
         return own and job.cancel_reason is None
 
-    def _going_on(self) -> str:
+    def _previous_run(self) -> str:
         if not self.live or self.live[0].job is None:
-            return "the run before it goes on"
+            return "the previous run has not ended"
         job = self.live[0].job
         since = job.started_at or job.enqueued_at
-        return f"job {job.id} of the run before it is {job.state} for {spell((self.now - since).total_seconds())}"
+        return f"job {job.id} of the previous run has been {job.state} for {spell((self.now - since).total_seconds())}"
 
     def _start(self, tick: datetime, cause: Cause = "tick", *, again: str = "") -> None:
         s = self.schedule
@@ -320,7 +320,7 @@ class Plan(PlannedChange):
         if cause == "tick":
             self.set(last_tick=tick)
 
-    def _look_again(self) -> Plan:
+    def _set_due(self) -> Plan:
         s = self.schedule
         if s.idle or s.job is None:
             self.set(due_at=None)
@@ -328,75 +328,75 @@ class Plan(PlannedChange):
         moments = [] if s.next_tick is None else [s.next_tick + jitter(s, s.next_tick)]
         backlog = bool(moments) and moments[0] <= self.now
         if s.pending_tick is not None or backlog:
-            moments = [self.now + timedelta(seconds=LOOK_AGAIN), *(() if backlog else moments)]
+            moments = [self.now + timedelta(seconds=RECHECK_SECONDS), *(() if backlog else moments)]
         self.set(due_at=min(moments, default=None))
         return self
 
     # ── declarations ──
 
     def declare(self, new: Schedule) -> Plan:
-        """Take over what was declared: it moves, and does not fork. What was due by the old rule is fired first."""
+        """Apply a declaration to the existing schedule. Ticks that were due by the old rule are fired first."""
         if self._read.rev == 0:
             self.schedule = new.but(since=self.now)
             if new.kind == "task":
                 self.set(next_tick=self.after(self.now))
-            return self._look_again()
+            return self._set_due()
         before = self.schedule
         moved = any(getattr(before, name) != getattr(new, name) for name in ("kind", *_TIMING))
-        if before.kind != new.kind and understood(before):  # a guard's next tick is a call, and none of a task's
-            self._skip_what_passed(f"it is a {new.kind} since")
+        if before.kind != new.kind and understood(before):  # a guard's next tick is a call, not a tick of a task
+            self._skip_passed(f"it has become a {new.kind}")
             self.set(next_tick=None)
         self.set(**{name: getattr(new, name) for name in _DEFINITION})
         if before.paused_why.startswith(BROKEN):
             self.set(paused_at=None, paused_why="")
         if understood(before):
-            self._leave_nothing_behind(moved)
-        else:  # its ticks since then are known to nobody
+            self._decide_by_old_rule(moved)
+        else:  # its ticks since then can't be computed
             self.set(retired_at=None, pending_tick=None, unread="")
         if moved or before.unread:
             self.set(**{name: getattr(new, name) for name in _TIMING}, catching_up_to=None)
             self.set(next_tick=self.after(self.now) if new.kind == "task" else None)
-        return self._look_again()
+        return self._set_due()
 
-    def _leave_nothing_behind(self, moved: bool) -> None:
-        """By the old rule: what is due is fired, what nobody will fire is written down."""
+    def _decide_by_old_rule(self, moved: bool) -> None:
+        """Fire the ticks that are due by the old rule, and record those that will not be fired."""
         if self.schedule.retired_at is not None:
             self.set(retired_at=None)
-            self._skip_what_passed("it was not declared by any app")
+            self._skip_passed("no app declared it")
         next_tick = self.fire().schedule.next_tick
         if moved and next_tick is not None and next_tick <= self.now and self.schedule.job:
             self.miss(next_tick, self.now + _MOMENT, "its schedule was changed before it was fired")
 
     def retire(self) -> Plan:
-        """No longer declared: kept, with its history, and not fired."""
+        """No longer declared: keep the schedule and its history, but fire no ticks."""
         if self.schedule.retired_at is None:
             self.set(retired_at=self.now)
-        return self._look_again()
+        return self._set_due()
 
     def pause(self, why: str) -> Plan:
         self._readable()
         if self.schedule.paused_at is None:
             self.set(paused_at=self.now, paused_why=why)
-        return self._look_again()
+        return self._set_due()
 
     def resume(self) -> Plan:
-        """Ticks that passed meanwhile are written down as skipped. The count of failures begins anew."""
+        """Record the ticks that passed during the pause as skipped, and reset the count of failures."""
         self._readable()
         if self.schedule.paused_at is None:
             if set_back(self.schedule, self.now):
                 self.set(next_tick=self.after(self.now), pending_tick=None, catching_up_to=None)
-                return self._look_again()
-            return self  # what is due is due now, and not at the next look
+                return self._set_due()
+            return self  # keep due_at: a tick that is due stays due now
         self.set(paused_at=None, paused_why="", failure_count=0)
-        self._skip_what_passed("paused")
-        return self._look_again()
+        self._skip_passed("paused")
+        return self._set_due()
 
     def _readable(self) -> None:
         if self.schedule.unread:
             s = self.schedule
-            raise Refused(f"{s.name} was written by a newer Tenure, and this one can't read it: {s.unread}")
+            raise Refused(f"{s.name} was written by a newer Tenure, which this version can't read: {s.unread}")
 
-    def _skip_what_passed(self, why: str) -> None:
+    def _skip_passed(self, why: str) -> None:
         s = self.schedule
         if s.job is None:
             return
@@ -407,17 +407,17 @@ class Plan(PlannedChange):
             self.set(next_tick=self.after(self.now))
         self.set(pending_tick=None, catching_up_to=None)
 
-    # ── by an operator's word ──
+    # ── operator actions ──
 
     def trigger(self, *, force: bool = False) -> Plan:
-        """Run it now, beside its ticks. Raises Refused while a run goes on that it may not overlap, unless `force`."""
+        """Run it now, besides its ticks. Raises Refused during a run that it may not overlap, unless `force`."""
         self._readable()
         s = self.schedule
         if s.job is None:
-            raise Refused(f"{s.name} is a guard: it runs where it is called; run its command there, with --force")
+            raise Refused(f"{s.name} is a guard, which runs where it is called: run its command there, with --force")
         if self._running and s.overlap != "allow" and not force:
             raise Refused(
-                f"{s.name} (overlap={s.overlap}) is not triggered: {self._going_on()}; --force runs it beside"
+                f"{s.name} (overlap={s.overlap}) is not triggered: {self._previous_run()}; --force runs it in parallel"
             )
         self._start(self.now, "trigger")
         return self
@@ -426,9 +426,9 @@ class Plan(PlannedChange):
         """Run these ticks of the past, `again` if they were backfilled before. Raises Refused for a guard."""
         self._readable()
         if self.schedule.job is None:
-            raise Refused(f"{self.schedule.name} is a guard: its runs can't be made up for by a worker")
+            raise Refused(f"{self.schedule.name} is a guard: a worker can't backfill its runs")
         for tick in ticks:
-            # Those of a removed schedule of this name, whose jobs are kept, were none of this one's.
+            # Kept jobs of a removed schedule of this name do not count as this one's.
             self._start(tick, "backfill", again=str(self.now if again else self.schedule.since))
         return self
 
@@ -437,9 +437,9 @@ class Plan(PlannedChange):
 
 
 def set_back(schedule: Schedule, now: datetime) -> bool:
-    """Was the store's clock once so far ahead that ticks which are to come are taken for decided?
+    """Was the store's clock set back so far that future ticks count as already decided?
 
-    They are not fired before the clock is there again, or `resume` says so.
+    They are not fired until the clock reaches that point again, or `resume` resets the schedule.
     """
     s = schedule
     if s.idle or s.job is None or s.next_tick is None or (s.start is not None and s.start > now) or not understood(s):
@@ -449,9 +449,9 @@ def set_back(schedule: Schedule, now: datetime) -> bool:
 
 
 def overdue_by(standing: Standing, now: datetime) -> float | None:
-    """Seconds since a run was to begin and did not, if that is longer than its grace; None: all is well.
+    """Seconds since a run should have begun and did not, if longer than its grace; None if it is not overdue.
 
-    Either nobody fired the tick, or no worker started its job.
+    Either no supervisor fired the tick, or no worker started its job.
     """
     s = standing.schedule
     if s.idle or any(run.live and run.job and run.job.attempt > 0 for run in standing.runs):

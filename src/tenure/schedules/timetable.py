@@ -1,6 +1,7 @@
-"""Schedules in a store: firing, declaring, and what operators do to them. Every change is read, planned, compared.
+"""Schedules in a store: firing, declaring, and operator actions. Every change is read, planned, then compared and set.
 
-Nobody leads: of all who fire a tick one lands, the others read again. `plan.py` decides, `Store.change` compares.
+There is no leader: of all supervisors that fire a tick one succeeds, and the others read again. `plan.py` decides,
+`Store.change` compares.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tenure.schedules.plan import Plan, Refused, overdue_by, rule_of, same_defin
 _log = logging.getLogger("tenure.schedules")
 _BATCH = 500
 HELD_SECONDS = 0.5
-_ROUNDS = 100  #: of firing, before the other duties have their turn
+_ROUNDS = 100  #: of firing, before other duties run
 _TRIES = 20
 _RELEASES_KEPT = 50
 _MOMENT = timedelta(milliseconds=1)
@@ -39,7 +40,7 @@ encode_schedules = msgspec.json.Encoder(order="deterministic").encode
 
 
 class UnknownSchedule(TenureError):
-    """No schedule of this name."""
+    """No schedule has this name."""
 
 
 class Record(NamedTuple):
@@ -57,7 +58,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A schedule that should run and does not."""
+    """A schedule that should have run and did not."""
 
     name: str
     expected_at: datetime
@@ -68,7 +69,7 @@ class Overdue:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a declaration did, by name. `older`: a newer release stands, nothing was changed."""
+    """The result of a declaration, by name. `older`: a newer release is in force, so nothing was changed."""
 
     made: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ class Declared:
 def record(standing: Standing) -> Record:
     """Example: `record(timetable.get("daily-report")).failure_count`"""
     s = standing.schedule
-    began = [run for run in standing.runs if run.live and run.job and run.job.attempt > 0]  # also between two tries
+    began = [run for run in standing.runs if run.live and run.job and run.job.attempt > 0]  # also between two attempts
     locked = [run.locked_until for run in began if run.locked_until]
     return Record(
         name=s.name,
@@ -104,7 +105,7 @@ class Timetable:
     # ── firing ──
 
     def fire_due(self) -> float | None:
-        """Decide every tick whose time has come, close every run that has ended; seconds until the next is due."""
+        """Decide every due tick and close every ended run. Returns the seconds until the next tick is due."""
         for _ in range(_ROUNDS):
             due = self.store.due(limit=_BATCH)
             read = {standing.schedule.name: standing.schedule for standing in due.standings}
@@ -113,7 +114,7 @@ class Timetable:
             if not changes:
                 return due.next_due
             if not any(self._land(changes, read, due.now)):
-                return HELD_SECONDS  # somebody else was first, or holds them
+                return HELD_SECONDS  # another process was first, or holds the rows
         return 0.0
 
     def _decided(self, standing: Standing, now: datetime) -> Change | None:
@@ -121,14 +122,14 @@ class Timetable:
             return Plan(standing, now).close(self.store.attempts).fire().change()
         except StoreError:
             raise
-        except Exception as error:  # a zone that is no more, say: it must not hold up the others, nor end who fires
-            # Its runs are written down once it is understood.
+        except Exception as error:  # a removed time zone, say: it must not block other schedules or end the supervisor
+            # Its runs are recorded once it can be read again.
             return None if standing.schedule.idle else _paused(standing.schedule, now, error)
 
     def _land(self, changes: Sequence[Change], read: Mapping[str, Schedule], now: datetime) -> list[bool]:
         try:
             return self._write(changes)
-        except BadData as error:  # one of them can't be stored, and must not hold up the others
+        except BadData as error:  # one of them can't be stored, and must not block the others
             if len(changes) > 1:
                 return [self._land([change], read, now)[0] for change in changes]
             return self._write([_paused(read[changes[0].schedule.name], now, error)])
@@ -140,17 +141,17 @@ class Timetable:
             if lands:
                 rings += [Ring("queued", draft.queue, (draft.id,)) for draft in change.drafts]
                 rings += [CANCEL] if change.cancel else []
-                _tell(change)
+                _log_ticks(change)
         self._notifier.announce(rings)
         return landed
 
     # ── declaring ──
 
     def declare(self, source: str, release: str, schedules: Sequence[Schedule], *, force: bool = False) -> Declared:
-        """Put what an app declares; what it no longer declares is retired. An older release changes nothing.
+        """Store an app's declared schedules and retire those it no longer declares. An older release changes nothing.
 
-        Of two releases the one first seen is the older; without a `release` its content stands for it. `force` makes
-        this one the newest: a roll-back.
+        Of two releases the one first seen is the older; without a `release`, a hash of the schedules identifies it.
+        `force` makes this one the newest: a rollback.
         """
         key = release or sha256(encode_schedules(schedules)).hexdigest()[:12]
         released_at, newest = self._release(f"declared:{source}", key, force=force)
@@ -183,11 +184,11 @@ class Timetable:
         )
 
     def _release(self, note: str, key: str, *, force: bool) -> tuple[datetime, str]:
-        """When this release was first seen, and which one is the newest."""
+        """The time when this release was first seen, and the newest release."""
         for _ in self._tries():
             old = self.store.notes(note).get(note)
             seen = _decode_seen(old) if old else dict[str, datetime]()
-            if key not in seen or force:  # after all others, also where the store's clock was set back
+            if key not in seen or force:  # later than all others, even if the store's clock was set back
                 seen[key] = max([self.store.now(), *(each + _MOMENT for each in seen.values())])
             newest = dict(sorted(seen.items(), key=lambda each: each[1])[-_RELEASES_KEPT:])
             new = msgspec.json.encode(newest).decode()
@@ -196,7 +197,7 @@ class Timetable:
         raise AssertionError("the tries end with an error")
 
     def put(self, schedule: Schedule) -> Standing:
-        """Make or change one schedule by an operator's word."""
+        """Create or change one schedule for an operator."""
         return self._act(schedule.name, lambda plan: plan.declare(schedule), new=schedule)
 
     # ── reading ──
@@ -209,16 +210,16 @@ class Timetable:
         found = self.store.schedules([name])
         if not found:
             known = ", ".join(standing.schedule.name for standing in self.store.schedules()[:20]) or "none"
-            raise UnknownSchedule(f"no schedule {name!r} in {self.store.url}; there are: {known}")
+            raise UnknownSchedule(f"no schedule {name!r} in {self.store.url}; known: {known}")
         return found[0]
 
     def history(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
-        """What became of its ticks, newest first. Raises UnknownSchedule."""
+        """Its ticks and their results, newest first. Raises UnknownSchedule."""
         self.settle([self.get(name)])
         return self.store.ticks(name, limit=limit, before=before)
 
     def settle(self, standings: Iterable[Standing]) -> None:
-        """Write down the runs of these that have ended, so that what is read next is up to date."""
+        """Record the ended runs of these schedules, so that the next read is up to date."""
         now = self.store.now()
         decided = (self._closed(each, now) for each in standings if any(not run.live for run in each.runs))
         self._write([change for change in decided if change is not None])
@@ -227,10 +228,10 @@ class Timetable:
         try:
             return Plan(standing, now).close(self.store.attempts).change()
         except InvalidOption:
-            return None  # `fire_due` says that it can't be understood
+            return None  # `fire_due` pauses it and logs why
 
     def overdue(self, grace: float | None = None) -> list[Overdue]:
-        """Those that should run and do not, by the store's clock; the longest overdue first.
+        """The schedules that should have run and did not, by the store's clock; the longest overdue first.
 
         `grace`: seconds instead of each schedule's own.
         """
@@ -245,22 +246,22 @@ class Timetable:
     # ── acting ──
 
     def pause(self, name: str, why: str = "by an operator") -> Standing:
-        """Fire no ticks until `resume`; runs go on. Raises UnknownSchedule."""
+        """Fire no ticks until `resume`; current runs continue. Raises UnknownSchedule."""
         return self._act(name, lambda plan: plan.pause(why))
 
     def resume(self, name: str) -> Standing:
-        """Ticks that passed meanwhile are in the history as skipped. Raises UnknownSchedule."""
+        """Fire ticks again; those that passed during the pause are recorded as skipped. Raises UnknownSchedule."""
         standing = self._act(name, lambda plan: plan.resume())
         self._notifier.announce([Ring("due", "")])
         return standing
 
     def trigger(self, name: str, *, force: bool = False) -> str:
-        """Run it now; the job's id. Raises UnknownSchedule, and Refused while a run goes on."""
+        """Run it now; returns the job's id. Raises UnknownSchedule, and Refused during a run."""
         return self._started(name, lambda plan: plan.trigger(force=force))[0]
 
     def backfill(self, name: str, since: datetime, until: datetime, *, again: bool = False) -> list[str]:
-        """Run the ticks from `since` to `until` that did not become runs (`again`: all, but for those
-        that a backfill still runs). The ids of the jobs.
+        """Run the ticks from `since` to `until` that did not become runs (`again`: all, except those
+        that another backfill is running). Returns the ids of the jobs.
 
         Raises UnknownSchedule, and Refused when there are more than 10,000 of them.
         """
@@ -273,9 +274,9 @@ class Timetable:
         s = standing.schedule
         rule, start, until = rule_of(s), max(since, _EPOCH) - _MOMENT, min(until, self.store.now())
         if s.next_tick is not None and not s.idle:
-            until = min(until, s.next_tick - _MOMENT)  # it fires those that are to come by itself
+            until = min(until, s.next_tick - _MOMENT)  # later ticks will be fired anyway
         if rule.count(start, until, MOST_BACKFILLED + 1) > MOST_BACKFILLED:
-            raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks between these; take a shorter time")
+            raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks in this range; choose a shorter one")
         ran = {run.tick.tick for run in standing.runs if run.live and run.tick.cause == "backfill"}
         if not again:
             ran |= {tick.tick for tick in self._runs_between(name, since, until)}
@@ -287,7 +288,7 @@ class Timetable:
             page = self.store.ticks(name, limit=_BATCH, before=before)
             yield from (tick for tick in page if tick.job_id is not None and tick.cause != "trigger")
             more = len(page) == _BATCH and page[-1].tick > since
-            before = page[-1].tick + timedelta(milliseconds=1) if more else None  # another row may be of that instant
+            before = page[-1].tick + timedelta(milliseconds=1) if more else None  # another row may have that instant
 
     def remove(self, name: str) -> None:
         """Delete it and its history; its jobs stay. Raises UnknownSchedule."""
@@ -305,8 +306,9 @@ class Timetable:
             return plan
 
         runs = self._act(name, decided).runs
-        stands = {(run.tick.tick, run.tick.cause): run.tick.job_id for run in runs}  # who holds its unique key, say
-        return [stands.get((each.tick, each.cause)) or each.job_id or "" for each in began]
+        # an existing job may hold the unique key
+        existing = {(run.tick.tick, run.tick.cause): run.tick.job_id for run in runs}
+        return [existing.get((each.tick, each.cause)) or each.job_id or "" for each in began]
 
     def _act(self, name: str, decide: Callable[[Plan], Plan], new: Schedule | None = None) -> Standing:
         for _ in self._tries():
@@ -322,12 +324,12 @@ class Timetable:
         for attempt in range(_TRIES):
             yield attempt
             sleep(0.01 * random() * (attempt + 1))
-        raise StoreError(f"a schedule was changed by others {_TRIES} times in a row; try again")
+        raise StoreError(f"a schedule was changed by other processes {_TRIES} times in a row; retry later")
 
 
 def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
-    unforeseen = None if isinstance(error, TenureError) else error
-    _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error, exc_info=unforeseen)
+    unexpected = None if isinstance(error, TenureError) else error
+    _log.error("schedule %s is paused, its ticks can't be fired: %s", schedule.name, error, exc_info=unexpected)
     return Change(schedule=schedule.but(paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
 
 
@@ -335,17 +337,17 @@ def why_overdue(standing: Standing, now: datetime) -> str:
     s = standing.schedule
     if set_back(s, now):
         return (
-            f"the store's clock was set back: fired again from {s.next_tick} on, or: tenure schedules resume {s.name}"
+            f"the store's clock was set back; it fires again from {s.next_tick}, or: tenure schedules resume {s.name}"
         )
     if standing.schedule.kind == "guard":
         return "no call came"
-    return "no worker started its job" if any(run.live for run in standing.runs) else "nobody fired it"
+    return "no worker started its job" if any(run.live for run in standing.runs) else "no supervisor fired it"
 
 
 def _declare(plan: Plan, new: Schedule) -> Plan:
     s = plan.schedule
     if s.released_at and new.released_at and s.released_at > new.released_at:
-        return plan  # a newer release was faster
+        return plan  # a newer release was first
     if s.rev and s.source not in ("", new.source):
         _log.warning("schedule %s of app %s is now declared by app %s", s.name, s.source, new.source)
     return plan.declare(new)
@@ -356,8 +358,8 @@ def _retire(plan: Plan, released_at: datetime) -> Plan:
     return plan if newer and newer > released_at else plan.retire()
 
 
-def _tell(change: Change) -> None:
-    """Log what a person would want to know of: nothing for a tick that simply ran."""
+def _log_ticks(change: Change) -> None:
+    """Log what an operator would want to know: nothing for a tick that simply ran."""
     for tick in change.ticks:
         if tick.status in ("skipped", "missed"):
             span = f" to {tick.until.isoformat()} ({tick.count} ticks)" if tick.until else ""

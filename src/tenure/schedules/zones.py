@@ -1,7 +1,7 @@
-"""The time zones, from the package `tzdata` alone: two hosts must not disagree about a future tick.
+"""The time zones, from the package `tzdata` only: two hosts must not disagree about a future tick.
 
-Seconds since the epoch, in whole numbers: what a zone's clocks read is the instant plus an offset, and the offset
-changes at known instants.
+Times are whole seconds since the epoch. A zone's wall time is the instant plus an offset, and the offset changes at
+known instants.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenure.errors import InvalidOption
 DAY = 86_400
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
-EARLIEST, LATEST = -62_135_424_000, 253_402_128_000  # where every zone still has a wall time
+EARLIEST, LATEST = -62_135_424_000, 253_402_128_000  # within these every zone has a wall time
 _BLOCK = 25  # zone data is looked up in blocks of 2**25 seconds, 388 days
 
 
@@ -32,17 +32,17 @@ class Change(NamedTuple):
 
     @property
     def last(self) -> int:
-        """What the wall clock would have read."""
+        """The wall time at the change by the old offset."""
         return self.at + self.before
 
     @property
     def first(self) -> int:
-        """What it reads instead."""
+        """The wall time at the change by the new offset."""
         return self.at + self.after
 
 
 def tzdata_version() -> str:
-    """The version of the time zone data in use: that of the package `tzdata`, whatever the host has installed.
+    """The version of the time zone data in use: that of the package `tzdata`, regardless of the host's own.
 
     >>> tzdata_version()
     '2026f'
@@ -59,7 +59,7 @@ def _names() -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def zone_of(name: str) -> ZoneInfo:
-    # ZoneInfo(name) would take the host's own files first, and two hosts would disagree about a future tick.
+    # ZoneInfo(name) would prefer the host's own files, and two hosts could disagree about a future tick.
     if name not in _names().values():
         near = [_names()[low] for low in get_close_matches(name.lower()[:100], _names(), n=3, cutoff=0.6)]
         hint = f"did you mean {' or '.join(near)}?" if near else "write a name like Europe/Paris"

@@ -1,1 +1,1 @@
-"""What users declare and hold: tasks, their arguments, jobs, handles."""
+"""The objects users work with: tasks, their arguments, jobs, handles."""

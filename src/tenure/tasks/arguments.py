@@ -1,4 +1,4 @@
-"""Arguments: the codec between a function's signature and a job's payload, and what JSON can keep of a value."""
+"""Arguments: the codec between a function's signature and a job's payload, and the rules for values in JSON."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ _MISFIT = re.compile(r"(?:Object )?(?P<what>.*?)(?: - at (?P<path>.*))?", re.DOT
 _FIELD = re.compile(r"\$\.(\w+)")
 _SECRET = "$secret"
 STARS = "***"
-#: Parts of names whose values are not shown, whatever their case: `TENURE_REDACT` changes them.
-_STARRED = "**********"  #: what pydantic writes for its own secrets
+_STARRED = "**********"  #: pydantic's placeholder for its own secrets
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Secret(Generic[T]):
-    """An argument that is shown as *** in logs, errors, pages and reprs. It is stored readable: guard the store.
+    """An argument that is shown as *** in logs, errors, pages and reprs. It is stored in plain text: protect the store.
 
     Example: `def charge(token: Secret[str]) -> None: use(token.reveal())`
     """
@@ -76,24 +75,24 @@ def redacted(payload: str) -> str:
 
 
 class Stars:
-    """Puts `"***"` in the place of every Secret, and of what is under a name that sounds like one.
+    """Replaces every Secret, and every value whose name contains one of `names`, with `"***"`.
 
     >>> Stars(("password",)).hide('{"user":"ada","db_password":"t0p"}')
     '{"user":"ada","db_password":"***"}'
     """
 
     def __init__(self, names: Sequence[str] = ()) -> None:
-        self._sounds = re.compile("|".join(map(re.escape, names)), re.IGNORECASE).search if names else _never
+        self._secret_name = re.compile("|".join(map(re.escape, names)), re.IGNORECASE).search if names else _never
 
     def hide(self, text: str) -> str:
-        """JSON text, starred; as it is where there is nothing to hide."""
-        if _SECRET not in text and not self._sounds(text):
+        """The JSON text with its secrets starred; unchanged if it has none."""
+        if _SECRET not in text and not self._secret_name(text):
             return text
         return msgspec.json.encode(self._star(msgspec.json.decode(text))).decode()
 
     def hide_texts(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """Of texts by name, those whose name says it."""
-        return {name: STARS if self._sounds(name) else text for name, text in texts.items()}
+        """Texts by name, starred where the name marks a secret."""
+        return {name: STARS if self._secret_name(name) else text for name, text in texts.items()}
 
     def _star(self, value: object) -> object:
         match value:
@@ -101,7 +100,7 @@ class Stars:
                 return STARS
             case dict():
                 named = cast("dict[str, object]", value).items()
-                return {name: STARS if self._sounds(name) else self._star(inner) for name, inner in named}
+                return {name: STARS if self._secret_name(name) else self._star(inner) for name, inner in named}
             case list():
                 return [self._star(inner) for inner in cast("list[object]", value)]
             case _:
@@ -122,11 +121,11 @@ def _to_json(value: object) -> object:
     if hasattr(kind, "__get_pydantic_core_schema__"):
         dumped = _adapter(kind).dump_python(value, mode="json", by_alias=True, round_trip=True)
         if _STARRED in str(dumped):
-            raise TypeError(f"pydantic stars a secret of {kind.__name__}, so it would be lost; use tenure.Secret")
+            raise TypeError(f"pydantic masks a secret of {kind.__name__}, so it would be lost; use tenure.Secret")
         return dumped
     if inspect.iscoroutine(value):
         value.close()
-        raise TypeError("it is a coroutine; write the handler with `async def`, or await it")
+        raise TypeError("the value is a coroutine; write the handler with `async def`, or await it")
     raise TypeError(
         f"a {kind.__name__} can't be written as JSON; use plain values, dataclasses, msgspec Structs, pydantic models"
     )
@@ -166,17 +165,17 @@ def decoder(kind: Any) -> Callable[[str | bytes], Any]:
 
 
 def dump(value: object, what: str, limit: int) -> bytes:
-    """JSON that means what the value means; InvalidArguments says what does not fit."""
+    """The value as JSON that decodes to the same value. Raises InvalidArguments for a value that would not."""
     try:
         encoded = _encode(value)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidArguments(f"{what}: {_why_unencodable(error)}") from error
     if len(encoded) > limit:
         raise InvalidArguments(
-            f"{what}: {_size(len(encoded))} as JSON, at most {_size(limit)} are kept; store a path or a key instead"
+            f"{what}: {_size(len(encoded))} as JSON, the limit is {_size(limit)}; store a path or a key instead"
         )
     if b"\\u0000" in encoded and _NUL.search(encoded):
-        raise InvalidArguments(f"{what}: it has a NUL character, which not every store can keep; take it out")
+        raise InvalidArguments(f"{what}: it has a NUL character, which not every store can keep; remove it")
     if b"null" in encoded or _NAIVE.search(encoded):
         plain = msgspec.to_builtins(value, builtin_types=(datetime,), enc_hook=_to_json)
         if flaw := _flaw(plain, "$"):
@@ -187,7 +186,7 @@ def dump(value: object, what: str, limit: int) -> bytes:
 def _why_unencodable(error: Exception) -> str:
     match error:
         case UnicodeEncodeError():
-            return "it has a lone surrogate, which is no text; decode the bytes with errors='replace'"
+            return "it has a lone surrogate, which is not valid text; decode the bytes with errors='replace'"
         case RecursionError():
             return "it contains itself"
         case _:
@@ -195,9 +194,9 @@ def _why_unencodable(error: Exception) -> str:
 
 
 def _flaw(value: Any, path: str) -> str:
-    # msgspec writes NaN as null and a naive datetime as it is: both would come back as something else.
+    # msgspec writes NaN as null and a naive datetime unchanged: both would be decoded as something else.
     if isinstance(value, float) and not isfinite(value):
-        return f"JSON has no {value} (at {path}); use None, or a text"
+        return f"JSON has no {value} (at {path}); use None or a string"
     if isinstance(value, datetime) and value.utcoffset() is None:
         return f"a naive datetime (at {path}); give it a time zone: datetime.now(UTC)"
     if isinstance(value, dict):
@@ -224,7 +223,7 @@ class _Codec(NamedTuple):
 
 
 class Arguments:
-    """The codec of one signature. Annotations are looked at on declaration if they can be, else on first use."""
+    """The codec of one signature. Annotations are resolved at declaration if possible, else on first use."""
 
     def __init__(self, task: str, fn: Callable[..., object]) -> None:
         self._task = task
@@ -240,7 +239,7 @@ class Arguments:
                 raise InvalidOption(
                     f"{task}: parameter '{parameter.name}' has no annotation; write {parameter.name}: Job, or its type"
                 )
-        with suppress(NameError):  # a forward reference: `resolve` looks again
+        with suppress(NameError):  # a forward reference: `resolve` checks it later
             _ = self.takes_job
 
     @cached_property
@@ -249,7 +248,7 @@ class Arguments:
 
     @cached_property
     def takes_job(self) -> bool:
-        """Does the handler ask for its Job? Raises InvalidOption for a signature that can't be."""
+        """Does the handler take its Job? Raises InvalidOption for an invalid signature."""
         kinds = [self._hints[parameter.name] for parameter in self._all]
         asks = [(get_origin(kind) or kind) is Job for kind in kinds]
         if any(asks[1:]) or (asks and asks[0] and self._all[0].kind is inspect.Parameter.KEYWORD_ONLY):
@@ -257,25 +256,25 @@ class Arguments:
         if kinds and kinds[0] in (Any, object):
             raise InvalidOption(
                 f"{self._task}: its first parameter '{self._all[0].name}' is {kinds[0].__name__}, which type checkers "
-                "take for the Job; give it a type, or put another parameter first"
+                "read as the Job; give it a type, or put another parameter first"
             )
         return bool(asks and asks[0])
 
     @cached_property
     def is_async(self) -> bool:
-        """Must the handler's answer be awaited?"""
+        """Must the handler's return value be awaited?"""
         if inspect.iscoroutinefunction(self._fn):
             return True
         return get_origin(self._hints.get("return")) in (Awaitable, Coroutine)
 
     @property
     def names(self) -> list[str]:
-        """What it takes, without the Job."""
+        """The parameters, without the Job."""
         return [parameter.name for parameter in self._parameters]
 
     @property
     def required(self) -> list[str]:
-        """Those of them without a default."""
+        """The parameters without a default, without the Job."""
         return [parameter.name for parameter in self._parameters if parameter.default is parameter.empty]
 
     def resolve(self) -> None:
@@ -285,11 +284,11 @@ class Arguments:
             _ = self.decode_result, self.decode_checkpoint
         except NameError as error:
             raise InvalidOption(
-                f"{self._task}: {error.name!r} in its annotations is not known; define or import it at the top of the "
+                f"{self._task}: {error.name!r} in its annotations is undefined; define or import it at the top of the "
                 "module, and not under TYPE_CHECKING"
             ) from error
         except TypeError as error:
-            raise InvalidOption(f"{self._task}: JSON can't carry its annotations: {error}") from error
+            raise InvalidOption(f"{self._task}: JSON can't represent its annotations: {error}") from error
 
     @property
     def _parameters(self) -> list[inspect.Parameter]:
@@ -318,7 +317,7 @@ class Arguments:
     # ── to JSON and back ──
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> msgspec.Struct:
-        """The arguments by name, defaults filled in."""
+        """The arguments by name, with defaults filled in."""
         struct = self._built().struct
         try:
             return struct(*args, **kwargs)
@@ -326,7 +325,7 @@ class Arguments:
             raise InvalidArguments(f"{self._task}: {self._misfit(args, kwargs)}; it takes {self}") from None
 
     def dump(self, bound: msgspec.Struct, limit: int) -> str:
-        """The payload. Decoded once as the worker will, so that what does not fit is refused here and now."""
+        """The payload. It is decoded once, as the worker will, so that invalid arguments are refused at enqueue."""
         try:
             encoded = dump(bound, self._task, limit)
         except InvalidArguments:
@@ -337,7 +336,7 @@ class Arguments:
         return encoded.decode()
 
     def load(self, payload: str) -> tuple[tuple[object, ...], dict[str, object]]:
-        """What to call the handler with, after its Job. Raises InvalidArguments."""
+        """The handler's arguments, without its Job. Raises InvalidArguments."""
         codec = self._codec or self._built()
         values = msgspec.structs.astuple(self._decode(payload))
         if not codec.keywords:
@@ -375,10 +374,10 @@ class Arguments:
         names = self.names
         plain = names[: self._built().positional]
         if len(args) > len(plain):
-            return f"{len(args)} positional arguments given, at most {len(plain)} fit"
+            return f"{len(args)} positional arguments given, at most {len(plain)} accepted"
         given = [*plain[: len(args)], *kwargs]
-        if strangers := [name for name in kwargs if name not in names]:
-            return f"unexpected argument {strangers[0]!r}"
+        if unexpected := [name for name in kwargs if name not in names]:
+            return f"unexpected argument {unexpected[0]!r}"
         if twice := [name for name in kwargs if name in plain[: len(args)]]:
             return f"argument {twice[0]!r} is given twice"
         missing = [each.name for each in self._parameters if each.default is each.empty and each.name not in given]
@@ -388,8 +387,8 @@ class Arguments:
         match = _MISFIT.fullmatch(str(error))
         assert match is not None
         what, path = match["what"], (match["path"] or "").replace("`", "")
-        if not path and (stranger := re.fullmatch(r"contains unknown field `(.+)`", what)):
-            return f"{self._task}: unexpected argument {stranger[1]!r}; it takes {self}"
+        if not path and (unexpected := re.fullmatch(r"contains unknown field `(.+)`", what)):
+            return f"{self._task}: unexpected argument {unexpected[1]!r}; it takes {self}"
         if not path and (missing := re.fullmatch(r"missing required field `(.+)`", what)):
             return f"{self._task}: missing argument {missing[1]!r}; it takes {self}"
         name = _FIELD.match(path.rpartition("key in ")[2])

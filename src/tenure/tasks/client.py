@@ -1,7 +1,7 @@
 """The client's side of an open store: enqueue, wait for results, cancel, join transactions.
 
-Concurrent `aenqueue` calls share a write: the first one stores what has come in, and while it does the next ones
-gather. Bells ring after the commit, never before.
+Concurrent `aenqueue` calls share a write: while one batch is being written, later calls collect in the next batch.
+The notifier rings after the commit, never before.
 """
 
 from __future__ import annotations
@@ -31,46 +31,47 @@ from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
 
 T = TypeVar("T")
 
-PATIENCE = 5.0  #: seconds in which an enqueue is tried again, and a result asked for again, while the store is away
-_FIRST_LOOK, _SLOWEST_LOOK = 0.002, 0.2
-_MOST_TOGETHER = 1000
-_JOIN = "a job joins it: write task.using(tx=tx).enqueue(…)"
+RETRY_SECONDS = 5.0  #: how long enqueues and reads of results are retried while the store is unavailable
+_SHORTEST_POLL, _LONGEST_POLL = 0.002, 0.2
+_MAX_BATCH = 1000
+_JOIN = "a job must join the transaction: write task.using(tx=tx).enqueue(…)"
 
 
 @dataclass
 class _Transaction:
-    """An open transaction of ours, and the one thread that may use it, if any."""
+    """An open transaction of this client, and the only thread that may use it, if any."""
 
     tx: object
     thread: ThreadPoolExecutor | None = None
 
 
-#: The transaction of ours that this code is in. A write beside it would wait for it for ever on a one-writer store.
+#: This client's transaction around the current code. On a one-writer store, a write beside it would wait forever.
 _inside: ContextVar[_Transaction | None] = ContextVar("tenure_transaction", default=None)
 
 
 class Client:
-    """What tasks and handles talk to. Safe from every thread and event loop."""
+    """The client that tasks and handles use. It is safe from every thread and event loop."""
 
     def __init__(self, store: Store, notifier: Notifier, settings: Settings) -> None:
         self.store = store
         self.notifier = notifier
         self.settings = settings
         self._open: dict[int, _Transaction] = {}
-        self._gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, _Gathering] = WeakKeyDictionary()
+        self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Batcher] = WeakKeyDictionary()
 
     def close(self) -> None:
-        for gathering in list(self._gatherings.values()):
-            gathering.close()
-        self.store.close()  # it may still learn that a transaction has committed, and ring
+        for batcher in list(self._batchers.values()):
+            batcher.close()
+        self.store.close()  # before the notifier: it may still see a transaction commit, and ring
         self.notifier.close()
 
     # ── enqueue ──
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:
-        """Store all of them or none. While the store is away it is tried again: ids make that harmless.
+        """Store all of them or none. While the store is unavailable, this is retried: the ids make it idempotent.
 
-        `shared`: they are several callers', who are not to wait together for what one of them needs.
+        `shared`: the drafts of several callers. StoreBusy is then raised at once, so that one caller does not delay
+        the others.
         """
         if not drafts:
             return []
@@ -81,38 +82,36 @@ class Client:
             return answers
         self._refuse_beside_transaction()
         tries = count(1)
-        tried, answers = _patiently(
-            lambda: (next(tries), self.store.enqueue(drafts)), hasty=StoreBusy if shared else ()
-        )
+        tried, answers = _retried(lambda: (next(tries), self.store.enqueue(drafts)), raised=StoreBusy if shared else ())
         if tried > 1:
-            answers = _ours(drafts, answers)
+            answers = _own_as_created(drafts, answers)
         self.notifier.announce(rings_of(drafts, answers))
         return answers
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
-        """Store all of them or none, in one write with the other callers of this moment."""
+        """Store all of them or none, in one write with those of concurrent callers."""
         if tx is not None:
             ours = self._open.get(id(tx))
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self._refuse_beside_transaction()
         loop = asyncio.get_running_loop()
-        gathering = self._gatherings.get(loop)
-        if gathering is None:
-            gathering = self._gatherings[loop] = _Gathering(self.enqueue)
-        return await gathering.add(drafts)
+        batcher = self._batchers.get(loop)
+        if batcher is None:
+            batcher = self._batchers[loop] = _Batcher(self.enqueue)
+        return await batcher.add(drafts)
 
     def _refuse_beside_transaction(self, what: str = _JOIN) -> None:
         ours = _inside.get()
         if ours is not None and id(ours.tx) in self._open:
-            raise StoreError(f"inside jobs.transaction() {what}; on its own it would wait for this very transaction")
+            raise StoreError(f"inside jobs.transaction(), {what}; outside it, it would wait for this transaction")
 
     # ── once ──
 
     def once(self, key: str, fn: Callable[[], object], ttl: float | None, wait: float | None) -> str:
         """The first result of this key, as JSON."""
-        self._refuse_beside_transaction("jobs.once(…) keeps its record beside it: call it before or after the block")
+        self._refuse_beside_transaction("jobs.once(…) writes beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
-        while isinstance(found := _patiently(mine.claim), int | float):
+        while isinstance(found := _retried(mine.claim), int | float):
             time.sleep(found)
         if found is not None:
             return found
@@ -120,19 +119,19 @@ class Client:
             try:
                 value = encode_result(key, fn(), self.settings.max_result)
             except BaseException:
-                mine.let_go()
+                mine.release()
                 raise
-            return _patiently(partial(mine.keep, value), HOLD_SECONDS)
+            return _retried(partial(mine.keep, value), HOLD_SECONDS)
 
     async def aonce(self, key: str, fn: Callable[[], Awaitable[object]], ttl: float | None, wait: float | None) -> str:
         """The first result of this key, as JSON."""
-        self._refuse_beside_transaction("jobs.aonce(…) keeps its record beside it: call it before or after the block")
+        self._refuse_beside_transaction("jobs.aonce(…) writes beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
         try:
-            while isinstance(found := await settled(partial(_patiently, mine.claim)), int | float):
+            while isinstance(found := await settled(partial(_retried, mine.claim)), int | float):
                 await asyncio.sleep(found)
         except asyncio.CancelledError:
-            await settled(mine.let_go)  # a claim that was on its way may have landed
+            await settled(mine.release)  # a claim in flight may have succeeded
             raise
         if found is not None:
             return found
@@ -140,15 +139,15 @@ class Client:
             try:
                 value = encode_result(key, await fn(), self.settings.max_result)
             except BaseException:
-                await settled(mine.let_go)
+                await settled(mine.release)
                 raise
-            return await settled(partial(_patiently, partial(mine.keep, value), HOLD_SECONDS))
+            return await settled(partial(_retried, partial(mine.keep, value), HOLD_SECONDS))
 
     # ── transactions ──
 
     @contextmanager
     def transaction(self) -> Generator[Any]:
-        """The store's transaction; its bells ring when it has committed."""
+        """The store's transaction; the notifier rings when it has committed."""
         with self.store.transaction() as tx:
             ours = self._open[id(tx)] = _Transaction(tx)
             token = _inside.set(ours)
@@ -160,13 +159,13 @@ class Client:
 
     @asynccontextmanager
     async def atransaction(self) -> AsyncGenerator[Any]:
-        """The same from an event loop: begin, the jobs and commit run on one thread of its own."""
+        """The same from an event loop: begin, enqueues and commit run on a dedicated thread."""
         with ThreadPoolExecutor(1, "tenure-tx") as thread:
             manager = self.store.transaction()
             try:
                 tx = await settled(manager.__enter__, thread)
             except asyncio.CancelledError as error:
-                thread.submit(manager.__exit__, type(error), error, None)  # it may have begun: nobody else would end it
+                thread.submit(manager.__exit__, type(error), error, None)  # it may have begun, and must be ended
                 raise
             ours = self._open[id(tx)] = _Transaction(tx, thread=thread)
             token = _inside.set(ours)
@@ -181,35 +180,35 @@ class Client:
                 _inside.reset(token)
                 del self._open[id(tx)]
 
-    # ── afterwards ──
+    # ── results and cancels ──
 
     def result(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         if running := current.get():
             warnings.warn(
                 f"{running.task} waits for job {job_id} in its own slot; if every slot waits, nothing runs. "
-                "Let the other job enqueue what comes next, or raise Snooze and look again",
+                "Let the other job enqueue the next step, or raise Snooze and check again",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        watch = _Watch(job_id, timeout, self.settings)
+        poll = _ResultPoll(job_id, timeout, self.settings)
         while True:
-            found, pause = watch.look(partial(self.store.get, job_id))
+            found, pause = poll.next(partial(self.store.get, job_id))
             if found is not None:
                 return found
             time.sleep(pause)
 
     async def aresult(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
-        watch = _Watch(job_id, timeout, self.settings)
+        poll = _ResultPoll(job_id, timeout, self.settings)
         while True:
-            found, pause = await asyncio.to_thread(watch.look, partial(self.store.get, job_id))
+            found, pause = await asyncio.to_thread(poll.next, partial(self.store.get, job_id))
             if found is not None:
                 return found
             await asyncio.sleep(pause)
 
     def cancel(self, job_id: str, reason: str) -> bool:
-        """Cancel or ask to stop. False: it had ended already."""
+        """Cancel it, or request a stop. False: it had already ended."""
         before = self.store.get(job_id)
         if before is None:
             raise _unknown(job_id, self.settings)
@@ -220,7 +219,7 @@ class Client:
         return state in (State.CANCELLED, State.PROCESSING)
 
     async def acancel(self, job_id: str, reason: str) -> bool:
-        """Cancel or ask to stop. False: it had ended already."""
+        """Cancel it, or request a stop. False: it had already ended."""
         return await asyncio.to_thread(self.cancel, job_id, reason)
 
 
@@ -228,15 +227,15 @@ class _Enqueue(Protocol):
     def __call__(self, drafts: Sequence[Draft], *, shared: bool) -> list[Enqueued]: ...
 
 
-class _Gathering:
-    """Callers of `aenqueue` on one loop: while a write is on its way, those who come share the next one."""
+class _Batcher:
+    """Batches the `aenqueue` calls of one loop: calls that arrive during a write share the next one."""
 
     def __init__(self, store: _Enqueue) -> None:
         self._store = store
         self._waiting: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
-        # One thread, which stays warm: the loop's own pool would take another one each time (measured: 615 µs a job
-        # instead of 440).
+        # One dedicated thread, which stays warm: the loop's pool would use a different one each time (measured: 615 µs
+        # per job instead of 440).
         self._thread = ThreadPoolExecutor(1, "tenure-enqueue")
 
     def close(self) -> None:
@@ -247,23 +246,23 @@ class _Gathering:
         future: asyncio.Future[list[Enqueued]] = loop.create_future()
         self._waiting.append((drafts, future))
         if self._writing is None:
-            # A task of its own, not the first caller: whoever is cancelled takes only their own job along.
+            # A separate task, not the first caller: a cancelled caller then affects only its own jobs.
             self._writing = loop.create_task(self._write_all())
         return await future
 
     async def _write_all(self) -> None:
         try:
-            while group := self._next_group():
+            while batch := self._next_batch():
                 try:
                     loop = asyncio.get_running_loop()
-                    answers = await loop.run_in_executor(self._thread, self._write, [drafts for drafts, _ in group])
-                except BaseException as error:  # no thread, or this loop is ending: nobody may wait for ever
+                    answers = await loop.run_in_executor(self._thread, self._write, [drafts for drafts, _ in batch])
+                except BaseException as error:  # no thread, or the loop is closing: no caller may wait forever
                     later, self._waiting = self._waiting, []
-                    for _, future in group + later:
+                    for _, future in batch + later:
                         if not future.done():
-                            future.set_exception(StoreAway(f"the jobs could not be handed to the store: {error!r}"))
+                            future.set_exception(StoreAway(f"the jobs could not be passed to the store: {error!r}"))
                     raise
-                for (_, future), answer in zip(group, answers, strict=True):
+                for (_, future), answer in zip(batch, answers, strict=True):
                     if future.done():
                         continue
                     if isinstance(answer, BaseException):
@@ -273,25 +272,25 @@ class _Gathering:
         finally:
             self._writing = None
 
-    def _next_group(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
+    def _next_batch(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
         size = 0
-        while self._waiting and (not group or size + len(self._waiting[0][0]) <= _MOST_TOGETHER):
+        while self._waiting and (not batch or size + len(self._waiting[0][0]) <= _MAX_BATCH):
             drafts, future = self._waiting.pop(0)
             if not future.done():
-                group.append((drafts, future))
+                batch.append((drafts, future))
                 size += len(drafts)
-        return group
+        return batch
 
     def _write(self, groups: list[Sequence[Draft]]) -> list[list[Enqueued] | Exception]:
-        """An answer for each group. If the store refuses or is busy, it tries halves, until the culprit is alone."""
+        """An answer for each caller. If the store refuses or is busy, halve the batch until the bad caller is alone."""
         try:
             together = [draft for drafts in groups for draft in drafts]
             answers = iter(self._store(together, shared=len(groups) > 1))
             return [[next(answers) for _ in drafts] for drafts in groups]
         except Exception as error:
-            away = isinstance(error, StoreAway) and not isinstance(error, StoreBusy)
-            if len(groups) == 1 or away:
+            unavailable = isinstance(error, StoreAway) and not isinstance(error, StoreBusy)
+            if len(groups) == 1 or unavailable:
                 return [error for _ in groups]
         half = len(groups) // 2
         return self._write(groups[:half]) + self._write(groups[half:])
@@ -300,28 +299,28 @@ class _Gathering:
 _Waiting = tuple[Sequence[Draft], "asyncio.Future[list[Enqueued]]"]
 
 
-class _Watch:
-    """When to look at a job again, and what was seen."""
+class _ResultPoll:
+    """Polls a job for its result, with backoff, up to a timeout."""
 
     def __init__(self, job_id: str, timeout: float | None, settings: Settings) -> None:
         self._job_id = job_id
         self._settings = settings
         self._timeout = timeout
         self._started = time.monotonic()
-        self._pause = _FIRST_LOOK
-        self._away_since: float | None = None
+        self._pause = _SHORTEST_POLL
+        self._unavailable_since: float | None = None
 
-    def look(self, get: Callable[[], JobView | None]) -> tuple[str | None, float]:
-        """The result, or the seconds until the next look."""
+    def next(self, get: Callable[[], JobView | None]) -> tuple[str | None, float]:
+        """The result, or the seconds until the next poll."""
         try:
             job = get()
         except StoreAway:
             now = time.monotonic()
-            self._away_since = self._away_since or now
-            if now - self._away_since > PATIENCE or self._left() <= 0:
+            self._unavailable_since = self._unavailable_since or now
+            if now - self._unavailable_since > RETRY_SECONDS or self._left() <= 0:
                 raise
             return None, self._next_pause()
-        self._away_since = None
+        self._unavailable_since = None
         if job is None:
             raise _unknown(self._job_id, self._settings)
         if job.state is State.COMPLETED:
@@ -336,25 +335,25 @@ class _Watch:
         return float("inf") if self._timeout is None else self._started + self._timeout - time.monotonic()
 
     def _next_pause(self) -> float:
-        pause, self._pause = self._pause, min(self._pause * 2, _SLOWEST_LOOK)
+        pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_POLL)
         return max(min(pause, self._left()), 0.0)
 
 
 def _still(job: JobView, waited: float) -> str:
     seen = [job.stage or "", "" if job.progress is None else f"{job.progress:.0%}", job.message or ""]
-    told = ", ".join(filter(None, seen))
-    return f"{job.task} {job.id} is still {job.state} after {spell(waited)}{told and f' ({told})'}"
+    progress = ", ".join(filter(None, seen))
+    return f"{job.task} {job.id} is still {job.state} after {spell(waited)}{progress and f' ({progress})'}"
 
 
 def _unknown(job_id: str, settings: Settings) -> UnknownJob:
     return UnknownJob(
-        f"there is no job {job_id}: never enqueued, its transaction not committed, deleted, "
-        f"or ended more than {spell(settings.keep)} ago"
+        f"there is no job {job_id}: it was never enqueued, its transaction has not committed, it was deleted, "
+        f"or it ended more than {spell(settings.keep)} ago"
     )
 
 
 def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]:
-    """One for each queue and kind, with all the jobs."""
+    """One ring for each queue and kind, with the ids of its jobs."""
     jobs: defaultdict[tuple[State, str], list[str]] = defaultdict(list)
     for draft, answer in zip(drafts, answers, strict=True):
         if answer.created:
@@ -364,19 +363,19 @@ def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]
     ]
 
 
-def _ours(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Enqueued]:
-    """Asked again: the first time it may have been done, and only its answer lost. What has our id we have created."""
+def _own_as_created(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Enqueued]:
+    """After a retry, a job with a draft's own id counts as created: an earlier try stored it and its reply was lost."""
     pairs = zip(drafts, answers, strict=True)
     return [answer._replace(created=answer.created or answer.id == draft.id) for draft, answer in pairs]
 
 
-def _patiently(call: Callable[[], T], patience: float = PATIENCE, *, hasty: type[Exception] | tuple[()] = ()) -> T:
-    """While the store is away, for a while. `hasty`: what is raised at once all the same."""
-    deadline, pause = time.monotonic() + patience, 0.05
+def _retried(call: Callable[[], T], limit: float = RETRY_SECONDS, *, raised: type[Exception] | tuple[()] = ()) -> T:
+    """Retry the call while the store is unavailable, for `limit` seconds. `raised`: errors that are raised at once."""
+    deadline, pause = time.monotonic() + limit, 0.05
     while True:
         try:
             return call()
-        except hasty:
+        except raised:
             raise
         except StoreAway:
             if time.monotonic() + pause > deadline:

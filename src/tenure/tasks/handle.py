@@ -1,4 +1,4 @@
-"""`JobHandle`: a stored job in its caller's hands. Behind it stands the `AppPort` of its task, which is the app."""
+"""`JobHandle`: the caller's reference to a stored job. It works through the `AppPort` of its task, which is the app."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ else:
 
 
 class ClientPort(Protocol):
-    """Where jobs are handed in and asked after: the client of an open store."""
+    """Enqueues jobs and reads their results: the client of an open store."""
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
 
@@ -44,19 +44,19 @@ class ClientPort(Protocol):
 
 
 class AppPort(Protocol):
-    """What tasks and handles need of the app they belong to. Its client is opened on first use."""
+    """What tasks and handles need of their app. Its client is opened on first use."""
 
     @property
     def settings(self) -> Settings: ...
 
     @property
     def retry(self) -> Retry:
-        """The policy of tasks without one of their own."""
+        """The retry policy of tasks that declare none."""
         ...
 
     @property
     def resources(self) -> Mapping[type, object]:
-        """What a detached job finds: empty but in `testing(resources=…)`."""
+        """The resources available to a detached job: empty except in `testing(resources=…)`."""
         ...
 
     def client(self) -> ClientPort: ...
@@ -65,9 +65,9 @@ class AppPort(Protocol):
 
 
 class JobHandle(Generic[R_co]):
-    """A stored job in its caller's hands. Example: `greet.enqueue("Ada").result("10s")`
+    """The caller's reference to a stored job. Example: `greet.enqueue("Ada").result("10s")`
 
-    `created` is False when a job with this id or unique key was there already.
+    `created` is False when a job with this id or unique key already existed.
     """
 
     __slots__ = ("_app", "_decode", "_id", "created")
@@ -92,22 +92,22 @@ class JobHandle(Generic[R_co]):
         return UUID(self._id)
 
     def result(self, timeout: Duration | None = None) -> R_co:
-        """Wait for the result. TimeoutError when it takes longer; JobFailed when it is dead or cancelled."""
+        """Wait for the result. Raises TimeoutError when it takes longer, JobFailed when it is dead or cancelled."""
         refuse_on_loop("result()", "await handle.aresult(…)")
         return self._decode(self._app.client().result(self._id, _limit(timeout)))
 
     async def aresult(self, timeout: Duration | None = None) -> R_co:
-        """Wait for the result. TimeoutError when it takes longer; JobFailed when it is dead or cancelled."""
+        """Wait for the result. Raises TimeoutError when it takes longer, JobFailed when it is dead or cancelled."""
         client = await self._app.aclient()
         return self._decode(await client.aresult(self._id, _limit(timeout)))
 
     def cancel(self, reason: str = "") -> bool:
-        """Cancel it if it waits, ask it to stop if it runs. False: it had ended already."""
+        """Cancel the job if it has not started; request a stop if it is running. False: it had already ended."""
         refuse_on_loop("cancel()", "await handle.acancel(…)")
         return self._app.client().cancel(self._id, checked_text(reason, "reason", 2000))
 
     async def acancel(self, reason: str = "") -> bool:
-        """Cancel it if it waits, ask it to stop if it runs. False: it had ended already."""
+        """Cancel the job if it has not started; request a stop if it is running. False: it had already ended."""
         client = await self._app.aclient()
         return await client.acancel(self._id, checked_text(reason, "reason", 2000))
 
@@ -117,5 +117,5 @@ def _limit(timeout: Duration | None) -> float | None:
 
 
 def handle_of(app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co]) -> JobHandle[R_co]:
-    """The handle of a job that someone else enqueued."""
+    """The handle of a job that was enqueued elsewhere."""
     return JobHandle(app, canonical(job_id), created=False, decode=decode)

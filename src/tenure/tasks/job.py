@@ -1,4 +1,4 @@
-"""`Job` is what a handler holds of the job it runs. Behind it stands a `JobBackend`: in a worker, an attempt."""
+"""`Job`: a handler's view of the job it runs. It is implemented by a `JobBackend`: in a worker, an attempt."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def valid_key(key: object, what: str) -> str:
-    """A unique or once key as it is, or InvalidOption that says what a key looks like."""
+    """The unchanged unique or once key. Raises InvalidOption that says what a valid key looks like."""
     if isinstance(key, str) and 1 <= len(key) <= 200 and not _CONTROL.search(key):
         return key
     got = f"{len(key)} characters" if isinstance(key, str) and len(key) > 200 else repr(key)
     raise InvalidOption(f"{what}: expected 1 to 200 characters without control characters, got {got}")
 
 
-# ── What stands behind them ─────────────────────────────────────────────────────────────────────────────────────
+# ── The backend of a Job ────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Codec(Protocol):
-    """What a Job needs of its task: names, and what turns values into the JSON that is kept, and back."""
+    """What a Job needs of its task: its names, and the conversion of values to and from stored JSON."""
 
     @property
     def name(self) -> str: ...
@@ -67,10 +67,10 @@ class Codec(Protocol):
 
 
 class JobBackend(Protocol):
-    """One execution of a job, as the executor keeps it. `report` never blocks; the others may, so never on a loop.
+    """One execution of a job. `report` never blocks; the others may, so they must not be called on an event loop.
 
     In a thread, `report`, `flush`, `recall` and `record` raise JobStopped when the attempt was asked to stop, and
-    LeaseLost when the job is no longer ours.
+    LeaseLost when it no longer owns the job.
     """
 
     claimed: Claimed
@@ -93,7 +93,7 @@ class JobBackend(Protocol):
         ...
 
     def record(self, key: str, value: str) -> str:
-        """Record the first value of this key; the one that stands."""
+        """Record the value if it is the first of this key; return the first one."""
         ...
 
     def finish(self, result: str, tx: object) -> None: ...
@@ -102,7 +102,7 @@ class JobBackend(Protocol):
 
 
 class DetachedAttempt:
-    """Behind the Job of `.call()`: there is no store, so progress goes nowhere and `once` lasts as long as the call."""
+    """The backend of `.call()`: it has no store, so progress is discarded and `once` lasts for the call only."""
 
     def __init__(self, task: Codec, payload: str, resources: Mapping[type, object]) -> None:
         now = int(datetime.now(UTC).timestamp() * 1000)
@@ -115,13 +115,13 @@ class DetachedAttempt:
         self._once: dict[str, str] = {}
 
     def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
-        """Nobody is listening."""
+        """Progress is discarded."""
 
     def flush(self) -> None:
-        """Nothing is on its way."""
+        """There is nothing to flush."""
 
     async def aflush(self) -> None:
-        """Nothing is on its way."""
+        """There is nothing to flush."""
 
     def recall(self, key: str) -> str | None:
         return self._once.get(key)
@@ -145,7 +145,7 @@ class DetachedAttempt:
 
 
 class Job(Generic[C]):
-    """The job under this attempt's lease, as the first argument of a handler that asks for it.
+    """The job under this attempt's lease, passed as the first argument to a handler that declares it.
 
     `Job[int]` types its checkpoint. Example: `def resize(job: Job[int], folder: str) -> None: ...`
     """
@@ -173,7 +173,7 @@ class Job(Generic[C]):
 
     @property
     def attempt(self) -> int:
-        """Rises by one with every claim, whatever became of the last one."""
+        """The attempt number: it rises by one with every claim, however the previous attempt ended."""
         return self._attempt.claimed.attempt
 
     @property
@@ -196,13 +196,13 @@ class Job(Generic[C]):
 
     @property
     def checkpoint(self) -> C | None:
-        """Where an earlier attempt said it was; None in the first one."""
+        """The last checkpoint of an earlier attempt; None if there is none."""
         stored = self._attempt.claimed.checkpoint
         return None if stored is None else self._attempt.task.load_checkpoint(stored)
 
     @property
     def stopping(self) -> Stopping | None:
-        """Why this attempt is asked to stop, or None."""
+        """Why this attempt was asked to stop, or None."""
         return self._attempt.stopping
 
     def progress(
@@ -213,9 +213,9 @@ class Job(Generic[C]):
         message: str | None = None,
         checkpoint: C | None = None,
     ) -> None:
-        """Say how far it is, from 0 to 1. Never blocks: the newest word is stored within a second.
+        """Report progress, as a fraction from 0 to 1. Never blocks: the latest report is stored within a second.
 
-        Called with nothing it is a sign of life. In a thread it raises JobStopped when the attempt must stop.
+        Without arguments it is a sign of life. In a thread it raises JobStopped when the attempt must stop.
         """
         self._attempt.report(
             None if fraction is None else _fraction(fraction),
@@ -234,28 +234,28 @@ class Job(Generic[C]):
         await self._attempt.aflush()
 
     def once(self, key: str, fn: Callable[[], T]) -> T:
-        """The first result of `fn` under this key of this job, in whichever attempt that was.
+        """The first result of `fn` under this key of this job, whichever attempt produced it.
 
-        It is stored as JSON and read back by the return annotation of `fn`. A crash between the act and its record
-        acts again: give the other side an idempotency key too, such as `job.id`.
+        It is stored as JSON and decoded by the return annotation of `fn`. After a crash between the effect and its
+        record `fn` runs again: pass an idempotency key to the other system too, such as `job.id`.
         """
         refuse_on_loop("job.once(…)", "await job.aonce(…)")
         task, key = self._attempt.task, valid_key(key, "once key")
-        stands = self._attempt.recall(key)
-        if stands is None:
-            stands = self._attempt.record(key, task.dump_once(key, fn()))
-        value: T = task.load_once(key, stands, fn)
+        stored = self._attempt.recall(key)
+        if stored is None:
+            stored = self._attempt.record(key, task.dump_once(key, fn()))
+        value: T = task.load_once(key, stored, fn)
         return value
 
     async def aonce(self, key: str, fn: Callable[[], Awaitable[T]]) -> T:
-        """The first result of `await fn()` under this key of this job, in whichever attempt that was."""
+        """The first result of `await fn()` under this key of this job, whichever attempt produced it."""
         from asyncio import to_thread
 
         task, key = self._attempt.task, valid_key(key, "once key")
-        stands = await to_thread(self._attempt.recall, key)
-        if stands is None:
-            stands = await to_thread(self._attempt.record, key, task.dump_once(key, await fn()))
-        value: T = task.load_once(key, stands, fn)
+        stored = await to_thread(self._attempt.recall, key)
+        if stored is None:
+            stored = await to_thread(self._attempt.record, key, task.dump_once(key, await fn()))
+        value: T = task.load_once(key, stored, fn)
         return value
 
     def finish(self, result: object = None, *, tx: object) -> None:
@@ -273,7 +273,7 @@ class Job(Generic[C]):
 
 
 def _fraction(value: object) -> float:
-    # Sums of small steps end at 1.0000000000000002, which must not cost anyone their job.
+    # Sums of small steps can reach 1.0000000000000002, which must not fail a job.
     if isinstance(value, int | float) and -0.001 <= value <= 1.001:
         return min(max(float(value), 0.0), 1.0)
     raise InvalidOption(f"progress: expected a fraction from 0 to 1, got {value!r}; divide by the total")

@@ -1,4 +1,4 @@
-"""A plain call never blocks an event loop, its `a…` twin leaves the loop free while another thread does the work."""
+"""Plain calls refuse to block an event loop; their `a…` variants do the work in another thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 def refuse_on_loop(call: str, instead: str) -> None:
-    """Raise WouldBlock if an event loop runs in this thread: a synchronous call would stop everything on it."""
+    """Raise WouldBlock if an event loop runs in this thread: a synchronous call would block everything on it."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
         raise WouldBlock(f"{call} would block this event loop; write: {instead}")
 
 
 def awaited(tx: object) -> object:
-    """A caller's transaction, for another thread to write in while this loop waits; one of our own as it is.
+    """A caller's transaction, for another thread to write in while this loop waits; one of the store's own as it is.
 
-    A scoped session is a name that means something here only: it is resolved.
+    A scoped session resolves to a different session in each thread, so it is resolved here.
     """
     from asyncio import get_running_loop
 
@@ -37,7 +37,7 @@ def awaited(tx: object) -> object:
 
 
 async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
-    """Do it in a thread. A caller who is cancelled goes on only when it has ended: it uses what is theirs."""
+    """Run the call in a thread. A cancelled caller resumes only after the call, which uses the caller's objects."""
     import asyncio
 
     future = asyncio.get_running_loop().run_in_executor(thread, copy_context().run, call)
@@ -45,6 +45,6 @@ async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
         await asyncio.wait([future])
     except asyncio.CancelledError:
         await asyncio.wait([future])
-        future.exception()  # seen: the cancel is what its caller hears
+        future.exception()  # mark it as retrieved: the caller gets the cancellation instead
         raise
     return future.result()

@@ -1,10 +1,11 @@
-"""Idempotency keys: the first result of a key is stored, and given to whoever repeats it.
+"""Idempotency keys: the first result of a key is stored, and returned to every later caller.
 
-While one acts, its key is held: a note of the store that ends by itself, and is renewed for as long as the code runs.
-So nobody waits for ever for a process that died, and no fixed time can run out under one that works.
+While a process runs the code, it holds the key: a note in the store that expires, and is renewed as long as the code
+runs. So no caller waits forever for a process that died, and no fixed time limit can expire under one that works.
 
-What no store can do: know whether code that died had acted. A crash between the act and its record acts again, as does
-a process that was away for longer than the hold. Where that matters, act and record together: `job.finish(tx=…)`.
+No store can know whether code that died had taken effect. After a crash between the effect and its record the code
+runs again, as it does when a process was suspended for longer than the hold. Where that matters, commit effect and
+record together: `job.finish(tx=…)`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from tenure.tasks.arguments import decoder, dump, plain
 
 HOLD_SECONDS = 30.0
 RETRY_SECONDS = 1.0
-_FIRST_LOOK, _SLOWEST_LOOK = 0.01, 1.0
+_SHORTEST_POLL, _LONGEST_POLL = 0.01, 1.0
 _log = logging.getLogger("tenure.once")
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the note of a key says: someone acts, or what the first one's result was, as JSON."""
+    """The content of a key's note: a process is running the code, or the first result, as JSON."""
 
     by: str
     host: str = ""
@@ -44,38 +45,38 @@ _encode, _decode = msgspec.json.Encoder().encode, msgspec.json.Decoder(Record).d
 
 
 class Key:
-    """One caller's way to a key: `claim()` until it tells, act while it is `held()`, then `keep(…)` or `let_go()`."""
+    """One caller's use of a key: `claim()` until it is decided, run while `held()`, then `keep(…)` or `release()`."""
 
     def __init__(self, store: Store, key: str, ttl: float | None, wait: float | None) -> None:
         self._store, self._name, self._key = store, key, f"once:{key}"
         self._ttl, self._wait = ttl, wait
         self._mine = _encode(Record(new_id(), host_name())).decode()
         self._done = threading.Event()
-        self._turn = threading.Lock()  #: one word to the store at a time: what is let go is not taken again
+        self._turn = threading.Lock()  #: one write at a time: a key that was released is not renewed
         self._began = time.monotonic()
-        self._pause = _FIRST_LOOK
+        self._pause = _SHORTEST_POLL
 
     def claim(self) -> str | float | None:
-        """The result that stands as JSON; the seconds until the next look; None: it is ours to act.
+        """The stored result as JSON; or the seconds until the next poll; or None: this caller has the key.
 
-        Raises TimeoutError when it has waited for long enough.
+        Raises TimeoutError when it has waited for longer than `wait`.
         """
         swapped = self._store.swap(self._key, None, self._mine, ttl=HOLD_SECONDS)
         if swapped.landed:
             return None
-        stands = None if swapped.value is None else _decode(swapped.value)
-        if stands is not None and stands.state == "done":
-            return stands.value
+        stored = None if swapped.value is None else _decode(swapped.value)
+        if stored is not None and stored.state == "done":
+            return stored.value
         waited = time.monotonic() - self._began
         if self._wait is not None and waited >= self._wait:
-            who = f"a process on {stands.host} acts" if stands else "others were faster each time"
-            raise TimeoutError(f"once({self._name!r}): no result after {spell(waited)}: {who}")
-        pause, self._pause = self._pause, min(self._pause * 2, _SLOWEST_LOOK)
+            why = f"a process on {stored.host} holds the key" if stored else "other processes took the key each time"
+            raise TimeoutError(f"once({self._name!r}): no result after {spell(waited)}: {why}")
+        pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_POLL)
         return pause if self._wait is None else max(0.0, min(pause, self._wait - waited))
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Ours for as long as this block runs."""
+        """Hold the key for as long as this block runs."""
         threading.Thread(target=self._renew, name="tenure-once", daemon=True).start()
         try:
             yield
@@ -83,7 +84,7 @@ class Key:
             self._done.set()
 
     def _renew(self) -> None:
-        pause, told = HOLD_SECONDS / 3, ""
+        pause, logged = HOLD_SECONDS / 3, ""
         while not self._done.wait(pause):
             with self._turn:
                 if self._done.is_set():
@@ -91,27 +92,27 @@ class Key:
                 try:
                     held = self._swapped(self._mine, self._mine) or self._swapped(None, self._mine)
                 except Exception as error:
-                    if not isinstance(error, StoreError) and repr(error) != told:
-                        told = repr(error)
-                        _log.critical("once(%r): to renew it has failed, and is tried again", self._name, exc_info=True)
+                    if not isinstance(error, StoreError) and repr(error) != logged:
+                        logged = repr(error)
+                        _log.critical("once(%r): renewing the key failed, retrying", self._name, exc_info=True)
                     pause = min(RETRY_SECONDS, HOLD_SECONDS / 3)
                     continue
             pause = HOLD_SECONDS / 3
             if not held:
-                _log.warning("once(%r): it could not be renewed in time, and another acts too", self._name)
+                _log.warning("once(%r): the key was not renewed in time, and another process took it", self._name)
                 return
 
     def _swapped(self, old: str | None, new: str | None) -> bool:
         return self._store.swap(self._key, old, new, ttl=HOLD_SECONDS).landed
 
-    def let_go(self) -> None:
-        """Free for others, if it is ours."""
-        with self._turn, suppress(StoreError):  # it ends by itself
+    def release(self) -> None:
+        """Free the key for others, if this caller holds it."""
+        with self._turn, suppress(StoreError):  # the hold expires anyway
             self._done.set()
             self._swapped(self._mine, None)
 
     def keep(self, value: str) -> str:
-        """Record the result; the one that stands, if another was faster."""
+        """Record the result and return it; or return the stored one, if another process was first."""
         done = _encode(Record(_decode(self._mine).by, state="done", value=value)).decode()
         with self._turn:
             swapped = self._store.swap(self._key, self._mine, done, ttl=self._ttl)
@@ -120,9 +121,9 @@ class Key:
             self._done.set()
         if swapped.landed:
             return value
-        stands = None if swapped.value is None else _decode(swapped.value)
-        _log.warning("once(%r): another has acted too, since this key was out of our hands for a while", self._name)
-        return stands.value if stands is not None and stands.state == "done" else value
+        stored = None if swapped.value is None else _decode(swapped.value)
+        _log.warning("once(%r): this process lost the key for a while, and another one ran the code too", self._name)
+        return stored.value if stored is not None and stored.state == "done" else value
 
 
 def encode_result(key: str, value: object, limit: int) -> str:
@@ -133,4 +134,4 @@ def decode_result(key: str, text: str, kind: Any) -> Any:
     try:
         return decoder(kind)(text)
     except msgspec.DecodeError as error:
-        raise TenureError(f"once({key!r}): what was kept does not fit its type: {plain(str(error))}") from error
+        raise TenureError(f"once({key!r}): the stored result does not fit its type: {plain(str(error))}") from error

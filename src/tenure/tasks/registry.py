@@ -103,7 +103,7 @@ def _declared(
         max_crashes=max_crashes,
         aliases=tuple(valid_name(alias, "alias") for alias in aliases),
     )
-    with suppress(NameError):  # a forward reference: `resolve` looks again
+    with suppress(NameError):  # a forward reference: `resolve` checks it later
         task.check()
     return task
 
@@ -117,14 +117,14 @@ def _place(fn: Callable[..., Any]) -> str:
 
 
 class Registry:
-    """The tasks of one app, by name and by their old names."""
+    """The tasks of one app, by name and alias."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
         self._named: dict[str, Task[..., Any]] = {}
 
     def add(self, task: Task[..., Any]) -> Task[..., Any]:
-        """Register it. Two alike are refused, except that the same lines, imported again, take their own place."""
+        """Register a task. A second one of its name is refused, unless it is the same lines, imported again."""
         names = (task.name, *task.aliases)
         for name in names:
             other = self._named.get(name)
@@ -141,7 +141,7 @@ class Registry:
     def __getitem__(self, name: str) -> Task[..., Any]:
         found = self._named.get(name)
         if found is None:
-            raise UnknownTask(f"no task is named {name!r}; there are: {', '.join(sorted(self._tasks)) or 'none'}")
+            raise UnknownTask(f"no task is named {name!r}; known: {', '.join(sorted(self._tasks)) or 'none'}")
         return found
 
     def __iter__(self) -> Iterator[Task[..., Any]]:
@@ -152,10 +152,10 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name a job may call for, aliases too."""
+        """Every name that a job may carry, including aliases."""
         return tuple(self._named)
 
     def resolve(self) -> None:
-        """Look at all annotations now, so that a worker that starts can run every task. Raises InvalidOption."""
+        """Resolve all annotations now, so that a worker that starts can run every task. Raises InvalidOption."""
         for task in self:
             task.resolve()

@@ -1,4 +1,4 @@
-"""Tasks: what `@jobs.task` makes of a function, and the codec between its arguments and a job's payload.
+"""Tasks: what `@jobs.task` makes of a function, and how its arguments become a job's payload.
 
 Options never mix with arguments: `analyse.using(queue="slow", delay="5s").enqueue(repo_url="…")`.
 """
@@ -65,7 +65,7 @@ class Task(Generic[P, R_co]):
     unique: str | None  #: a template over the arguments
     max_crashes: int
     aliases: tuple[str, ...]
-    # What `using` adds for one sending:
+    # What `using` adds for one enqueue:
     key: str | None = None
     numbers: Retry | None = None
     delay: float | None = None
@@ -78,7 +78,7 @@ class Task(Generic[P, R_co]):
     def __repr__(self) -> str:
         return f"Task({self.name}, queue={self.queue!r})"
 
-    if not TYPE_CHECKING:  # a checker refuses the call by itself when it sees none
+    if not TYPE_CHECKING:  # hidden, so that type checkers reject the call
 
         def __call__(self, *args: object, **kwargs: object) -> None:
             raise InvalidArguments(f"{self.name} is a task: .enqueue(…) stores a job, .call(…) runs it here")
@@ -118,11 +118,11 @@ class Task(Generic[P, R_co]):
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update((name, value) for name, value in changes.items() if value is not None)
         if copy.delay is not None and copy.run_at is not None:
-            raise InvalidOption("delay and run_at both say when it is due; give one of them")
+            raise InvalidOption("delay and run_at both say when the job is due; give only one of them")
         return copy
 
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
-        """A job with these arguments, checked but not yet stored. For `jobs.enqueue_many` and `jobs.schedule`."""
+        """A job with these arguments, validated but not yet stored. For `jobs.enqueue_many` and `jobs.schedule`."""
         bound = self.arguments.bind(args, kwargs)
         payload = self.arguments.dump(bound, self.app.settings.max_payload)
         return NewJob(self, payload, self.key or self._key_of(bound))
@@ -137,7 +137,7 @@ class Task(Generic[P, R_co]):
         return await self.bind(*args, **kwargs).aenqueue()
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run it here and now, with a Job that no store knows. Arguments are checked as by `enqueue`."""
+        """Run it now, in this process, with a Job that is not stored. Arguments are checked as by `enqueue`."""
         refuse_on_loop("call()", f"await {self.name}.acall(…)")
         here, keywords = self._detached(args, kwargs)
         answer = self.fn(*here, **keywords)
@@ -148,7 +148,7 @@ class Task(Generic[P, R_co]):
         return cast("R_co", answer)
 
     async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run it here and now, with a Job that no store knows; a plain `def` in a thread."""
+        """Run it now, in this process, with a Job that is not stored; a plain `def` runs in a thread."""
         import asyncio
 
         here, keywords = self._detached(args, kwargs)
@@ -172,11 +172,11 @@ class Task(Generic[P, R_co]):
 
     @property
     def retry(self) -> Retry:
-        """Which errors are retried, by the task or else by the app. Its numbers travel with each job."""
+        """The retry policy of the task, or else of the app. Its numbers are stored with each job."""
         return self.own_retry or self.app.retry
 
     def resolve(self) -> None:
-        """Look at every annotation now. Raises InvalidOption."""
+        """Resolve every annotation now. Raises InvalidOption."""
         self.arguments.resolve()
         self.check()
 
@@ -184,36 +184,36 @@ class Task(Generic[P, R_co]):
         """Raise InvalidOption for an option that does not fit the signature."""
         if self.stale_after is not None and not self.takes_job:
             raise InvalidOption(
-                f"{self.name}: stale_after needs progress, and only a Job can show it; add a first parameter job: Job"
+                f"{self.name}: stale_after needs progress, and only a Job can report it; add a first parameter job: Job"
             )
         for name in _fields(self.unique or ""):
             if name not in self.arguments.names:
                 raise InvalidOption(f"{self.name}: unique: no argument is named {name!r}; it takes {self.arguments}")
 
     def encode_result(self, value: object) -> str:
-        """The result as JSON. Raises InvalidArguments if it can't be stored: a failure of the attempt."""
+        """The result as JSON. Raises InvalidArguments if it can't be stored, which fails the attempt."""
         return "null" if value is None else self._dump_kept(value, "result")
 
     def decode_result(self, text: str) -> R_co:
-        """The result as its return annotation says."""
+        """The result, decoded by the handler's return annotation."""
         return cast("R_co", self._decode_kept(self.arguments.decode_result, text, "result"))
 
     def dump_checkpoint(self, value: object) -> str:
-        """The checkpoint as JSON, read back as the C of Job[C] so that the next attempt can."""
+        """The checkpoint as JSON. It is decoded once as the C of Job[C], so that the next attempt can read it."""
         text = self._dump_kept(value, "checkpoint")
         self.load_checkpoint(text)
         return text
 
     def load_checkpoint(self, text: str) -> Any:
-        """The checkpoint as the C of Job[C] says."""
+        """The checkpoint, decoded as the C of Job[C]."""
         return self._decode_kept(self.arguments.decode_checkpoint, text, "checkpoint")
 
     def dump_once(self, key: str, value: object) -> str:
-        """What `once` keeps under this key."""
+        """The JSON that `once` keeps under this key."""
         return self._dump_kept(value, f"once({key!r})")
 
     def load_once(self, key: str, text: str, fn: Callable[[], object]) -> Any:
-        """What `once` kept, as the return annotation of `fn` says."""
+        """The value that `once` kept, decoded by the return annotation of `fn`."""
         return self._decode_kept(decoder(returned(fn)), text, f"once({key!r})")
 
     def _dump_kept(self, value: object, what: str) -> str:
@@ -232,7 +232,7 @@ class Task(Generic[P, R_co]):
             return None
         values = msgspec.structs.asdict(bound)
         if secret := [name for name in _fields(self.unique) if isinstance(values[name], Secret)]:
-            raise InvalidOption(f"{self.name}: unique can't be made of {secret[0]!r}: a Secret is *** in every text")
+            raise InvalidOption(f"{self.name}: unique can't use {secret[0]!r}: a Secret is *** in every text")
         return valid_key(self.unique.format(**values), f"{self.name}: unique")
 
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -286,7 +286,7 @@ def _meta(value: Mapping[str, str]) -> dict[str, str]:
 def _numbers_of(retry: Retry) -> Retry:
     if (retry.on, retry.never, retry.delay) != ((Exception,), (), None):
         raise InvalidOption(
-            "using(retry=…): only max_failures, base and cap travel with a job; give on, never and delay to @jobs.task"
+            "using(retry=…): only max_failures, base and cap are stored with a job; give on, never, delay to @jobs.task"
         )
     return retry
 
@@ -295,7 +295,7 @@ def _fields(template: str) -> list[str]:
     try:
         names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     except ValueError as error:
-        raise InvalidOption(f"unique: {template!r} is no template like 'repo:{{repo_url}}': {error}") from None
+        raise InvalidOption(f"unique: {template!r} is not a template like 'repo:{{repo_url}}': {error}") from None
     return [re.split(r"[.\[]", name, maxsplit=1)[0] for name in names]
 
 
@@ -303,7 +303,7 @@ def _fields(template: str) -> list[str]:
 
 
 class NewJob(Generic[R_co]):
-    """A job that is checked, not yet stored. Enqueued twice it is stored once. `meta` may still be added to."""
+    """A validated job that is not yet stored. Enqueued twice, it is stored once. `meta` may still be changed."""
 
     __slots__ = ("_id", "_key", "_payload", "_task", "meta")
 
@@ -342,7 +342,7 @@ class NewJob(Generic[R_co]):
         return self.stored((await client.aenqueue([self.draft()], tx=self.tx))[0])
 
     def draft(self) -> Draft:
-        """What the store is given."""
+        """The draft that is passed to the store."""
         task = self._task
         retry = task.numbers or task.retry
         return Draft(
@@ -366,5 +366,5 @@ class NewJob(Generic[R_co]):
         )
 
     def stored(self, answer: Enqueued) -> JobHandle[R_co]:
-        """The handle for what the store answered."""
+        """The handle for the store's answer."""
         return JobHandle(self._task.app, answer.id, created=answer.created, decode=self._task.decode_result)
