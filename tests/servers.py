@@ -4,9 +4,9 @@
         url = server.create_database()
 
 Each server has its own folder in /tmp, a free port on 127.0.0.1 and a keeper: a small process that runs the server
-for as long as whoever started it lives. It notices the end of that process by the closed pipe between them, also
-after a `kill -9`, then stops the server and removes its folder. (A parent-death signal would not do: it is sent when
-the *thread* that started the server ends.)
+for as long as the process that started it lives. It detects the end of that process by the closed pipe between them,
+also after a `kill -9`, then stops the server and removes its folder. (A parent-death signal would not do: it is sent
+when the *thread* that started the server ends.)
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

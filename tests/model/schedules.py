@@ -8,8 +8,8 @@ reason; it is decided once; its job is there when its row is; runs do not overla
 stands as the newest release declares it.
 
 How the world is made small: the clock strikes hours, and so do the ticks. A reply that is lost after the commit is a
-reading more, as everybody reads before each write. Of a job only this counts: is it over? Whom it belongs to
-meanwhile is left to `protocol.py`, how its worker hears of it to `messages.py`. Daylight saving, jitter and expiry
+reading more, as every process reads before each write. Of a job only this counts: is it over? Its owner
+meanwhile is left to `protocol.py`, how its worker learns of it to `messages.py`. Daylight saving, jitter and expiry
 are arithmetic, tested in `tests/unit`; pauses and what operators do are written by the same guarded step.
 """
 
@@ -324,7 +324,7 @@ def _told(write: Write) -> str:
 class _Hasty(Plan):
     """Declares without a look at what is due."""
 
-    def _leave_nothing_behind(self, moved: bool) -> None:
+    def _decide_by_old_rule(self, moved: bool) -> None:
         return
 
 
