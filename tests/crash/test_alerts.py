@@ -328,7 +328,7 @@ def test_a_check_from_elsewhere_tells_that_nobody_fires_any_more(site: Site, inb
     site.until(lambda: key in {each.key for each in problems(site.store, settings)}, "two leases of silence")
     for _ in range(2):
         code, said = check(site, env)
-        assert (code, "nobody fires the schedules: 1 due for up to" in said) == (1, True), said
+        assert (code, "no supervisor fires the schedules: 1 due for up to" in said) == (1, True), said
     assert [inbox.told()[what, key] for what in ("opened", "closed")] == [1, 0]  # what was queued may be told of too
 
     again: Supervised = site.supervisor(app="watched", lease="2s", env=env)

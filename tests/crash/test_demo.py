@@ -23,14 +23,14 @@ from .harness import until
 
 CHECKS = [
     "greet: both succeeded",
-    "later: ran 3s later, and no sooner",
+    "later: ran 3s later, not earlier",
     "flaky: failed once, then succeeded",
     "doomed: is a dead letter, with its payload and its error",
     "code_evolution: its worker was killed in the middle of it",
-    "code_evolution: another worker took it over",
-    "code_evolution: went on from its checkpoint, not from the start",
+    "code_evolution: another worker took over",
+    "code_evolution: continued from its checkpoint, not from the start",
     "code_evolution: was charged one crash and no failure",
-    "code_evolution: counted every commit, and each once",
+    "code_evolution: counted every commit exactly once",
     "code_evolution: drew its picture",
     "nothing is left running",
 ]
@@ -133,9 +133,9 @@ def test_a_supervisor_that_ends_too_early_is_told_with_its_last_words(start: Sta
     code, out, err = ended(demo)
 
     assert (code, err) == (1, "")
-    assert "✗ code_evolution: counted every commit, and each once" in out
+    assert "✗ code_evolution: counted every commit exactly once" in out
     assert "The supervisor ended too early, with exit code -9." in out
-    assert "started with 5 slots" in out.partition("last words")[2]
+    assert "started with 5 slots" in out.partition("last log lines")[2]
     assert_nothing_is_left(tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_a_history_long_enough_is_taken_as_it_is(start: Start, tmp_path: Path) -
     make_up(tmp_path / "tiny", 3)
     make_up(tmp_path / "long", 105)
 
-    for repo, said in (("tiny", "tiny has too few commits to watch (3)"), ("long", "analyses 105 commits of long")):
+    for repo, said in (("tiny", "tiny has too few commits for a demo (3)"), ("long", "analyses 105 commits of long")):
         demo = start("--repo", repo)
         read_until(said, demo.stdout)
         demo.terminate()

@@ -210,7 +210,7 @@ def its_zone_is_no_more(scene: Scene) -> None:
 CASES = {
     "overdue": Case("overdue:backup", "no call came", guard_is_not_called, Scene.call),
     "late": Case("late:nightly", "no worker has started its job", nobody_starts_its_job, its_job_starts),
-    "too-long": Case("too-long:nightly", "runs for 10m1s already (too_long=10m)", it_runs_too_long, it_ends),
+    "too-long": Case("too-long:nightly", "has been running for 10m1s (too_long=10m)", it_runs_too_long, it_ends),
     "failures": Case(
         "failures:nightly",
         "has failed 2 times in a row: no disk",
@@ -438,7 +438,7 @@ def test_a_secret_of_a_sink_is_shown_nowhere(world: World, tmp_path: Path, caplo
     with pytest.raises(Fail) as failed:
         delivery(scene.settings, sinks).call(sink=name, to="x", message=message())
 
-    assert str(failed.value).startswith("http://127.0.0.1:9/… is out of reach: ")
+    assert str(failed.value).startswith("http://127.0.0.1:9/… is unreachable: ")
     (job,) = scene.store.search(Filter(queue=QUEUE)).jobs
     seen = [repr(scene.settings), str(scene.settings.shown()), repr(sinks), repr(job), str(failed.value), caplog.text]
     seen += [*scene.store.notes(""), *scene.store.notes("").values()]
@@ -514,7 +514,7 @@ def test_a_service_that_does_not_take_a_message_is_a_failure_to_be_tried_again(
     away = "mailto://me:s3cret@127.0.0.1:9/?from=me@example.com&to=ops@example.com"
     (sink,) = open_sinks(load({"alerts": away}, environ={}, folder=tmp_path)).values()
 
-    with pytest.raises(Undelivered, match=r"^mailto://… did not take it; the log of apprise says why$"):
+    with pytest.raises(Undelivered, match=r"^mailto://… did not accept it; see the log of apprise$"):
         sink.send("1", message())
     assert [record for record in caplog.records if record.name == "apprise"]
     assert "s3cret" not in caplog.text

@@ -90,7 +90,7 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
 
     assert str(UUID(job_id)) == job_id
     assert [line[:4] for line in lines] == [["id", "state", "task", "queue"], [job_id, "queued", "add", "sums"]]
-    assert f"no worker has ever opened sqlite:///{folder / 'tenure.db'}" in told
+    assert f"no worker has opened sqlite:///{folder / 'tenure.db'}" in told
     assert (stored.returncode, listed.returncode, explained.returncode) == (0, 0, 0)
 
 
@@ -412,11 +412,11 @@ def test_queues_are_paused_and_resumed(run: Run, store: Store) -> None:
     put(store)
 
     assert run("queues", "pause", "default") == (0, "queue default is paused\n", "")
-    assert run("queues", "pause", "default")[1] == "queue default was paused already\n"
+    assert run("queues", "pause", "default")[1] == "queue default was already paused\n"
     assert rows(run("queues", "list")[1])[1][:2] == ["default", "1"]
     assert "paused for" in run("queues", "list")[1]
     assert run("queues", "resume", "default")[1] == "queue default is running\n"
-    assert "spelled right?" in run("queues", "pause", "defualt")[2]
+    assert "is the name right?" in run("queues", "pause", "defualt")[2]
 
 
 def test_workers_are_listed_dead_ones_on_request(run: Run, store: Store) -> None:

@@ -237,7 +237,7 @@ def test_the_health_page_says_how_each_one_is(run: Run, store: Store, timetable:
 def test_a_run_that_goes_on_is_locked_until_its_owners_lease_ends(run: Run, store: Store, timetable: Timetable) -> None:
     made(timetable)
     timetable.trigger("report")
-    assert "its job waits for a worker" in run("list")[1]
+    assert "its job is waiting for a worker" in run("list")[1]
     begin(store)
 
     (found,) = json.loads(run("list", "--json")[1])
@@ -312,9 +312,9 @@ def test_show_tells_everything_but_secrets(run: Run, timetable: Timetable) -> No
         "*/7 2 * * * in Europe/Paris",
         "run_once: ",
         "one tick waits",
-        "the newest 100 and none older than 7d",
+        "the newest 100, none older than 7d",
         "2h after its time",
-        "up to 30s later",
+        "up to 30s late",
         "3 failures in a row",
         "5m after its time",
         "longer than 10m",
@@ -350,12 +350,12 @@ def test_a_guard_is_shown_and_run_where_it_is_called(run: Run, store: Store, tim
     made(timetable, kind="guard", job=None)
     put(store, timetable.get("report").schedule, next_tick=store.now() - HOUR)
 
-    assert "a guard, it runs where it is called" in run("show", "report")[1]
+    assert "a guard, which runs where it is called" in run("show", "report")[1]
     assert rows(run("overdue")[1])[1][3] == "no call came"
     for refused in (run("trigger", "report"), run("backfill", "report", "--from", "2026-01-01", "--yes")):
         assert refused[0] == 1
         assert "report is a guard" in refused[2]
-    assert "comes back at its next call" in run("remove", "report")[2]
+    assert "the guard's next call adds it again" in run("remove", "report")[2]
     assert run("add", "report", "a=1", "--task", "add", "--every", "5m", "--yes")[0] == 2
 
 
@@ -404,7 +404,7 @@ def test_a_stored_schedule_is_previewed_within_its_bounds(run: Run, timetable: T
     assert [row[1] for row in rows(out)[1:3]] == ["2090-01-01 06:00:00", "2090-01-02 06:00:00"]
     assert len(json.loads(run("preview", "report", "--json")[1])["ticks"]) == 2
     assert "it is paused" in out
-    assert "up to 1m later" in out
+    assert "up to 1m late" in out
 
 
 # ── history ──
@@ -455,7 +455,7 @@ def test_history_goes_on_before_a_time(run: Run, store: Store, timetable: Timeta
     assert [row[0] for row in rows(rest)[4:]][-1] == "Wed 2026-05-20 12:00 UTC"
     assert len(rows(rest)[4:]) == 10
     assert none == ""
-    assert "decided before that" in run("history", "report", "--before", "2020-01-01")[2]
+    assert "no ticks before that" in run("history", "report", "--before", "2020-01-01")[2]
 
 
 def test_the_strip_reads_without_colours_and_fits_a_terminal(store: Store, timetable: Timetable) -> None:
@@ -495,7 +495,7 @@ def test_overdue_ends_with_1_and_names_them(run: Run, store: Store, timetable: T
 
 def test_lint_ends_with_1_when_a_rule_surprises(run: Run, timetable: Timetable) -> None:
     made(timetable)
-    assert run("lint") == (0, "nothing surprises in 1 schedule\n", "")
+    assert run("lint") == (0, "no surprises in 1 schedule\n", "")
 
     made(timetable, "sevens", rule="*/7 * * * *")
 
@@ -571,8 +571,10 @@ def test_backfill_counts_and_asks_before_it_stores(run: Run, store: Store, timet
 
     assert run("backfill", "report", *span, "--yes") == (0, "7 jobs stored\n", "")
     assert store.counts()[State.QUEUED] == 7
-    assert "no tick in that time" in run("backfill", "report", *span, "--yes")[1]
-    assert "no tick in that time" in run("backfill", "report", *span, "--again", "--yes")[1], "these have not ended"
+    assert "every tick in that time already has a run" in run("backfill", "report", *span, "--yes")[1]
+    assert "every tick in that time already has a run" in run("backfill", "report", *span, "--again", "--yes")[1], (
+        "these have not ended"
+    )
     store.cancel([job.id for job in store.search(Filter()).jobs], "not needed")
     assert len(json.loads(run("backfill", "report", *span, "--again", "--yes", "--json")[1])["ticks"]) == 7
 
@@ -595,7 +597,7 @@ def test_schedules_are_paused_and_resumed(run: Run, timetable: Timetable) -> Non
     made(timetable, rule=f"0 {hour} * * *")
 
     assert run("pause", "report", "--why", "until Monday") == (0, "schedule report is paused\n", "")
-    assert run("pause", "report")[1] == "schedule report was paused already: until Monday\n"
+    assert run("pause", "report")[1] == "schedule report was already paused: until Monday\n"
     assert timetable.get("report").schedule.paused_why == "until Monday"
     code, out, _ = run("resume", "report")
     assert code == 0
@@ -646,7 +648,7 @@ def test_an_operator_makes_a_schedule(run: Run, timetable: Timetable) -> None:
 
     s = timetable.get("mondays").schedule
     assert code == 0
-    assert out.startswith("schedule mondays is made: next Mon ")
+    assert out.startswith("schedule mondays is added: next Mon ")
     assert "hunter2" not in out
     assert (s.rule, s.tz, s.dst, s.source, s.kind) == ("0 6 * * MON", "Europe/Paris", "debian", "", "task")
     assert (s.overlap, s.catch_up, s.catch_up_window, s.catch_up_max) == ("queue", "all", 172_800.0, 5)
@@ -702,7 +704,7 @@ def test_declare_says_what_has_changed(run: Run, timetable: Timetable, monkeypat
     timetable.declare("shop", "newer", [])
     code, out, _ = run("declare")
     assert code == 1
-    assert "a newer release stands, newer" in out
+    assert "a newer release is in place, newer" in out
     assert timetable.get("nightly").schedule.retired_at is not None
     assert json.loads(run("declare", "--force", "--json")[1]) == {
         "made": [],

@@ -576,7 +576,7 @@ def test_a_guard_that_was_declared_dead_has_lost_its_lock_and_records_nothing(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["report", "--every", "1d", "--", "true"], "expected the whole path"),
+        (["report", "--every", "1d", "--", "true"], "expected an absolute path"),
         (["report", "--", "true"], "expected either --every"),
         (["report", "--every", "1d", "--cron", "0 6 * * *", "--", "true"], "expected either --every"),
         (["report", "--cron", "99 * * * *", "--", "true"], "minute"),

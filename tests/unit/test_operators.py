@@ -144,7 +144,7 @@ def test_every_action_is_on_record_with_who_and_what_came_of_it(store: Store, ad
 
     assert trail(admin) == [
         ("ada", "jobs.cancel", "state=processing,queued,scheduled task=mail", "1 done, 0 refused"),
-        ("ada", "queue.pause", "default", "it was paused already"),
+        ("ada", "queue.pause", "default", "it was already paused"),
         ("grace", "queue.pause", "default", "paused"),
         ("ada", "jobs.replay", dead, "queued again"),
     ]
@@ -178,7 +178,7 @@ def test_the_trail_is_read_page_by_page_and_over_days(world: World, store: Store
     assert [len(first.entries), len(rest.entries), rest.cursor] == [3, 3, None]
     both = [*first.entries, *rest.entries]
     assert sorted(both, key=lambda each: each.id, reverse=True) == both
-    with pytest.raises(InvalidOption, match="cursor: expected one that a page gave, got 'x:y'"):
+    with pytest.raises(InvalidOption, match="cursor: expected the cursor of an earlier page, got 'x:y'"):
         admin.audit(cursor="x:y")
 
 

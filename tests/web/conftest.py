@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from crash.backends import Place, postgres, redis, sqlite
 from crash.harness import FULL
 from tenure.web import memo, site
-from tenure.web.crew import Crew
+from tenure.web.threads import ThreadPool
 
 from .browser import NoBrowser, Visits, chromium, find_chromium, visits_of
 
@@ -24,7 +24,7 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setattr(memo._Cell, "cost", 0.0)
     monkeypatch.setattr(memo, "_PATIENCE", 60.0)
-    monkeypatch.setattr(site, "Crew", lambda name, threads, patience: Crew(name, threads, patience=60.0))
+    monkeypatch.setattr(site, "ThreadPool", lambda name, threads, patience: ThreadPool(name, threads, patience=60.0))
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ TEXTS = {
     "schedule": "nightly-invoices",
     "paused schedule": "nightly-digest",
     "pause reason": "holidays",
-    "why": "the run before went on",
+    "why": "the previous run was still in progress",
 }
 
 
@@ -112,7 +112,7 @@ def shop(folder: Path) -> Generator[tuple[System, Stock]]:
 def work(page: Page, minutes: float) -> None:
     """Bursts and failures of the demo, so that there is something to draw."""
     ends = monotonic() + max(15.0, minutes * 60)  # two slices of the charts at least
-    for button in cycle(("Burst of 100", "Fails once", "Success", "Fails for good", "Delayed", "Crash a worker")):
+    for button in cycle(("Burst of 100", "Fails once", "Success", "Fails permanently", "Delayed", "Crash a worker")):
         page.goto("/try")
         page.get_by_role("button", name=button, exact=True).click()
         expect(page.locator("#flash")).to_contain_text(button)

@@ -91,7 +91,7 @@ def test_each_button_of_the_demo_does_what_it_says_and_counters_move_without_a_r
 ) -> None:
     page = visits(live.url)
     delayed = tried(page, "Delayed")
-    ids = {name: tried(page, name) for name in ("Success", "Fails once", "Fails for good")}
+    ids = {name: tried(page, name) for name in ("Success", "Fails once", "Fails permanently")}
 
     overview = page.context.new_page()
     overview.goto("/")
@@ -106,7 +106,7 @@ def test_each_button_of_the_demo_does_what_it_says_and_counters_move_without_a_r
     )
     assert overview.evaluate("window.marker") == 1, "it was loaded again"
 
-    for name, state in {"Success": "completed", "Fails once": "completed", "Fails for good": "dead"}.items():
+    for name, state in {"Success": "completed", "Fails once": "completed", "Fails permanently": "dead"}.items():
         page.goto(f"/jobs/{ids[name]}")
         expect(standing(page)).to_have_text(state)
     page.goto(f"/jobs/{ids['Fails once']}")
@@ -156,11 +156,11 @@ def test_a_killed_workers_job_tells_its_story_and_runs_again_with_other_argument
     steps = page.locator('[name="value:steps"]')
     for typed, problem in {"60O": "expected JSON", '"many"': "expected int"}.items():
         steps.fill(typed)
-        page.get_by_role("button", name="Replay with these").click()
+        page.get_by_role("button", name="Replay with these arguments").click()
         expect(page.get_by_role("alert")).to_contain_text(problem)
         expect(steps).to_have_value(typed)
     steps.fill("600")
-    press(page, "Replay with these", "queued again")
+    press(page, "Replay with these arguments", "queued again")
     edited = page.locator(".edits")
     expect(edited).to_contain_text("local changed them")
     expect(edited.locator("pre")).to_contain_text('"steps": 20')
@@ -181,7 +181,7 @@ def test_a_killed_workers_job_tells_its_story_and_runs_again_with_other_argument
     expect(step(page, 4)).to_contain_text("processing")
     expect(step(page, 4).locator("a.mono")).not_to_have_text(owner)
 
-    page.get_by_label("Why? May be empty.").fill("seen enough")
+    page.get_by_label("Reason (optional)").fill("seen enough")
     press(page, "Cancel", "stop")
     expect(standing(page)).to_have_text("cancelled")
     expect(page.locator(".facts").first).to_contain_text("seen enough")
@@ -213,12 +213,12 @@ def test_jobs_are_found_and_acted_on_one_by_one_and_all_that_match(live: System,
         expect(rows(page)).to_have_count(len(found))
         assert [row.get_attribute("data-key") for row in rows(page).all()] == found
     page.get_by_label("Job id, or the end of it").fill(waiting[-8:])
-    page.get_by_role("button", name="Go to it").click()
+    page.get_by_role("button", name="Open").click()
     expect(page).to_have_url(re.compile(f"/jobs/{waiting}$"))
 
     press(page, "Run it now", "queued")
     expect(standing(page)).to_have_text("queued")
-    page.get_by_label("Why? May be empty.").fill("not needed")
+    page.get_by_label("Reason (optional)").fill("not needed")
     press(page, "Cancel", "cancelled")
     expect(standing(page)).to_have_text("cancelled")
     press(page, "Replay", "queued again")
@@ -237,7 +237,7 @@ def test_jobs_are_found_and_acted_on_one_by_one_and_all_that_match(live: System,
     assert live.store.get(waiting) is None
 
     page.goto("/jobs?queue=shelf")
-    for box in page.get_by_role("checkbox", name=re.compile("^Choose greet")).all()[:3]:
+    for box in page.get_by_role("checkbox", name=re.compile("^Select greet")).all()[:3]:
         box.check()
     expect(page.locator("[data-chosen]")).to_have_text("3")
     page.get_by_role("button", name="Cancel…").click()
@@ -268,12 +268,12 @@ def test_queues_schedules_and_dead_letters_are_acted_on_and_the_audit_trail_has_
     page.goto("/queues")
     crates = page.locator("#queue-crates")
     crates.get_by_role("button", name="Pause").click()
-    page.get_by_role("button", name="Do it").click()
+    page.get_by_role("button", name="Confirm").click()
     expect(page.locator("#flash")).to_contain_text("Queue crates is paused")
     expect(crates).to_contain_text("paused")
     assert "crates" in live.store.paused()
     crates.get_by_role("button", name="Resume").click()
-    expect(page.locator("#flash")).to_contain_text("Queue crates goes on")
+    expect(page.locator("#flash")).to_contain_text("Queue crates is resumed")
     assert "crates" not in live.store.paused()
 
     name = "nightly.report"
@@ -285,14 +285,14 @@ def test_queues_schedules_and_dead_letters_are_acted_on_and_the_audit_trail_has_
     press(page, "Trigger now", "is triggered")
     expect(page.locator('[data-live="live_history"]')).to_contain_text("by hand")
     expect(page.locator('[data-live="live_coming"] tbody tr')).to_have_count(20)
-    page.get_by_label("Why? Kept with it.").fill("a holiday")
+    page.get_by_label("Reason").fill("a holiday")
     press(page, "Pause", "is paused")
     expect(page.locator('[data-live="live_health"]')).to_contain_text("a holiday")
     press(page, "Resume", "is resumed")
     today = live.store.now()
     page.get_by_label("From").fill(f"{today - timedelta(days=3):%Y-%m-%d}T12:00")
-    page.get_by_label("Until; now if empty").fill(f"{today - timedelta(days=1):%Y-%m-%d}T12:00")
-    page.get_by_role("button", name="Count them").click()
+    page.get_by_label("Until (default: now)").fill(f"{today - timedelta(days=1):%Y-%m-%d}T12:00")
+    page.get_by_role("button", name="Count ticks").click()
     expect(page.get_by_text("2 ticks:")).to_be_visible()
     press(page, "Run these 2", "2 jobs stored")
     expect(page.locator('[data-live="live_history"]').get_by_text("backfill")).to_have_count(2)
@@ -300,14 +300,14 @@ def test_queues_schedules_and_dead_letters_are_acted_on_and_the_audit_trail_has_
     page.get_by_label("to confirm").fill(name)
     press(page, "Remove", f"schedule {name} is removed")
 
-    doomed = [tried(page, "Fails for good") for _ in range(4)]
+    doomed = [tried(page, "Fails permanently") for _ in range(4)]
     for each in doomed:
         page.goto(f"/jobs/{each}")
         expect(standing(page)).to_have_text("dead")
     page.goto(f"/dead?task=doomed&text={doomed[0]}")
     page.get_by_role("link", name="Edit").click()
     page.locator('[name="value:order"]').fill("-1")
-    press(page, "Replay with these", "queued again")
+    press(page, "Replay with these arguments", "queued again")
     expect(standing(page)).to_have_text("dead")
     expect(page.get_by_role("region", name="arguments", exact=True)).to_contain_text("-1")
     page.goto("/dead?task=doomed")

@@ -131,7 +131,7 @@ def test_without_a_script_a_page_is_complete_and_its_forms_work(live: System, st
     page.get_by_role("button", name="Pause queue demo").click()
     expect(page.locator("#flash")).to_contain_text("Queue demo is paused")
     page.get_by_role("button", name="Resume queue demo").click()
-    expect(page.locator("#flash")).to_contain_text("Queue demo goes on")
+    expect(page.locator("#flash")).to_contain_text("Queue demo is resumed")
 
 
 def test_a_keyboard_goes_everywhere_and_what_a_person_has_in_hand_stays_while_the_page_moves(
@@ -179,11 +179,11 @@ def test_a_keyboard_goes_everywhere_and_what_a_person_has_in_hand_stays_while_th
     page.goto(f"/jobs/{job}")
     log = page.locator('.timeline > [data-key="attempt-1"] details', has_text="Log")
     log.locator("summary").click()
-    page.get_by_label("Why? May be empty.").fill("because")
+    page.get_by_label("Reason (optional)").fill("because")
     _move(live, stocked, page, times=8)
     expect(log).to_have_attribute("open", "")
-    expect(page.get_by_label("Why? May be empty.")).to_be_focused()
-    expect(page.get_by_label("Why? May be empty.")).to_have_value("because")
+    expect(page.get_by_label("Reason (optional)")).to_be_focused()
+    expect(page.get_by_label("Reason (optional)")).to_have_value("because")
 
 
 def _move(live: System, stocked: Stock, page: Page, *, times: int) -> None:

@@ -131,7 +131,7 @@ def test_a_token_signs_in_and_out_and_who_only_reads_has_no_buttons_and_sees_no_
     page.goto(f"/jobs/{evil.jobs['dead']}")
     page.get_by_label("Token").fill("guessed-guessed-guessed")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("no token")
+    expect(page.get_by_role("alert")).to_contain_text("not a token")
     page.get_by_label("Token").fill(BOB)
     page.get_by_role("button", name="Log in").click()
 
@@ -152,7 +152,7 @@ def test_a_token_signs_in_and_out_and_who_only_reads_has_no_buttons_and_sees_no_
         page.goto(path)
         seen = page.content() + (page.locator("main").text_content() or "")
         assert not [secret for secret in secrets if secret in seen], path
-        assert set(page.locator('main form[method="post"] button').all_inner_texts()) <= {"Go to it"}, path
+        assert set(page.locator('main form[method="post"] button').all_inner_texts()) <= {"Open"}, path
     page.goto(f"/jobs/{evil.jobs['dead']}/edit")
     expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
     page.goto("/audit")
@@ -195,7 +195,7 @@ def test_what_the_policy_forbids_is_kept_from_running_and_told_by_browser_and_se
         until("policy: script-src-elem forbids inline", by_browser)
         until("policy: img-src forbids http://other.example/", by_browser)
         until(": of a page", by_browser)
-        until("kept a page from what its policy forbids", live.complaints)
+        until("a browser blocked a violation of the content security policy", live.complaints)
         assert page.evaluate("window.ran") is None
         page.goto("/queues")
         visits.forgive()

@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import pytest
 
-from tenure.web.crew import Crew
 from tenure.web.live import Feeds
 from tenure.web.pages import Renderer
 from tenure.web.site import Site
+from tenure.web.threads import ThreadPool
 
 _FEEDS, _ROUNDS = 10, 60
 
 
 @pytest.fixture
 def feeds() -> Feeds:
-    site = cast(Site, SimpleNamespace(feeders=Crew("feed", 4, patience=60.0)))
+    site = cast(Site, SimpleNamespace(feeders=ThreadPool("feed", 4, patience=60.0)))
     return Feeds(site, cast(Renderer, None))  # no page is rendered here
 
 

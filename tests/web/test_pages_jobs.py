@@ -206,8 +206,8 @@ def test_a_page_that_looked_at_so_many_only_says_so_and_goes_on(web: Web, store:
 
     page, steps = web.get("/jobs?task=needle"), 0
     while not listed(page):
-        assert "Looked at the newest 2,000" in said(page)
-        page, steps = web.get(link(page, "Go on")), steps + 1
+        assert "Searched 2,000 jobs" in said(page)
+        page, steps = web.get(link(page, "Continue")), steps + 1
 
     assert listed(page) == [job_id]
     assert steps
@@ -256,7 +256,7 @@ def test_nothing_chosen_is_nothing_done(web: Web, store: Store) -> None:
     to, told = web.post("/jobs/bulk/ask", verb="cancel", all="", back="/jobs?queue=default")
 
     assert to == "/jobs?queue=default"
-    assert "No job is chosen" in told
+    assert "No job is selected" in told
 
 
 def test_many_are_deleted_by_an_admin_alone_who_types_how_many(web: Web, store: Store) -> None:
@@ -288,7 +288,7 @@ def test_after_ten_thousand_it_says_how_many_are_done_and_offers_to_go_on(
     to, told = web.post("/jobs/bulk", **hidden(page, "/jobs/bulk"))
     assert "there are more" in told
     page = web.get(to)
-    assert "4 are done already" in said(page)
+    assert "4 are already done" in said(page)
     assert "Cancel 2 jobs?" in said(page)
     web.post("/jobs/bulk", **hidden(page, "/jobs/bulk"))
 
@@ -316,9 +316,9 @@ def test_a_job_tells_its_whole_story(web: Web, store: Store, world: World) -> No
     assert "signal 9 (SIGKILL)" in text
     assert "peak memory 31 MiB" in text
     assert "shop.py:3 in send" in text
-    assert "A write of it was refused progress came from a former owner" in text
+    assert "One of its writes was refused progress came from a former owner" in text
     assert f"before {SCRIPT}" in text
-    assert "the next attempt began 1s later" in text
+    assert "the next attempt started 1s later" in text
     assert f"Attempt {again.attempt} processing" in text
     assert SCRIPT not in page
 
@@ -339,7 +339,7 @@ def test_a_completed_job_shows_its_last_attempt_and_its_result(web: Web, store: 
 def test_a_waiting_job_says_why_it_does_not_run_and_what_to_do(web: Web, store: Store) -> None:
     text = said(web.get(f"/jobs/{put(store)}"))
 
-    assert "no worker has ever opened" in text
+    assert "no worker has opened" in text
     assert "What to do: start a worker there: tenure worker" in text
     assert "Not started yet" in text
 
@@ -356,7 +356,7 @@ def test_payloads_are_shown_to_those_who_may_see_them(web: Web, store: Store, ad
 
     assert all(each in seeing for each in secrets)
     assert not any(each in blind for each in secrets)
-    assert "only to who may see payloads" in blind
+    assert "only to users who may see payloads" in blind
     assert "ada changed them" in blind
     assert "Attempt 1 completed" in blind
 
@@ -444,7 +444,7 @@ def test_secrets_are_kept_as_they_are_unless_they_are_replaced(web: Web, store: 
     assert stored(store, job_id) == {"n": 2, "card": {"$secret": "4111-visa"}}
 
     stars = web.refused(f"/jobs/{other}/edit", 422, **{"value:card": '"***"', "replace:card": "on"})
-    assert "there are still stars in it" in said(stars).lower()
+    assert "it still contains ***" in said(stars).lower()
     web.post(f"/jobs/{other}/edit", **{"value:card": '"5500"', "replace:card": "on"})
     assert stored(store, other) == {"n": 1, "card": {"$secret": "5500"}}
 
@@ -456,7 +456,7 @@ def test_secrets_are_kept_as_they_are_unless_they_are_replaced(web: Web, store: 
         ({"value:n": '"one"'}, "expected int"),
         ({"value:n": "1", "new_name": "colour", "new_text": '"red"'}, "unexpected argument 'colour'"),
         ({"value:n": "1", "drop:n": "on"}, "missing argument 'n'"),
-        ({"value:n": "1", "new_name": "n", "new_text": "2"}, "there is an argument 'n' already"),
+        ({"value:n": "1", "new_name": "n", "new_text": "2"}, "argument 'n' already exists"),
         ({"value:n": "1", "new_name": "card", "new_text": "{"}, "expected JSON"),
         ({"value:n": "[" * 100_000}, "expected JSON"),
         ({"value:n": r'"\ud800"'}, "expected"),
@@ -499,7 +499,7 @@ def test_dead_letters_are_counted_by_task_and_by_error(web: Web, store: Store) -
     assert "mail 2" in said(page)
     assert "bill 1" in said(page)
     assert "for good 3" in said(page)
-    assert "All 3 are counted" in said(page)
+    assert "Counts cover all 3" in said(page)
     assert listed(web.get(link(page, "bill"))) == [ids[2]]
 
 
@@ -566,7 +566,7 @@ def test_fifty_schedules_a_page(web: Web, store: Store) -> None:
     store.change([Change(schedule=schedule(name=f"s{number:03}")) for number in range(60)])
 
     first = web.get("/schedules")
-    second = web.get(link(first, "On"))
+    second = web.get(link(first, "Next"))
 
     assert "1 to 50 of 60" in said(first)
     assert "51 to 60 of 60" in said(second)
@@ -589,7 +589,7 @@ def test_a_schedule_shows_what_it_did_and_will_do(web: Web, store: Store, hourly
 
     text = said(page)
     assert "0 * * * * in Europe/Paris" in text
-    assert "skip: a tick is skipped while the run before it goes on" in text
+    assert "skip: a tick is skipped while the previous run is still in progress" in text
     assert page.count('<tr data-key="tick-') == 50
     assert older.count('<tr data-key="tick-') == 10
     assert len(re.findall(r'<tr data-key="\d', page)) == 20, "the next ticks"
@@ -628,7 +628,7 @@ def test_ticks_of_the_past_are_counted_before_they_are_run(web: Web, store: Stor
 
     assert told == f"{hourly}: 4 jobs stored"
     assert len(store.search(Filter()).jobs) == 4
-    assert "No tick in that time is without a run" in said(web.get(f"/schedules/{hourly}?since={since}"))
+    assert "Every tick in that time already has a run" in said(web.get(f"/schedules/{hourly}?since={since}"))
     assert "from: expected a time like" in said(web.get(f"/schedules/{hourly}?since=monday"))
     assert "from before until" in said(web.get(f"/schedules/{hourly}?since={since}&until=2020-01-01T00:00"))
 

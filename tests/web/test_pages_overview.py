@@ -183,7 +183,7 @@ def test_when_all_is_well_it_says_so_and_what_it_looked_at(pages: Dashboard, sto
 
     said = words(pages.get("/"))
 
-    assert "All is well." in said
+    assert "No problems." in said
     assert "1 queue, 1 worker, 0 schedules and the dead letters of the last hour" in said
 
 
@@ -253,7 +253,7 @@ def test_a_chart_stays_inside_its_frame_and_says_in_words_what_it_shows() -> Non
             assert all(0 <= y <= chart.height for y in places)
             assert chart.says
     busy = sliced(*[True] * 180)
-    assert "1,800 completed, 0 dead, 0 cancelled; at most 2 completed a second" in throughput(busy).says
+    assert "1,800 completed, 0 dead, 0 cancelled; at most 2 completed per second" in throughput(busy).says
     assert throughput(busy).rows[0][1] == ["2", "0", "0"]
     assert latency(busy).lines[1].now == "4s"
     assert latency(busy).ticks == ["10s", "1s", "100 ms", "10 ms"]
@@ -314,7 +314,7 @@ def test_the_dead_of_the_last_hour_are_shown_with_why(pages: Dashboard, world: W
 
     assert "No worker is alive" in said
     assert re.search(rf"{settled}.*its process ended", said)
-    assert re.search(rf"{silent}.*its lease ended", said)
+    assert re.search(rf"{silent}.*its lease expired", said)
 
 
 # ── Try it ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -461,10 +461,10 @@ def test_a_question_is_asked_first_and_no_means_no(url: str, store: Store, visit
     pause = tab.locator("#queue-reports").get_by_role("button", name="Pause")
     pause.click()
     expect(tab.get_by_role("dialog")).to_contain_text("Pause queue reports?")
-    tab.get_by_role("button", name="Leave it").click()
+    tab.get_by_role("button", name="Cancel").click()
     assert not store.paused()
     pause.click()
-    tab.get_by_role("button", name="Do it").click()
+    tab.get_by_role("button", name="Confirm").click()
     expect(tab.locator("#flash")).to_contain_text("Queue reports is paused")
     assert store.paused() == {"reports"}
 

@@ -1,3 +1,3 @@
-"""The command line: one small file a noun. Nothing heavy is imported before its command runs."""
+"""The command line: one small file per noun. Nothing heavy is imported before its command runs."""
 
 from __future__ import annotations

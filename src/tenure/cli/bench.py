@@ -1,4 +1,4 @@
-"""`tenure bench`: what this machine and this store can do, measured with a real worker in a process of its own."""
+"""`tenure bench`: the throughput of this machine and store, measured with a real worker in a separate process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tenure.cli.output import say, show_json
+from tenure.cli.output import print_line, show_json
 from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import Store
@@ -28,7 +28,7 @@ SINGLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Jobs a second, microseconds of CPU a job in the worker, milliseconds from the call of enqueue to the start."""
+    """Jobs per second, microseconds of worker CPU per job, milliseconds from the call of enqueue to the start."""
 
     drain: float
     cpu_us: float
@@ -39,7 +39,7 @@ class Figures:
 
 
 def bench(url: str | None = None, jobs: int = 20_000, slots: int = 500, *, json: bool = False) -> int:
-    """Measure enqueueing, draining and the latency of a start, on a fresh database that is thrown away.
+    """Measure enqueueing, draining and start latency, on a temporary database.
 
     Parameters
     ----------
@@ -56,15 +56,15 @@ def bench(url: str | None = None, jobs: int = 20_000, slots: int = 500, *, json:
         show_json(asdict(figures))
     else:
         cpu = f"{figures.cpu_us:.1f} µs of worker CPU a job, {slots} slots"
-        say(f"drain          {figures.drain:>10,.0f} jobs/s ({cpu})")
-        say(f"enqueue, bulk  {figures.bulk:>10,.0f} jobs/s")
-        say(f"enqueue, single{figures.single:>10,.0f} jobs/s")
-        say(f"enqueue→start  {figures.start_p50_ms:>10.2f} ms median, {figures.start_p99_ms:.2f} ms p99")
+        print_line(f"drain          {figures.drain:>10,.0f} jobs/s ({cpu})")
+        print_line(f"enqueue, bulk  {figures.bulk:>10,.0f} jobs/s")
+        print_line(f"enqueue, single{figures.single:>10,.0f} jobs/s")
+        print_line(f"enqueue→start  {figures.start_p50_ms:>10.2f} ms median, {figures.start_p99_ms:.2f} ms p99")
     return 0
 
 
 def measure(url: str, count: int, slots: int, folder: str) -> Figures:
-    """All figures of one store, in turn: bulk enqueue, drain, single enqueue, start latency."""
+    """All figures of one store, one after another: bulk enqueue, drain, single enqueue, start latency."""
     from tenure.backends import open_store
     from tenure.cli.bench_tasks import jobs, nothing, stamp
     from tenure.config import load
@@ -79,7 +79,7 @@ def measure(url: str, count: int, slots: int, folder: str) -> Figures:
             start = cuts(_start_latency(stamp) for _ in range(STARTS))
         singles: list[JobHandle[None]] = []
         single = _rate(SINGLES, lambda: singles.extend(nothing.enqueue(n) for n in range(SINGLES)))
-        store.delete(str(job.id) for job in singles)  # nobody is left to run them
+        store.delete(str(job.id) for job in singles)  # no worker is left to run them
     return Figures(speed, cpu_us, bulk, single, *start)
 
 
@@ -90,7 +90,7 @@ def cuts(latencies: Iterable[float]) -> tuple[float, float]:
 
 
 def _start_latency(stamp: Task[[int], int]) -> float:
-    """Milliseconds until one job starts on an otherwise empty queue. It is left alone to start, then asked."""
+    """Milliseconds until a job starts on an otherwise empty queue. Its result is not polled while it starts."""
     handle = stamp.enqueue(time.monotonic_ns())
     time.sleep(0.005)
     return handle.result("30s") / 1e6
@@ -117,7 +117,7 @@ def _worker(url: str, slots: int, folder: str) -> Generator[None]:
 
 
 class _Drain:
-    """What is there before the worker starts: jobs that wait, and the workers of others."""
+    """The state before the worker starts: waiting jobs, and other workers."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -125,7 +125,7 @@ class _Drain:
         self._before = self._waiting()
 
     def measure(self, count: int) -> tuple[float, float]:
-        """Jobs a second and CPU a job, from the last look that found none done until all are."""
+        """Jobs per second and CPU per job, from the last poll that found none completed until all are."""
         began, cpu, pid, deadline = time.perf_counter(), 0.0, 0, time.monotonic() + PATIENCE_SECONDS
         while True:
             done, now = self._before - self._waiting(), time.perf_counter()
@@ -139,12 +139,12 @@ class _Drain:
             time.sleep(0.01)
 
     def _waiting(self) -> int:
-        """Not those completed: of them old ones may be pruned meanwhile."""
+        """Counts waiting jobs, not completed ones: old completed jobs may be pruned meanwhile."""
         counts = self._store.counts()
         return sum(counts[state] for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING))
 
     def _worker(self) -> int:
-        """The process whose row is new; 0: it is not there yet."""
+        """The pid of the worker whose row is new; 0: there is none yet."""
         rows = (each.identity for each in self._store.workers())
         return next((each.pid for each in rows if each.id not in self._others), 0)
 

@@ -1,4 +1,4 @@
-"""What `tenure bench` runs: jobs that do nothing, and jobs that say how late they start."""
+"""What `tenure bench` runs: jobs that do nothing, and jobs that return their start latency."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ jobs = Tenure()
 
 @jobs.task
 async def nothing(n: int) -> None:
-    """The whole cost of a job is Tenure's."""
+    """No work, so that the whole cost of the job is Tenure's."""
 
 
 @jobs.task

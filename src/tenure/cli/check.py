@@ -1,4 +1,4 @@
-"""`tenure check`, `tenure migrate`, `tenure backup`: is the store well, is it up to date, and a copy of it."""
+"""`tenure check`, `tenure migrate`, `tenure backup`: check, upgrade and copy the store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tenure.cli.output import progress_bar, show_json, table
-from tenure.cli.shared import Shared, app_of, confirm, store_of, told
+from tenure.cli.shared import Shared, app_of, confirm, print_result, store_of
 from tenure.config import Settings
 from tenure.errors import InvalidOption, StoreAway, TenureError
 
@@ -20,7 +20,7 @@ SHARED = Shared()
 
 @runtime_checkable
 class _BacksUp(Protocol):
-    """A store that can copy itself while work goes on. (A database server has its own tools.)"""
+    """A store that can copy itself while jobs run. (A database server has its own tools.)"""
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None: ...
 
@@ -34,19 +34,19 @@ def check(
     alert: bool = False,
     shared: Shared = SHARED,
 ) -> int:
-    """Is everything well? Ends with 1 if not.
+    """Check the store, its workers and its jobs. Exits with 1 if something is wrong.
 
     Parameters
     ----------
     app
-        Also look whether this app's tasks load, and at its store: module[:attribute].
+        Also check that this app's tasks can be imported, and use its store: module[:attribute].
     config
         Show each setting, its value, and where it came from.
     metrics
         Print the metrics of the store instead, for Prometheus's textfile collector; with --json as JSON.
     alert
-        Tell those in TENURE_ALERTS what is wrong, once, and what no longer is: a crontab line on another machine
-        notices that no supervisor runs at all.
+        Notify the sinks in TENURE_ALERTS of new and resolved problems, each once. From a crontab on another machine
+        this also detects that no supervisor is running at all.
     """
     jobs = None if app is None else app_of(shared, app)
     settings = shared.settings() if jobs is None else jobs.settings
@@ -112,19 +112,19 @@ def _store_findings(settings: Settings, *, alert: bool) -> list[Finding]:
 
 
 def migrate(*, shared: Shared = SHARED) -> int:
-    """Bring the store's schema up to date. Safe to run at any time, and by many at once."""
+    """Bring the store's schema up to date. Safe to run at any time, also concurrently."""
     store = store_of(shared.settings(), may_create=True)
     version = store.migrate()
-    return told(shared, {"store": store.url, "version": version}, f"{store.url} has schema version {version}")
+    return print_result(shared, {"store": store.url, "version": version}, f"{store.url} has schema version {version}")
 
 
 def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
-    """Copy an SQLite store into a new file while work goes on.
+    """Copy an SQLite store into a new file while jobs run.
 
     Parameters
     ----------
     file
-        Where the copy goes.
+        The file to write.
     """
     store = store_of(shared.settings())
     if not isinstance(store, _BacksUp):
@@ -135,7 +135,7 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
         raise InvalidOption(f"{file.resolve().parent} is not a folder: create it first")
     if file.exists():
         confirm(shared, f"{file} exists. Overwrite it?")
-    # A copy that breaks off must not leave half a file under the good name.
+    # An interrupted copy must not leave a partial file under the final name.
     part = file.with_name(f"{file.name}.part")
     store.open()
     try:
@@ -147,4 +147,4 @@ def backup(file: Path, /, *, shared: Shared = SHARED) -> int:
         part.unlink(missing_ok=True)
     size = file.stat().st_size
     copied = {"store": store.url, "file": str(file.resolve()), "bytes": size}
-    return told(shared, copied, f"{store.url} is copied to {file.resolve()} ({size / 1024:,.0f} KiB)")
+    return print_result(shared, copied, f"{store.url} copied to {file.resolve()} ({size / 1024:,.0f} KiB)")

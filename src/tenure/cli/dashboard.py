@@ -1,4 +1,4 @@
-"""`tenure dashboard`: pages and a REST API, on this machine only unless TENURE_TOKENS say who else may come."""
+"""`tenure dashboard`: pages and a REST API, for this machine only unless TENURE_TOKENS grants others access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tenure.cli.logs import follow
-from tenure.cli.output import complain
+from tenure.cli.output import print_error
 from tenure.cli.shared import Shared, app_of, store_of
 from tenure.config import host_and_port, redact
 from tenure.errors import InvalidOption, StoreAway
@@ -35,9 +35,9 @@ def dashboard(
     behind_proxy: bool = False,
     shared: Shared = SHARED,
 ) -> int:
-    """See everything in a browser, and act on it: pages that move, and a REST API (/api/openapi.json).
+    """Serve the dashboard: pages that update live, and a REST API (/api/openapi.json).
 
-    It is for this machine only, unless TENURE_TOKENS say who else may come. It ends with Ctrl-C or SIGTERM.
+    Only this machine has access, unless TENURE_TOKENS grants it to others. Stop it with Ctrl-C or SIGTERM.
 
     Parameters
     ----------
@@ -47,9 +47,9 @@ def dashboard(
     listen
         HOST:PORT. Default: TENURE_LISTEN, else 127.0.0.1:3000.
     browser
-        Open it in a browser.
+        Open the dashboard in a browser.
     behind_proxy
-        Go by X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine (elsewhere: FORWARDED_ALLOW_IPS).
+        Trust X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine (elsewhere: FORWARDED_ALLOW_IPS).
     """
     from tenure.backends import extra
 
@@ -78,7 +78,9 @@ def dashboard(
             said = json.dumps({"url": url, "store": redact(settings.url)}) if shared.json else f"dashboard at {url}"
             print(said, flush=True)
             if browser:
-                Thread(target=webbrowser.open, args=(url,), daemon=True).start()  # one may run until it is left
+                Thread(
+                    target=webbrowser.open, args=(url,), daemon=True
+                ).start()  # some browsers block until they are closed
 
         Server(security, ready, behind_proxy=behind_proxy).run([listening])
     return 0
@@ -91,8 +93,8 @@ def _refuse_strangers(settings: Settings, place: str, *, behind_proxy: bool) -> 
         return
     reached = "through a proxy" if behind_proxy else f"at {place}"
     raise InvalidOption(
-        f"dashboard: {reached} others can reach it, so it has to know who may come. Set a token for each, for "
-        f"instance: export TENURE_TOKENS=me:admin:{secrets.token_hex(24)}"
+        f"dashboard: {reached} others can reach it, so access needs tokens. Set one for each user, for "
+        f"example: export TENURE_TOKENS=me:admin:{secrets.token_hex(24)}"
     )
 
 
@@ -113,9 +115,9 @@ def _connected(settings: Settings, opened: ExitStack, *, may_create: bool) -> Ad
 
 
 def _first(connect: Callable[[], Admin]) -> Admin | None:
-    """None: it is away, which the pages say too. What won't pass by itself, as an old schema, is raised."""
+    """None: the store is unavailable, which the pages report too. Permanent errors, as an old schema, are raised."""
     try:
         return connect()
     except StoreAway as error:
-        complain(f"{error}; the dashboard starts all the same, and goes on asking")
+        print_error(f"{error}; the dashboard starts anyway and keeps retrying")
         return None

@@ -1,6 +1,6 @@
-"""`tenure demo`: jobs that succeed, run later, fail once and fail for good, and a long one whose worker is killed.
+"""`tenure demo`: jobs that succeed, run later, fail once and fail permanently, and a long one whose worker is killed.
 
-The supervisor, the workers and the SIGKILL are real. Everything that must have come true is checked by name.
+The supervisor, the workers and the SIGKILL are real. Each expected result is checked and listed by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from tenure.cli.demo_screen import Check, Kill, Report, Screen, Takeover
 from tenure.cli.demo_supervisor import running_supervisor
-from tenure.cli.output import complain, show_json
+from tenure.cli.output import print_error, show_json
 from tenure.cli.shared import Shared, admin_of
 from tenure.config import redact
 from tenure.core.durations import spell
@@ -56,10 +56,10 @@ def demo(
     listen: str | None = None,
     shared: Shared = SHARED,
 ) -> int:
-    """See it work: jobs of every kind, and a long one whose worker is killed half-way and that ends all the same.
+    """Run jobs of every kind, and a long one whose worker is killed half-way and that completes nevertheless.
 
-    It takes some 15 seconds, on a fresh SQLite file unless --url names a store. Nothing is left running.
-    With --web: the dashboard over such a store, with buttons to try, until Ctrl-C.
+    It takes about 15 seconds, on a fresh SQLite file unless --url names a store. Nothing is left running.
+    With --web it serves the dashboard over such a store, with buttons to try, until Ctrl-C.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def demo(
     notifier
         The doorbell: auto (the store's own), poll, or nats://host:port.
     keep
-        Keep the demo's folder, with its store and its log, to look around in.
+        Keep the demo's folder, with its store and its log.
     web
         Serve the dashboard, with workers, jobs of every kind, and a page of buttons.
     listen
@@ -77,16 +77,16 @@ def demo(
     if web:
         return _serve(shared.url, notifier, listen, keep=keep)
     if listen is not None:
-        raise InvalidOption("demo: --listen says where the dashboard is; it goes with --web")
+        raise InvalidOption("demo: --listen is the address of the dashboard; it needs --web")
     screen = Screen(quiet=shared.json)
     try:
         with _signals_end_it(), _folder(keep=keep) as folder:
             report = _run(folder, repo, screen, keep=keep, url=shared.url, notifier=notifier)
     except KeyboardInterrupt:
-        complain("stopped; the supervisor and workers of this demo have ended too")
+        print_error("stopped; the supervisor and workers of this demo have stopped too")
         raise
     except OSError as error:
-        raise TenureError(f"the demo can't go on: {error}") from error
+        raise TenureError(f"the demo can't continue: {error}") from error
     if shared.json:
         show_json(report)
     screen.end(report)
@@ -103,7 +103,7 @@ def _serve(url: str | None, notifier: str | None, listen: str | None, *, keep: b
 
 @contextmanager
 def _signals_end_it() -> Generator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl-C does, so that everything is taken down."""
+    """SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that all processes are stopped."""
 
     def leave(number: int, _: object) -> NoReturn:
         raise SystemExit(128 + number)
@@ -131,16 +131,16 @@ def _run(
 ) -> Report:
     screen.title()
     store = url or f"sqlite:///{folder / 'demo.db'}"
-    kept = f"kept in {folder}" if keep else "gone at the end; --keep keeps it"
-    rung = f", its doorbell {redact(notifier)}" if notifier else ""
+    kept = f"kept in {folder}" if keep else "deleted at the end; --keep keeps it"
+    rung = f", its notifier {redact(notifier)}" if notifier else ""
     where = f"the store is {redact(store)}{rung}, the log is" if url else f"the store is a fresh SQLite file{rung},"
-    screen.tell(f"{where} {kept}")
+    screen.event(f"{where} {kept}")
     history = find_history(repo, folder)
     _tell_history(screen, history)
     queue = f"demo-{uuid4().hex[:8]}"
     place = {"url": store, "notifier": notifier}
     names = _enqueue(place, queue, history, folder)
-    screen.tell(f"{len(names)} jobs are enqueued; a supervisor starts a worker for them")
+    screen.event(f"{len(names)} jobs are enqueued; a supervisor starts a worker for them")
     order = {**place, "app": "tenure.demo.tasks", "queues": [queue], "concurrency": 5, "workers": 1}
     log = folder / "supervisor.log"
     with admin_of(Shared(url=store)) as admin:
@@ -173,13 +173,13 @@ def _run(
 
 def _tell_history(screen: Screen, history: History | None) -> None:
     if history is None:
-        screen.tell("git is missing: the long job, an analysis of a git history, is left out", "yellow", "!")
-        screen.tell("to see it, install git (apt install git, dnf install git, brew install git)", "yellow", "!")
+        screen.event("git is missing: the long job, an analysis of a git history, is skipped", "yellow", "!")
+        screen.event("to include it, install git (apt install git, dnf install git, brew install git)", "yellow", "!")
     elif history.made_up:
-        screen.tell(f"{history.made_up}: the long job analyses a made-up history of {history.commits} commits")
+        screen.event(f"{history.made_up}: the long job analyses a made-up history of {history.commits} commits")
     else:
         newest = "the newest " if history.max_commits else ""
-        screen.tell(f"the long job analyses {newest}{history.commits} commits of {history.name}")
+        screen.event(f"the long job analyses {newest}{history.commits} commits of {history.name}")
 
 
 def _enqueue(place: Mapping[str, str | None], queue: str, history: History | None, folder: Path) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _enqueue(place: Mapping[str, str | None], queue: str, history: History | Non
 
 
 class Watch:
-    """Follows the jobs from outside, through the store alone, and kills a worker on the way."""
+    """Follows the jobs through the store alone, and kills a worker meanwhile."""
 
     def __init__(
         self, admin: Admin, queue: str, names: Mapping[str, str], history: History | None, screen: Screen
@@ -246,7 +246,7 @@ class Watch:
             if worker.id not in self.pids:
                 self.pids[worker.id] = worker.pid
                 purpose = ", with one slot, for the job whose worker died" if worker.runner == "solo" else ""
-                self._screen.tell(f"worker {worker.id} is up{purpose}")
+                self._screen.event(f"worker {worker.id} is up{purpose}")
         if _ANALYSIS in self.jobs:
             self._kill_its_worker(self.jobs[_ANALYSIS])
             self._notice_takeover(self.jobs[_ANALYSIS])
@@ -259,13 +259,13 @@ class Watch:
         if self.kill or not ripe or job.state is not State.PROCESSING or job.worker_id not in self.pids:
             return
         kill = Kill(job.worker_id, self.pids[job.worker_id], round(done * self._commits), self._admin.now())
-        with suppress(ProcessLookupError):  # it ended by itself just now: the next look knows more
+        with suppress(ProcessLookupError):  # it just ended by itself: the next poll shows more
             os.kill(kill.pid, signal.SIGKILL)
             self.kill = kill
             words = (
                 f"killed worker {kill.worker} (pid {kill.pid}) with SIGKILL at commit {kill.commit} of {self._commits}"
             )
-            self._screen.tell(words, "bold red", "✗")
+            self._screen.event(words, "bold red", "✗")
 
     def _notice_takeover(self, job: JobView) -> None:
         if not self.kill or self.takeover or job.attempt < 2 or job.state is not State.PROCESSING:
@@ -278,15 +278,15 @@ class Watch:
         words = (
             f"worker {job.worker_id} took over {spell(seconds)} after the kill, from the checkpoint at commit {commit}"
         )
-        self._screen.tell(words, "bold green", "✓")
+        self._screen.event(words, "bold green", "✓")
 
 
 def _workers(admin: Admin, queue: str) -> list[WorkerIdentity]:
-    """The workers of this demo, dead ones too."""
+    """The workers of this demo, including dead ones."""
     return [row.identity for row in admin.workers.all(dead=True) if queue in row.identity.queues]
 
 
-# ── What came of it ─────────────────────────────────────────────────────────────────────────────────────────────
+# ── Results ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _analysis(jobs: Mapping[str, JobView]) -> Summary | None:
@@ -297,14 +297,14 @@ def _analysis(jobs: Mapping[str, JobView]) -> Summary | None:
 
 
 def _saved(folder: Path, analysis: Summary | None) -> Path | None:
-    """The picture in a place that stays."""
+    """Saves the picture outside the temporary folder."""
     if analysis is None:
         return None
     drawn = folder / _PICTURE.name
     try:
         _PICTURE.parent.mkdir(exist_ok=True)
         return Path(shutil.copyfile(drawn, _PICTURE))
-    except OSError:  # this folder is not ours to write to
+    except OSError:  # this folder is not writable
         handle, elsewhere = tempfile.mkstemp(prefix=f"{drawn.stem}-", suffix=drawn.suffix)
         os.close(handle)
         return Path(shutil.copyfile(drawn, elsewhere))
@@ -317,9 +317,7 @@ def _checks(watch: Watch, history: History | None, analysis: Summary | None, pic
     rejected = doomed.state is State.DEAD and "4711" in doomed.payload and "4711" in (doomed.error or "")
     checks = [
         Check("greet: both succeeded", greeted),
-        Check(
-            f"later: ran {LATER} later, and no sooner", later.state is State.COMPLETED and waited >= float(LATER[:-1])
-        ),
+        Check(f"later: ran {LATER} later, not earlier", later.state is State.COMPLETED and waited >= float(LATER[:-1])),
         Check("flaky: failed once, then succeeded", flaky.state is State.COMPLETED and flaky.failures == 1),
         Check("doomed: is a dead letter, with its payload and its error", rejected),
     ]
@@ -330,16 +328,16 @@ def _checks(watch: Watch, history: History | None, analysis: Summary | None, pic
         *checks,
         Check("code_evolution: its worker was killed in the middle of it", kill is not None),
         Check(
-            "code_evolution: another worker took it over",
+            "code_evolution: another worker took over",
             kill is not None and taken is not None and taken.pid != kill.pid,
         ),
         Check(
-            "code_evolution: went on from its checkpoint, not from the start",
+            "code_evolution: continued from its checkpoint, not from the start",
             analysis is not None and analysis.resumed_from > 0,
         ),
         Check("code_evolution: was charged one crash and no failure", (job.crashes_total, job.failures) == (1, 0)),
         Check(
-            "code_evolution: counted every commit, and each once",
+            "code_evolution: counted every commit exactly once",
             analysis is not None and analysis.main_line == history.commits,
         ),
         Check(
@@ -374,10 +372,10 @@ def _next(store: str | None) -> dict[str, str]:
         return {
             f"tenure jobs list --url {store}": "all its jobs",
             f"tenure dead list --url {store}": "its dead letters; tenure dead replay ID runs one again",
-            "tenure demo --repo PATH-OR-URL": "the history of another repository",
+            "tenure demo --repo PATH-OR-URL": "analyse another repository",
         }
     return {
-        "tenure demo --keep": "keep the store, to look into it: tenure jobs, dead",
+        "tenure demo --keep": "keep the store, to inspect it with tenure jobs, dead",
         "tenure demo --repo PATH-OR-URL": "the history of another repository",
         "tenure worker tenure.demo.tasks": "a worker of your own, for these tasks",
     }

@@ -1,6 +1,6 @@
-"""What `tenure demo` shows: a line for everything that happens, a table that moves below them, and the report.
+"""The output of `tenure demo`: a line per event, a live table below them, and the report.
 
-In a pipe there is no table: then every change of a job is a line.
+In a pipe there is no table: every state change of a job is a line instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DIM = "bright_black"
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`commit` is how far the store had heard of; `worker` was the process `pid`."""
+    """`commit` is the last progress in the store; `worker` was the process `pid`."""
 
     worker: str
     pid: int
@@ -64,12 +64,12 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """How the demo ended; with --json this is the document."""
+    """The result of the demo; --json prints it."""
 
     ok: bool
     seconds: float
     store: str
-    folder: Path | None  #: of its files, if they are kept
+    folder: Path | None  #: the folder of its files, if they are kept
     history: History | None
     killed: Kill | None
     takeover: Takeover | None
@@ -80,7 +80,7 @@ class Report:
     checks: Sequence[Check]
     problem: str
     log: Sequence[str]  #: the supervisor's last lines, if something went wrong
-    next: Mapping[str, str]  #: commands to try, and what for
+    next: Mapping[str, str]  #: commands to try, and what they do
 
 
 class Screen:
@@ -103,8 +103,8 @@ class Screen:
     def title(self) -> None:
         self._print(Text.assemble(("\ntenure demo", "bold"), ("  real work that survives a killed worker\n", _DIM)))
 
-    def tell(self, sentence: str, style: str = "", mark: str = "·") -> None:
-        """One line of the story, with the time it happened at."""
+    def event(self, sentence: str, style: str = "", mark: str = "·") -> None:
+        """One event line, with the time of the event."""
         if not self._console.is_terminal:
             self._print(f"{self.elapsed:5.1f}s {mark} {sentence}")
             return
@@ -117,7 +117,7 @@ class Screen:
 
     @contextmanager
     def moving(self) -> Generator[None]:
-        """Below the story there is now a table that `draw` keeps up to date."""
+        """Show a table below the event lines, which `draw` keeps up to date."""
         if not self._moves:
             yield
             return
@@ -133,7 +133,7 @@ class Screen:
             quarter = int((job.progress or 0) * 4) if job.state is State.PROCESSING else 0
             if self._known.get(name) != (news := (job.state, job.attempt, quarter)):
                 self._known[name] = news
-                self.tell(f"{name}: {job.state}{_plain_note(job)}")
+                self.event(f"{name}: {job.state}{_plain_note(job)}")
 
     def end(self, report: Report) -> None:
         """The whole report."""
@@ -159,7 +159,7 @@ def _plain_note(job: JobView) -> str:
         case State.QUEUED if job.attempt:
             return f" again after attempt {job.attempt}"
         case State.SCHEDULED if job.failures:
-            return f" to be tried again after failure {job.failures}: {headline(job.error or '')}"
+            return f" for a retry after failure {job.failures}: {headline(job.error or '')}"
         case State.COMPLETED | State.DEAD:
             return f", {result_of(job)}"
         case _:
@@ -182,7 +182,7 @@ def _moving_table(jobs: Mapping[str, JobView], pids: Mapping[str, int], width: i
 def _doing(job: JobView, width: int) -> Text:
     if job.progress is None or job.state in {State.COMPLETED, State.DEAD}:
         waits = job.state is State.SCHEDULED and job.failures
-        return Text("failed once, waits for its next try" if waits else result_of(job), _DIM)
+        return Text("failed once, waiting for its retry" if waits else result_of(job), _DIM)
     bar = _bar(0, job.progress, max(width // 5, 8), COLOURS[job.state])
     return bar + Text(f" {job.progress:4.0%}  ") + Text(job.message or "", _DIM)
 
@@ -197,7 +197,7 @@ def _bar(start: float, end: float, width: int, colour: str) -> Text:
 
 
 def ending(report: Report, width: int) -> Iterable[RenderableType]:
-    """Everything there is to say at the end, for a screen of this width."""
+    """The whole report, for a screen of this width."""
     yield from _section("Jobs", _job_table(report.jobs, width - 1), width)
     if report.dead_letters:
         yield from _section("Dead letters", _dead_table(report.dead_letters), width)
@@ -207,7 +207,7 @@ def ending(report: Report, width: int) -> Iterable[RenderableType]:
         yield from _section("What the analysis found", _languages(report.analysis, report.picture, width), width)
     yield from _section("Checks", _checks(report), width)
     if report.log:
-        yield from _section("The supervisor's last words", Text("\n".join(report.log), _DIM), width)
+        yield from _section("The supervisor's last log lines", Text("\n".join(report.log), _DIM), width)
     yield from _section("Next", _commands(report.next), width)
     yield Text()
 
@@ -219,7 +219,7 @@ def _section(name: str, body: RenderableType, width: int) -> Iterable[Renderable
 
 
 def _table(*heads: str) -> Table:
-    """A head that ends in > has numbers below it. Where room is short, the last column gives way."""
+    """A heading that ends in > is right-aligned, for numbers. If space is short, the last column shrinks."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=_DIM, pad_edge=False)
     for head in heads:
         justify: Literal["left", "right"] = "right" if head.endswith(">") else "left"
@@ -228,7 +228,7 @@ def _table(*heads: str) -> Table:
 
 
 def _filling(table: Table, width: int) -> Table:
-    """The table with a line for each row: what is too long for the last column is cut off."""
+    """The table with one line per row: text that does not fit the last column is cut off."""
     table.width = width
     table.columns[-1].ratio, table.columns[-1].no_wrap = 1, True
     return table
@@ -265,7 +265,7 @@ def _dead_table(jobs: Sequence[JobView]) -> RenderableType:
 
 
 def _attempts(report: Report, width: int) -> RenderableType:
-    """Each attempt as a line over the commits: where the second one begins is what the first had not lost."""
+    """Each attempt as a bar over the commits: the second begins where the first one's last checkpoint was."""
     assert report.killed and report.history
     total, killed, taken = report.history.commits, report.killed, report.takeover
     track = max(width // 3, 12)
@@ -275,7 +275,7 @@ def _attempts(report: Report, width: int) -> RenderableType:
     table.add_row("attempt 1", bar, f"0–{killed.commit}", Text(f"✗ pid {killed.pid} killed by SIGKILL", "red"))
     if taken is not None:
         bar = _bar(taken.commit / total, 1, track, "green")
-        words = f"✓ pid {taken.pid} went on {spell(taken.seconds)} later"
+        words = f"✓ pid {taken.pid} continued {spell(taken.seconds)} later"
         table.add_row("attempt 2", bar, f"{taken.commit}–{total}", Text(words, "green"))
     return table
 
@@ -303,9 +303,9 @@ def _checks(report: Report) -> RenderableType:
     ]
     failed = sum(not check.ok for check in report.checks)
     verdict = (
-        Text(f"all {len(lines)} hold, after {report.seconds:.0f} s", "bold green")
+        Text(f"all {len(lines)} checks pass, after {report.seconds:.0f} s", "bold green")
         if report.ok
-        else Text(f"{failed} of {len(lines)} do not hold. {report.problem}".rstrip(), "bold red")
+        else Text(f"{failed} of {len(lines)} checks fail.  {report.problem}".rstrip(), "bold red")
     )
     return Group(*lines, verdict)
 

@@ -1,4 +1,4 @@
-"""The demo's supervisor, a process of its own: `python -m tenure.cli.demo_supervisor ORDER`."""
+"""The demo's supervisor, a separate process: `python -m tenure.cli.demo_supervisor ORDER`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEASE = "10s"
 
 @contextmanager
 def running_supervisor(order: Mapping[str, object], log: Path) -> Generator[subprocess.Popen[bytes]]:
-    """A supervisor for as long as it lasts. It ends when its standard input does: also when this process is killed."""
+    """Runs a supervisor within the block. It ends when its standard input closes: also when this process is killed."""
     environment = {**os.environ, "TENURE_LEASE": LEASE, "TENURE_LOG_LEVEL": "info", "TENURE_LOG_FORMAT": "text"}
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -26,7 +26,7 @@ def running_supervisor(order: Mapping[str, object], log: Path) -> Generator[subp
             stdout=file,
             stderr=file,
             env=environment,
-            process_group=0,  # Ctrl-C is for the demo alone
+            process_group=0,  # Ctrl-C must reach only the demo
         )
     try:
         yield process

@@ -1,4 +1,4 @@
-"""`tenure demo --web`: the dashboard over a store with workers of its own, and buttons to try, until it is stopped."""
+"""`tenure demo --web`: the dashboard over a store with its own workers, and buttons to try, until it is stopped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tenure.cli.demo_supervisor import running_supervisor
-from tenure.cli.output import say
+from tenure.cli.output import print_line
 from tenure.config import Settings, redact
 from tenure.errors import TenureError
 
@@ -22,7 +22,7 @@ _PLACE = "127.0.0.1:3000"
 
 
 def serve(folder: Path, place: Mapping[str, str | None], listen: str | None) -> None:
-    """Jobs of every kind, a schedule, workers for them, and the pages that show them."""
+    """Enqueues jobs of every kind and a schedule, starts workers for them, and serves the dashboard."""
     from tenure.backends import extra, open_notifier, open_store
 
     with extra("web"):
@@ -55,8 +55,8 @@ def serve(folder: Path, place: Mapping[str, str | None], listen: str | None) -> 
 
 
 def _told(url: str, settings: Settings, log: Path) -> None:
-    say(f"dashboard at {url}, the buttons are at {url}/try; Ctrl-C ends it")
-    say(f"the store is {redact(settings.url)}, its workers' log is {log}")
+    print_line(f"dashboard at {url}, the buttons are at {url}/try; Ctrl-C ends it")
+    print_line(f"the store is {redact(settings.url)}, its workers' log is {log}")
 
 
 def _enqueue() -> None:
@@ -72,15 +72,15 @@ def _enqueue() -> None:
 
 @contextmanager
 def _scheduled(timetable: Timetable) -> Generator[None]:
-    """One tick every 20 s; it is gone with the demo."""
+    """A schedule with one tick every 20 s, removed when the demo ends."""
     from tenure.demo.tasks import greet
     from tenure.schedules.declarations import schedule
 
-    draft = greet.using(queue=QUEUE).bind("whoever comes by").draft()
+    draft = greet.using(queue=QUEUE).bind("the schedule").draft()
     new = schedule(_EVERY, None, every="20s")
     timetable.put(new.but(job=replace(draft, id="", expires=None)))
     try:
         yield
     finally:
-        with suppress(TenureError):  # the store is away: whoever starts the next demo finds it, and takes it over
+        with suppress(TenureError):  # the store is unavailable: the next demo finds the schedule and takes it over
             timetable.remove(_EVERY)

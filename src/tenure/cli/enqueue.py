@@ -1,4 +1,4 @@
-"""`tenure enqueue` and `tenure tasks`: store a job from a shell, and what there is to store."""
+"""`tenure enqueue` and `tenure tasks`: store a job from a shell, and list the tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Parameter
 
 from tenure.cli.output import show_json, table
-from tenure.cli.shared import Shared, app_of, awaited, told, wait_limit
+from tenure.cli.shared import Shared, app_of, awaited, print_result, wait_limit
 from tenure.core.durations import spell
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.tasks.arguments import redacted
@@ -48,19 +48,19 @@ def enqueue(
     app
         Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
     delay
-        Run it so much later: 90s, 5m, 1h30m.
+        Run it after this delay: 90s, 5m, 1h30m.
     at
-        Run it then: 2030-01-31T06:00:00Z. A time zone is needed.
+        Run it at this time: 2030-01-31T06:00:00Z. A time zone is required.
     queue
-        Another queue than the task's own.
+        A queue other than the task's own.
     priority
         From -100 to 100; higher runs first.
     unique
-        At most one live job of this task has this key; if there is one, its id is printed.
+        Unique key: at most one live job of this task has it. If there is one, its id is printed.
     wait
         Wait for the result and print it.
     timeout
-        Wait no longer than this.
+        How long to wait at most.
     """
     limit = wait_limit(wait, timeout)
     with app_of(shared, app) as jobs:
@@ -71,9 +71,9 @@ def enqueue(
         handle = sending.enqueue(**read_arguments(known, arguments))
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
-            return told(shared, stored, str(handle.id))
+            return print_result(shared, stored, str(handle.id))
         result = awaited(str(handle.id), lambda: jobs.client().result(str(handle.id), limit))
-    return told(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
+    return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
 
 
 def _instant(text: str) -> datetime:
@@ -90,7 +90,7 @@ def _instant(text: str) -> datetime:
 
 
 def read_arguments(task: Task[..., Any], words: Sequence[str]) -> dict[str, Any]:
-    """`n=5` is read as the task's annotation asks for it, `n:=5` as JSON. The task itself checks the rest."""
+    """`n=5` is parsed by the task's annotation, `n:=5` as JSON. The task itself validates the rest."""
     task.resolve()
     found: dict[str, Any] = {}
     hints = get_type_hints(task.fn)
@@ -118,10 +118,10 @@ def _lenient(text: str, kind: Any) -> Any:
     try:
         return msgspec.convert(text, kind, strict=False)
     except (msgspec.ValidationError, TypeError):
-        return text  # the task says what it expected
+        return text  # the task's validation reports what it expected
 
 
-# ── What there is ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── Listing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def tasks(app: str | None = None, /, *, shared: Shared = SHARED) -> int:

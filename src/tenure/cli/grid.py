@@ -1,4 +1,4 @@
-"""Columns that fit the terminal: the widest give way first, and a long note moves to a line of its own."""
+"""Columns that fit the terminal: the widest shrink first, and a long note moves to its own line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def grid(
     right: Collection[str] = (),
     below: str | None = None,
 ) -> Text:
-    """Rows under their heads, none wider than `width` if that can be.
+    """Rows under their headings, none wider than `width` if possible.
 
-    Columns in `fixed` are never shortened, those in `right` are aligned there. The column `below` goes under its row
-    when there is no room beside it.
+    Columns in `fixed` are never shortened, those in `right` are right-aligned. The column `below` moves under its row
+    if there is no room beside it.
     """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     shown = [place for place in range(len(heads)) if any(row[place].plain for row in cells) or heads[place] in fixed]

@@ -1,4 +1,4 @@
-"""`tenure guard NAME --every 1d -- COMMAND…`: a crontab line's command, at most once a tick, never twice at a time."""
+"""`tenure guard NAME --every 1d -- COMMAND…`: runs a crontab line's command at most once per tick."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from tenure.cli.output import complain
+from tenure.cli.output import print_error
 from tenure.cli.shared import Shared
 from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, StoreAway, StoreError
@@ -33,37 +33,37 @@ def guard(
     if_unreachable: Literal["fail", "run"] = "fail",
     shared: Shared = SHARED,
 ) -> int:
-    """Run a command at most once a tick, and never twice at a time, on all hosts together.
+    """Run a command at most once per tick, and never twice at the same time, across all hosts.
 
-    Its input, its output and its exit code go through untouched; 124: timed out, 126 and 127: it could not be
-    started, 128+n: signal n ended it, 75: the store is out of reach, or the lock was lost and the command killed.
-    What it leaves in the background goes on.
+    Its input, output and exit code pass through unchanged. Other exit codes: 124 timed out, 126 and 127 could not be
+    started, 128+n ended by signal n, 75 the store is unavailable, or the lock was lost and the command killed.
+    Processes that it leaves in the background are not stopped.
 
     Parameters
     ----------
     name
-        The schedule's name: one for all hosts that run it.
+        The schedule's name, the same on all hosts that run it.
     command
         What to run, after `--`.
     every
-        How often it is called: 5m, 1h, 1d. A call within half of that after the last one is skipped.
+        How often it is called: 5m, 1h, 1d. A call within half of this interval after the last one is skipped.
     cron
-        When it is called, as in the crontab: "0 6 * * *". The tick is the one nearest to now.
+        When it is called, as in the crontab: "0 6 * * *". The call counts for the tick nearest to now.
     tz
         The time zone of --cron.
     timeout
-        SIGTERM for its process group after so long.
+        Send SIGTERM to its process group after this time.
     grace
-        SIGKILL for it so long after SIGTERM.
+        Send SIGKILL this long after SIGTERM.
     force
-        Run it although this tick has run already, or it is paused. Never beside another run.
+        Run it even if this tick has already run, or it is paused; but never alongside another run.
     quiet
-        Say nothing of skips and late runs, and show the command's output only if it fails.
+        Print nothing about skips and late runs, and show the command's output only if it fails.
     skip_exit
-        The exit code when it is skipped.
+        The exit code of a skipped call.
     if_unreachable
-        What to do when the store is still out of reach after 30 s: fail (75), or run without the lock. A store that
-        goes away later is waited for until two thirds of the lease.
+        What to do if the store is still unavailable after 30 s: fail (75), or run without the lock. If the store
+        becomes unavailable later, the guard waits for up to two thirds of the lease.
     """
     from tenure.guards.command import Wishes, run_command
     from tenure.guards.run import declared
@@ -81,7 +81,7 @@ def guard(
     settings = shared.settings(grace=grace)
     if settings.url.startswith("sqlite:///") and not settings.url.startswith("sqlite:////"):
         raise InvalidOption(
-            f"url: cron starts this in another folder than you do, so expected the whole path, like "
+            f"url: cron starts this in a different folder than your shell, so expected an absolute path, like "
             f"sqlite:////srv/shop/tenure.db, got {settings.url!r}; set TENURE_URL at the top of the crontab"
         )
 
@@ -105,8 +105,8 @@ def guard(
         unguarded=if_unreachable == "run",
     )
     try:
-        return run_command(command, schedule, opened, wishes, complain)
+        return run_command(command, schedule, opened, wishes, print_error)
     except StoreAway:
         raise
-    except StoreError as error:  # not migrated, newer than this code, somebody else's: nothing that waiting would heal
+    except StoreError as error:  # not migrated, newer than this code, or of another app: waiting would not help
         raise InvalidOption(str(error)) from error

@@ -1,4 +1,4 @@
-"""`tenure jobs …` and `tenure dead …`: find jobs, look at them, act on them."""
+"""`tenure jobs …` and `tenure dead …`: find jobs, inspect them, act on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import complain, jobs_table, pairs, progress_bar, say, show_json, table
+from tenure.cli.output import jobs_table, pairs, print_error, print_line, progress_bar, show_json, table
 from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tenure.operations.admin import Admin
     from tenure.operations.jobs import Acted, JobDetail, JobRef, Verb
 
-jobs = App(name="jobs", help="Find jobs, look at them, act on them.", help_epilogue="")
-dead = App(name="dead", help="Dead letters: jobs whose failures or crashes are used up.", help_epilogue="")
+jobs = App(name="jobs", help="Find jobs, inspect them, act on them.", help_epilogue="")
+dead = App(name="dead", help="Dead letters: jobs that have used up their failures or crashes.", help_epilogue="")
 
-#: Where each verb acts when a filter says no state: what completed is replayed only if asked for.
+#: The states that each verb acts on if the filter names none: completed jobs are replayed only on request.
 _SOURCES: dict[Verb, frozenset[State]] = {**CAN, "replay": CAN["replay"] - {State.COMPLETED}}
 _DEAD = frozenset({State.DEAD})
 
@@ -49,15 +49,15 @@ class Where:
 
 
 JobId = Annotated[str, Parameter(help="The job's id.")]
-Ids = Annotated[str, Parameter(help="Which jobs; or say it with the filters.")]
-DeadIds = Annotated[str, Parameter(help="Which dead letters; or say it with the filters, or --every.")]
+Ids = Annotated[str, Parameter(help="Which jobs; or use the filters.")]
+DeadIds = Annotated[str, Parameter(help="Which dead letters; or use the filters, or --every.")]
 Every = Annotated[bool, Parameter(help="All of them.")]
 States = Annotated[
     list[str] | None,
-    Parameter(name=["--state", "-s"], help="Only jobs in these states; repeat it, or put commas between."),
+    Parameter(name=["--state", "-s"], help="Only jobs in these states; repeat it, or separate them with commas."),
 ]
-Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most so many; 50 if not given.")]
-Cursor = Annotated[str | None, Parameter(help="Go on where an earlier list ended.")]
+Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many. Default: 50.")]
+Cursor = Annotated[str | None, Parameter(help="Continue where an earlier list ended.")]
 NOWHERE, SHARED = Where(), Shared()
 
 
@@ -91,13 +91,13 @@ def _list(where: Filter, limit: int, cursor: str | None, shared: Shared) -> int:
         return 0
     jobs_table(page.jobs, now)
     if page.cursor is not None:
-        complain(f"there are more: --cursor {page.cursor}")
+        print_error(f"there are more: --cursor {page.cursor}")
     return 0
 
 
 @jobs.command
 def show(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
-    """Everything the store knows of a job, secrets starred."""
+    """Show everything the store knows about a job, secrets redacted."""
     with admin_of(shared) as admin:
         found = admin.jobs.show(job_id)
     if shared.json:
@@ -105,7 +105,7 @@ def show(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
         return 0
     pairs(_facts(found))
     if found.attempts:
-        say("")
+        print_line("")
         rows = [
             [
                 str(attempt.attempt),
@@ -120,7 +120,7 @@ def show(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
             ("attempt", "outcome", "ended", "worker", "why"), rows, fixed=("attempt", "outcome", "ended"), below="why"
         )
     if found.job.error:
-        say(f"\n{found.job.error.rstrip()}")
+        print_line(f"\n{found.job.error.rstrip()}")
     return 0
 
 
@@ -136,7 +136,7 @@ def _facts(found: JobDetail) -> list[tuple[str, str]]:
         ("alone", "yes, on a one-slot worker" if job.solo else ""),
         ("unique", job.unique or ""),
         ("progress", progress_text(job)),
-        ("cancel asked", job.cancel_reason or ""),
+        ("cancel requested", job.cancel_reason or ""),
         ("arguments", job.payload),
         ("checkpoint", job.checkpoint or ""),
         ("result", job.result or ""),
@@ -148,17 +148,17 @@ def _facts(found: JobDetail) -> list[tuple[str, str]]:
 
 @jobs.command
 def explain(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
-    """Why a job is not running, or how it ended, and what to do."""
+    """Explain why a job is not running, or how it ended, and what to do."""
     with admin_of(shared) as admin:
         found = admin.jobs.explain(job_id)
     if shared.json:
         show_json(found)
         return 0
-    say(f"{found.job.task} {found.job.id} ({found.job.state}): {found.verdict}")
+    print_line(f"{found.job.task} {found.job.id} ({found.job.state}): {found.verdict}")
     for reason in found.reasons:
-        say(f"  - {reason}")
+        print_line(f"  - {reason}")
     if found.what_to_do:
-        say(f"→ {found.what_to_do}")
+        print_line(f"→ {found.what_to_do}")
     return 0
 
 
@@ -185,13 +185,13 @@ def promote(*ids: Ids, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
 
 @jobs.command
 def replay(*ids: Ids, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
-    """Run ended jobs again, with fresh budgets. By filter: dead and cancelled ones, if no --state is given."""
+    """Run ended jobs again, with fresh budgets. A filter without --state selects dead and cancelled jobs."""
     return _act("replay", ids, _states(state), where, shared)
 
 
 @jobs.command
 def delete(*ids: Ids, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
-    """Delete jobs in any state but processing, with all that is known of them."""
+    """Delete jobs in any state but processing, with their attempts, results and logs."""
     return _act("delete", ids, _states(state), where, shared)
 
 
@@ -227,11 +227,11 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
         show_json(acted)
     elif len(acted) == 1 or missed:
         for one in acted if len(acted) <= 20 else missed[:20]:
-            say(f"{one.id}: {one.says}")
+            print_line(f"{one.id}: {one.says}")
     if not shared.json and not acted:
-        say("no job matches")
+        print_line("no job matches")
     elif not shared.json and len(acted) != 1:
-        say(f"{len(acted) - len(missed):,} of {len(acted):,} jobs {DONE[verb]}")
+        print_line(f"{len(acted) - len(missed):,} of {len(acted):,} jobs {DONE[verb]}")
     return 1 if missed else 0
 
 
@@ -240,7 +240,7 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
 
 @dead.command(name="list")
 def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: Cursor = None, shared: Shared = SHARED) -> int:
-    """List dead letters, newest first; those of guards only with --queue guard: their schedules tell of them."""
+    """List dead letters, newest first; those of guards only with --queue guard, since their schedules report them."""
     return _list(_dead(where), limit, cursor, shared)
 
 
@@ -255,7 +255,7 @@ def dead_replay(*ids: DeadIds, where: Where = NOWHERE, every: Every = False, sha
 
 @dead.command(name="delete")
 def dead_delete(*ids: DeadIds, where: Where = NOWHERE, every: Every = False, shared: Shared = SHARED) -> int:
-    """Delete dead letters for good: these, those that match, or --every one."""
+    """Delete dead letters permanently: these, those that match, or --every one."""
     return _act_on_dead("delete", ids, where, every, shared)
 
 

@@ -1,4 +1,4 @@
-"""How `tenure worker` logs: one line a record, as text or JSON, each marked with the job it belongs to."""
+"""Logging of `tenure worker`: one line per record, as text or JSON, each with the job it belongs to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime
 
 
 def follow(settings: Settings) -> None:
-    """Log all of this process to standard error, as these settings say. For our own commands: never on import."""
+    """Log everything in this process to standard error, as the settings say. For Tenure's own commands only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     handler.addFilter(add_job)
@@ -23,7 +23,7 @@ def follow(settings: Settings) -> None:
 
 
 def add_job(record: logging.LogRecord) -> bool:
-    """A filter that passes everything, and marks a record of a handler's code with its job."""
+    """A filter that passes everything, and adds the job to records of a handler's code."""
     running = current.get()
     if running is not None and not hasattr(record, "job_id"):
         record.__dict__.update(running._asdict())
@@ -43,7 +43,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         extra = _extra(record)
-        # Our own events say all of it in their sentence.
+        # The message of Tenure's own events contains all of it.
         shown = {} if record.name.startswith("tenure.") else {k: extra[k] for k in Running._fields if k in extra}
         fields = "".join(f" {name}={value}" for name, value in shown.items())
         line = f"{_time(record)} {record.levelname:<7} {record.name}: {record.getMessage()}{fields and ' '}{fields}"
@@ -53,7 +53,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the fields of `extra`, and a traceback if there is one."""
+    """One JSON object per line: time, level, logger, message, the fields of `extra`, and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

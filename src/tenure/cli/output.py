@@ -1,4 +1,4 @@
-"""How answers look: tables and colours on a terminal, tab-separated lines in a pipe, JSON with --json."""
+"""Output formats: tables and colours on a terminal, tab-separated lines in a pipe, JSON with --json."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def console() -> Console:
     return Console(highlight=False)
 
 
-def say(sentence: str) -> None:
+def print_line(sentence: str) -> None:
     """One line for people, on standard output."""
     sys.stdout.write(f"{sentence}\n")
 
 
-def complain(sentence: str) -> None:
+def print_error(sentence: str) -> None:
     """One line for people, on standard error."""
     sys.stderr.write(f"{sentence}\n")
 
@@ -59,7 +59,7 @@ def show_json(value: object) -> None:
 
 
 def plain(value: object) -> Any:
-    """A value of ours as JSON has it. JSON texts inside (payload, result, checkpoint) become JSON themselves."""
+    """A Tenure value as JSON. JSON texts inside it (payload, result, checkpoint) become JSON values."""
     match value:
         case datetime():
             return value.isoformat().replace("+00:00", "Z")
@@ -102,9 +102,9 @@ def table(
     below: str | None = None,
     paint: Callable[[str, str], Text] | None = None,
 ) -> None:
-    """Rows under their heads: fitted to a terminal (see `grid`), else whole and separated by tabs.
+    """Rows under their headings: fitted to a terminal (see `grid`), else in full and separated by tabs.
 
-    `paint`: how a cell under this head looks with this text; states have their colours if not given.
+    `paint` styles a cell by its heading and text; by default states have their colours.
     """
     found = [[" ".join(cell.split()) for cell in row] for row in rows]
     if not sys.stdout.isatty():
@@ -124,14 +124,14 @@ def _by_state(head: str, text: str) -> Text:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one a line."""
+    """Names and values, one per line."""
     found = list(rows)
     width = max((len(name) for name, _ in found), default=0)
     for name, value in found:
         first, *more = value.splitlines() or [""]
-        say(f"{name:<{width}}  {first}")
+        print_line(f"{name:<{width}}  {first}")
         for line in more:
-            say(f"{'':<{width}}  {line}")
+            print_line(f"{'':<{width}}  {line}")
 
 
 def jobs_table(jobs: Sequence[JobView], now: datetime) -> None:
@@ -140,7 +140,7 @@ def jobs_table(jobs: Sequence[JobView], now: datetime) -> None:
 
 
 def when(job: JobView, now: datetime) -> str:
-    """The one time that matters in this state: until it is due, or since it is as it is."""
+    """The one time that matters in this state: until the job is due, or since it is in this state."""
     match job.state:
         case State.SCHEDULED:
             due = (job.run_at - now).total_seconds()
@@ -154,7 +154,7 @@ def when(job: JobView, now: datetime) -> str:
 
 
 def ago(then: datetime | None, now: datetime) -> str:
-    """How long ago, in one unit: a column of these is read at a glance."""
+    """How long ago, in one unit, so that a column of them is easy to scan."""
     return "?" if then is None else brief((now - then).total_seconds())
 
 
@@ -170,9 +170,9 @@ def brief(length: float) -> str:
 
 
 def note(job: JobView) -> str:
-    """What a list says of a job beside its state."""
+    """The note about a job in a list, beside its state."""
     if job.state is State.PROCESSING:
-        return "stopping: a cancel was asked" if job.cancel_reason is not None else progress_text(job)
+        return "stopping: a cancel was requested" if job.cancel_reason is not None else progress_text(job)
     if job.state is State.COMPLETED:
         return f"attempt {job.attempt}" if job.attempt > 1 else ""
     return headline(job.error) if job.error else ""
@@ -187,7 +187,7 @@ class Step(Protocol):
 
 @contextmanager
 def progress_bar(what: str) -> Generator[Step]:
-    """A bar on standard error while a terminal is there to see it."""
+    """A bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import ago, brief, complain, show_json, table
-from tenure.cli.shared import Shared, admin_of, told
+from tenure.cli.output import ago, brief, print_error, show_json, table
+from tenure.cli.shared import Shared, admin_of, print_result
 from tenure.core.lifecycle import State
 from tenure.ports import QueueView
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from tenure.ports import WorkerView
 
-queues = App(name="queues", help="Queues: how full they are; stop and go.", help_epilogue="")
-workers = App(name="workers", help="Workers: who is alive.", help_epilogue="")
+queues = App(name="queues", help="Queues: their backlog; pause and resume.", help_epilogue="")
+workers = App(name="workers", help="Workers: which ones are alive.", help_epilogue="")
 SHARED = Shared()
 Name = Annotated[str, Parameter(help="The queue.")]
 
@@ -47,11 +47,11 @@ def queue_row(queue: QueueView, now: datetime) -> list[str]:
 
 @queues.command
 def pause(name: Name, /, *, shared: Shared = SHARED) -> int:
-    """Stop claims from a queue; its running jobs go on."""
+    """Stop claims from a queue; its running jobs continue."""
     with admin_of(shared) as admin:
         known, changed = admin.queues.is_known(name), admin.queues.pause(name)
     if changed and not known:
-        complain(f"no job waits in queue {name} and no worker names it: is it spelled right?")
+        print_error(f"no job is waiting in queue {name} and no worker serves it by name: is the name right?")
     return _turned(shared, name, "paused", changed=changed)
 
 
@@ -64,8 +64,8 @@ def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
 
 
 def _turned(shared: Shared, name: str, state: str, *, changed: bool) -> int:
-    words = f"queue {name} is {state}" if changed else f"queue {name} was {state} already"
-    return told(shared, {"queue": name, "state": state, "changed": changed}, words)
+    words = f"queue {name} is {state}" if changed else f"queue {name} was already {state}"
+    return print_result(shared, {"queue": name, "state": state, "changed": changed}, words)
 
 
 @workers.command(name="list")
@@ -75,7 +75,7 @@ def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, sha
     Parameters
     ----------
     dead
-        Also those that died in the last day.
+        Also list those that died within the last day.
     """
     with admin_of(shared) as admin:
         found, now = admin.workers.all(dead=dead), admin.now()
@@ -86,7 +86,7 @@ def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, sha
         WORKER_HEADS, [worker_row(row, now) for row in found], fixed=WORKER_NUMBERS, right=WORKER_NUMBERS, below="note"
     )
     if not found and not dead:
-        complain("no worker is alive: start one with tenure worker")
+        print_error("no worker is alive: start one with tenure worker")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`tenure schedules …`: what runs when, whether it did, and what an operator can do about it."""
+"""`tenure schedules …`: what runs when, whether it ran, and the operator's actions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from tenure.cli import schedules_screen as screen
-from tenure.cli.output import complain, plain, say, show_json, table
+from tenure.cli.output import plain, print_error, print_line, show_json, table
 from tenure.cli.schedules_add import WHEN, When, instant
-from tenure.cli.shared import Shared, admin_of, awaited, confirm, told, wait_limit
+from tenure.cli.shared import Shared, admin_of, awaited, confirm, print_result, wait_limit
 from tenure.core.durations import seconds
 from tenure.errors import InvalidOption
 from tenure.operations.schedule_health import ScheduleHealth, clock, coming, held_back
@@ -24,8 +24,8 @@ from tenure.schedules.plan import rule_of
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
 
-schedules = App(name="schedules", help="Schedules: what runs when, and whether it did.", help_epilogue="")
-schedules.command("tenure.cli.schedules_add:add", name="add", help="Make a schedule by hand.")
+schedules = App(name="schedules", help="Schedules: what runs when, and whether it ran.", help_epilogue="")
+schedules.command("tenure.cli.schedules_add:add", name="add", help="Add a schedule by hand.")
 schedules.command("tenure.cli.schedules_add:declare", name="declare", help="Put an app's schedules into the store.")
 
 Name = Annotated[str, Parameter(help="The schedule.")]
@@ -37,7 +37,7 @@ _SILENCE = logging.NullHandler()
 
 @contextmanager
 def _admin(shared: Shared) -> Generator[Admin]:
-    """The store in an operator's hands. How runs ended is shown here; it is no news to be logged on a terminal."""
+    """Operator access to the store. Outcomes of runs are shown here, so they are not also logged to the terminal."""
     logging.getLogger("tenure.schedules").addHandler(_SILENCE)
     with admin_of(shared) as admin:
         yield admin
@@ -53,12 +53,12 @@ def _refuse_limit(limit: int, most: int) -> None:
 
 @schedules.command(name="list")
 def list_(*, every: Annotated[bool, Parameter(name="--all")] = False, shared: Shared = SHARED) -> int:
-    """The health page: how each schedule's last runs went, and when the next one is expected.
+    """List schedules: the outcomes of their last runs, and when the next one is expected.
 
     Parameters
     ----------
     every
-        Also those that are retired: no longer declared by their app.
+        Also list retired ones: those no longer declared by their app.
     """
     with _admin(shared) as admin:
         found = admin.schedules.healths(marks=_MARKS, retired=every)
@@ -74,13 +74,13 @@ def list_(*, every: Annotated[bool, Parameter(name="--all")] = False, shared: Sh
         paint=screen.paint,
     )
     if not found:
-        complain("no schedule is here: declare one with @jobs.schedule, or make one with tenure schedules add")
+        print_error("there are no schedules: declare one with @jobs.schedule, or add one with tenure schedules add")
     return 0
 
 
 @schedules.command
 def show(name: Name, /, *, shared: Shared = SHARED) -> int:
-    """Everything the store knows of a schedule, secrets starred."""
+    """Show everything the store knows about a schedule, secrets redacted."""
     with _admin(shared) as admin:
         found = admin.schedules.health(name)
     if shared.json:
@@ -89,7 +89,7 @@ def show(name: Name, /, *, shared: Shared = SHARED) -> int:
         return 0
     screen.show_facts(found)
     if found.standing.runs:
-        say("")
+        print_line("")
         rows = [screen.run_row(run, found.rule, found.at) for run in found.standing.runs]
         table(screen.RUN_HEADS, rows, fixed=("tick", "state", "since"), below="job", paint=screen.paint)
     _say_all(found.lint, before="")
@@ -98,9 +98,9 @@ def show(name: Name, /, *, shared: Shared = SHARED) -> int:
 
 def _say_all(sentences: Sequence[str], before: str | None = None) -> None:
     if sentences and before is not None:
-        say(before)
+        print_line(before)
     for sentence in sentences:
-        say(f"note: {sentence}")
+        print_line(f"note: {sentence}")
 
 
 @schedules.command
@@ -113,16 +113,16 @@ def preview(
     after: str | None = None,
     shared: Shared = SHARED,
 ) -> int:
-    """The next ticks of a schedule, or of an expression before it becomes one.
+    """Show the next ticks of a schedule, or of an expression before it becomes one.
 
     Parameters
     ----------
     name
-        The schedule; or say --cron or --every, which need no store.
+        The schedule; or use --cron or --every, which need no store.
     limit
-        So many ticks; 10 if not given.
+        How many ticks. Default: 10.
     after
-        Those after this time instead of now: ISO 8601; without a zone it is in the schedule's.
+        Ticks after this time instead of now: ISO 8601; without a zone, in the schedule's.
     """
     _refuse_limit(limit, 1000)
     if (name is not None) == bool(when):
@@ -143,50 +143,50 @@ def preview(
     rows = [screen.preview_row(each, now) for each in ticks]
     table(screen.PREVIEW_HEADS, rows, fixed=("local", "utc", "in"), right=("in",), below="note", paint=screen.paint)
     if not ticks:
-        complain("no tick comes")
+        print_error("there are no more ticks")
     _say_all([*lint, *(held_back(stored) if stored else [])], before="")
     return 0
 
 
 @schedules.command
 def history(name: Name, /, *, limit: Limit = 50, before: str | None = None, shared: Shared = SHARED) -> int:
-    """What became of its ticks, newest first.
+    """Show the outcomes of its ticks, newest first.
 
     Parameters
     ----------
     limit
-        At most so many lines; 50 if not given.
+        At most this many lines. Default: 50.
     before
-        Only ticks before this time: ISO 8601; without a zone it is in the schedule's.
+        Only ticks before this time: ISO 8601; without a zone, in the schedule's.
     """
     _refuse_limit(limit, 10_000)
     with _admin(shared) as admin:
         found = admin.schedules.health(name)
         until = None if before is None else instant(before, "--before", rule_of(found.schedule))
         marks = admin.schedules.marks([name], _STRIP)[name]
-        views = found.told(admin.schedules.ticks(name, limit=limit, before=until))
+        views = found.views(admin.schedules.ticks(name, limit=limit, before=until))
     if shared.json:
         show_json([screen.history_json(each) for each in views])
         return 0
     if not views:
-        complain("no tick of it was decided" + (" before that" if before else " yet"))
+        print_error("it has no ticks" + (" before that" if before else " yet"))
         return 0
     screen.show_strip(marks)
-    say("")
+    print_line("")
     screen.show_history(views)
     if len(views) == limit:
-        complain(f"there may be more: --before {views[-1].tick.tick.isoformat()}")
+        print_error(f"there may be more: --before {views[-1].tick.tick.isoformat()}")
     return 0
 
 
 @schedules.command
 def overdue(*, grace: str | None = None, shared: Shared = SHARED) -> int:
-    """Those that should run and do not. Ends with 1 if there are any.
+    """List schedules that should have run and did not. Exits with 1 if there are any.
 
     Parameters
     ----------
     grace
-        How late is overdue, for all of them: 5m. Default: what each one says.
+        How late counts as overdue, for all of them: 5m. Default: each schedule's own grace.
     """
     allowed = None if grace is None else seconds(grace, "--grace")
     with _admin(shared) as admin:
@@ -201,12 +201,12 @@ def overdue(*, grace: str | None = None, shared: Shared = SHARED) -> int:
 
 @schedules.command
 def lint(*names: str, shared: Shared = SHARED) -> int:
-    """What in these rules does not do what people expect. Ends with 1 if there is any.
+    """Find rules that do not do what people expect. Exits with 1 if there are any.
 
     Parameters
     ----------
     names
-        Which schedules; none: all that are not retired.
+        Which schedules. Default: all that are not retired.
     """
     with _admin(shared) as admin:
         chosen = [admin.schedules.health(name) for name in dict.fromkeys(names)]
@@ -216,9 +216,9 @@ def lint(*names: str, shared: Shared = SHARED) -> int:
     if shared.json:
         show_json(said)
     elif not found:
-        say(f"nothing surprises in {len(looked):,} schedule{'' if len(looked) == 1 else 's'}")
+        print_line(f"no surprises in {len(looked):,} schedule{'' if len(looked) == 1 else 's'}")
     for name, sentence in () if shared.json else found:
-        say(f"{name}: {sentence}")
+        print_line(f"{name}: {sentence}")
     return 1 if found else 0
 
 
@@ -235,24 +235,26 @@ def trigger(
     timeout: str | None = None,
     shared: Shared = SHARED,
 ) -> int:
-    """Run it now, beside its ticks, and print the job's id.
+    """Run it now, in addition to its ticks, and print the job's id.
 
     Parameters
     ----------
     force
-        Also while a run of it goes on.
+        Even while a run of it is in progress.
     wait
         Wait for the result and print it.
     timeout
-        Wait no longer than this.
+        How long to wait at most.
     """
     limit = wait_limit(wait, timeout)
     with _admin(shared) as admin:
         job_id = admin.schedules.trigger(name, force=force)
         if not wait:
-            return told(shared, {"schedule": name, "job": job_id}, job_id)
+            return print_result(shared, {"schedule": name, "job": job_id}, job_id)
         result = awaited(job_id, lambda: admin.jobs.result(job_id, limit))
-    return told(shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result)
+    return print_result(
+        shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result
+    )
 
 
 @schedules.command
@@ -265,16 +267,16 @@ def backfill(
     again: bool = False,
     shared: Shared = SHARED,
 ) -> int:
-    """Run ticks of the past that did not become runs, after telling how many they are.
+    """Run past ticks that did not become runs, after a confirmation that shows their number.
 
     Parameters
     ----------
     since
-        The first tick is not before this time: ISO 8601; without a zone it is in the schedule's.
+        No tick before this time: ISO 8601; without a zone, in the schedule's.
     until
-        The last tick is not after this time; now if not given. A date alone is its midnight.
+        No tick after this time. Default: now. A date alone means its midnight.
     again
-        Also those that did become runs.
+        Also ticks that did become runs.
     """
     with _admin(shared) as admin:
         rule, now = rule_of(admin.schedules.get(name).schedule), admin.now()
@@ -288,8 +290,10 @@ def backfill(
         if ticks:
             confirm(shared, f"{name}: run {_ticks(ticks, [clock(rule, each) for each in (ticks[0], ticks[-1])])}?")
         ids = admin.schedules.backfill(name, first, last, again=again) if ticks else []
-    words = f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "no tick in that time is without a run"
-    return told(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
+    words = (
+        f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "every tick in that time already has a run"
+    )
+    return print_result(shared, {"schedule": name, "ticks": plain(ticks), "jobs": ids}, words)
 
 
 def _ticks(ticks: Sequence[datetime], ends: Sequence[str]) -> str:
@@ -300,29 +304,29 @@ def _ticks(ticks: Sequence[datetime], ends: Sequence[str]) -> str:
 
 @schedules.command
 def pause(name: Name, /, *, why: str = "by an operator", shared: Shared = SHARED) -> int:
-    """Fire no tick until it is resumed; a run that goes on is left alone.
+    """Fire no tick until it is resumed; a run in progress continues.
 
     Parameters
     ----------
     why
-        Kept with it, for those who wonder.
+        The reason, kept with the schedule.
     """
     with _admin(shared) as admin:
         before = admin.schedules.declared(name)
         admin.schedules.pause(name, why)
-    was = f"paused already: {before.paused_why}"
+    was = f"already paused: {before.paused_why}"
     return _turned(shared, name, "paused", was, changed=before.paused_at is None)
 
 
 @schedules.command
 def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
-    """Fire its ticks again; those that passed meanwhile are in the history as skipped."""
+    """Fire its ticks again; those that passed meanwhile are recorded in the history as skipped."""
     with _admin(shared) as admin:
         before = admin.schedules.declared(name)
         health = ScheduleHealth.of(admin.schedules.resume(name), admin.now())
     after = health.schedule
     if after.retired_at is not None and not shared.json:
-        complain(f"schedule {name} is retired all the same: it fires again once an app declares it")
+        print_error(f"schedule {name} is still retired: it fires again once an app declares it")
     tick = health.record.next_expected_at
     coming = "" if tick is None else f", next {clock(health.rule, tick)}, {screen.away(tick, health.at)}"
     return _turned(shared, name, "active", f"not paused{coming}", changed=before.paused_at is not None, more=coming)
@@ -330,14 +334,14 @@ def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
 
 def _turned(shared: Shared, name: str, state: str, was: str, *, changed: bool, more: str = "") -> int:
     answer: dict[str, object] = {"schedule": name, "state": state, "changed": changed}
-    return told(shared, answer, f"schedule {name} {f'is {state}{more}' if changed else f'was {was}'}")
+    return print_result(shared, answer, f"schedule {name} {f'is {state}{more}' if changed else f'was {was}'}")
 
 
 @schedules.command
 def remove(name: Name, /, *, shared: Shared = SHARED) -> int:
     """Delete a schedule with its history; its jobs stay."""
     with _admin(shared) as admin:
-        back = "; a guard comes back at its next call" if admin.schedules.removable(name).kind == "guard" else ""
+        back = "; the guard's next call adds it again" if admin.schedules.removable(name).kind == "guard" else ""
         confirm(shared, f"remove schedule {name} and its history{back}?")
         admin.schedules.remove(name)
-    return told(shared, {"schedule": name, "removed": True}, f"schedule {name} is removed")
+    return print_result(shared, {"schedule": name, "removed": True}, f"schedule {name} is removed")

@@ -1,4 +1,4 @@
-"""`tenure schedules add` and `declare`, and how a shell writes rules and times."""
+"""`tenure schedules add` and `declare`, and how rules and times are written in a shell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from tenure.cli.enqueue import read_arguments
-from tenure.cli.output import complain, plain, say, show_json
+from tenure.cli.output import plain, print_error, print_line, show_json
 from tenure.cli.schedules_screen import away, declared_words
 from tenure.cli.shared import Shared, app_of, confirm, operator
 from tenure.errors import InvalidOption
@@ -37,7 +37,7 @@ class When:
     tz: str | None = None
     """The expression's time zone: Europe/Paris. Default: UTC."""
     dst: Dst | None = None
-    """run_once adds a run on a day of which a clock change swallows every tick. Default: debian."""
+    """run_once adds a run on a day whose ticks are all skipped by a clock change. Default: debian."""
 
     def __bool__(self) -> bool:
         return (self.cron or self.every) is not None
@@ -54,7 +54,7 @@ class When:
 
 
 def instant(text: str, label: str, rule: Rule) -> datetime:
-    """A time as a shell writes it; without a zone it is what the clocks of the rule's zone show."""
+    """A time as written in a shell; without a zone it is in the rule's zone."""
     try:
         at = datetime.fromisoformat(text)
         zone: tzinfo | None = rule.local(datetime.now(UTC)).tzinfo
@@ -63,8 +63,8 @@ def instant(text: str, label: str, rule: Rule) -> datetime:
         at = None
     if at is None or not _FIRST_YEAR < at.year < _LAST_YEAR:
         raise InvalidOption(
-            f"{label}: expected a time like 2030-01-31T06:00, as the clocks of the schedule's zone show it, "
-            f"or with its zone like 2030-01-31T06:00:00Z, got {text!r}"
+            f"{label}: expected a time like 2030-01-31T06:00, in the schedule's zone, "
+            f"or one with its zone like 2030-01-31T06:00:00Z, got {text!r}"
         )
     return at.astimezone(UTC)
 
@@ -73,25 +73,25 @@ def instant(text: str, label: str, rule: Rule) -> datetime:
 @dataclass(frozen=True, slots=True)
 class Policy:
     overlap: Overlap | None = None
-    """While the run before goes on: skip the tick, queue one, replace the run, or allow both. Default: skip."""
+    """During the previous run: skip the tick, queue one, replace the run, or allow both. Default: skip."""
     catch_up: CatchUp | None = None
-    """After a time when nobody fired: skip what was missed, run the latest of it, or all. Default: latest."""
+    """For missed ticks: skip them, run the latest, or run all. Default: latest."""
     catch_up_window: str | None = None
-    """How far back it catches up. Default: 7d."""
+    """How far back to catch up. Default: 7d."""
     catch_up_max: int | None = None
-    """How many ticks at most, the newest. Default: 100."""
+    """How many ticks to catch up at most, the newest. Default: 100."""
     expires: str | None = None
-    """So long after its time a tick is not begun any more."""
+    """A tick that has not started this long after its time is not run."""
     jitter: str | None = None
-    """Each tick at another moment within so long after its time."""
+    """Delay each tick by a different random time up to this."""
     pause_after: int | None = None
-    """Pause it after so many failures in a row."""
+    """Pause it after this many failures in a row."""
     alert_after: int | None = None
-    """Alert after so many failures in a row. Default: 2."""
+    """Alert after this many failures in a row. Default: 2."""
     grace: str | None = None
-    """Overdue so long after its time. Default: 5m."""
+    """It counts as overdue this long after its time. Default: 5m."""
     too_long: str | None = None
-    """Alert on a run that takes longer."""
+    """Alert on a run that takes longer than this."""
 
 
 WHEN, POLICY = When(), Policy()
@@ -111,26 +111,26 @@ def add(
     end: str | None = None,
     shared: Shared = SHARED,
 ) -> int:
-    """Make a schedule by hand: no app declares it, so no deploy changes it.
+    """Add a schedule by hand: no app declares it, so no deploy changes it.
 
     Parameters
     ----------
     name
-        What to call it.
+        Its name.
     arguments
-        The task's, as tenure enqueue takes them: name=text or name:=JSON.
+        The task's arguments, as for tenure enqueue: name=text or name:=JSON.
     task
         The task that each tick enqueues.
     app
         Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
     queue
-        Another queue than the task's own.
+        A queue other than the task's own.
     priority
         From -100 to 100; higher runs first.
     start
-        No tick before this time: ISO 8601. Without a zone it is in the schedule's, and so for all times here.
+        No tick before this time: ISO 8601; without a zone, in the schedule's.
     end
-        No tick after this time.
+        No tick after this time: ISO 8601; without a zone, in the schedule's.
     """
     rule = when.rule()
     tz, dst = when.checked()
@@ -159,27 +159,28 @@ def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
     if stands is not None:
         _refuse_others(stands)
         confirm(
-            shared, f"there is a schedule {new.name} ({stands.rule}, task {stands.job and stands.job.task}). Change it?"
+            shared,
+            f"there is a schedule {new.name} ({stands.rule}, task {stands.job and stands.job.task}). Change it?",
         )
     put = ScheduleHealth.of(admin.schedules.put(new), admin.now())
     if shared.json:
         show_json({**plain(put.record), "created": stands is None, "lint": put.lint})
         return 0
     tick = put.schedule.next_tick
-    told = f"next {clock(put.rule, tick)}, {away(tick, put.at)}" if tick else "but it has no tick to come"
-    say(f"schedule {new.name} is {'made' if stands is None else 'changed'}: {told}")
+    told = f"next {clock(put.rule, tick)}, {away(tick, put.at)}" if tick else "but it has no next tick"
+    print_line(f"schedule {new.name} is {'added' if stands is None else 'changed'}: {told}")
     for sentence in put.lint:
-        complain(f"note: {sentence}")
+        print_error(f"note: {sentence}")
     return 0
 
 
 def _refuse_others(stands: Schedule) -> None:
     if stands.kind == "guard":
-        raise InvalidOption(f"{stands.name} is a guard, which runs where it is called; take another name")
+        raise InvalidOption(f"{stands.name} is a guard, which runs where it is called; use another name")
     if stands.source and stands.retired_at is None:
         raise InvalidOption(
-            f"{stands.name} is declared by app {stands.source}, whose next start would undo this: "
-            "change it in the code, or take another name"
+            f"{stands.name} is declared by app {stands.source}, which would undo this at its next start: "
+            "change it in the code, or use another name"
         )
 
 
@@ -191,7 +192,7 @@ def declare(app: str | None = None, /, *, force: bool = False, shared: Shared = 
     app
         Where they are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
     force
-        Also over those of a newer release: a roll-back.
+        Even if a newer release has declared them: for a rollback.
     """
     with app_of(shared, app) as jobs:
         done = jobs.declare(force=force)
@@ -199,5 +200,5 @@ def declare(app: str | None = None, /, *, force: bool = False, shared: Shared = 
         show_json(done)
     else:
         for line in declared_words(done):
-            say(line)
+            print_line(line)
     return 1 if done.older else 0

@@ -1,4 +1,4 @@
-"""How schedules look: a mark for each of the last runs, times as the clocks of their zone show them, rules in words."""
+"""Display of schedules: a mark for each of the last runs, times in their zone, rules in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from tenure.cli.output import brief, console, pairs, plain, say, table
+from tenure.cli.output import brief, console, pairs, plain, print_line, table
 from tenure.core.durations import spell
 from tenure.events import headline
 from tenure.operations.schedule_health import ScheduleHealth, TickView, clock, definition, origin, wall
@@ -44,7 +44,7 @@ _BY_MARK = {mark: _COLOURS[status] for status, mark in MARKS.items()}
 
 
 def away(at: datetime, now: datetime) -> str:
-    """How far off, in one unit."""
+    """How far in the future or past, in one unit."""
     seconds = (at - now).total_seconds()
     return f"in {brief(seconds)}" if seconds >= 0 else f"{brief(-seconds)} ago"
 
@@ -53,18 +53,18 @@ def away(at: datetime, now: datetime) -> str:
 
 
 def strip(ticks: Sequence[Tick]) -> str:
-    """One mark a run, in their order."""
+    """One mark per run, in their order."""
     return "".join(MARKS[tick.status] for tick in ticks)
 
 
 def show_strip(ticks: Sequence[Tick]) -> None:
-    """The marks on a line of their own, the newest last, and what they mean."""
+    """The marks on their own line, newest last, and a legend."""
     legend = "  ".join(f"{mark} {status}" for status, mark in MARKS.items())
     for line in (strip(ticks), f"{legend}; newest last"):
         if sys.stdout.isatty():
             console().print(_coloured(line), soft_wrap=True)
         else:
-            say(line)
+            print_line(line)
 
 
 def _coloured(line: str) -> Text:
@@ -75,7 +75,7 @@ def _coloured(line: str) -> Text:
 
 
 def paint(head: str, text: str) -> Text:
-    """A cell of a table, with marks and statuses in their colours."""
+    """A table cell, with marks and statuses in their colours."""
     from rich.text import Text
 
     return _coloured(text) if head == "runs" else Text(text, _COLOURS.get(text, "") if head == "status" else "")
@@ -88,7 +88,7 @@ LIST_FIXED = ("last", "took", "status", "next", "fails", "runs")
 
 
 def list_row(health: ScheduleHealth) -> list[str]:
-    """A schedule's line on the health page."""
+    """A schedule's line in the list."""
     found = health.record
     return [
         found.name,
@@ -112,15 +112,15 @@ def _next(at: datetime, now: datetime) -> str:
 
 
 def notes(health: ScheduleHealth) -> list[str]:
-    """What there is to say of it, the most urgent first."""
+    """Notes about it, the most urgent first."""
     s, found, rule = health.schedule, health.record, health.rule
     said = [
         f"OVERDUE by {spell(health.late)}" if health.late is not None else "",
         f"retired {away(s.retired_at, health.at)}: no longer declared" if s.retired_at else "",
         f"paused {away(s.paused_at, health.at)}: {s.paused_why}" if s.paused_at else "",
         f"locked until {clock(rule, found.locked_until)}" if found.locked_until else "",
-        "its job waits for a worker" if health.waiting and health.late is None else "",
-        f"the tick of {clock(rule, s.pending_tick)} waits for the run to end" if s.pending_tick else "",
+        "its job is waiting for a worker" if health.waiting and health.late is None else "",
+        f"the tick of {clock(rule, s.pending_tick)} is waiting for the run to end" if s.pending_tick else "",
         f"next {clock(rule, found.next_expected_at)}" if found.next_expected_at else "",
         headline(s.last_error) if found.last_status == "failure" and s.last_error else "",
     ]
@@ -128,7 +128,7 @@ def notes(health: ScheduleHealth) -> list[str]:
 
 
 def list_json(health: ScheduleHealth) -> dict[str, Any]:
-    """The columns of the health page, and more under other keys."""
+    """The columns of the list, and further values under other keys."""
     s = health.schedule
     return {
         **plain(health.record),
@@ -150,10 +150,10 @@ _LABEL = len("the one before")
 
 
 def show_facts(health: ScheduleHealth) -> None:
-    """All that is known of a schedule: what was declared, then where it stands."""
+    """Everything known about a schedule: its declaration, then its current state."""
     for place, rows in enumerate((_declared(health), _stands(health))):
         if place:
-            say("")
+            print_line("")
         pairs((f"{name:<{_LABEL}}", value) for name, value in rows if value)
 
 
@@ -188,7 +188,7 @@ RUN_HEADS = ("tick", "began by", "state", "since", "job")
 
 
 def run_row(run: Run, rule: Rule | None, now: datetime) -> list[str]:
-    """A line for a run that goes on."""
+    """A line for a run in progress."""
     job = run.job
     since = (job.started_at or job.enqueued_at) if job else run.tick.decided_at
     state = str(job.state) if job else "deleted"
@@ -201,7 +201,7 @@ HISTORY_HEADS = ("tick", "by", "started", "late", "took", "status")
 
 
 def show_history(views: Sequence[TickView]) -> None:
-    """A line a tick; on a screen the job's id and the reason share a column, which may go below."""
+    """A line per tick; on a terminal the job's id and the reason share a column, which may move below the row."""
     rows = [(history_row(view), why(view), view.tick.job_id or "") for view in views]
     if sys.stdout.isatty():
         told = [[*row, ": ".join(filter(None, (job_id, reason)))] for row, reason, job_id in rows]
@@ -218,7 +218,7 @@ def show_history(views: Sequence[TickView]) -> None:
 
 
 def history_row(view: TickView) -> list[str]:
-    """A run, or why there was none."""
+    """A run, or the reason why there was none."""
     rule, began = view.rule, view.started_at
     return [
         view.local,
@@ -231,7 +231,7 @@ def history_row(view: TickView) -> list[str]:
 
 
 def why(view: TickView) -> str:
-    """What it says, and of a run of missed ticks how many they were."""
+    """The reason, and for a series of missed ticks their number."""
     return f"{view.tick.count:,} ticks up to {view.until}: {view.tick.why}" if view.until else view.why
 
 
@@ -249,7 +249,7 @@ def history_json(view: TickView) -> dict[str, Any]:
 
 def show_overdue(found: Sequence[Overdue], rules: Mapping[str, Rule | None]) -> None:
     if not found:
-        say("nothing is overdue")
+        print_line("nothing is overdue")
         return
     rows = [[each.name, clock(rules[each.name], each.expected_at), spell(each.overdue_by), each.why] for each in found]
     table(("name", "expected", "overdue by", "why"), rows, fixed=("expected", "overdue by"), below="why", paint=paint)
@@ -266,8 +266,8 @@ def preview_row(each: Outlook, now: datetime) -> list[str]:
 
 
 def declared_words(done: Declared) -> list[str]:
-    """What a declaration did, a line for each kind of change."""
+    """The effect of a declaration, a line for each kind of change."""
     if done.older:
-        return [f"nothing is changed: a newer release stands, {done.older}; to go back to this one say --force"]
+        return [f"nothing changed: a newer release is in place, {done.older}; to go back to this one, use --force"]
     kinds = (("made", done.made), ("changed", done.changed), ("retired", done.retired))
     return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names] or ["all schedules are as declared"]

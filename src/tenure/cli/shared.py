@@ -1,4 +1,4 @@
-"""What every command has: --url, --json and --yes, a store to work on, and a question before much is changed."""
+"""Shared by all commands: --url, --json and --yes, opening the store, and confirmations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from tenure.cli.output import complain, say, show_json
+from tenure.cli.output import print_error, print_line, show_json
 from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, TenureError
 
@@ -43,7 +43,7 @@ class Shared:
 
 
 def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
-    """The app with its tasks, under these flags. Code that can't be imported is said with its place."""
+    """The app with its tasks, under these flags. Import errors are reported with their place in the code."""
     from tenure.processes import load_app
 
     try:
@@ -60,14 +60,14 @@ def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
     app.configure({"url": shared.url, **flags})
     if not len(app.tasks):
         raise InvalidOption(
-            f'{spec or "the app"} has no tasks; list the modules that have them: Tenure(imports=["shop.tasks"])'
+            f'{spec or "the app"} has no tasks; list the modules that define them: Tenure(imports=["shop.tasks"])'
         )
     app.tasks.resolve()
     return app
 
 
 def store_of(settings: Settings, *, may_create: bool = False) -> Store:
-    """The store these settings name, not yet opened. Looking into an SQLite file that isn't there makes none."""
+    """The store of these settings, not yet opened. Reading from a missing SQLite file does not create it."""
     from tenure.backends import open_store
 
     store = open_store(settings)
@@ -75,15 +75,15 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
     if store.url.startswith("sqlite:///") and not may_create and not path.exists():
         raise TenureError(
             f"there is no {path} yet: nothing was ever enqueued there. "
-            "Another folder, or another store? Name it with --url or TENURE_URL. "
-            "To begin: tenure worker MODULE, or tenure demo."
+            "Is the store elsewhere? Set --url or TENURE_URL. "
+            "To start: tenure worker MODULE, or tenure demo."
         )
     return store
 
 
 @contextmanager
 def admin_of(shared: Shared) -> Generator[Admin]:
-    """The store, opened, in an operator's hands."""
+    """The opened store, with operator access."""
     from tenure.backends import open_notifier
     from tenure.operations.admin import Admin
 
@@ -99,7 +99,7 @@ def admin_of(shared: Shared) -> Generator[Admin]:
 
 
 def operator() -> str:
-    """Who is at this terminal, for the audit trail: `ada@web-2`."""
+    """The user at this terminal, for the audit trail: `ada@web-2`."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):  # a number without a name, in a container
@@ -107,26 +107,26 @@ def operator() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def told(shared: Shared, answer: Mapping[str, object], words: str) -> int:
-    """Write what was done, as JSON or in words; 0, the exit code."""
+def print_result(shared: Shared, answer: Mapping[str, object], words: str) -> int:
+    """Print the result, as JSON or as text. Returns 0, the exit code."""
     if shared.json:
         show_json(answer)
     else:
-        say(words)
+        print_line(words)
     return 0
 
 
 def wait_limit(wait: bool, timeout: str | None) -> float | None:
-    """How many seconds --wait waits; None: for as long as it takes."""
+    """How many seconds --wait waits; None: no limit."""
     if timeout is not None and not wait:
-        raise InvalidOption("--timeout says how long to --wait: give both, or neither")
+        raise InvalidOption("--timeout limits --wait: use both, or neither")
     return None if timeout is None else seconds(timeout, "--timeout")
 
 
 def awaited(job_id: str, result: Callable[[], str]) -> str:
     """The result of a job that has just been stored."""
     if sys.stderr.isatty():
-        complain(f"job {job_id} is stored; waiting for it")
+        print_error(f"job {job_id} is stored; waiting for it")
     try:
         return result()
     except TimeoutError as error:
@@ -134,11 +134,11 @@ def awaited(job_id: str, result: Callable[[], str]) -> str:
 
 
 def confirm(shared: Shared, question: str) -> None:
-    """Go on only if someone says so: --yes, or y at the terminal."""
+    """Continue only if confirmed: by --yes, or y at the terminal."""
     if shared.yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidOption(f"{question} There is no terminal to ask at: say --yes.")
+        raise InvalidOption(f"{question} There is no terminal to ask on: use --yes.")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

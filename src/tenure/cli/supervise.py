@@ -17,4 +17,4 @@ if __name__ == "__main__":
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(code)  # the interpreter would wait for the threads that deliver alerts, however long they take
+        os._exit(code)  # the interpreter would wait without limit for the threads that deliver alerts

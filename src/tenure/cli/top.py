@@ -1,4 +1,4 @@
-"""`tenure top`: one screen that moves. Everything it draws comes from two readings and a page of running jobs."""
+"""`tenure top`: a live screen, drawn from two snapshots and a page of running jobs."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ class Reading:
 
 
 def top(*, once: bool = False, shared: Shared = SHARED) -> int:
-    """Watch queues, workers and running jobs. q or Ctrl-C leaves.
+    """Watch queues, workers and running jobs. q or Ctrl-C quits.
 
     Parameters
     ----------
     once
-        Print a single picture and leave.
+        Print a single snapshot and exit.
     """
     screen = console()
     if not once and not (sys.stdout.isatty() and sys.stdin.isatty()):
-        raise InvalidOption("top: there is no terminal to draw on; print a single picture with --once")
+        raise InvalidOption("top: there is no terminal to draw on; print a single snapshot with --once")
     with admin_of(shared) as admin:
         first = read(admin, None)
         if once:
-            time.sleep(_REFRESH / 2)  # two readings make a rate
+            time.sleep(_REFRESH / 2)  # a rate needs two snapshots
             second = read(admin, first)
             if shared.json:
                 show_json(second)
@@ -73,7 +73,7 @@ def top(*, once: bool = False, shared: Shared = SHARED) -> int:
 
 
 def read(admin: Admin, before: Reading | None) -> Reading:
-    """Look once at everything the picture shows."""
+    """Read once everything that the screen shows."""
     overview = admin.overview(before.overview if before else None)
     running = admin.jobs.search(_RUNNING, limit=_MOST_RUNNING).jobs
     return Reading(admin.url, overview, running)
@@ -90,14 +90,14 @@ def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
                 try:
                     reading, problem = read(admin, reading), ""
                 except StoreAway as error:
-                    problem = f"the store is out of reach, trying again: {error}"
+                    problem = f"the store is unavailable, retrying: {error}"
         except KeyboardInterrupt:
             return
 
 
 @contextmanager
 def _keys() -> Generator[None]:
-    """Single keys instead of lines, for as long as it lasts."""
+    """Read single keys instead of lines within the block."""
     import termios
     import tty
 
@@ -114,7 +114,7 @@ def _told_to_leave(wait: float) -> bool:
     ready, _, _ = select.select([sys.stdin], [], [], wait)
     if not ready:
         return False
-    keys = os.read(sys.stdin.fileno(), 1024)  # all there are: `select` does not see what waits in a buffer of ours
+    keys = os.read(sys.stdin.fileno(), 1024)  # read all: `select` does not see keys left in a Python buffer
     return not keys or b"q" in keys.lower()
 
 
@@ -122,18 +122,18 @@ def _told_to_leave(wait: float) -> bool:
 
 
 def frame(reading: Reading, width: int, height: int | None, problem: str = "") -> RenderableType:
-    """The whole picture, for a screen of this size; without a height nothing is left out."""
+    """The whole screen, for a terminal of this size; without a height nothing is left out."""
     overview = reading.overview
     warnings = [Text(f"! {sentence}", style="bold red") for sentence in ([problem] if problem else [])]
     warnings += [Text(f"! {sentence}", style="bold yellow") for sentence in stalls(overview.workers)]
-    # Heads, blank lines and what is on top take 13; the rest is shared out, running jobs last.
+    # Headings, blank lines and the top rows take 13 lines; the rest is distributed, running jobs last.
     told = sum(-(-len(warning) // width) for warning in warnings)
     room = 1_000_000 if height is None else max(height - 13 - told, 3)
     queues, room = _cut(len(overview.queues), room // 3, room)
     workers, room = _cut(len(overview.workers), room // 2, room)
     running, _ = _cut(len(reading.running), room, room)
     return Group(
-        _title(reading, width, "" if height is None else "   q leaves"),
+        _title(reading, width, "" if height is None else "   q quits"),
         *warnings,
         Text(),
         _counts(overview),
@@ -217,7 +217,7 @@ def _bar(job: JobView, width: int) -> Text:
 
 def _doing(job: JobView, now: datetime) -> Text:
     if job.cancel_reason is not None:
-        return Text("stopping: a cancel was asked", style="yellow")
+        return Text("stopping: a cancel was requested", style="yellow")
     silent = (now - job.last_activity_at).total_seconds() if job.last_activity_at else 0.0
     if job.stale_after is not None and silent > job.stale_after:
         return Text(f"silent for {ago(job.last_activity_at, now)}", style="bold red")

@@ -1,4 +1,4 @@
-"""`tenure worker`: check what was asked for, then become the supervisor."""
+"""`tenure worker`: validate the options, then become the supervisor."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def worker(
     app
         Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
     queues
-        Work on this queue, NAME or NAME=SLOTS (at most so many slots); repeat it. Default: all queues of the tasks.
+        Work on this queue, NAME or NAME=SLOTS (at most this many slots); repeatable. Default: all queues of the tasks.
     concurrency
         Slots of a worker: how many jobs it runs at once.
     workers
         Worker processes.
     grace
-        How long running jobs may go on after the first signal.
+        How long running jobs may continue after the first signal.
     notifier
         The doorbell: auto (the store's own), poll, or nats://host:port.
     until_empty
         Stop when no job is left to run, or due within a minute.
     reload
-        Start the workers anew when the code changes: for development.
+        Restart the workers when the code changes: for development.
     listen
-        Answer /metrics (for Prometheus) and /healthz at this HOST:PORT.
+        Serve /metrics (for Prometheus) and /healthz at this HOST:PORT.
     """
     given = {
         "queues": queues or None,
@@ -61,7 +61,7 @@ def worker(
     }
     flags = {name: value for name, value in given.items() if value is not None}
     spec = shared.settings(**flags).app if app is None else app
-    # Looked at here only to refuse what can't be: the supervisor starts afresh, small, and without the user's code.
+    # Imported here only to validate: the supervisor starts as a fresh, small process without the user's code.
     _ = app_of(shared, spec, **flags).settings
     order = {"app": spec, "url": shared.url, **flags, "until_empty": until_empty, "reload": reload}
     sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""The tasks of `tenure demo`, and the program of its README: how the code of a repository evolved."""
+"""The tasks of `tenure demo`, and the README's example program: how the code of a repository evolved."""

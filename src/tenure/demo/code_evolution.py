@@ -1,7 +1,7 @@
-"""How a git repository grew: a long job that reports its progress and, after a crash, goes on where it was.
+"""How a git repository grew: a long job that reports its progress and, after a crash, continues where it was.
 
-Every commit of the main line is read, oldest first. After each one the job says how far it is; every 25 commits its
-totals are its checkpoint. Kill the worker: the next attempt continues from there.
+Every commit of the main line is read, oldest first. After each one the job reports progress; every 25 commits it
+stores its totals as a checkpoint. If the worker is killed, the next attempt continues from there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TOP_AUTHORS = 10
 class Evolution:
     """The running totals after `position`, and the points of the picture so far. This is the job's checkpoint.
 
-    `points` are (Unix seconds, lines of each language in the order of `lines`). Of n commits every `stride`-th has
-    one; when they become too many, every other one goes: so a checkpoint stays small however long the history is.
+    `points` are (Unix seconds, lines of each language in the order of `lines`). Every `stride`-th commit has a
+    point; when there are too many, every other one is dropped, so a checkpoint stays small for any history.
     """
 
     position: str = ""
@@ -72,12 +72,12 @@ class Evolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What the job returns. `lines` and `files` are those after the last commit; churn is that of the main line."""
+    """What the job returns. `lines` and `files` are those after the last commit; churn covers the main line."""
 
     repository: str
     branch: str
-    commits: int  #: all that the branch contains
-    main_line: int  #: those of them that were read one by one
+    commits: int  #: all commits of the branch
+    main_line: int  #: commits of the main line, which were read one by one
     authors: int
     top_authors: dict[str, int]
     first_at: datetime
@@ -86,7 +86,7 @@ class Summary:
     lines: dict[str, int]
     added: int
     deleted: int
-    resumed_from: int  #: commits that an earlier attempt had done already
+    resumed_from: int  #: commits that an earlier attempt had already processed
     note: str
     picture: str
 
@@ -103,8 +103,8 @@ async def code_evolution(
 ) -> Summary:
     """Analyse a repository, given by path or URL, and draw its picture to `out`.
 
-    `max_commits` takes only the newest ones. `pace` makes it wait that long after every commit: it is there for the
-    demo, where a small repository would be done before anyone could kill the worker.
+    `max_commits` limits it to the newest ones. `pace` is a pause after every commit, for the demo: a small repository
+    would otherwise be done before the worker can be killed.
     """
     wait = seconds(pace, "pace")
     mirror = await open_mirror(repo, cache_folder(cache), lambda line: job.progress(stage="fetch", message=line))
@@ -154,9 +154,9 @@ async def code_evolution(
 
 
 def resume(checkpoint: Evolution | None, line: MainLine) -> tuple[Evolution, list[str], str]:
-    """Where to go on: the totals so far, the commits still to read, and what is to be said about it.
+    """Where to continue: the totals so far, the commits still to read, and a note for the log.
 
-    A history that was rewritten no longer has the commit the checkpoint stands on: then all begins afresh.
+    A rewritten history no longer has the commit of the checkpoint: then the analysis starts over.
     """
     if checkpoint is None:
         return Evolution(), line.shas, ""
@@ -167,13 +167,13 @@ def resume(checkpoint: Evolution | None, line: MainLine) -> tuple[Evolution, lis
 
 
 def ranked(counts: dict[str, int], most: int | None = None) -> dict[str, int]:
-    """The largest first; zeros are left out."""
+    """Largest first, without zeros."""
     order = sorted(((name, count) for name, count in counts.items() if count), key=lambda item: (-item[1], item[0]))
     return dict(order[:most])
 
 
 def picture(name: str, evolution: Evolution, census: Census) -> Picture:
-    """The totals as something to draw."""
+    """The picture to draw from the totals."""
     first, last = (datetime.fromtimestamp(at, UTC) for at in (census.first_at, census.last_at))
     dates = " – ".join(dict.fromkeys(f"{when.day} {when:%b %Y}" for when in (first, last)))
     points = [*evolution.points, (census.last_at, list(evolution.lines.values()))]
@@ -193,7 +193,7 @@ def picture(name: str, evolution: Evolution, census: Census) -> Picture:
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader sees the old one or the new one."""
+    """Replace a file atomically: a reader sees the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     part.write_text(text, encoding="utf-8")
@@ -205,51 +205,51 @@ def _count(number: int, noun: str) -> str:
 
 
 def _rising(times: list[int]) -> list[int]:
-    """The clocks of committers disagree: no point lies before the one it follows, and none after the last."""
+    """Rising times, although committers' clocks disagree: no point is before its predecessor or after the last."""
     rising: list[int] = []
     for at in times:
         rising.append(max(min(at, times[-1]), rising[-1] if rising else 0))
     return rising
 
 
-# ── On its own ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Standalone program ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def main() -> int:
-    """Enqueue one analysis on the default store, and work on it in this process until it is done."""
+    """Enqueue one analysis on the default store, and run it in this process until it is done."""
     parser = argparse.ArgumentParser(
         prog="code_evolution.py",
-        description="Draw how a git repository grew. Interrupt or kill it: the same command goes on where it was.",
+        description="Draw how a git repository grew. Interrupt or kill it: the same command continues where it was.",
     )
     parser.add_argument("repo", help="path or URL of a git repository")
     parser.add_argument("--out", default="{name}-evolution.svg", help="the picture (default: %(default)s)")
     parser.add_argument("--branch", help="default: the repository's own")
     parser.add_argument("--max-commits", type=int, help="only the newest ones")
-    parser.add_argument("--pace", default="0ms", help="wait this long after every commit, to have time to look")
+    parser.add_argument("--pace", default="0ms", help="wait this long after every commit, to have time to watch")
     given = parser.parse_args()
     path = Path(given.repo).expanduser()
     repo = str(path.resolve()) if path.is_dir() else given.repo
     key = hashlib.sha256(repr((repo, given.out, given.branch, given.max_commits)).encode()).hexdigest()
-    jobs.configure({"grace": "1s"})  # on Ctrl-C: what is not in the checkpoint yet is soon done again
+    jobs.configure({"grace": "1s"})  # on Ctrl-C: work since the last checkpoint is quickly repeated
     try:
         with jobs, jobs.worker(queues=["analysis"], concurrency=1):
             task = code_evolution.using(unique=key)
             handle = task.enqueue(repo, given.out, given.branch, given.max_commits, pace=given.pace)
-            print(f"job {handle.id}" + ("" if handle.created else ", which was not finished: it goes on"))
+            print(f"job {handle.id}" + ("" if handle.created else ", which was not finished: continuing"))
             summary = follow(handle)
     except TenureError as error:
         words, _, _ = str(error).partition("\n")
         print(f"code_evolution: {words}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped; the same command goes on where it was", file=sys.stderr)
+        print("\nstopped; the same command continues where it was", file=sys.stderr)
         return 130
     print(told(summary))
     return 0
 
 
 def follow(handle: JobHandle[Summary]) -> Summary:
-    """Wait for the job, with a line on the terminal that says how far it is."""
+    """Wait for the job, with a progress line on the terminal."""
     with closing(open_store(jobs.settings)) as store:
         store.open()
         while True:
@@ -264,14 +264,14 @@ def follow(handle: JobHandle[Summary]) -> Summary:
 
 
 def show(line: str) -> None:
-    """Let this be the terminal's last line."""
+    """Replace the terminal's last line."""
     if sys.stderr.isatty():
         fits = "".join(filter(str.isprintable, line))[: shutil.get_terminal_size().columns - 1]
         print(f"\r\x1b[K{fits}", end="", file=sys.stderr, flush=True)
 
 
 def told(summary: Summary) -> str:
-    """The summary for people."""
+    """The summary as text."""
     lines = ", ".join(f"{language} {count:,}" for language, count in summary.lines.items())
     authors = ", ".join(f"{name} {count:,}" for name, count in summary.top_authors.items())
     told = {

@@ -1,4 +1,4 @@
-"""One picture of a history, as SVG text: lines by language stacked over time, and commits per period below them.
+"""A picture of a history, as SVG: lines by language stacked over time, and commits per period below them.
 
 No dependency and no script. Colours follow the reader's light or dark preference.
 """
@@ -17,8 +17,8 @@ from tenure.demo.git_history import OTHER
 _SVG = "http://www.w3.org/2000/svg"
 _WIDTH, _HEIGHT = 1000, 620
 _LEFT, _RIGHT = 72, 770
-_TOP, _GROUND = 118, 430  #: of the stacked areas
-_BARS_TOP, _BARS_GROUND = 486, 566
+_TOP, _BASELINE = 118, 430  #: of the stacked areas
+_BARS_TOP, _BARS_BASELINE = 486, 566
 _LEGEND, _EDGE = 802, _WIDTH - 32
 _BANDS = 8
 
@@ -28,9 +28,9 @@ _DARK = ("#3987e5", "#d95926", "#199e70", "#c98500", "#d55181", "#9085e9", "#6b9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What is drawn: at each of `times` (Unix seconds, rising, at least one) each series has a count of lines.
+    """The data: at each of `times` (Unix seconds, rising, at least one) each series has a count of lines.
 
-    `days` are commits by day, counted from 1970; `authors` are commits by author, the first few are shown.
+    `days` are commits by day, counted from 1970; `authors` are commits by author, the first few are drawn.
     """
 
     title: str
@@ -44,7 +44,7 @@ class Picture:
 def draw(picture: Picture) -> str:
     """The picture as a complete SVG document."""
     start = picture.times[0]
-    end = max(picture.times[-1], start + 3600)  # a lone commit is the beginning of a line, not a point
+    end = max(picture.times[-1], start + 3600)  # a single commit is drawn as the start of a line, not as a point
 
     def across(at: float) -> float:
         return _LEFT + (min(max(at, start), end) - start) / (end - start) * (_RIGHT - _LEFT)
@@ -76,7 +76,7 @@ class _Band(NamedTuple):
 
 
 def _bands(series: Mapping[str, Sequence[int]]) -> list[_Band]:
-    """The languages with the highest peaks, largest first; what is left becomes the last band."""
+    """The languages with the highest peaks, largest first; all others share the last band."""
     peaks = {name: max(counts, default=0) for name, counts in series.items()}
     named = sorted((name for name in peaks if name != OTHER and peaks[name] > 0), key=lambda name: (-peaks[name], name))
     shown = named[: _BANDS - 1]
@@ -99,7 +99,7 @@ def _areas(
     top = step * max(math.ceil(highest / step), 1)
 
     def up(count: float) -> float:
-        return _GROUND - count / top * (_GROUND - _TOP)
+        return _BASELINE - count / top * (_BASELINE - _TOP)
 
     yield f'<text class="axis" x="{_LEFT - 40}" y="{_TOP - 14}">Lines of code</text>'
     for tick in range(round(top / step) + 1):
@@ -121,7 +121,7 @@ def _areas(
 def _bars(days: Mapping[int, int], start: int, end: int, across: Callable[[float], float]) -> Iterator[str]:
     period, counts = _periods({day: n for day, n in days.items() if start // 86_400 <= day <= end // 86_400})
     yield f'<text class="axis" x="{_LEFT - 40}" y="{_BARS_TOP - 14}">Commits per {period.name}</text>'
-    yield f'<path class="base" d="M{_LEFT} {_BARS_GROUND}H{_RIGHT}"/>'
+    yield f'<path class="base" d="M{_LEFT} {_BARS_BASELINE}H{_RIGHT}"/>'
     highest = max(counts.values(), default=0)
     if highest:
         yield f'<path class="grid" d="M{_LEFT} {_BARS_TOP}H{_RIGHT}"/>'
@@ -129,8 +129,8 @@ def _bars(days: Mapping[int, int], start: int, end: int, across: Callable[[float
     for number, count in sorted(counts.items()):
         left, right = across(period.start(number)), across(period.start(number + 1))
         width = min(max((right - left) * 0.82, 1.0), 26.0)
-        height = max(count / highest * (_BARS_GROUND - _BARS_TOP), 1.0)
-        x, y = (left + right - width) / 2, _BARS_GROUND - height
+        height = max(count / highest * (_BARS_BASELINE - _BARS_TOP), 1.0)
+        x, y = (left + right - width) / 2, _BARS_BASELINE - height
         label = f"{period.label(period.start(number))}: {_plural(count, 'commit')}"
         yield (
             f'<rect class="bar" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" '
@@ -139,7 +139,7 @@ def _bars(days: Mapping[int, int], start: int, end: int, across: Callable[[float
 
 
 def _legend(bands: Sequence[_Band]) -> Iterator[str]:
-    """In the order of the stack, top first, so that the eye can go straight across."""
+    """The legend in the order of the stack, top first, so that rows line up with the areas."""
     yield f'<text class="axis" x="{_LEGEND}" y="{_TOP - 14}">Language</text>'
     yield f'<text class="axis end" x="{_EDGE}" y="{_TOP - 14}">lines</text>'
     for row, band in enumerate(reversed(bands)):
@@ -165,8 +165,8 @@ def _authors(authors: Mapping[str, int]) -> Iterator[str]:
 def _calendar(start: int, end: int, across: Callable[[float], float]) -> Iterator[str]:
     for at, label in _ticks(start, end):
         x = across(at)
-        yield f'<path class="grid" d="M{x:.1f} {_TOP}V{_GROUND}M{x:.1f} {_BARS_TOP}V{_BARS_GROUND}"/>'
-        yield f'<text class="tick mid" x="{x:.1f}" y="{_BARS_GROUND + 21}">{_text(label)}</text>'
+        yield f'<path class="grid" d="M{x:.1f} {_TOP}V{_BASELINE}M{x:.1f} {_BARS_TOP}V{_BARS_BASELINE}"/>'
+        yield f'<text class="tick mid" x="{x:.1f}" y="{_BARS_BASELINE + 21}">{_text(label)}</text>'
 
 
 # ── Time ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +189,7 @@ def _months_until(at: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Period:
-    """A stretch of the calendar, numbered from some beginning: so many days, or else so many months."""
+    """A calendar period, numbered from a fixed origin: a number of days, or else of months."""
 
     name: str
     days: int = 0
@@ -217,7 +217,7 @@ _PERIODS = (
 
 
 def _periods(days: Mapping[int, int]) -> tuple[_Period, dict[int, int]]:
-    """The shortest period that makes at most 120 bars, and the commits in each."""
+    """The shortest period that gives at most 120 bars, and the commits in each."""
     first, last = min(days, default=0), max(days, default=0)
     period = next((p for p in _PERIODS if p.number(last) - p.number(first) < 120), _PERIODS[-1])
     counts: dict[int, int] = {}
@@ -232,7 +232,7 @@ _MONTH_STEPS = (1, 3, 6, 12, 24, 60, 120, 240)
 
 
 def _ticks(start: int, end: int) -> Iterator[tuple[int, str]]:
-    """Round instants of the calendar with their labels, at most eight."""
+    """Round calendar times with their labels, at most eight."""
     most = 8
     for step in (*_CLOCK_STEPS, *(days * 86_400 for days in _DAY_STEPS)):
         if (end - start) / step <= most:
@@ -247,7 +247,7 @@ def _ticks(start: int, end: int) -> Iterator[tuple[int, str]]:
             yield at, f"{_utc(at):%Y}" if step >= 12 else f"{_utc(at):%b %Y}"
 
 
-# ── Words and numbers ───────────────────────────────────────────────────────────────────────────────────────────
+# ── Text and numbers ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _nice(rough: float) -> int:
@@ -284,7 +284,7 @@ def _short(text: str, most: int) -> str:
 
 
 def _text(text: str) -> str:
-    """Safe in XML, which has no place for control characters and lone surrogates, not even escaped."""
+    """Escaped for XML, without control characters and lone surrogates, which XML forbids even escaped."""
     return escape("".join(c if c.isprintable() else "�" for c in text))
 
 

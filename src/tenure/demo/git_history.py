@@ -1,8 +1,8 @@
-"""Reading the history of a git repository: a private mirror of it, and what the mirror tells. Knows nothing of jobs.
+"""Reads the history of a git repository through a private mirror. Independent of jobs.
 
-Lines are counted along the branch's main line (first parents): there `git log --numstat` says for every commit what
-it added and deleted, so the running sum per file ending is the number of lines itself. Renames are off: a renamed
-file leaves one ending and joins another. Binary files and submodules have no lines.
+Lines are counted along the branch's main line (first parents): `git log --numstat` lists the
+lines each commit added and deleted, so the running sum per file extension is the number of lines. Rename detection is
+off: a rename moves lines from one extension to another. Binary files and submodules have no lines.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class RepositoryUnreachable(Exception):
 
 
 class RepositoryRefused(Exception):
-    """Trying again will not help: what was given is no repository, or it has no such branch, or no commit yet."""
+    """Retrying will not help: it is not a repository, or has no such branch, or has no commits yet."""
 
 
 class Commit(NamedTuple):
-    """One commit of the main line: what it changed against its first parent, in lines."""
+    """One commit of the main line: its changed lines relative to its first parent."""
 
     sha: str
     at: int  #: Unix seconds of the committer
@@ -97,7 +97,7 @@ class Commit(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """All that is there after a commit."""
+    """The files and lines after a commit."""
 
     files: int
     lines: dict[str, int]  #: by language
@@ -114,7 +114,7 @@ class MainLine:
 
 @dataclass(slots=True)
 class Census:
-    """Every commit that the branch contains, those that came in by a merge too."""
+    """All commits of the branch, including merged ones."""
 
     commits: int = 0
     authors: dict[str, int] = field(default_factory=dict[str, int])
@@ -142,7 +142,7 @@ def language(path: str) -> str:
 
 
 class Mirror:
-    """A bare mirror in the cache, with questions to ask of it. `open_mirror` makes one."""
+    """A bare mirror in the cache, with queries on it. `open_mirror` creates one."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -154,7 +154,7 @@ class Mirror:
         Raises RepositoryRefused if there is no such branch, or no commit on it.
         """
         if newest is not None and newest < 1:
-            raise RepositoryRefused(f"max_commits: expected a whole number from 1, or none for all, got {newest}")
+            raise RepositoryRefused(f"max_commits: expected a whole number from 1, or None for all, got {newest}")
         name, tip = await self._tip(branch)
         limit = [f"--max-count={newest + 1}"] if newest is not None else []
         shas = (await self._text("rev-list", "--first-parent", "--reverse", *limit, tip)).split()
@@ -188,7 +188,7 @@ class Mirror:
         return Tree(len(changes), _sum(changes)[2])
 
     async def census(self, line: MainLine) -> Census:
-        """Who made how many commits, and when."""
+        """Commits by author and by day."""
         census = Census()
         span = [line.shas[-1], *([f"^{line.base}"] if line.base else [])]
         async for piece in _pieces(
@@ -230,7 +230,7 @@ def cache_folder(given: str | None = None) -> Path:
 
 
 def repository_name(repo: str) -> str:
-    """What to call a repository: the last part of its address, safe in a file name.
+    """A repository's name: the last part of its address, made safe for file names.
 
     >>> repository_name("https://example.org/ada/engine.git"), repository_name("/srv/my repo/")
     ('engine', 'my-repo')
@@ -240,10 +240,10 @@ def repository_name(repo: str) -> str:
 
 
 async def open_mirror(repo: str, cache: Path, say: Say = lambda _: None) -> Mirror:
-    """An up-to-date mirror of a repository, given by path or URL. `say` hears how the transfer goes.
+    """An up-to-date mirror of a repository, given by path or URL. `say` is called with transfer progress.
 
-    The repository itself is never written to. A clone gets its name only when it is whole, and a mirror that cannot
-    be updated is replaced, not repaired: so an attempt that was killed half-way leaves nothing that harms the next.
+    The repository itself is never written to. A clone is renamed into place only when it is complete, and a mirror
+    that cannot be updated is replaced, so a killed attempt leaves nothing that breaks the next one.
     """
     source = _source(repo)
     await asyncio.to_thread(cache.mkdir, 0o700, parents=True, exist_ok=True)
@@ -259,13 +259,13 @@ async def open_mirror(repo: str, cache: Path, say: Say = lambda _: None) -> Mirr
             words = str(error).replace(source, _shown(source))
             raise RepositoryUnreachable(
                 f"expected a git repository at {_shown(source)}, but git says: {words}; "
-                "check the address, and that this machine may read it"
+                "check the address, and that this machine has read access"
             ) from None
     return Mirror(folder, name)
 
 
 def _source(repo: str) -> str:
-    """The address as git is given it: a URL, or the absolute path of a folder."""
+    """The address passed to git: a URL, or the absolute path of a folder."""
     if not repo.strip() or repo.startswith("-") or "\0" in repo:
         raise RepositoryRefused(f"repo: expected the path or URL of a git repository, got {repo!r}")
     if re.match(r"[\w+.-]+::", repo):
@@ -287,7 +287,7 @@ def _shown(source: str) -> str:
 
 @asynccontextmanager
 async def _alone(lock: Path, say: Say) -> AsyncGenerator[None]:
-    """One job of this machine at a time; the kernel frees the lock of a killed one."""
+    """A lock for one job at a time on this machine; the kernel releases it if the process is killed."""
     with lock.open("w") as handle:
         while True:
             try:
@@ -313,7 +313,7 @@ async def _clone(source: str, folder: Path, say: Say) -> None:
 
 
 async def _updated(folder: Path, say: Say) -> bool:
-    """Bring a mirror up to date; False: it cannot be."""
+    """Update a mirror; False: it cannot be updated."""
     try:
         await _output(*_TRANSFER, "fetch", "--prune", "--progress", "origin", folder=folder, say=say)
         head = (await _output("ls-remote", "--symref", "origin", "HEAD", folder=folder)).decode().split()
@@ -333,7 +333,7 @@ _KEPT = ("GIT_SSH", "GIT_SSL", "GIT_HTTP", "GIT_PROXY", "GIT_ASKPASS", "GIT_CONF
 
 
 def _environment() -> dict[str, str]:
-    """The user's own, without what a git hook or alias around us would put there to point git elsewhere."""
+    """The environment, without variables that a surrounding git hook or alias sets to point git elsewhere."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name.startswith(_KEPT)}
     ours = {"GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     return kept | ours
@@ -344,7 +344,7 @@ async def _output(*args: str, folder: Path | None = None, say: Say = lambda _: N
 
 
 async def _pieces(*args: str, folder: Path | None = None, say: Say = lambda _: None) -> AsyncGenerator[bytes]:
-    """What git prints, split at its NULs, as it comes. Raises RepositoryUnreachable with git's own words."""
+    """The output of git, split at NULs, as it arrives. Raises RepositoryUnreachable with git's error message."""
     where = [f"--git-dir={folder}"] if folder is not None else []
     pipe = asyncio.subprocess.PIPE
     try:
@@ -373,13 +373,13 @@ async def _pieces(*args: str, folder: Path | None = None, say: Say = lambda _: N
         if git.returncode is None:
             with suppress(ProcessLookupError):
                 git.terminate()
-            # Reading to the end lets the pipes close; a plain wait() can hang on a full one.
+            # Reading to the end lets the pipes close; a plain wait() can hang on a full pipe.
             await git.stdout.read()
             await git.wait()
 
 
 async def _listen(stderr: asyncio.StreamReader, say: Say) -> str:
-    """Pass on git's progress line by line; return its last words that are not progress."""
+    """Pass on git's progress line by line; return its last lines that are not progress."""
     words: list[str] = []
     rest = b""
     while chunk := await stderr.read(4096):
@@ -417,5 +417,5 @@ def _sum(changes: Iterable[bytes]) -> tuple[int, int, dict[str, int]]:
 
 
 def _unix(text: str) -> int:
-    """Seconds git has for a date. Broken commits have none, or one centuries away: the year 2200 is the last here."""
+    """A date as Unix seconds. Broken commits have none, or one centuries ahead: dates are capped at the year 2200."""
     return min(max(int(text), 0), 7_258_118_400) if text.lstrip("-").isdigit() else 0

@@ -1,4 +1,4 @@
-"""The git history that `tenure demo` analyses: the one at hand, or a made-up one where that is too short to watch."""
+"""The git history that `tenure demo` analyses: that of this folder, or a made-up one if it is too short."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "observatory"
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """`commits` are those that will be read one by one. `made_up` says why this is not a real one; empty: it is."""
+    """`commits` are those that will be read one by one. `made_up` says why it is not a real one; empty: it is."""
 
     name: str
     repo: str
@@ -30,20 +30,20 @@ class History:
 
 
 def find_history(wanted: str | None, folder: Path) -> History | None:
-    """The repository that was asked for, else that of the current folder, else one made up in `folder`.
+    """The requested repository, else that of the current folder, else one made up in `folder`.
 
-    None: there is no git on this machine. Raises InvalidOption if what was asked for can't be read.
+    None: there is no git on this machine. Raises InvalidOption if the requested one can't be read.
     """
     if shutil.which("git") is None:
         return None
     if wanted is None:
         repo = _root(Path.cwd())
-        count, whose = (0, "this folder is in no git repository") if repo is None else (_count(repo), "")
+        count, missing = (0, "this folder is in no git repository") if repo is None else (_count(repo), "")
     else:
         repo, count = _asked_for(wanted, folder / "cache")
-        whose = ""
+        missing = ""
     if repo is None or count < LEAST:
-        why = whose or f"{repository_name(repo or '')} has too few commits to watch ({count})"
+        why = missing or f"{repository_name(repo or '')} has too few commits for a demo ({count})"
         made = folder / NAME
         make_up(made, MADE_UP)
         return History(NAME, str(made), MADE_UP, None, why)
@@ -58,7 +58,7 @@ def _asked_for(wanted: str, cache: Path) -> tuple[str, int]:
             raise InvalidOption(f"--repo: expected the path or URL of a git repository, but {path} is in none")
         return root, _count(root)
     try:
-        mirror = asyncio.run(open_mirror(wanted, cache))  # the job will find it there
+        mirror = asyncio.run(open_mirror(wanted, cache))  # the job finds it in the cache
     except (RepositoryRefused, RepositoryUnreachable) as error:
         raise InvalidOption(f"--repo: {str(error).removeprefix('repo: ')}") from error
     return wanted, _count(str(mirror.folder))
@@ -102,7 +102,7 @@ _BORN = 1_640_995_200  # 2022-01-01
 
 
 def make_up(folder: Path, commits: int) -> None:
-    """A bare repository with so many commits by six people in seven languages; the same ones every time."""
+    """Creates a bare repository with `commits` commits by six people in seven languages, the same every time."""
     for args, stdin in (
         (("init", "--quiet", "--bare", str(folder)), b""),
         (("-C", str(folder), "symbolic-ref", "HEAD", "refs/heads/main"), b""),
@@ -110,11 +110,13 @@ def make_up(folder: Path, commits: int) -> None:
     ):
         done = _git(*args, stdin=stdin)
         if done.returncode != 0:
-            raise TenureError(f"no history could be made up: git says {done.stderr.decode(errors='replace').strip()}")
+            raise TenureError(
+                f"the made-up history could not be created: git says {done.stderr.decode(errors='replace').strip()}"
+            )
 
 
 def _stream(commits: int) -> Iterator[bytes]:
-    """What `git fast-import` reads. The project starts small; people and languages join as it grows."""
+    """Input for `git fast-import`. The project starts small; people and languages join as it grows."""
     random = Random(1)
     files: dict[str, list[str]] = {}
     at = _BORN
@@ -122,9 +124,9 @@ def _stream(commits: int) -> Iterator[bytes]:
         age = number / commits
         at += random.randrange(1_800, 180_000)
         author = random.choice(_AUTHORS[: 2 + int(age * 5)])
-        who = f"{author} <{author.split()[0].lower()}@example.org> {at} +0000"
+        person = f"{author} <{author.split()[0].lower()}@example.org> {at} +0000"
         noun = random.choice(_NOUNS)
-        yield f"commit refs/heads/main\nauthor {who}\ncommitter {who}\n".encode()
+        yield f"commit refs/heads/main\nauthor {person}\ncommitter {person}\n".encode()
         yield _data(f"{random.choice(_VERBS)} the {noun}")
         kinds = [(ending, often) for ending, begins, often in _KINDS if begins <= age]
         for ending in random.choices(*zip(*kinds, strict=True), k=random.randrange(1, 4)):

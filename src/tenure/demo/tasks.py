@@ -1,7 +1,7 @@
-"""The tasks of `tenure demo`: one that succeeds, one for later, one that fails once, one that fails for good.
+"""The tasks of `tenure demo`: one that succeeds, one for later, one that fails once, one that fails permanently.
 
-Another kills its worker. The last is real work, the analysis of a git repository from `tenure.demo`: its app is the
-demo's too.
+Another kills its worker. The last is real work: the analysis of a git repository from `tenure.demo`, whose app the
+demo shares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def later(name: str) -> str:
 
 @jobs.task(retry=Retry(3, base="1s", cap="2s"))
 def flaky(job: Job) -> str:
-    """Fails once, then succeeds. The job itself knows how often it has failed, in whichever process that was."""
+    """Fails once, then succeeds. The job itself knows how often it has failed, in any process."""
     if job.failures == 0:
         raise ConnectionError("the network was down for a moment")
     return f"worked after {job.failures} failure"
@@ -41,13 +41,13 @@ def flaky(job: Job) -> str:
 
 @jobs.task
 def doomed(order: int) -> None:
-    """Fails for good, and becomes a dead letter."""
-    raise Fail(f"order {order} does not exist; trying again will not help", final=True)
+    """Fails permanently, and becomes a dead letter."""
+    raise Fail(f"order {order} does not exist; retrying will not help", final=True)
 
 
 @jobs.task
 def crash_once(job: Job, steps: int = 20) -> str:
-    """Kills its own worker half-way, at the first attempt only; the next one ends it."""
+    """Kills its own worker half-way, at the first attempt only; the next one completes."""
     for step in range(1, steps + 1):
         time.sleep(0.1)
         job.progress(step / steps, stage="counting", message=f"step {step} of {steps}")

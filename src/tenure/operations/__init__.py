@@ -1,1 +1,1 @@
-"""What the command line, the pages and the API read and do."""
+"""Queries and operator actions behind the command line, the pages and the API."""

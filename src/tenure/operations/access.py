@@ -1,4 +1,4 @@
-"""What all that operators read and do goes through: the store, who acts, the audit trail, and the stars on secrets."""
+"""What every query and action of an operator uses: the store, the operator's name, the audit trail, redaction."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tenure.tasks.arguments import Stars
 if TYPE_CHECKING:
     from tenure.config import Settings
 
-EDITS = "tenure.edits"  #: in a job's meta: what its arguments were before, when and by whom they were changed
+EDITS = "tenure.edits"  #: key in a job's meta: its earlier arguments, and when and by whom they were changed
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A store in the hands of one operator, `who`."""
+    """A store as one operator, `who`, accesses it."""
 
     store: Store
     notifier: Notifier
@@ -33,18 +33,18 @@ class Access:
         return cls(store, notifier, settings, who, Trail(store), Stars(settings.redact if settings else KEY_NAMES))
 
     def needed_settings(self) -> Settings:
-        assert self.settings is not None, "this goes by the settings: Admin(store, notifier, settings)"
+        assert self.settings is not None, "this needs settings: Admin(store, notifier, settings)"
         return self.settings
 
     def recorded(self, action: str, subject: str, **detail: str) -> AbstractContextManager[list[str]]:
-        """Do this under the operator's name: it is in the audit trail before it is done, and after, with its outcome.
+        """Run the block under the operator's name: an audit entry is written before it, and again with its outcome.
 
-        Example: `with access.recorded("queue.pause", name) as said: said.append("paused")`
+        Example: `with access.recorded("queue.pause", name) as outcome: outcome.append("paused")`
         """
         return self.trail.recorded(self.who, action, subject, **detail)
 
-    def starred(self, job: JobView) -> JobView:
-        """The job without its secrets."""
+    def redacted(self, job: JobView) -> JobView:
+        """The job with its secrets redacted."""
         hide = self.stars.hide
         meta = {name: text for name, text in job.meta.items() if name != EDITS}
         return replace(

@@ -1,7 +1,7 @@
-"""Reading and acting, for people: the one way for the CLI, the API and the pages.
+"""Operator queries and actions: the single entry point of the CLI, the API and the pages.
 
-Whatever it shows has its secrets starred. Whatever it does is in the audit trail, with who did it, and rings the
-doorbell after. Each noun has a file of its own, in which what reads stands before what acts.
+Query results have their secrets redacted. Every action is recorded in the audit trail with the operator's name, and
+notifies workers afterwards. Each noun has its own file, with queries before actions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """One reading of everything that moves. `rates` are ended jobs a second since the reading before it."""
+    """One snapshot of all live figures. `rates` are jobs ended per second since the previous snapshot."""
 
     at: datetime
     counts: Mapping[State, int]
@@ -37,7 +37,7 @@ class Overview:
 
 
 class Admin:
-    """An operator's hands and eyes on a store. `who` is the operator, for the audit trail.
+    """What an operator can query and do on a store. `who` is the operator's name in the audit trail.
 
     Example: `Admin(store, notifier, settings, who="ada").queues.pause("reports")`
     """
@@ -52,20 +52,20 @@ class Admin:
         self.schedules = Schedules(self._access)
 
     def by(self, who: str) -> Admin:
-        """The same, in another operator's hands."""
+        """The same store, for another operator."""
         return Admin(self._access.store, self._access.notifier, self._access.settings, who=who)
 
     @property
     def url(self) -> str:
-        """The store's, without a password."""
+        """The store's URL, without its password."""
         return self._access.store.url
 
     def now(self) -> datetime:
-        """By the store's clock."""
+        """The time on the store's clock."""
         return self._access.store.now()
 
     def ping(self) -> None:
-        """Ask the store something small. Raises StoreError."""
+        """Run a small query on the store. Raises StoreError."""
         self._access.store.paused()
 
     def counts(self) -> Mapping[State, int]:
@@ -73,21 +73,21 @@ class Admin:
         return self._access.store.counts()
 
     def overview(self, since: Overview | None = None) -> Overview:
-        """Counts, queues and workers now; with the reading before it, also the rates between the two."""
+        """Counts, queues and workers now; given the previous snapshot, also the rates since then."""
         at, counts = self._access.store.now(), self._access.store.counts()
         elapsed = (at - since.at).total_seconds() if since else 0.0
         rates: dict[State, float] = {}
         if since and elapsed > 0:
-            # Pruning and deleting lower a count; they are no negative work.
+            # Pruning and deleting lower a count; a rate is never negative.
             rates = {state: max(counts.get(state, 0) - since.counts.get(state, 0), 0) / elapsed for state in ENDED}
         return Overview(at, counts, tuple(self._access.store.queues()), tuple(self._access.store.workers()), rates)
 
     def problems(self, queues: Sequence[QueueView] | None = None) -> list[Problem]:
-        """What is wrong right now, in words. Needs settings. `queues`: if they have just been read."""
+        """What is wrong right now. Needs settings. Pass `queues` if they have just been read."""
         return problems(self._access.store, self._access.needed_settings(), queues)
 
     def audit(self, *, limit: int = 100, cursor: str | None = None) -> Entries:
-        """Who did what, newest first."""
+        """Audit entries, newest first."""
         return self._access.trail.entries(limit=limit, cursor=cursor)
 
     def metrics(self) -> str:
@@ -96,14 +96,14 @@ class Admin:
 
 
 def metrics_text(store: Store) -> str:
-    """The metrics of a whole store in Prometheus's text format, as `tenure worker --listen` shows them too."""
+    """The metrics of a whole store in Prometheus's text format, as `tenure worker --listen` also serves them."""
     from tenure.operations import metrics
 
     return metrics.text(metrics.store_families(store)).decode()
 
 
 def metrics_samples(store: Store) -> list[dict[str, Any]]:
-    """The same numbers, each with its name and labels."""
+    """The same samples, each with its name and labels."""
     from tenure.operations.metrics import store_families
 
     return [

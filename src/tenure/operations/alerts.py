@@ -1,10 +1,11 @@
-"""The engine alarms on its own silence: what is wrong, and that somebody hears of it, once.
+"""Alerting: opens an incident for each problem, and notifies every sink of it once.
 
-1. `problems.py` reads the store and says what is wrong right now. It changes nothing.
-2. `Watch.look` keeps one incident a problem as a note in the store. The note is compared and set together with the
-   jobs that tell of it, so of all who look one opens it, and what was noticed is told even if that one dies.
-3. `Alarm` is who looks: a thread of every process that does the maintenance. If somebody else than the log is to be
-   told it has a worker of its own for that: those of the user may be the very thing that is stuck.
+1. `problems.py` reads the store and returns what is wrong right now. It changes nothing.
+2. `Watch.look` keeps one incident per problem as a note in the store. The note is compared and set in one transaction
+   with the jobs that deliver its messages: of all processes that check, exactly one opens the incident, and its
+   messages are delivered even if that process dies.
+3. `Alarm` is the thread that checks, in every process that does maintenance. If there are sinks other than the log,
+   it runs its own worker to deliver to them, because the user's workers may be exactly what is stuck.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
 
 PREFIX = "incident:"
 SLOTS = 8
-LAST_SECONDS = 15.0  #: in which a delivery that goes on, or a store that is away, holds up the end of its process
-#: 13 tries within about an hour: quickly at first, for a receiver that restarts.
+LAST_SECONDS = 15.0  #: longest delay of process exit by a running delivery or an unavailable store
+#: 13 attempts within about an hour, the first in quick succession, for a receiver that restarts.
 PATIENCE = Retry(13, base="1s", cap="15m")
-KEPT_SECONDS = 86_400.0  #: a message for a sink that no process has
-SHARE = 100.0  #: a look is followed by a pause this many times as long, however much there is to look at
+KEPT_SECONDS = 86_400.0  #: how long to keep a message for a sink that no process has configured
+SHARE = 100.0  #: each check is followed by a pause this many times as long, which bounds its load on the store
 
 _log = logging.getLogger("tenure.alerts")
 _decode = msgspec.json.Decoder(Incident).decode
@@ -55,10 +56,10 @@ _decode = msgspec.json.Decoder(Incident).decode
 
 
 class Watch:
-    """Looks, and opens and closes incidents. Everybody may look at the same time.
+    """Checks for problems, and opens and closes incidents. Any number of processes may check at the same time.
 
-    A problem opens its incident when it is first seen, and closes it when it was gone for two of the intervals in
-    which supervisors look: one that comes and goes is told once.
+    An incident opens when its problem is first seen, and closes when the problem has been absent for two check
+    intervals of the supervisors: an intermittent problem is reported once.
     """
 
     def __init__(self, store: Store, notifier: Notifier, settings: Settings, sinks: Mapping[str, Sink]) -> None:
@@ -66,11 +67,11 @@ class Watch:
         self._task = delivery(settings, sinks)
 
     def look(self) -> list[str]:
-        """Look once; the ids of the jobs that tell of what is new."""
-        return self.tell(problems(self._store, self._settings))
+        """Check once. Returns the ids of the jobs that deliver what is new."""
+        return self.update(problems(self._store, self._settings))
 
-    def tell(self, seen: Iterable[Problem]) -> list[str]:
-        """These, and no others, are there now; the ids of the jobs that tell of what is new."""
+    def update(self, seen: Iterable[Problem]) -> list[str]:
+        """Update the incidents: exactly these problems exist now. The ids of the jobs that deliver what is new."""
         stands = self._store.notes(PREFIX)
         found = {each.key: each for each in seen}
         now = self._store.now()
@@ -80,7 +81,7 @@ class Watch:
                 sent += self._begin(problem, now)
             found[problem.key] = problem
         for note, text in stands.items():
-            sent += self._go_on(note, text, _decode(text), now, there=note.removeprefix(PREFIX) in found)
+            sent += self._continue(note, text, _decode(text), now, there=note.removeprefix(PREFIX) in found)
         self._notifier.announce([Ring("queued", QUEUE, tuple(sent))] if sent else [])
         return sent
 
@@ -98,7 +99,7 @@ class Watch:
         message = Message(type="incident.opened", timestamp=now, title=title, text=_text(incident), data=incident)
         return self._write(PREFIX + problem.key, None, _encode(incident), message, problem.says)
 
-    def _go_on(self, note: str, text: str, incident: Incident, now: datetime, *, there: bool) -> list[str]:
+    def _continue(self, note: str, text: str, incident: Incident, now: datetime, *, there: bool) -> list[str]:
         if there:
             if incident.gone_at is not None:
                 self._store.swap(note, text, _encode(replace(incident, gone_at=None)))
@@ -116,7 +117,7 @@ class Watch:
     def _write(self, note: str, old: str | None, new: str | None, message: Message, line: str) -> list[str]:
         drafts = [self._draft(name, message) for name in self._sinks]
         if not self._store.swap(note, old, new, drafts=drafts).landed:
-            return []  # another one was faster
+            return []  # another process was faster
         if LOG in self._settings.alerts:
             _log.warning("%s: %s", message.data.kind, line, extra={"incident": message.data.key, "type": message.type})
         return [draft.id for draft in drafts]
@@ -126,7 +127,7 @@ class Watch:
 
 
 def _bounded(found: Iterable[Problem], stands: Mapping[str, str]) -> list[Problem]:
-    """All that have an incident, and as many more of each kind as may; the rest of a kind as one problem."""
+    """All problems with an open incident, and more of each kind up to the limit; the rest as one problem per kind."""
     by_kind: dict[Kind, list[Problem]] = defaultdict(list)
     for problem in found:
         by_kind[problem.kind].append(problem)
@@ -137,7 +138,7 @@ def _bounded(found: Iterable[Problem], stands: Mapping[str, str]) -> list[Proble
         room = max(MOST_OPEN, open_already)
         kept += all_of_it[:room]
         if rest := [each.subject for each in all_of_it[room:]]:
-            kept.append(Problem(kind, "*", f"{kind}: {len(rest)} more than the {room} told of: {named(rest)}"))
+            kept.append(Problem(kind, "*", f"{kind}: {len(rest)} more than the {room} reported: {named(rest)}"))
     return kept
 
 
@@ -152,7 +153,7 @@ def _text(incident: Incident) -> str:
 
 
 def open_incidents(store: Store) -> list[Incident]:
-    """Those that are not over."""
+    """Incidents that are still open."""
     return [_decode(text) for text in store.notes(PREFIX).values()]
 
 
@@ -160,7 +161,7 @@ def open_incidents(store: Store) -> list[Incident]:
 
 
 class _DeliveryApp:
-    """What the task of the deliveries needs of an app."""
+    """The part of an app that the delivery task needs."""
 
     retry = PATIENCE
     resources: Mapping[type, object] = {}
@@ -169,21 +170,23 @@ class _DeliveryApp:
         self.settings = settings
 
     def client(self) -> ClientPort:
-        raise TenureError(f"{TASK} is enqueued with the incident it tells of, and in no other way")
+        raise TenureError(f"{TASK} is enqueued only together with its incident")
 
     async def aclient(self) -> ClientPort:
         return self.client()
 
 
 def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
-    """The task that tells one sink of one incident. A job names its sink by digest: it must not hold its URL."""
+    """The task that sends one message to one sink. A job names its sink by digest, since it must not hold its URL."""
 
     def deliver(job: Job, sink: str, to: str, message: Message) -> None:
         if sink not in sinks:
             waited = time.time() - job.enqueued_at.timestamp()
             if waited > KEPT_SECONDS:
-                raise Fail(f"no process has had {to} among its alerts for {ago(waited)}", final=True)
-            raise Snooze(timedelta(seconds=min(max(5.0, waited / 4), 600.0)), f"{to} is not among the alerts here")
+                raise Fail(f"no process has had {to} configured in its alerts for {ago(waited)}", final=True)
+            raise Snooze(
+                timedelta(seconds=min(max(5.0, waited / 4), 600.0)), f"{to} is not configured in this process's alerts"
+            )
         try:
             sinks[sink].send(str(job.id), message)
         except Undelivered as error:
@@ -192,13 +195,13 @@ def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
     return task_decorator(_DeliveryApp(settings), Registry())(name=TASK, queue=QUEUE)(deliver)
 
 
-def courier(
+def delivery_worker(
     settings: Settings,
     sinks: Mapping[str, Sink],
     open_store: Callable[[Settings], Store],
     open_notifier: Callable[[Settings, Store], Notifier],
 ) -> Embedded:
-    """A worker in this process that delivers, and does nothing else."""
+    """A worker in this process that only delivers alerts."""
     from tenure.worker.embedded import Embedded
 
     tasks = Registry()
@@ -207,10 +210,10 @@ def courier(
 
 
 class Alarm:
-    """A thread that looks every `alert_every`, and the courier. It is used by one thread.
+    """A thread that checks every `alert_every`, and the delivery worker. It is used by one thread.
 
-    Who was away declares nothing wrong: it begins one interval after its start, and again one after the store was out
-    of reach, so that others have had the time to do what they do.
+    A process that was disconnected reports nothing at once: the first check comes one interval after the start, and
+    one interval after the store recovers, so that other processes have had time to catch up.
     """
 
     def __init__(
@@ -224,8 +227,8 @@ class Alarm:
         self._store, self._every = store, settings.alert_every
         sinks = open_sinks(settings)
         self._watch = Watch(store, notifier, settings, sinks)
-        self._new_courier = partial(courier, settings, sinks, open_store, open_notifier) if sinks else None
-        self._courier: Embedded | None = None
+        self._new_worker = partial(delivery_worker, settings, sinks, open_store, open_notifier) if sinks else None
+        self._worker: Embedded | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tenure-alerts", daemon=True)
 
@@ -233,7 +236,7 @@ class Alarm:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; what is being delivered is delivered."""
+        """Stop checking; deliveries in progress are completed."""
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join(LAST_SECONDS)
@@ -243,38 +246,38 @@ class Alarm:
         while not self._closing.wait(pause):
             took = 0.0
             try:
-                self._keep_courier()
+                self._keep_worker()
                 began = time.thread_time()
                 if rested:
                     self._watch.look()
                 else:
                     self._store.now()
                 took, rested = time.thread_time() - began, True
-            except StoreError:  # its own duties tell of that
+            except StoreError:  # the supervisor reports that
                 rested = False
             except Exception:
-                _log.exception("looking for what is wrong has failed")
+                _log.exception("the check for problems failed")
             pause = max(self._every * (0.8 + 0.4 * random()), SHARE * took)
-        self._end_courier()
+        self._end_worker()
 
-    def _keep_courier(self) -> None:
-        if self._courier is not None and self._courier.failed:
-            self._end_courier()
-        if self._courier is None and self._new_courier is not None:
-            new = self._new_courier()
+    def _keep_worker(self) -> None:
+        if self._worker is not None and self._worker.failed:
+            self._end_worker()
+        if self._worker is None and self._new_worker is not None:
+            new = self._new_worker()
             new.__enter__()
-            self._courier = new
+            self._worker = new
 
-    def _end_courier(self) -> None:
-        ending, self._courier = self._courier, None
+    def _end_worker(self) -> None:
+        ending, self._worker = self._worker, None
         if ending is not None:
             try:
                 ending.__exit__(None, None, None)
             except TenureError:
-                _log.exception("the worker that delivers alerts has failed")
+                _log.exception("the worker that delivers alerts failed")
 
 
-def tell_now(
+def deliver_now(
     store: Store,
     settings: Settings,
     found: Iterable[Problem],
@@ -283,24 +286,24 @@ def tell_now(
     *,
     timeout: float = 30.0,
 ) -> int:
-    """Deliver what there is to tell of these, without any supervisor. How many messages are still on their way.
+    """Report these problems and deliver pending messages, without a supervisor. Returns how many are still undelivered.
 
-    What is left is delivered by the next who does this, or by a supervisor with the same sinks.
+    The next call, or a supervisor with the same sinks, delivers what is left.
     """
     sinks = open_sinks(settings)
     notifier = open_notifier(settings, store)
     try:
-        waiting = set(Watch(store, notifier, settings, sinks).tell(found))
+        waiting = set(Watch(store, notifier, settings, sinks).update(found))
     finally:
         notifier.close()
     waiting |= _undelivered(store, sinks)
     if not waiting:
         return 0
     deadline = time.monotonic() + timeout
-    with courier(settings, sinks, open_store, open_notifier):
+    with delivery_worker(settings, sinks, open_store, open_notifier):
         while waiting and time.monotonic() < deadline:
             time.sleep(0.05)
-            store.promote()  # what failed, and is due again
+            store.promote()  # failed deliveries that are due again
             waiting &= _undelivered(store, sinks)
     return len(waiting)
 

@@ -1,6 +1,6 @@
-"""Who did what: a trail of every operator's action, in the store itself, beside what it was done to.
+"""The audit trail: every action of an operator, stored in the store it acted on.
 
-An entry is written before the action, and again with what came of it: one that stays "asked" was cut short.
+An entry is written before the action and updated with its outcome: one that stays "asked" was interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tenure.errors import InvalidOption, StoreError
 from tenure.ports import Store
 
 KEEP_SECONDS = 90 * 86_400.0
-_DAYS = 92  #: that are looked through, each by its own notes
+_DAYS = 92  #: how far back entries are read; each day has its own notes
 _FIRST_YEAR = 1971
 _PREFIX = "audit:"
 
@@ -31,13 +31,13 @@ class Entry:
     at: datetime
     who: str
     action: str  #: "jobs.replay", "queue.pause", "schedule.trigger"
-    subject: str  #: the job, queue or schedule; of a bulk action the filter
+    subject: str  #: the job, queue or schedule; for a bulk action the filter
     detail: Mapping[str, str] = field(default_factory=dict[str, str])
     outcome: str = "asked"
 
 
 class Entries(NamedTuple):
-    """A page of the trail. `cursor` goes on with what was done before; None: that was all."""
+    """A page of the trail. `cursor` continues with older entries; None: there are none."""
 
     entries: tuple[Entry, ...]
     cursor: str | None
@@ -51,7 +51,7 @@ class Trail:
 
     @contextmanager
     def recorded(self, who: str, action: str, subject: str, **detail: str) -> Generator[list[str]]:
-        """What is appended to the list is the outcome; an exception is one, too."""
+        """Whatever the block appends to the list is the outcome; so is an exception."""
         entry = Entry(new_id(), self._store.now(), who, action, subject, detail)
         said = list[str]()
         text = self._write(entry, None)
@@ -59,13 +59,13 @@ class Trail:
             yield said
         except BaseException as error:
             outcome = f"failed: {error}" if isinstance(error, Exception) else "cut short"
-            with suppress(StoreError):  # it is away now, say: the entry stays "asked"
+            with suppress(StoreError):  # the store may be unavailable by now: the entry stays "asked"
                 self._write(replace(entry, outcome=outcome), text)
             raise
         self._write(replace(entry, outcome="; ".join(said) or "done"), text)
 
     def entries(self, *, limit: int = 100, cursor: str | None = None) -> Entries:
-        """The newest first. Raises InvalidOption."""
+        """Newest first. Raises InvalidOption."""
         day, last = _read_cursor(cursor) if cursor else (self._store.now(), "")
         found = list[Entry]()
         for back in range(_DAYS):
@@ -90,7 +90,9 @@ def _read_cursor(cursor: str) -> tuple[datetime, str]:
             raise ValueError
         return at, canonical(last)
     except (ValueError, InvalidOption):
-        raise InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one") from None
+        raise InvalidOption(
+            f"cursor: expected the cursor of an earlier page, got {cursor!r}; start without one"
+        ) from None
 
 
 def _of_day(at: datetime) -> str:

@@ -1,4 +1,4 @@
-"""Is a store well? What `tenure check` finds: that it answers, what waits in it, who works, and what is wrong."""
+"""The findings of `tenure check`: whether the store answers, its backlog, its workers, and current problems."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from tenure.config import Settings, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import State
-from tenure.operations.alerts import tell_now
+from tenure.operations.alerts import deliver_now
 from tenure.operations.problems import problems
 from tenure.operations.workers import Workforce, runs_user_jobs, stalls
 from tenure.ports import Filter, Notifier, QueueView, Store
@@ -28,13 +28,13 @@ class Finding(NamedTuple):
 
 @runtime_checkable
 class _ChecksItself(Protocol):
-    """A store that can look for damage in its file."""
+    """A store that can check its file for damage."""
 
     def damage(self) -> list[str]: ...
 
 
 def examine(store: Store, settings: Settings, open_notifier: Callable[[Settings, Store], Notifier]) -> list[Finding]:
-    """Everything that can be found out about an open store, but for the problems of its jobs."""
+    """All findings about an open store, except the problems of its jobs."""
     return [
         Finding(True, "store", store.url),
         _latency(store),
@@ -52,18 +52,18 @@ def troubles(
     *,
     alert: bool,
 ) -> list[Finding]:
-    """What is wrong right now; with `alert` the sinks are told of it first."""
+    """What is wrong right now; with `alert` the sinks are notified first."""
     found = problems(store, settings)
     findings = [Finding(False, each.kind, each.says) for each in found]
     if alert:
-        left = tell_now(store, settings, found, open_store, open_notifier)
-        says = f"{left} messages are not delivered yet: the next `tenure check --alert`, or a supervisor, tries again"
-        findings.append(Finding(not left, "alerts", says if left else "nobody waits for a message"))
+        left = deliver_now(store, settings, found, open_store, open_notifier)
+        says = f"{left} messages are not delivered yet: the next `tenure check --alert`, or a supervisor, retries"
+        findings.append(Finding(not left, "alerts", says if left else "all messages are delivered"))
     return findings
 
 
 def _latency(store: Store) -> Finding:
-    """The best of a few: the first one may have to connect, or to read from a cold disk."""
+    """The best of a few reads: the first may have to connect, or to read from a cold disk."""
     took: list[float] = []
     for _ in range(5):
         began = time.perf_counter()
@@ -73,12 +73,12 @@ def _latency(store: Store) -> Finding:
 
 
 def _notifier(settings: Settings, notifier: Notifier) -> Finding:
-    """Told, and no fault: without rings jobs start later, and none is lost."""
+    """Reported, but not as a fault: without notifications jobs start later, and none is lost."""
     try:
         listener = notifier.listen()
         deadline = time.monotonic() + _EAR_SECONDS
         while listener.drain() and not notifier.problem() and time.monotonic() < deadline:
-            time.sleep(0.02)  # as long as it rings by itself it has not heard, and so not proved, anything
+            time.sleep(0.02)  # while it only reports its own polls, nothing was received, so nothing is proved
         problem = notifier.problem()
         listener.close()
     finally:
@@ -104,7 +104,7 @@ def _work(store: Store) -> list[Finding]:
         Finding(
             oldest < _LONG_QUEUED,
             "queued",
-            f"{waiting:,} jobs, the oldest due for {spell(oldest)}" if waiting else "no job waits",
+            f"{waiting:,} jobs, the oldest due for {spell(oldest)}" if waiting else "no job is waiting",
         ),
         _dead_letters(store) if counts.get(State.DEAD) else Finding(True, "dead letters", "none"),
         *(Finding(False, "stall", sentence) for sentence in stalls(rows)),
@@ -118,7 +118,7 @@ def _work(store: Store) -> list[Finding]:
 
 
 def _dead_letters(store: Store) -> Finding:
-    """Those of guards are told by their schedules, where a run that succeeds makes up for them."""
+    """Without those of guards: their schedules report them, and a later successful run clears them."""
     found = store.search(Filter(states=frozenset({State.DEAD}), guards=False), limit=_MOST_COUNTED)
     count = f"{len(found.jobs):,}{' or more' if found.cursor else ''}"
     return Finding(not found.jobs, "dead letters", f"{count}: tenure dead list" if found.jobs else "none")

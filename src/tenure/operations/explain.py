@@ -1,4 +1,4 @@
-"""Why a job is not running, or how it ended: the question behind most others, answered from the store alone."""
+"""Why a job is not running, or how it ended, answered from the store alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerV
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The verdict in one sentence, what it rests on, and what to do about it (empty: nothing needs doing)."""
+    """The verdict in one sentence, the reasons for it, and what to do about it (empty: nothing to do)."""
 
     job: JobView
     verdict: str
@@ -30,7 +30,7 @@ class _Facts:
     attempts: Sequence[AttemptView]
     owner: WorkerView | None
     workers: Sequence[WorkerView]  #: alive ones that run jobs like this one
-    dead: Sequence[WorkerView]  #: those of the last day
+    dead: Sequence[WorkerView]  #: workers that died within the last day
     queue: QueueView | None
     store_url: str
 
@@ -42,7 +42,7 @@ class _Facts:
 
 
 def explain(store: Store, job: JobView) -> Explanation:
-    """Look once at everything that could hold this job back."""
+    """Check once everything that could keep this job from running."""
     now, everyone = store.now(), store.workers(dead=True)
     rows = [row for row in everyone if runs_user_jobs(row) or job.queue in row.identity.queues]
     facts = _Facts(
@@ -70,7 +70,7 @@ def explain(store: Store, job: JobView) -> Explanation:
             ended = f"it was cancelled {_when(facts, job.ended_at)}: {headline(why)}"
             return Explanation(job, ended, (*_history(facts), *_rival(store, job)), _REPLAY.format(id=job.id))
         case State.DEAD:
-            ended = f"it is a dead letter since {_when(facts, job.ended_at)}"
+            ended = f"it has been a dead letter since {_when(facts, job.ended_at)}"
             advice = f"remove the cause, then {_REPLAY.format(id=job.id)}"
             return Explanation(job, ended, (*_budgets(job), *_history(facts), *_rival(store, job)), advice)
 
@@ -85,18 +85,20 @@ def _scheduled(facts: _Facts) -> Explanation:
         case None:
             waits = "it was enqueued for later"
         case "failed":
-            waits = f"it waits for its next try after failure {job.failures} of {job.max_failures}"
+            waits = f"it is waiting for its next retry after failure {job.failures} of {job.max_failures}"
         case "crashed":
-            waits = f"it waits for its next try after losing its worker ({job.crashes} of {job.max_crashes} crashes)"
+            waits = (
+                f"it is waiting for its next retry after losing its worker ({job.crashes} of {job.max_crashes} crashes)"
+            )
         case _:
-            waits = "it asked to be run later"
-    reasons = [f"the last attempt ended so: {headline(last.error)}"] if last else []
+            waits = "it snoozed itself"
+    reasons = [f"the last attempt ended with: {headline(last.error)}"] if last else []
     blockers = list(_blockers(facts))
     if job.run_at > facts.now:
         verdict = f"{waits}: due in {facts.until(job.run_at)}, at {stamp(job.run_at)}"
         advice = f"run it now: tenure jobs promote {job.id}"
     else:
-        verdict = f"{waits}, is due for {facts.ago(job.run_at)}, and is queued as soon as a worker looks"
+        verdict = f"{waits}, has been due for {facts.ago(job.run_at)}, and is queued at the next scan"
         advice = ""
     reasons += [f"when it is due: {blocker}" for blocker, _ in blockers]
     return Explanation(job, verdict, tuple(reasons), advice or next((fix for _, fix in blockers), ""))
@@ -122,14 +124,14 @@ def _processing(facts: _Facts) -> Explanation:
     advice = ""
     reasons: list[str] = []
     if owner is None or ended_at(owner, facts.now) is not None:
-        verdict = f"its worker {job.worker_id} is gone; the next scan of any live worker takes the job back"
+        verdict = f"its worker {job.worker_id} is gone; the next scan of any live worker rescues the job"
         advice = "" if facts.workers else "start a worker: tenure worker"
     if job.cancel_reason is not None:
-        verdict = f"a cancel was asked for, and its code is still stopping on {job.worker_id}"
-        reasons.append(f"the cancel's reason: {job.cancel_reason or 'none given'}")
+        verdict = f"a cancel was requested, and its code is still stopping on {job.worker_id}"
+        reasons.append(f"reason for the cancel: {job.cancel_reason or 'none given'}")
     if job.last_activity_at is not None:
         limit = f" (it counts as hung after {spell(job.stale_after)})" if job.stale_after is not None else ""
-        reasons.append(f"its last sign of life was {facts.ago(job.last_activity_at)} ago{limit}")
+        reasons.append(f"its last activity was {facts.ago(job.last_activity_at)} ago{limit}")
     if done := progress_text(job):
         reasons.append(f"progress: {done}")
     if job.timeout is not None and job.started_at is not None:
@@ -140,7 +142,7 @@ def _processing(facts: _Facts) -> Explanation:
 
 
 def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
-    """What keeps the job from being claimed, the first to mend first, and how to mend it."""
+    """What keeps the job from being claimed, most fundamental first, and how to fix it."""
     job, workers = facts.job, facts.workers
     if job.expires_at is not None and job.expires_at < facts.now:
         yield f"it expired at {stamp(job.expires_at)}: a worker cancels it instead of running it", ""
@@ -178,13 +180,13 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
 
 def _nobody(facts: _Facts) -> str:
     if not facts.dead:
-        return f"no worker has ever opened {facts.store_url}, or not for a day; is yours in another folder?"
+        return f"no worker has opened {facts.store_url} within the last day; does yours run in another folder?"
     last = max(facts.dead, key=lambda row: row.renewed_at)
     return f"no worker is alive; the last one, {last.identity.id}, was seen {facts.ago(last.renewed_at)} ago"
 
 
 def _budgets(job: JobView) -> Iterator[str]:
-    yield f"failures: {job.failures} of {job.max_failures}; crashes: {job.crashes}, {job.max_crashes} are allowed"
+    yield f"failures: {job.failures} of {job.max_failures}; crashes: {job.crashes}, at most {job.max_crashes} allowed"
     if job.error:
         yield f"the last error: {headline(job.error)}"
 
@@ -197,7 +199,7 @@ def _history(facts: _Facts) -> Iterator[str]:
 
 
 def _rival(store: Store, job: JobView) -> Iterator[str]:
-    """The live job that holds this ended one's unique key, and so refuses its replay."""
+    """The live job that holds this ended job's unique key, so that its replay is refused."""
     if job.unique is not None:
         for other in store.search(Filter(states=LIVE, task=job.task, unique=job.unique), limit=1).jobs:
             yield f"its key {job.unique!r} is held by {other.id} ({other.state}): a replay is refused until that ends"
@@ -208,18 +210,18 @@ def _when(facts: _Facts, when: datetime | None) -> str:
 
 
 def stamp(when: datetime) -> str:
-    """A time for people: to the second, in UTC, which it says."""
+    """A time for people: to the second, with its zone, UTC."""
     return f"{when:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def progress_text(job: JobView) -> str:
-    """The newest word of the attempt: stage, share and message, as far as they are there."""
+    """The latest progress of the attempt: stage, share and message, as far as they are set."""
     share = f"{job.progress:.0%}" if job.progress is not None else None
     return " · ".join(part for part in (job.stage, share, job.message) if part)
 
 
 def doing(job: JobView) -> str:
-    """The same without the share, where that is drawn."""
+    """The same without the share, for places that draw it as a bar."""
     return " · ".join(part for part in (job.stage, job.message) if part)
 
 

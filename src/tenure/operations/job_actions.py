@@ -1,6 +1,6 @@
-"""What operators do to jobs: enqueue, cancel, promote, replay, delete; one, some, or all that match.
+"""Operator actions on jobs: enqueue, cancel, promote, replay, delete; one, several, or all that match.
 
-Whatever is done is in the audit trail, with who did it, and rings the doorbell after.
+Every action is recorded in the audit trail with the operator's name, and notifies workers afterwards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EDITS_KEPT = 5
 
 
 class Jobs(JobReads):
-    """Jobs, read and acted on. Example: `admin.jobs.act("cancel", [admin.jobs.ref(job_id)], "not wanted")`"""
+    """Queries and actions on jobs. Example: `admin.jobs.act("cancel", [admin.jobs.ref(job_id)], "not wanted")`"""
 
     def enqueue(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         """Store jobs, all or none of them."""
@@ -49,13 +49,13 @@ class Jobs(JobReads):
         with self._access.recorded("jobs.enqueue", subject, queue=first.queue) as said:
             answers = self._access.store.enqueue(drafts)
             created = sum(answer.created for answer in answers)
-            old = "" if created == many else ", which was there already" if many == 1 else f", {created} of them new"
+            old = "" if created == many else ", which already existed" if many == 1 else f", {created} of them new"
             said.append(f"job {answers[0].id}{old}")
         self._access.notifier.announce(rings_of(drafts, answers))
         return answers
 
     def act(self, verb: Verb, refs: Sequence[JobRef], reason: str = "") -> Iterator[list[Acted]]:
-        """Cancel, promote, replay or delete these jobs, batch by batch, and say of each what became of it."""
+        """Cancel, promote, replay or delete these jobs, batch by batch, with a result for each job."""
         if not refs:
             return
         subject = refs[0].id if len(refs) == 1 else f"{len(refs)} jobs, {refs[0].id} to {refs[-1].id}"
@@ -67,9 +67,9 @@ class Jobs(JobReads):
             said.append(says if len(refs) == 1 else f"{landed} of {len(refs)}")
 
     def act_on_all(self, verb: Verb, where: Filter, reason: str = "", *, cursor: str | None = None) -> Bulk:
-        """Act on all jobs that match, on the server's side, newest first; on ten thousand in one call.
+        """Act on all jobs that match, on the server's side, newest first; at most ten thousand per call.
 
-        What is enqueued meanwhile is left alone, and so is what a verb can't be used on.
+        Jobs enqueued meanwhile are left alone, and so are jobs in states that the verb does not apply to.
         """
         done, refusals, refused = 0, 0, list[Acted]()
         looked, where = 0, actionable(verb, where)
@@ -85,11 +85,11 @@ class Jobs(JobReads):
                 looked, cursor = looked + len(refs), page.cursor
                 if cursor is None or looked >= MOST_AT_ONCE:
                     break
-            said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", and more to come"))
+            said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", with more remaining"))
         return Bulk(done, tuple(refused), refusals, cursor)
 
     def delete_all(self, where: Filter, reason: str = "") -> int:
-        """Delete all jobs that match, however many; how many those were."""
+        """Delete all jobs that match, without a limit. Returns their number."""
         deleted, bulk = 0, self.act_on_all("delete", where, reason)
         while bulk.cursor is not None:
             deleted, bulk = deleted + bulk.done, self.act_on_all("delete", where, reason, cursor=bulk.cursor)
@@ -104,12 +104,14 @@ class Jobs(JobReads):
     ) -> Acted:
         """Run an ended job again with other arguments: `put` these, `drop` those, keep all others, secrets too.
 
-        What they were is kept with the job, and who changed them. With its `task` they are checked against its
-        signature first. Raises UnknownJob, InvalidArguments.
+        The previous arguments are kept with the job, and so is the operator's name. If `task` is given, the new
+        arguments are checked against its signature first. Raises UnknownJob, InvalidArguments.
         """
         job = self._access.store.get(job_id) or self.get(job_id)
         if job.queue == GUARD:
-            return Acted(job_id, landed=False, says="nothing done: a guard runs it by itself, at its next call")
+            return Acted(
+                job_id, landed=False, says="nothing done: it belongs to a guard, which runs it at its next call"
+            )
         try:
             before = msgspec.json.decode(job.payload, type=dict[str, object])
         except msgspec.DecodeError:
@@ -155,13 +157,16 @@ class Jobs(JobReads):
             yield [acted[ref.id] for ref in batch]
 
     def result(self, job_id: str, timeout: float | None) -> str:
-        """Wait for the result, as JSON, secrets starred. Raises what `handle.result()` raises, and TimeoutError."""
+        """Wait for the result, as JSON, secrets redacted. Raises what `handle.result()` raises, and TimeoutError."""
         client = Client(self._access.store, self._access.notifier, self._access.needed_settings())
         return redacted(client.result(job_id, timeout))
 
 
-_CANCELLED = {State.CANCELLED: "cancelled", State.PROCESSING: "asked to stop; its worker ends it once its code has"}
-_PROMOTED = {State.QUEUED: "queued", State.PROCESSING: "processing already"}
+_CANCELLED = {
+    State.CANCELLED: "cancelled",
+    State.PROCESSING: "asked to stop; its worker ends it once its code has stopped",
+}
+_PROMOTED = {State.QUEUED: "queued", State.PROCESSING: "already processing"}
 
 
 def _states(found: Mapping[str, State | None], done: Mapping[State, str]) -> dict[str, Acted]:
@@ -187,7 +192,7 @@ def _answers(found: Mapping[str, Any], done: str) -> dict[str, Acted]:
 
 
 def _spelled(where: Filter) -> str:
-    """A filter in words: `state=dead queue=reports`."""
+    """A filter as text: `state=dead queue=reports`."""
     said = {each.name: getattr(where, each.name) for each in fields(where)}
     states = ",".join(sorted(where.states))
     rest = [f"{name}={value}" for name, value in said.items() if name not in ("states", "guards") and value is not None]

@@ -1,4 +1,4 @@
-"""Which jobs, as people write it: texts from flags, a query or a form, read into a filter, and said in words."""
+"""Job filters as text: parsed from flags, a query string or a form, and described in words."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _NAMES = (*_WORDS, "guards")
 
 @dataclass(frozen=True, slots=True)
 class JobQuery:
-    """A filter as it was written: `state` has several texts, all others at most one. Empty ones are left out."""
+    """A filter as it was entered: `state` has several values, all others at most one. Empty ones are left out."""
 
     state: tuple[str, ...]
     rest: Mapping[str, str]
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> JobQuery:
-        """What of these names and texts is about jobs."""
+        """The pairs among these that filter jobs."""
         states, rest = list[str](), dict[str, str]()
         for name, text in pairs:
             if name == "state" and text:
@@ -46,7 +46,7 @@ class JobQuery:
 
     @property
     def query(self) -> dict[str, str | list[str]]:
-        """For links; the filter comes back from it as it is."""
+        """For links; parsing it gives the same filter."""
         return {**({"state": list(self.state)} if self.state else {}), **self.rest}
 
     @property
@@ -55,7 +55,7 @@ class JobQuery:
         return [*(("state", each) for each in self.state), *self.rest.items()]
 
     def without(self, *names: str) -> dict[str, str | list[str]]:
-        """`query` but for these."""
+        """`query` without these names."""
         return {name: text for name, text in self.query.items() if name not in names}
 
     def filter(self, now: datetime) -> Filter:
@@ -77,7 +77,7 @@ class JobQuery:
         )
 
     def fixed(self, now: datetime) -> JobQuery:
-        """The same jobs later on: what is enqueued after `now` is not among them. Raises InvalidOption."""
+        """A filter that finds the same jobs later: without those enqueued after `now`. Raises InvalidOption."""
         where, rest = self.filter(now), dict(self.rest)
         rest.pop("last", None)
         if where.enqueued_since is not None:
@@ -86,7 +86,7 @@ class JobQuery:
         return replace(self, rest=rest)
 
     def left_for(self, verb: Verb) -> str:
-        """The states that are left, where the verb can't be used on all that were asked for."""
+        """The states that the verb applies to, if it does not apply to all that were requested."""
         wanted = frozenset(map(State, self.state)) or frozenset(State)
         return "" if wanted <= CAN[verb] else " or ".join(each for each in State if each in wanted & CAN[verb])
 
@@ -109,7 +109,7 @@ def states_of(words: Iterable[str], label: str) -> frozenset[State]:
 
 
 def moment(text: str, label: str, rule: Rule | None = None) -> datetime:
-    """A time as a form sends it; without a zone it is what the clocks of the rule's zone show. Raises InvalidOption."""
+    """A time as a form sends it; without a zone it is in the rule's zone. Raises InvalidOption."""
     try:
         at = datetime.fromisoformat(text)
         zone = rule.local(datetime.now(UTC)).tzinfo if rule else UTC

@@ -1,4 +1,4 @@
-"""Jobs, as operators look for them: found, counted, shown with all that is known, explained. Nothing here acts."""
+"""Operator queries on jobs: search, count, show in detail, explain. Nothing here changes a job."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tenure.worker.job_log import Log
 from tenure.worker.job_log import decode as decode_log
 
 BATCH = 500
-MOST_ENDED = 100_000  #: of each state, that are counted at a time
-WITHIN = 10_000  #: rows that one step of a long walk looks at, so that no single read is long
-MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; it says if there are more
+MOST_ENDED = 100_000  #: jobs counted at a time, for each ended state
+WITHIN = 10_000  #: rows that one step of a long walk reads, so that no single read takes long
+MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; its result says if there are more
 Verb = Literal["cancel", "promote", "replay", "delete"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
-#: The jobs that a verb can do anything to: a bulk action looks at no others.
+#: The states that each verb applies to: a bulk action reads no other jobs.
 CAN: Mapping[Verb, frozenset[State]] = {
     "cancel": LIVE,
     "promote": frozenset({State.SCHEDULED}),
@@ -43,7 +43,7 @@ SECRET = "$secret"  #: how a Secret is stored
 
 @dataclass(frozen=True, slots=True)
 class Edited:
-    """Somebody changed a job's arguments and had it run again: what they were before."""
+    """An edit of a job's arguments before a replay: the previous arguments."""
 
     at: datetime
     who: str
@@ -52,7 +52,7 @@ class Edited:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """A job, those of its attempts that ended otherwise than Completed, and what its arguments were; oldest first."""
+    """A job, its attempts that did not end as Completed, and its previous arguments; oldest first."""
 
     job: JobView
     attempts: tuple[AttemptView, ...]
@@ -61,7 +61,7 @@ class JobDetail:
 
     @property
     def times(self) -> list[tuple[str, datetime]]:
-        """What is known of when, with its name."""
+        """Every known time of the job, with its name."""
         job = self.job
         times = [
             ("enqueued", job.enqueued_at),
@@ -81,7 +81,7 @@ class JobRef(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What became of one job that an operator wanted something of. `says` is for people."""
+    """The result of an action on one job. `says` is for people."""
 
     id: str
     landed: bool
@@ -89,7 +89,7 @@ class Acted(NamedTuple):
 
 
 class Bulk(NamedTuple):
-    """What a bulk action did. `cursor` goes on with the jobs that it did not come to; None: that was all."""
+    """The result of a bulk action. `cursor` continues with the jobs that it did not reach; None: there are none."""
 
     done: int
     refused: tuple[Acted, ...]  #: at most a hundred of them
@@ -98,22 +98,22 @@ class Bulk(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """How many jobs a bulk action would find; `more`: at least so many."""
+    """How many jobs a bulk action would find; with `more` at least that many."""
 
     jobs: int
     more: bool
 
 
 class JobReads:
-    """Jobs, read. Whatever is shown has its secrets starred."""
+    """Queries on jobs. All results have their secrets redacted."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
-        """Jobs, newest first. With `within` it looks at about so many, and may come back short, with a cursor."""
+        """Jobs, newest first. With `within` only about that many rows are read: a short page may have a cursor."""
         page = self._access.store.search(where, limit=limit, cursor=cursor, within=within)
-        return Page(tuple(map(self._access.starred, page.jobs)), page.cursor)
+        return Page(tuple(map(self._access.redacted, page.jobs)), page.cursor)
 
     def count(self, where: Filter, verb: Verb, *, cursor: str | None = None) -> Counted:
         """How many jobs `act_on_all` would find, up to ten thousand."""
@@ -125,14 +125,14 @@ class JobReads:
                 return Counted(found, more=cursor is not None)
 
     def ended(self, since: datetime, until: datetime, *, sample: int = 100) -> Ended:
-        """How many jobs ended in this span of time, and how fast the last ones were."""
+        """How many jobs ended in this span of time, and the wait and run times of the last ones."""
         return self._access.store.ended(since, until, most=MOST_ENDED, sample=sample)
 
     def completed(self, most: int) -> list[JobView]:
-        """Those that completed within the last quarter of an hour, the newest first."""
+        """Jobs that completed within the last 15 minutes, newest first."""
         now, found = self._access.store.now(), list[JobView]()
         for job_id in self._access.store.ended(now - _LATELY, now + _SOON, most=1, sample=most).ids:
-            with suppress(UnknownJob):  # deleted since
+            with suppress(UnknownJob):  # deleted meanwhile
                 found.append(self.get(job_id))
         return found
 
@@ -141,7 +141,7 @@ class JobReads:
         job = self._access.store.get(job_id)
         if job is None:
             raise UnknownJob(f"no job {job_id} in {self._access.store.url}: never enqueued there, deleted, or pruned")
-        return self._access.starred(job)
+        return self._access.redacted(job)
 
     def show(self, job_id: str) -> JobDetail:
         """Raises UnknownJob."""
@@ -157,7 +157,7 @@ class JobReads:
         return explain(self._access.store, self.get(job_id))
 
     def refs(self, where: Filter) -> list[JobRef]:
-        """All jobs that match now, oldest first: count them, ask, then act on exactly these."""
+        """All jobs that match now, oldest first: count them, ask for confirmation, then act on exactly these."""
         found: list[JobRef] = []
         cursor: str | None = None
         while True:
@@ -175,7 +175,7 @@ class JobReads:
         return JobRef(job.id, job.queue, job.state)
 
     def secret_arguments(self, job_id: str) -> frozenset[str]:
-        """The arguments that are a Secret as a whole."""
+        """The arguments whose whole value is a Secret."""
         job = self._access.store.get(job_id)
         given: object = msgspec.json.decode(job.payload) if job else None
         if not isinstance(given, dict):
@@ -188,7 +188,7 @@ def is_secret(value: object) -> bool:
 
 
 def actionable(verb: Verb, where: Filter) -> Filter:
-    """The filter, for the states that this verb can do anything to. Raises InvalidOption."""
+    """The filter, restricted to the states that this verb applies to. Raises InvalidOption."""
     states = (where.states or CAN[verb]) & CAN[verb]
     if not states:
         asked, can = ", ".join(sorted(where.states)), ", ".join(sorted(CAN[verb]))
@@ -197,11 +197,11 @@ def actionable(verb: Verb, where: Filter) -> Filter:
 
 
 def edits_in(meta: Mapping[str, str]) -> list[Edited]:
-    """What the arguments were, oldest first."""
+    """The previous arguments, oldest first."""
     try:
         return _decode_edits(meta[EDITS]) if EDITS in meta else []
     except msgspec.DecodeError:
-        return []  # somebody's own, under our name
+        return []  # the user's own meta, under our key
 
 
 _decode_edits = msgspec.json.Decoder(list[Edited]).decode

@@ -1,10 +1,10 @@
-"""`/metrics` and `/healthz`: what the store holds and what this supervisor has seen, for Prometheus and for probes.
+"""`/metrics` and `/healthz`: the contents of the store and the counters of this supervisor, for Prometheus and probes.
 
 Only `tenure worker --listen` and `tenure check --metrics` import this; a worker process never does.
 
-- `METRICS` names every metric once; `docs/metrics.md` says the same, and a test compares them.
-- The store is read when someone scrapes, on a connection of its own, never more than a twentieth of the time.
-- `/healthz` asks nobody: it answers from what the supervisor knows.
+- `METRICS` lists every metric once; `docs/metrics.md` has the same list, and a test compares them.
+- The store is read on scrapes, on a separate connection, never more than a twentieth of the time.
+- `/healthz` queries nothing: it answers from the supervisor's state in memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from tenure.ports import QueueView, Store
 from tenure.worker.tally import BOUNDS, Reading, Tally, Times, Vitals
 
 FRESH_SECONDS = 1.0
-SHARE = 20  #: a reading that took a second is kept for twenty
+SHARE = 20  #: a read that took a second is kept for twenty
 PATIENCE_SECONDS = 3.0  #: how long a scrape waits for the store; Prometheus itself gives up after ten
 REQUEST_SECONDS = 5.0
 MOST_REQUESTS = 16
-POLL_SECONDS = 0.25  #: within which it hears that it is to close
+POLL_SECONDS = 0.25  #: how long it may take to notice that it must close
 LONGEST_HEAD = 8192
 CAUSES = ("crash", "host", "stale", "queue")
 
@@ -53,7 +53,7 @@ Health = tuple[int, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row. `source`: where its numbers come from, the store or this supervisor."""
+    """One metric. `source`: where its values come from, the store or this supervisor."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -76,11 +76,11 @@ METRICS = {
             "gauge",
             ("queue",),
             "store",
-            "How long the longest-waiting queued job has been due; 0 if none waits.",
+            "How long the longest-waiting queued job has been due; 0 if none is waiting.",
         ),
         Metric("tenure_queue_paused", "gauge", ("queue",), "store", "1 while nothing may be claimed from this queue."),
         Metric("tenure_workers", "gauge", (), "store", "Workers that are alive, of all supervisors and apps."),
-        Metric("tenure_incidents", "gauge", ("kind",), "store", "Problems that were noticed and are not over."),
+        Metric("tenure_incidents", "gauge", ("kind",), "store", "Open incidents, by kind of problem."),
         Metric("tenure_claims_total", "counter", ("queue",), "supervisor", "Jobs claimed."),
         Metric(
             "tenure_outcomes_total", "counter", ("task", "outcome"), "supervisor", "Attempts ended, by their outcome."
@@ -91,26 +91,34 @@ METRICS = {
             "counter",
             ("task",),
             "supervisor",
-            "Attempts whose write the store refused: they owned their job no more.",
+            "Attempts whose write the store refused because they no longer owned the job.",
         ),
-        Metric("tenure_rescues_total", "counter", ("cause",), "supervisor", "Jobs taken back, by the path they took."),
-        Metric("tenure_worker_deaths_total", "counter", (), "supervisor", "Worker processes that died unasked."),
+        Metric(
+            "tenure_rescues_total", "counter", ("cause",), "supervisor", "Jobs rescued, by the path that found them."
+        ),
+        Metric("tenure_worker_deaths_total", "counter", (), "supervisor", "Worker processes that died unexpectedly."),
         Metric("tenure_stalls_total", "counter", (), "supervisor", "Times a worker's event loop was seen blocked."),
         Metric("tenure_slots", "gauge", ("state",), "supervisor", "Slots of the workers that are ready."),
         Metric("tenure_store_up", "gauge", (), "supervisor", "1 while the store answers."),
         Metric("tenure_store_seconds", "histogram", ("verb",), "supervisor", "How long a call of the store took."),
-        Metric("tenure_notifier_up", "gauge", (), "supervisor", "0 while someone here polls instead of listening."),
+        Metric(
+            "tenure_notifier_up",
+            "gauge",
+            (),
+            "supervisor",
+            "0 while a process of this supervisor polls instead of listening.",
+        ),
         Metric("tenure_build_info", "gauge", ("version", "python"), "supervisor", "Always 1."),
     )
 }
 
 
-# ── What the store holds ────────────────────────────────────────────────────────────────────────────────────────
+# ── Contents of the store ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """One reading of the store."""
+    """One read of the store."""
 
     counts: dict[State, int]
     queues: list[QueueView]
@@ -123,7 +131,7 @@ class Holdings:
         return cls(store.counts(), store.queues(), workers, Counter(each.kind for each in open_incidents(store)))
 
     def families(self, served: Iterable[str] = ()) -> Iterator[Family]:
-        """Of all queues that hold a job or are paused, and of those served: an empty one has zeros, not gaps."""
+        """For all queues that hold a job, are paused, or are served: an empty one has zeros, not gaps."""
         jobs = METRICS["tenure_jobs"].family()
         for state in State:
             jobs.add_metric([state], self.counts.get(state, 0))
@@ -146,9 +154,9 @@ class Holdings:
 
 
 class Reader:
-    """Reads the store for whoever scrapes: one reading for all, in a thread that a scrape waits for only so long.
+    """Reads the store for scrapes: they share one read, in a thread that each waits for only up to a limit.
 
-    The more a reading costs, the longer it is kept. Without a fresh one there are no numbers: old ones would lie.
+    The more a read costs, the longer it is kept. Without a fresh one no values are reported: old ones would mislead.
     """
 
     def __init__(self, open_store: Callable[[Settings], Store]) -> None:
@@ -194,7 +202,7 @@ def store_families(store: Store) -> list[Family]:
     return list(Holdings.of(store).families())
 
 
-# ── What this supervisor has seen ───────────────────────────────────────────────────────────────────────────────
+# ── Counters of this supervisor ─────────────────────────────────────────────────────────────────────────────────
 
 
 def seen_families(reading: Reading, vitals: Vitals, *, store_up: bool) -> Iterator[Family]:
@@ -258,7 +266,7 @@ def text(families: Iterable[Family]) -> bytes:
 
 
 class Page:
-    """What a supervisor shows of itself and of its store."""
+    """What a supervisor serves about itself and its store."""
 
     def __init__(self, tally: Tally, vitals: Callable[[], Vitals], open_store: Callable[[Settings], Store]) -> None:
         self._tally, self._vitals = tally, vitals
@@ -266,7 +274,7 @@ class Page:
 
     def metrics(self) -> bytes:
         vitals = self._vitals()
-        # A store known to be away is not asked: the scrape answers at once, without its numbers.
+        # A store known to be unavailable is not queried: the scrape is answered at once, without its values.
         held = None if vitals.settings is None or vitals.away else self._reader.read(vitals.settings)
         seen = seen_families(self._tally.read(), vitals, store_up=held is not None)
         return text((*(held.families(vitals.queues) if held else ()), *seen))
@@ -279,7 +287,7 @@ class Page:
 
 
 def health(vitals: Vitals) -> Health:
-    """Status and reasons: 200 while the store answers and a worker is ready, or while it drains as it was told."""
+    """Status and reasons: 200 while the store answers and a worker is ready, or while the supervisor drains."""
     reason = "" if vitals.stopping else _reason(vitals)
     body = {
         "status": "unhealthy" if reason else "draining" if vitals.stopping else "ok",
@@ -304,7 +312,7 @@ def _reason(vitals: Vitals) -> str:
 
 
 def serve(listen: str, page: Page) -> Server:
-    """Answer at HOST:PORT, from threads of its own, until it is closed. Raises OSError if the address can't be had."""
+    """Serve HOST:PORT from separate threads until closed. Raises OSError if the address can't be bound."""
     host, port = host_and_port(listen)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     server = Server(family, address, page)
@@ -313,10 +321,10 @@ def serve(listen: str, page: Page) -> Server:
 
 
 class Server(ThreadingHTTPServer):
-    """Small, and hard to wear out: few requests at once, each with a time limit, none of them kept alive."""
+    """Small, and hard to exhaust: few requests at once, each with a time limit, no keep-alive."""
 
     daemon_threads = True
-    allow_reuse_port = False  # a second supervisor on this port is a mistake, and must hear so
+    allow_reuse_port = False  # a second supervisor on this port is a mistake, and must get an error
     request_queue_size = 64
 
     def __init__(self, family: int, address: Any, page: Page) -> None:
@@ -336,7 +344,7 @@ class Server(ThreadingHTTPServer):
         self.page.close()
 
     def server_bind(self) -> None:
-        """Without HTTPServer's look-up of our own name, which may wait for a name server."""
+        """Without HTTPServer's lookup of the local host name, which may wait for a name server."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -358,17 +366,17 @@ class Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), OSError):  # a client that has left is no news
+        if not isinstance(sys.exception(), OSError):  # a client that disconnected is not worth logging
             logging.getLogger("tenure.supervisor").exception("a request for metrics failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
-    default_request_version = "HTTP/1.0"  # so that what can't be parsed is answered with a status, too
+    default_request_version = "HTTP/1.0"  # so that an unparsable request also gets a status line
     error_message_format = "%(message)s\n"
     error_content_type = "text/plain; charset=utf-8"
 
     def handle(self) -> None:
-        """One request, all of whose head has to be here in time, however slowly its bytes may drip."""
+        """One request. Its whole head must arrive within the time limit, however slowly the client sends it."""
         head = self._head()
         if head is not None:
             self.connection.settimeout(REQUEST_SECONDS)
@@ -397,13 +405,13 @@ class _Handler(BaseHTTPRequestHandler):
                 status, body = page.health()
                 self._answer(status, "application/json", json.dumps(body).encode() + b"\n")
             case _:
-                self.send_error(404, "Not Found: there is /metrics and /healthz")
+                self.send_error(404, "Not Found: expected /metrics or /healthz")
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        """Of every other method."""
+        """Handles every other method."""
         if not name.startswith("do_"):
             raise AttributeError(name)
         return lambda: self.send_error(405, "Method Not Allowed: only GET and HEAD")
@@ -421,4 +429,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "tenure"
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nobody wants a line a scrape."""
+        """A log line per scrape is useless."""

@@ -1,4 +1,4 @@
-"""What is wrong right now: one reading of the store, in words. Nothing is changed, and nothing is remembered."""
+"""What is wrong right now, as sentences, from one read of the store. Changes nothing and keeps no state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
 from tenure.ports.schedules import BROKEN, Schedule, Standing
 from tenure.schedules.plan import overdue_by, set_back
 
-FRESH_SECONDS = 3600.0  #: so long a dead letter is alerted on
-MOST_OPEN = 20  #: incidents of one kind; those above are one more together
+FRESH_SECONDS = 3600.0  #: how long a dead letter counts as a problem
+MOST_OPEN = 20  #: incidents of one kind; all above the limit share one more
 MOST_READ = 50
-MOST_LOOKED_AT = 10_000  #: jobs, for one that nobody knows: behind more of them it waits, and its queue's age is told
+MOST_LOOKED_AT = 10_000  #: queued jobs searched for unknown tasks; one behind more jobs shows up as its queue's backlog
 MOST_NAMED = 5
 LONGEST_ERROR = 300
 
@@ -37,14 +37,14 @@ class Problem:
 
     @property
     def key(self) -> str:
-        """What makes it the same problem at the next look."""
+        """Identifies the same problem at the next check."""
         return f"{self.kind}:{self.subject}"
 
 
 def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | None = None) -> list[Problem]:
-    """What is wrong right now, by the store's clock. Reads only, and no more of them for more schedules.
+    """What is wrong right now, by the store's clock. Only reads; their number does not grow with that of schedules.
 
-    `queues`: as they were read a moment ago, where counting them again would cost too much.
+    `queues`: as read a moment ago, if counting them again would cost too much.
 
     Example: `[each.says for each in problems(store, settings)]`
     """
@@ -64,14 +64,14 @@ class _Facts:
         self.now = store.now()
         self.living = [row for row in everyone if ended_at(row, self.now) is None]
         self.dead = [row for row in everyone if ended_at(row, self.now) is not None]
-        #: Without workers, and without firing: so long is normal, while one process takes another's place.
+        #: No worker, or no tick fired, for this long is normal while one process replaces another.
         self.patience = 2 * settings.lease
 
     def age(self, when: datetime) -> float:
         return (self.now - when).total_seconds()
 
     def gone(self, had_it: Callable[[WorkerView], bool]) -> bool:
-        """No worker lives that has it, and none has had it for longer than it takes to replace one."""
+        """No live worker has it, and none has had it for longer than it takes to replace a worker."""
         if any(map(had_it, self.living)):
             return False
         ends = [end for row in self.dead if had_it(row) and (end := ended_at(row, self.now))]
@@ -87,8 +87,8 @@ def _of_schedules(facts: _Facts) -> Iterator[Problem]:
         yield Problem(
             "scheduler-silent",
             "all",
-            f"nobody fires the schedules: {len(silent)} due for up to {ago(longest)} ({names}); "
-            "does a supervisor run? tenure worker",
+            f"no supervisor fires the schedules: {len(silent)} due for up to {ago(longest)} ({names}); "
+            "start one: tenure worker",
         )
     for standing in facts.standings:
         yield from _overdue(standing, facts, silent=bool(silent))
@@ -99,7 +99,7 @@ def _of_schedules(facts: _Facts) -> Iterator[Problem]:
 def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Problem]:
     s, late = standing.schedule, overdue_by(standing, facts.now)
     if set_back(s, facts.now):
-        why = "the store's clock was set back, and its next tick lies ahead"
+        why = "the store's clock was set back, and its next tick is in the future"
         yield Problem("overdue", s.name, f"{s.name}: {why}: {s.next_tick}; tenure schedules resume {s.name}")
     if late is None:
         return
@@ -107,8 +107,8 @@ def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Pro
         yield Problem("overdue", s.name, f"{s.name} should have been called {ago(late)} ago, and no call came")
     elif any(run.live for run in standing.runs):
         yield Problem("late", s.name, f"{s.name} was due {ago(late)} ago, and no worker has started its job")
-    elif late > facts.patience and not silent:  # else one problem says so of all of them, or soon will
-        yield Problem("overdue", s.name, f"{s.name} was due {ago(late)} ago, and nobody fired it")
+    elif late > facts.patience and not silent:  # else one problem covers all of them, or soon will
+        yield Problem("overdue", s.name, f"{s.name} was due {ago(late)} ago, and no supervisor fired it")
 
 
 def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
@@ -116,11 +116,11 @@ def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
     for run in standing.runs:
         if s.too_long is None or run.job is None or not run.live or run.job.attempt == 0:
             continue
-        # It goes on through its retries; when the first attempt began only its attempts know.
+        # A run includes its retries; only its attempts record when the first one began.
         began = run.tick.decided_at if run.job.attempt > 1 else run.job.started_at
         if began is not None and facts.age(began) > s.too_long:
             ran, may = ago(facts.age(began)), spell(s.too_long)
-            yield Problem("too-long", s.name, f"{s.name} runs for {ran} already (too_long={may}): job {run.job.id}")
+            yield Problem("too-long", s.name, f"{s.name} has been running for {ran} (too_long={may}): job {run.job.id}")
             return
 
 
@@ -129,7 +129,7 @@ def _failures(s: Schedule) -> Iterator[Problem]:
         return
     enough = s.alert_after if s.pause_after is None else min(s.alert_after, s.pause_after)
     if s.unread:
-        yield Problem("failures", s.name, f"{s.name} is not fired by this release, which can't read it: {s.unread}")
+        yield Problem("failures", s.name, f"{s.name} is not fired, since this release can't read it: {s.unread}")
     elif s.paused_at is not None and s.paused_why.startswith(BROKEN):
         yield Problem("failures", s.name, f"{s.name} is paused: {_line(s.paused_why)}")
     elif s.failure_count >= enough:
@@ -140,7 +140,7 @@ def _failures(s: Schedule) -> Iterator[Problem]:
 
 def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
     since = facts.now - timedelta(seconds=FRESH_SECONDS)
-    fresh = Filter(states=frozenset({State.DEAD}), guards=False, ended_since=since)  # a guard's is in its history
+    fresh = Filter(states=frozenset({State.DEAD}), guards=False, ended_since=since)  # guards: see their history
     newest = facts.store.search(fresh, limit=MOST_READ).jobs
     by_task: dict[str, list[tuple[datetime, JobView]]] = defaultdict(list)
     for job in newest:
@@ -179,7 +179,7 @@ def _of_queues(facts: _Facts) -> Iterator[Problem]:
 
 
 def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
-    """A worker that claims what it does not know puts it off: such jobs are scheduled more than they are queued."""
+    """A worker that claims a job of an unknown task snoozes it, so these jobs are mostly scheduled, not queued."""
     if not facts.living:
         return
     known = {task for row in facts.living for task in row.identity.tasks}
@@ -193,7 +193,7 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
             yield Problem(
                 "no-worker",
                 f"task {task}",
-                f"no live worker knows the task {task}, and jobs of it wait, {due[-1].id} among them; "
+                f"no live worker knows the task {task}, and jobs of it are waiting, {due[-1].id} among them; "
                 "deploy the code that has it, or give the renamed task aliases=[…]",
             )
 

@@ -1,7 +1,7 @@
-"""How fast jobs end, and how long they wait and run: the last quarter of an hour, in slices, for the charts.
+"""Throughput and wait times of the last 15 minutes, in slices, for the charts.
 
-Nobody has to watch for it: what is missing is read from the store when someone looks, the newest first, a bit at a
-time, each second of it once.
+Nothing runs in the background: missing slices are read from the store on demand, newest first, a few at a time, and
+each second only once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tenure.ports import Ended
 
 SLICE = 5  #: seconds
 SLICES = 180
-_SETTLED = 1.0  #: seconds: what ended so recently may still be on its way into the store
-_BUDGET = 0.04  #: seconds of one look for what is long past
+_SETTLED = 1.0  #: seconds: outcomes this recent may not be stored yet
+_BUDGET = 0.04  #: seconds that one call spends on older slices
 _SAMPLE = 200
 
 
 @dataclass(slots=True)
 class Slice:
-    """What ended in five seconds. `known` is false where nobody has looked yet."""
+    """The jobs that ended in five seconds. `known` is false for a slice that has not been read."""
 
     at: datetime
     counts: dict[State, int] = field(default_factory=lambda: dict.fromkeys(ENDED, 0))
-    waits: tuple[float, ...] = ()  #: of a sample: seconds from due to started
+    waits: tuple[float, ...] = ()  #: seconds from due to started, for a sample
     runs: tuple[float, ...] = ()
-    until: float = 0.0  #: it is read up to here, in Unix seconds
+    until: float = 0.0  #: read up to here, in Unix seconds
     known: bool = False
 
     def add(self, ended: Ended, until: float) -> None:
@@ -43,7 +43,7 @@ class Slice:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """Example: `quantile(slice.waits, 0.95)`, in seconds; None of nothing."""
+    """Example: `quantile(slice.waits, 0.95)`, in seconds; None if there are no values."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None
 
@@ -54,7 +54,7 @@ class Pulse:
         self._lock = Lock()
 
     def look(self, jobs: JobReads, at: datetime) -> list[Slice]:
-        """All slices, oldest first; the last one is not over yet."""
+        """All slices, oldest first; the last one is still in progress."""
         with self._lock:
             now = at.timestamp()
             newest = int(now) // SLICE
@@ -73,7 +73,7 @@ class Pulse:
 
 
 def rates(slices: Sequence[Slice]) -> Mapping[State, float]:
-    """Jobs a second over the last five seconds that are read whole."""
+    """Jobs per second over the last slice that was read completely."""
     whole = next((each for each in reversed(slices[:-1]) if each.known), None)
     return {state: 0.0 if whole is None else whole.counts[state] / SLICE for state in ENDED}
 

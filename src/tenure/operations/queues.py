@@ -1,4 +1,4 @@
-"""Queues: how full they are and who serves them; stop and go."""
+"""Queues: their backlog and workers; pause and resume."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class QueueHealth:
 
     @property
     def guards(self) -> bool:
-        """What is in it runs outside, under guards."""
+        """Its jobs run outside Tenure's workers, under guards."""
         return self.queue.name == GUARD
 
 
 def idle(queues: Iterable[QueueView], served: Iterable[str]) -> list[QueueView]:
-    """The served queues that hold no live job and are not paused: a store does not know of them."""
+    """Served queues without a live job that are not paused: the store has no record of them."""
     names = set(served) - {queue.name for queue in queues}
     return [QueueView(name=name, paused_at=None, counts={}, oldest_queued=None) for name in sorted(names)]
 
 
 def with_idle(queues: Sequence[QueueView], workers: Iterable[WorkerView]) -> list[QueueView]:
-    """Those that hold live jobs or are paused, and the empty ones that a live worker serves by name; by name."""
+    """Queues that hold live jobs, are paused, or are empty but served by a live worker by name; sorted by name."""
     served = {name for row in workers if row.died_at is None and runs_user_jobs(row) for name in row.identity.queues}
     return sorted([*queues, *idle(queues, served)], key=lambda queue: queue.name)
 
 
 def health(queues: Iterable[QueueView], workers: Iterable[WorkerView]) -> list[QueueHealth]:
-    """Each with its live workers."""
+    """Each queue with its live workers."""
     alive = [row for row in workers if row.died_at is None]
     return [_health(queue, [row for row in alive if serves(queue.name, row)]) for queue in queues]
 
@@ -49,7 +49,7 @@ def _health(queue: QueueView, serving: Sequence[WorkerView]) -> QueueHealth:
 
 
 class Queues:
-    """Queues, read and acted on. Example: `admin.queues.pause("reports")`"""
+    """Queries and actions on queues. Example: `admin.queues.pause("reports")`"""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -57,11 +57,11 @@ class Queues:
     # ── reading ──
 
     def all(self) -> list[QueueView]:
-        """Those that hold live jobs or are paused."""
+        """Queues that hold live jobs or are paused."""
         return self._access.store.queues()
 
     def is_known(self, name: str) -> bool:
-        """It holds a live job, is paused, or a live worker names it: it can hardly be misspelled."""
+        """It holds a live job, is paused, or is served by a live worker: it is hardly misspelled."""
         store = self._access.store
         served = (row.identity.queues for row in store.workers())
         return name in {queue.name for queue in store.queues()}.union(*served)
@@ -69,10 +69,10 @@ class Queues:
     # ── acting ──
 
     def pause(self, queue: str) -> bool:
-        """Stop claims from a queue; running jobs go on. False: it was paused already."""
+        """Stop claims from a queue; running jobs continue. False: it was already paused."""
         with self._access.recorded("queue.pause", valid_name(queue, "queue")) as said:
             paused = self._access.store.pause(queue, paused=True)
-            said.append("paused" if paused else "it was paused already")
+            said.append("paused" if paused else "it was already paused")
         return paused
 
     def resume(self, queue: str) -> bool:

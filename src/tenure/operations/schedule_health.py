@@ -1,6 +1,6 @@
-"""How schedules stand: whether each runs when it should, what became of its ticks, which ones come; in words, too.
+"""Health of schedules: whether each runs on time, the outcomes of its ticks, its next ticks; and texts for them.
 
-The command line, the pages and the API show these values; none of them works anything out by itself.
+The command line, the pages and the API show these values and derive nothing themselves.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from tenure.schedules.timetable import Record, record, why_overdue
 
 _MOMENT = timedelta(milliseconds=1)
 _OVERLAP = {
-    "skip": "a tick is skipped while the run before it goes on",
-    "queue": "one tick waits for the run before it to end, further ones are skipped",
-    "replace": "a tick stops the run before it and takes its place",
+    "skip": "a tick is skipped while the previous run is still in progress",
+    "queue": "one tick waits for the previous run to end, further ones are skipped",
+    "replace": "a tick cancels the previous run and replaces it",
     "allow": "runs may overlap",
 }
 _CATCH_UP = {
-    "skip": "ticks that nobody fired in time are not made up for",
-    "latest": "of ticks that nobody fired the newest one is run, if it is not older than {window}",
-    "all": "ticks that nobody fired are run one after another, the newest {most:,} and none older than {window}",
+    "skip": "ticks that were not fired in time are not run later",
+    "latest": "of the ticks that were not fired, the newest is run if it is not older than {window}",
+    "all": "ticks that were not fired are run one after another: the newest {most:,}, none older than {window}",
 }
 
 
-# ── How one stands ──────────────────────────────────────────────────────────────────────────────────────────────
+# ── Health of one schedule ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleHealth:
-    """A schedule as it stands `at` a moment. `late` is in seconds; None: it is not overdue."""
+    """The state of a schedule `at` a moment. `late` is in seconds; None: it is not overdue."""
 
     standing: Standing
     at: datetime  #: by the store's clock
@@ -64,12 +64,12 @@ class ScheduleHealth:
 
     @property
     def waiting(self) -> bool:
-        """Its job waits for a worker."""
+        """Its job is waiting for a worker."""
         return any(run.job is not None and run.job.attempt == 0 for run in self.running)
 
     @property
     def due(self) -> datetime | None:
-        """When it is late: since when; the same at every look, whatever is lost in arithmetic."""
+        """If it is late, since when; computed so that rounding gives the same value at every call."""
         if self.late is None:
             return None
         due = self.at - timedelta(seconds=self.late) + _MOMENT / 2
@@ -81,7 +81,7 @@ class ScheduleHealth:
 
     @property
     def status(self) -> str:
-        """In one word; how its last run went, unless something else matters more."""
+        """One word: the status of its last run, unless something else matters more."""
         s = self.schedule
         if self.late is not None:
             return "overdue"
@@ -89,13 +89,13 @@ class ScheduleHealth:
 
     @property
     def local(self) -> str:
-        """The next tick as the clocks of its zone show it; empty where that is UTC."""
+        """The next tick in local time of its zone; empty if that is UTC."""
         at = self.record.next_expected_at
         return "" if at is None or self.schedule.tz == "UTC" else clock(self.rule, at)
 
     @property
     def worry(self) -> tuple[float, ...]:
-        """To sort by: the worst first."""
+        """Sort key: worst first."""
         return (-(self.late or 0.0), -self.schedule.failure_count)
 
     @property
@@ -107,8 +107,8 @@ class ScheduleHealth:
         """Its next ticks."""
         return [] if self.rule is None else coming(self.rule, self.at, limit, self.schedule)
 
-    def told(self, ticks: Iterable[Tick]) -> list[TickView]:
-        """These ticks of it, each with its job where that still runs."""
+    def views(self, ticks: Iterable[Tick]) -> list[TickView]:
+        """These ticks, each with its job if that is still live."""
         jobs = {run.tick.job_id: run.job for run in self.standing.runs}
         return [TickView(tick, jobs.get(tick.job_id), self.rule) for tick in ticks]
 
@@ -126,34 +126,34 @@ def surprises(schedule: Schedule, now: datetime) -> list[str]:
 
 
 def held_back(s: Schedule) -> list[str]:
-    """Why ticks may not become runs at these very times."""
+    """Why ticks may not become runs at exactly these times."""
     said = [
         "it is retired: none of these will be fired" if s.retired_at else "",
         "it is paused: none of these is fired until it is resumed" if s.paused_at else "",
-        f"each is fired up to {spell(s.jitter)} later (jitter)" if s.jitter else "",
+        f"each is fired up to {spell(s.jitter)} late (jitter)" if s.jitter else "",
     ]
     return [each for each in said if each]
 
 
-# ── What became of its ticks, and which ones come ───────────────────────────────────────────────────────────────
+# ── Outcomes of past ticks, and the next ticks ──────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class TickView:
-    """What became of one tick, or of a run of missed ones."""
+    """The outcome of one tick, or of a series of missed ones."""
 
     tick: Tick
-    job: JobView | None  #: while its run goes on
+    job: JobView | None  #: while its run is in progress
     rule: Rule | None
 
     @property
     def local(self) -> str:
-        """Its time as the clocks of the rule's zone show it."""
+        """Its local time in the rule's zone."""
         return clock(self.rule, self.tick.tick)
 
     @property
     def until(self) -> str:
-        """The same of the last one of a run of missed ticks; empty: it stands for one."""
+        """Local time of the last of a series of missed ticks; empty: it is a single tick."""
         return clock(self.rule, self.tick.until) if self.tick.until else ""
 
     @property
@@ -172,7 +172,7 @@ class TickView:
 
     @property
     def late_by(self) -> float | None:
-        """Seconds from its time to its start. What an operator started has no time of its own."""
+        """Seconds from its due time to its start. Runs started by an operator have no due time."""
         began = self.started_at
         if began is None or self.tick.cause != "tick":
             return None
@@ -180,24 +180,24 @@ class TickView:
 
     @property
     def why(self) -> str:
-        """The reason, the first line of the error, or how far it is."""
+        """The reason, the first line of the error, or the progress."""
         if self.tick.status == "open":
             return str(self.job.state) if self.job else "its job is gone"
         return headline(self.tick.why) if self.tick.why else ""
 
 
 def coming(rule: Rule, since: datetime, limit: int, schedule: Schedule | None = None) -> list[Outlook]:
-    """The next ticks of a rule; those of a schedule lie between its start and its end."""
+    """The next ticks of a rule; for a schedule, between its start and its end."""
     start, end = (schedule.start, schedule.end) if schedule else (None, None)
     since = max(since, start - _MOMENT) if start else since
     return [each for each in outlook(rule, since, limit) if end is None or each.tick <= end]
 
 
-# ── In words ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Texts ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def clock(rule: Rule | None, at: datetime) -> str:
-    """A time as the clocks of the rule's zone show it."""
+    """Local time in the rule's zone."""
     return wall(rule.local(at) if rule else at.astimezone(UTC))
 
 
@@ -206,7 +206,7 @@ def wall(local: datetime) -> str:
 
 
 def definition(s: Schedule, rule: Rule | None) -> list[tuple[str, str]]:
-    """What was declared, name by name; what does not apply has an empty text."""
+    """What was declared, as names and texts; a text is empty if it does not apply."""
     job, guard = s.job, s.kind == "guard"
     catch_up = _CATCH_UP[s.catch_up].format(window=spell(s.catch_up_window), most=s.catch_up_max)
     return [
@@ -214,22 +214,27 @@ def definition(s: Schedule, rule: Rule | None) -> list[tuple[str, str]]:
         ("clock changes", _clock_changes(s) if isinstance(rule, Cron) and s.tz != "UTC" else ""),
         ("from", clock(rule, s.start) if s.start else ""),
         ("until", clock(rule, s.end) if s.end else ""),
-        ("jitter", f"up to {spell(s.jitter)} later, another length for each tick" if s.jitter else ""),
+        ("jitter", f"up to {spell(s.jitter)} late, different for each tick" if s.jitter else ""),
         ("overlap", "" if guard else f"{s.overlap}: {_OVERLAP[s.overlap]}"),
         ("catch up", "" if guard else f"{s.catch_up}: {catch_up}"),
-        ("expires", f"not begun {spell(s.expires)} after its time, a run is given up" if s.expires is not None else ""),
+        (
+            "expires",
+            f"a run that has not started {spell(s.expires)} after its time is cancelled"
+            if s.expires is not None
+            else "",
+        ),
         ("pause after", _failures(s.pause_after) if s.pause_after is not None else ""),
         ("alert after", _failures(s.alert_after)),
         ("overdue", f"{spell(s.grace)} after its time"),
         ("too long", f"a run that takes longer than {spell(s.too_long)}" if s.too_long is not None else ""),
-        ("task", job.task if job else "none: a guard, it runs where it is called"),
+        ("task", job.task if job else "none: a guard, which runs where it is called"),
         ("queue", f"{job.queue}, priority {job.priority}" if job else ""),
     ]
 
 
 def _clock_changes(s: Schedule) -> str:
-    said = "a fixed time that is jumped over runs right after, one that comes twice runs the first time"
-    more = "; if all ticks of a day are jumped over, one run right after" if s.dst == "run_once" else ""
+    said = "a fixed time that is skipped runs right after, one that occurs twice runs the first time"
+    more = "; if all ticks of a day are skipped, one run right after" if s.dst == "run_once" else ""
     return f"{s.dst}: {said}{more}"
 
 
@@ -238,7 +243,7 @@ def _failures(count: int) -> str:
 
 
 def origin(s: Schedule) -> str:
-    """Who declares it."""
+    """What declares it."""
     if s.kind == "guard":
         return "its own calls"
     return f"app {s.source}, release {s.release}" if s.source else "an operator"

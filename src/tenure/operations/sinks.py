@@ -1,6 +1,6 @@
-"""Where alerts go: a webhook, or any of the services that apprise knows, e-mail among them.
+"""Alert sinks: a webhook, or any service that apprise supports, e-mail among them.
 
-Their URLs are secrets: no log, error, job or repr shows more of one than `sink_label` does.
+Their URLs are secrets: logs, errors, jobs and reprs show only what `sink_label` returns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOG = "log"
 QUEUE = "tenure.alerts"
 TASK = "tenure.alert"
 SEND_SECONDS = 10.0
-SERVICE_SECONDS = 1.0  #: between two messages to a service of apprise, which waits for up to 5.5 by itself
+SERVICE_SECONDS = 1.0  #: between two messages to an apprise service, which may itself wait for up to 5.5
 
 Kind = Literal["overdue", "late", "too-long", "failures", "dead-letters", "queue-age", "no-worker", "scheduler-silent"]
 
@@ -35,21 +35,21 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """A problem that was noticed. It is kept in the store as long as it is open."""
+    """A problem that was detected. It is kept in the store while it is open."""
 
     id: str
-    key: str  #: of its problem
+    key: str  #: the key of its problem
     kind: Kind
     subject: str
     says: str
     store: str
     opened_at: datetime
-    gone_at: datetime | None = None  #: since when the problem is no longer seen
+    gone_at: datetime | None = None  #: when the problem was first found to be gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What a sink is told. A webhook gets exactly this, as JSON."""
+    """What a sink receives. A webhook gets exactly this, as JSON."""
 
     type: Literal["incident.opened", "incident.closed"]
     timestamp: datetime
@@ -59,11 +59,11 @@ class Message:
 
 
 class Undelivered(TenureError):
-    """A sink did not take a message. The text has no secrets."""
+    """A sink did not accept a message. The text contains no secrets."""
 
 
 class Sink(Protocol):
-    """One address. `send` returns when the message is taken, and raises Undelivered when it is not."""
+    """One destination. `send` returns once the message is accepted, and raises Undelivered if it is not."""
 
     @property
     def label(self) -> str: ...
@@ -72,7 +72,7 @@ class Sink(Protocol):
 
 
 def open_sinks(settings: Settings) -> dict[str, Sink]:
-    """The sinks of `alerts` but the log, each under a short name that a job may carry. Raises InvalidOption."""
+    """The sinks of `alerts` except the log, each under a short name that a job may carry. Raises InvalidOption."""
     secret = settings.alert_secret
     return {
         sha256(url.encode()).hexdigest()[:8]: Webhook(url, secret) if _is_web(url) else Service(url)
@@ -86,16 +86,16 @@ def _is_web(url: str) -> bool:
 
 
 def signature(secret: str, message_id: str, at: str, body: bytes) -> str:
-    """The header `webhook-signature` of what is sent `at` this Unix time."""
+    """The header `webhook-signature` of a message sent `at` this Unix time."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
     digest = hmac.digest(key, f"{message_id}.{at}.".encode() + body, "sha256")
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
 class Webhook:
-    """A URL that is POSTed each message as JSON, signed as standardwebhooks.com says if there is a secret.
+    """A URL that gets each message as a JSON POST, signed as standardwebhooks.com specifies if there is a secret.
 
-    `webhook-id` is the same in every try, so that a receiver can drop what it has already.
+    `webhook-id` is the same in every attempt, so that a receiver can drop duplicates.
     """
 
     def __init__(self, url: str, secret: str | None) -> None:
@@ -104,9 +104,9 @@ class Webhook:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError:
-            raise InvalidOption(f"alerts: {self.label} is no URL: expected https://HOST/PATH") from None
+            raise InvalidOption(f"alerts: {self.label} is not a URL: expected https://HOST/PATH") from None
         if not host:
-            raise InvalidOption(f"alerts: {self.label} names no host: expected https://HOST/PATH")
+            raise InvalidOption(f"alerts: {self.label} has no host: expected https://HOST/PATH")
         host = f"[{host}]" if ":" in host else host
         plain = parts._replace(netloc=host if port is None else f"{host}:{port}", fragment="")
         self._url = quote(plain.geturl(), safe=":/?#[]@!$&'()*+,;=%~")
@@ -120,12 +120,12 @@ class Webhook:
         return f"Webhook({self.label})"
 
     def send(self, message_id: str, message: Message) -> None:
-        """One POST of at most 10 s a step. Any 2xx is a delivery; a redirect is none, and is not followed."""
+        """One POST, at most 10 s per step. Any 2xx counts as delivered; a redirect does not, and is not followed."""
         from urllib import error, request
 
         class NoRedirect(request.HTTPRedirectHandler):
             def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-                """It may lead to another host, who must not see what is sent."""
+                """It may lead to another host, which must not see the message."""
 
         body, at = msgspec.json.encode(message), str(int(time.time()))
         headers = {**self._headers, "webhook-id": message_id, "webhook-timestamp": at}
@@ -137,11 +137,13 @@ class Webhook:
                 return
         except error.HTTPError as answer:
             answer.close()
-            problem = f"answered {answer.code}" + (", a redirect: name the URL it leads to" * (answer.code // 100 == 3))
+            problem = f"answered {answer.code}" + (
+                ", a redirect: configure the URL it leads to" * (answer.code // 100 == 3)
+            )
         except error.URLError as away:
-            problem = f"is out of reach: {away.reason}"
-        except Exception as other:  # its text may have the URL
-            problem = f"could not be asked: {type(other).__name__}"
+            problem = f"is unreachable: {away.reason}"
+        except Exception as other:  # its text may contain the URL
+            problem = f"could not be called: {type(other).__name__}"
         raise Undelivered(f"{self.label} {problem}")
 
 
@@ -158,16 +160,16 @@ class Service:
             ) from error
         log = logging.getLogger("apprise")
         if log.level == logging.NOTSET:
-            log.setLevel(logging.WARNING)  # what it tells below that has URLs with all their secrets
+            log.setLevel(logging.WARNING)  # lower levels log URLs with all their secrets
         self._apprise = apprise.Apprise()
-        log.disabled = True  # it would say which part of the URL it does not understand
+        log.disabled = True  # it would log the part of the URL that it can't parse
         try:
             understood = self._apprise.add(url)
         finally:
             log.disabled = False
         if not understood:
             raise InvalidOption(
-                f"alerts: apprise does not understand the URL {self.label}; to hear why: apprise -vv -b test URL, "
+                f"alerts: apprise does not understand the URL {self.label}; to see why, run apprise -vv -b test URL, "
                 "and see https://github.com/caronc/apprise/wiki"
             )
 
@@ -181,7 +183,7 @@ class Service:
         """A title and a text."""
         try:
             taken = self._apprise.notify(title=message.title, body=message.text)
-        except Exception as error:  # its text may have the URL
-            raise Undelivered(f"{self.label} could not be asked: {type(error).__name__}") from None
+        except Exception as error:  # its text may contain the URL
+            raise Undelivered(f"{self.label} could not be called: {type(error).__name__}") from None
         if not taken:
-            raise Undelivered(f"{self.label} did not take it; the log of apprise says why")
+            raise Undelivered(f"{self.label} did not accept it; see the log of apprise")

@@ -1,4 +1,4 @@
-"""Workers: which of them are alive, what each may run, and what all of them together have room for."""
+"""Workers: which of them are alive, what each may run, and their total capacity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tenure.operations.access import Access
 from tenure.operations.sinks import QUEUE
 from tenure.ports import WorkerView
 
-# ── One of them ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── One worker ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def ended_at(row: WorkerView, now: datetime) -> datetime | None:
@@ -21,12 +21,12 @@ def ended_at(row: WorkerView, now: datetime) -> datetime | None:
 
 
 def runs_user_jobs(row: WorkerView) -> bool:
-    """Neither a guard, which runs its own job only, nor one that delivers alerts."""
+    """Whether it is neither a guard, which runs only its own job, nor a worker that delivers alerts."""
     return row.identity.runner != "guard" and row.identity.queues != (QUEUE,)
 
 
 def serves(queue: str, row: WorkerView) -> bool:
-    """It names the queue, or names none and takes jobs of any."""
+    """Whether it lists this queue, or lists none and takes jobs from all."""
     return queue in row.identity.queues or (not row.identity.queues and runs_user_jobs(row))
 
 
@@ -39,25 +39,25 @@ def has_free_slot(row: WorkerView) -> bool:
 
 
 def stalls(rows: Iterable[WorkerView]) -> list[str]:
-    """What each of the living says is wrong with it, behind its id."""
+    """The problem that each live worker reports about itself, after its id."""
     return [f"{row.identity.id}: {row.note}" for row in rows if row.note and row.died_at is None]
 
 
 def why_ended(row: WorkerView) -> str:
-    """Of one that was declared dead."""
+    """Why a worker was declared dead."""
     if row.note:
         return row.note
     if row.died_at is not None and row.died_at >= row.expires_at:
-        return "its lease ended: nobody heard of it any more, so its jobs were taken back"
-    return "its process ended: stopped in order, or killed; its jobs were settled at once"
+        return "its lease expired without a renewal, so its jobs were rescued"
+    return "its process ended, by a normal stop or a kill; its jobs were settled at once"
 
 
-# ── All of them ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── All workers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Workforce:
-    """Some workers, counted."""
+    """Counts over a set of workers."""
 
     alive: int
     hosts: int
@@ -68,7 +68,7 @@ class Workforce:
 
     @classmethod
     def of(cls, rows: Iterable[WorkerView]) -> Workforce:
-        """Of these; a guard is none that works for others, and counts only once it is dead."""
+        """Counts of these; a guard runs no other jobs, so it counts only once it is dead."""
         found = list(rows)
         alive = [row for row in found if row.died_at is None and row.identity.runner != "guard"]
         return cls(
@@ -92,6 +92,6 @@ class Workers:
         return self._store.workers(dead=dead)
 
     def recent(self, within: timedelta) -> list[WorkerView]:
-        """Live workers, and those that died in this time, newest first."""
+        """Live workers, and those that died within this time, newest first."""
         rows, since = self._store.workers(dead=True), self._store.now() - within
         return [row for row in rows if row.died_at is None or row.died_at > since]

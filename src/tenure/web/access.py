@@ -1,4 +1,4 @@
-"""Who a request is: by the host app's hook, a token, a session, or as `local` on the machine itself. Nobody else."""
+"""Authentication: by the host app's hook, a token, a session, or as `local` on the machine itself."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _PROXIED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-pro
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who looks, and what they may do. `payloads`: they see arguments, results, checkpoints and log lines.
+    """A user and their rights. `payloads`: they see arguments, results, checkpoints and log lines.
 
-    Example, from a hook: `User("ada@example.com", "operate", payloads=True)`; the name is what the audit trail keeps.
+    Example, from a hook: `User("ada@example.com", "operate", payloads=True)`; the name goes into the audit trail.
     """
 
     name: str
@@ -56,46 +56,46 @@ LOCAL = User("local", "admin", payloads=True)
 
 
 class BadHook(TypeError):
-    """The host app's hook answered with something that is no user."""
+    """The host app's hook returned something that is not a user."""
 
 
 class Access:
-    """Decides who a request is. `auth(request)` is the host app's hook, plain or async; a plain one runs in a thread.
+    """Authenticates requests. `auth(request)` is the host app's hook, plain or async; a plain one runs in a thread.
 
-    It returns a `User`, a role, True (an admin), or False or None: nobody it knows, so tokens count, if there are any.
+    It returns a `User`, a role, True (an admin), or False or None: unknown to the app, so tokens are tried, if any.
     """
 
     def __init__(self, settings: Settings, auth: Auth | None = None, *, clock: Callable[[], float] = time.time) -> None:
         self.tokens = settings.tokens
         self.auth = auth
-        # A name that isn't ours may be another site's, now pointing here (DNS rebinding). With a hook, which names are
-        # right is the host app's affair, and what the hook goes by, cookies mostly, isn't sent to a wrong one.
+        # An unknown host name may be another site's, now pointing here (DNS rebinding). With a hook, the host app
+        # decides which names are valid, and what the hook relies on, mostly cookies, isn't sent to another name.
         own = {socket.gethostname().lower(), host_and_port(settings.listen)[0].lower() if settings.listen else ""}
         self.hosts = None if auth is not None and not settings.hosts else own | set(settings.hosts)
         self.clock = clock
         self.guesses = Guesses(clock)
-        # Cookies know no ports: two dashboards on one host, through tunnels say, must not sign each other's users out.
+        # Cookies ignore ports: two dashboards on one host, e.g. through tunnels, must not sign each other's users out.
         place = f"{redact(settings.url)} {settings.namespace}"
         self.cookie = f"tenure_{sha256(place.encode()).hexdigest()[:8]}"
 
     def answers_to(self, host: str) -> bool:
-        """Whether the dashboard may be called by this name. By any address, too: nobody can point it elsewhere."""
+        """Whether the dashboard serves this host name. Any IP address is fine: it can't be rebound to another host."""
         return self.hosts is None or host in self.hosts or host == "localhost" or is_address(host)
 
     @property
     def only_local(self) -> bool:
-        """Whether nobody but `local` can come: there are no tokens, and no hook."""
+        """Whether only `local` has access: there are no tokens, and no hook."""
         return not self.tokens and self.auth is None
 
     async def who(self, request: Request) -> User | None:
-        """Who this is, or None. Raises BadHook, and whatever the hook raises."""
+        """The user of this request, or None. Raises BadHook, and whatever the hook raises."""
         if self.auth is not None:
             user = _user_of(await _called(self.auth, request))
             if user is not None:
                 return user
         given = bearer(request.headers)
         if given is not None and self.tokens:
-            # One that is wrong counts as nobody: whoever brings a token doesn't mean to come by a cookie.
+            # A wrong token is not authenticated: a client that sends a token does not intend to use its cookie.
             token = self.token(given, address(request.scope))
             return None if token is None else _user(token)
         if self.only_local:
@@ -103,10 +103,10 @@ class Access:
         return self._of_session(request.cookies.get(self.cookie, ""))
 
     def token(self, given: str, guesser: str) -> Token | None:
-        """The token with this secret. A wrong one is held against `guesser`, who must not be blocked already."""
+        """The token with this secret. A wrong one counts against `guesser`, which must not be blocked already."""
         digest = sha256(given.encode()).digest()
         found = None
-        for token in self.tokens:  # all of them, whichever it is: how long it takes says nothing
+        for token in self.tokens:  # compare all of them, so that the time reveals nothing
             if hmac.compare_digest(digest, sha256(token.secret.encode()).digest()):
                 found = token
         if found is None:
@@ -114,11 +114,11 @@ class Access:
         return found
 
     def session(self, token: Token) -> str:
-        """A new session of this token, as a cookie's value. It ends after 12 hours, or when the token is changed."""
+        """A new session of this token, as a cookie value. It ends after 12 hours, or when the token is changed."""
         return _signed(token, f"{token.name}:{int(self.clock()) + SESSION_SECONDS}:{secrets.token_urlsafe(16)}")
 
     def known_cookie(self, cookies: Mapping[str, str]) -> str | None:
-        """The value of our cookie, if it is a session that has not ended or an anonymous one."""
+        """The value of the dashboard's cookie, if it is a valid session or an anonymous one."""
         value = cookies.get(self.cookie, "")
         return value if _ANONYMOUS.fullmatch(value) or self._of_session(value) else None
 
@@ -128,28 +128,28 @@ class Access:
         token = next((each for each in self.tokens if each.name == name), None)
         if token is None or not hmac.compare_digest(_signed(token, said).encode(), value.encode()):
             return None
-        expires = int(rest.partition(":")[0])  # it is signed: we wrote it
+        expires = int(rest.partition(":")[0])  # it is signed, so the format is valid
         return _user(token) if self.clock() < expires else None
 
 
 def anonymous() -> str:
-    """A cookie's value for who has no session: it makes them nobody, but binds forms to their browser."""
+    """A cookie value for a browser without a session: it grants nothing, but binds forms to the browser."""
     return secrets.token_urlsafe(32)
 
 
 def csrf_token(cookie: str, name: str) -> str:
-    """What forms carry. The cookie's value is the key: no other site can read it, and no two browsers have the same."""
+    """The CSRF token in forms. Its key is the cookie value: other sites can't read it, and it differs per browser."""
     return hmac.new(cookie.encode(), f"tenure csrf {name}".encode(), sha256).hexdigest()
 
 
 def bearer(headers: Headers) -> str | None:
-    """What stands behind `Authorization: Bearer`."""
+    """The value after `Authorization: Bearer`."""
     scheme, _, given = headers.get("authorization", "").strip().partition(" ")
     return given.strip() if scheme.lower() == "bearer" else None
 
 
 def host_of(text: str) -> tuple[str, int | None] | None:
-    """The name and the port of a Host header, or None if it is none.
+    """The name and the port of a Host header, or None if it is invalid.
 
     >>> host_of("[::1]:3000"), host_of("Jobs.Example.com"), host_of("a/b")
     (('::1', 3000), ('jobs.example.com', None), None)
@@ -178,7 +178,7 @@ def is_loopback(name: str) -> bool:
 
 
 def address(scope: Mapping[str, Any]) -> str:
-    """Where a request comes from; of IPv6 the network, which is what one guesser has."""
+    """The client's address; for IPv6 its network, since one client controls all of it."""
     host = str((scope.get("client") or ("", 0))[0])
     if is_address(host) and isinstance(found := ip_address(host), IPv6Address) and not found.ipv4_mapped:
         return found.exploded[:19]
@@ -186,7 +186,7 @@ def address(scope: Mapping[str, Any]) -> str:
 
 
 class Guesses:
-    """Who tried too many wrong secrets lately. The same one again, as of a client with an old token, is no guess."""
+    """Addresses with too many recent wrong secrets. Repeating one, as a client with an old token does, is free."""
 
     MOST, SECONDS, _KEPT = 10, 60.0, 1024
 
@@ -195,7 +195,7 @@ class Guesses:
         self._by: OrderedDict[str, tuple[float, set[bytes]]] = OrderedDict()
 
     def wait(self, guesser: str) -> float:
-        """How many seconds this one is not listened to; 0.0: not at all."""
+        """How many more seconds this address is blocked; 0.0: it is not."""
         ends, tried = self._by.get(guesser, (0.0, set[bytes]()))
         return max(0.0, ends - self._clock()) if len(tried) >= self.MOST else 0.0
 
@@ -225,7 +225,7 @@ def _user_of(answer: object) -> User | None:
     rights = role_of("admin") if answer is True else role_of(answer) if isinstance(answer, str) else None
     if rights is None:
         raise BadHook(
-            f"auth= answered with a {type(answer).__name__}; expected a tenure.web.access.User, a role "
+            f"auth= returned a {type(answer).__name__}; expected a tenure.web.access.User, a role "
             f"({', '.join(ROLES)}), True, False or None"
         )
     role, payloads = rights
@@ -241,9 +241,9 @@ def _signed(token: Token, said: str) -> str:
 
 
 def _is_local(scope: Mapping[str, Any], headers: Headers) -> bool:
-    """Someone on this machine, who asked for this machine, and not a proxy on it that lets the world in."""
+    """Whether the client is on this machine and called it by a local name, and is not a proxy that forwards others."""
     client, host = scope.get("client"), host_of(headers.get("host", ""))
     if not client or not host or not is_loopback(client[0]) or not is_loopback(host[0]):
         return False
-    # nginx without further settings passes on neither the name that was asked for nor whence, but speaks HTTP/1.0.
+    # nginx by default forwards neither the requested name nor the client's address, but it uses HTTP/1.0.
     return scope.get("http_version") != "1.0" and not any(name in headers for name in _PROXIED)

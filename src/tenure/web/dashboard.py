@@ -1,4 +1,4 @@
-"""The dashboard put together: pages, API, live streams and what stands in front of them, as one ASGI app."""
+"""Assembles the dashboard: pages, API, live streams and the security middleware, as one ASGI app."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def create(
     web = FastAPI(
         title="Tenure",
         version=site.version,
-        description="Jobs that are owned until they are done: look, and act.",
-        docs_url=None,  # their pages load scripts from other hosts
+        description="Jobs that are owned until they are done: inspect them, and act on them.",
+        docs_url=None,  # those pages load scripts from other hosts
         redoc_url=None,
         openapi_url="/api/openapi.json",
     )

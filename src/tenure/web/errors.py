@@ -1,4 +1,4 @@
-"""What went wrong, said once: as problem details (RFC 9457) to programs, as a page to people."""
+"""Error responses: problem details (RFC 9457) for programs, a page for people."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tenure.web.security import Problem
 from tenure.web.site import Site
 
 _log = logging.getLogger("tenure.web")
-RETRY_AFTER = 5  #: seconds until a store that is away may be asked again
+RETRY_AFTER = 5  #: seconds until a client should retry while the store is unavailable
 PROBLEM = "application/problem+json"
 _PROGRAMS = re.compile(r"/(?:api|live|metrics|healthz)(?:/|$)")
-_SHOWN = 10  #: mistakes of one request
+_SHOWN = 10  #: the most validation errors shown for one request
 
 
 class _Kind(NamedTuple):
@@ -51,8 +51,8 @@ _KINDS: Mapping[type[TenureError], _Kind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is answered. `type` never changes for a kind of problem; `errors`: which field, what was expected."""
+class ErrorResponse:
+    """An error response. `type` never changes for a kind of problem; `errors`: which field, what was expected."""
 
     status: int
     title: str
@@ -65,34 +65,34 @@ class Said:
         body: dict[str, Any] = {"type": self.type, "title": self.title, "status": self.status, "detail": self.detail}
         if self.errors:
             body["errors"] = self.errors
-        # Escaped to ASCII: what came in may be no text, and is told back.
+        # Escaped to ASCII: it may repeat input that is not valid text.
         return Response(json.dumps(body), self.status, dict(self.headers), PROBLEM)
 
 
-def say(error: Exception) -> Said:
-    """The answer to an error; of one that nobody foresaw nothing is told."""
+def error_response(error: Exception) -> ErrorResponse:
+    """The response to an error; an unexpected one reveals no details."""
     match error:
         case Problem():
-            return Said(error.status, error.title, error.detail, _type(error.title), error.headers)
+            return ErrorResponse(error.status, error.title, error.detail, _type(error.title), error.headers)
         case TenureError():
             kind = next(_KINDS[each] for each in type(error).__mro__ if each in _KINDS)
             headers = {"Retry-After": str(RETRY_AFTER)} if isinstance(error, StoreAway) else {}
-            return Said(kind.status.value, kind.title, str(error), _type(kind.title), headers)
+            return ErrorResponse(kind.status.value, kind.title, str(error), _type(kind.title), headers)
         case RequestValidationError():
             errors = [_mistake(each) for each in error.errors()[:_SHOWN]]
             detail = "; ".join(f"{each['field']}: {each['expected']}" for each in errors)
-            return Said(422, "Invalid request", detail, _type("Invalid request"), errors=errors)
+            return ErrorResponse(422, "Invalid request", detail, _type("Invalid request"), errors=errors)
         case HTTPException():
             title = HTTPStatus(error.status_code).phrase
             detail = error.detail if error.detail != title else _DETAILS.get(error.status_code, title)
-            return Said(error.status_code, title, detail, headers=error.headers or {})
+            return ErrorResponse(error.status_code, title, detail, headers=error.headers or {})
         case _:
-            return Said(500, "Internal error", "the log of the dashboard says why", _type("Internal error"))
+            return ErrorResponse(500, "Internal error", "see the log of the dashboard", _type("Internal error"))
 
 
 _DETAILS = {
-    404: "nothing is at this address: see the navigation, or /api/openapi.json for all addresses of the API",
-    405: "this address does not take this method; the header Allow names those it takes",
+    404: "there is no such page: see the navigation, or /api/openapi.json for the endpoints of the API",
+    405: "this address does not support this method; the header Allow lists those it does",
 }
 
 
@@ -101,7 +101,7 @@ def _type(title: str) -> str:
 
 
 def _mistake(error: Mapping[str, Any]) -> dict[str, str]:
-    """`limit`, `body.args`: which field; and what was expected."""
+    """The field, as `limit` or `body.args`, and what was expected."""
     where, *path = map(str, error["loc"])
     name = ".".join([where, *path] if where == "body" or not path else path)
     if error["type"] == "json_invalid":
@@ -123,13 +123,13 @@ class _Answers:
         self._renderer = renderer
 
     def answer(self, request: Request, error: Exception) -> Response:
-        said = say(error)
+        said = error_response(error)
         if said.status == HTTPStatus.INTERNAL_SERVER_ERROR:
             _log.error("%s %s: %s", request.method, request.url.path, error, exc_info=error)
         path = request.url.path.removeprefix(request.scope.get("root_path", ""))
         return said.json() if _PROGRAMS.match(path) else self._page(request, path, said)
 
-    def _page(self, request: Request, path: str, said: Said) -> Response:
+    def _page(self, request: Request, path: str, said: ErrorResponse) -> Response:
         root: str = request.scope.get("root_path", "")
         user: User | None = getattr(request.state, "user", None)
         if user is not None:
@@ -140,13 +140,13 @@ class _Answers:
                 )
                 csrf: str = getattr(request.state, "csrf", "")
                 return HTMLResponse(html.replace(CSRF, csrf), said.status, dict(said.headers))
-            except Exception:  # what is shown around it may need what has just failed
-                _log.debug("the page that tells of a problem can't be shown", exc_info=True)
+            except Exception:  # the page's frame may need what has just failed
+                _log.debug("the error page can't be rendered", exc_info=True)
         return PlainTextResponse(f"{said.title}\n\n{said.detail}\n", said.status, dict(said.headers))
 
 
 class _LastResort:
-    """An error that nobody foresaw is logged once and answered here, so that no server or host app logs it again."""
+    """Unexpected errors are logged once and answered here, so that no server or host app logs them again."""
 
     def __init__(self, app: ASGIApp, answers: _Answers) -> None:
         self._app = app
@@ -163,7 +163,7 @@ class _LastResort:
         try:
             await self._app(scope, receive, sending)
         except Exception as error:
-            if began or scope["type"] != "http":  # too late to say it: the server cuts the answer off, and logs it
+            if began or scope["type"] != "http":  # too late to answer: the server aborts the response, and logs it
                 raise
             response = self._answers.answer(Request(scope), error)
             await response(scope, receive, send)

@@ -1,7 +1,7 @@
-"""Pages that move: whoever watches a page gets its blocks again as they change, over one stream of events.
+"""Live pages: an open page receives its blocks again as they change, over one event stream.
 
-One task looks at each page that somebody watches, renders it once for all who may see the same, and compares. A slow
-reader gets the newest of each block and skips what lay between, so nothing piles up.
+One task per open page renders it once for all viewers with the same rights, and sends the blocks that changed. A slow
+client gets the newest version of each block and skips those in between, so there is no backlog.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _log = logging.getLogger("tenure.web")
 MOST_WATCHERS = 500
 _SHARE = 25  #: a page that takes 20 ms of processor time is rendered again after half a second
 _ALL = 3  #: as `_SHARE`, for all pages together: they take a third of the processor's time at most
-_STILL_THERE = 15.0  #: seconds without news after which a comment tells proxies and browser that the stream lives
-_LIFE = 900.0  #: seconds after which a stream ends; the browser comes back, and its rights are looked at again
+_STILL_THERE = 15.0  #: seconds without an event after which a comment is sent as a keep-alive
+_LIFE = 900.0  #: seconds after which a stream ends; the browser reconnects, and its rights are checked again
 
 
 @dataclass(eq=False, slots=True)
 class _Watcher:
-    news: dict[str, str] = field(default_factory=dict[str, str])  #: by block, as JSON: the newest of each
+    news: dict[str, str] = field(default_factory=dict[str, str])  #: the newest version of each block, as JSON
     rung: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self, blocks: dict[str, str]) -> None:
@@ -48,20 +48,20 @@ class _Feed:
     look: Callable[[], Mapping[str, str]]
     every: float
     watchers: set[_Watcher] = field(default_factory=set[_Watcher])
-    blocks: dict[str, str] = field(default_factory=dict[str, str])  #: what was told last, as JSON
+    blocks: dict[str, str] = field(default_factory=dict[str, str])  #: the blocks that were sent last, as JSON
     task: asyncio.Task[None] | None = None
-    flaw: str = ""  #: the last error that is ours, which is logged once and not at every look
+    flaw: str = ""  #: the last internal error, which is logged once and not at every read
 
 
 class Feeds:
     def __init__(self, site: Site, renderer: Renderer) -> None:
         self.renderer = renderer
-        self._crew = site.feeders
+        self._threads = site.feeders
         self._feeds: dict[Hashable, _Feed] = {}
         self._watchers = 0
 
     async def page(self, page: Page, view: View, root: str, csrf: str) -> AsyncIterator[str]:
-        """Its blocks as they change, until the browser leaves."""
+        """The page's blocks as they change, until the browser disconnects."""
         key = (view.path, tuple(view.all.multi_items()), root, view.user.role, view.user.payloads)
 
         def look() -> dict[str, str]:
@@ -72,7 +72,7 @@ class Feeds:
     async def watch(
         self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str = ""
     ) -> AsyncIterator[str]:
-        """Events with what changed of all that `look` says: JSON by name. Who has the same key shares the looks."""
+        """Events with the changed values of `look`, as JSON by name. Watchers with the same key share its calls."""
         if self._watchers >= MOST_WATCHERS:
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Too many watch", f"{MOST_WATCHERS} streams are open already")
         return self._events(key, look, every, csrf)
@@ -112,17 +112,17 @@ class Feeds:
         while True:
             took = 0.0
             try:
-                blocks, took = await self._crew.run(_timed, feed.look)
+                blocks, took = await self._threads.run(_timed, feed.look)
                 blocks["away"] = '""'
             except StoreAway as error:
                 blocks = {"away": json.dumps(str(error))}
-            except (Problem, TenureError) as error:  # the job is gone, say
+            except (Problem, TenureError) as error:  # e.g. the job was deleted
                 blocks = {"gone": json.dumps(str(error))}
-            except Exception as error:  # the next look may go well; whoever watches must know that this one did not
+            except Exception as error:  # the next one may succeed; the watchers must see that this one failed
                 if repr(error) != feed.flaw:
-                    _log.exception("what %s watches can't be shown", key)
+                    _log.exception("rendering for the live stream %s failed", key)
                 feed.flaw = repr(error)
-                blocks = {"away": json.dumps("this page can't be shown: the log of the dashboard says why")}
+                blocks = {"away": json.dumps("this page can't be shown: see the log of the dashboard")}
             changed = {name: text for name, text in blocks.items() if feed.blocks.get(name) != text}
             feed.blocks |= changed
             for watcher in feed.watchers:
@@ -131,7 +131,7 @@ class Feeds:
 
 
 def _timed(look: Callable[[], Mapping[str, str]]) -> tuple[dict[str, str], float]:
-    """What it says, and the processor time that took: what the store takes is bounded by the memo."""
+    """The result of `look`, and the CPU time it took: time spent in the store is bounded by the memo."""
     began = thread_time()
     return dict(look()), thread_time() - began
 

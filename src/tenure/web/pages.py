@@ -1,8 +1,8 @@
-"""Pages: a table of them, and how each is rendered, whole for a browser and block by block for who watches it live.
+"""Pages: their table, and rendering: whole for a browser, and block by block for live updates.
 
-A page is a path, a template and a function that looks. What it shows depends on path, query and rights alone, so one
-rendering serves all who watch the same page. Blocks of its template whose names begin with `live_` are sent again
-whenever they change; each stands in an element with `data-live` and the same name.
+A page is a path, a template and a function that reads its data. Its content depends only on path, query and rights,
+so one rendering serves all viewers of the same page. Blocks of its template whose names begin with `live_` are sent
+again whenever they change; each is inside an element with `data-live` and the same name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tenure.web.access import Role, User
 from tenure.web.security import Problem
 from tenure.web.site import Site
 
-CSRF = f"csrf-{secrets.token_hex(16)}"  #: stands for the token of whoever looks, until it is sent
+CSRF = f"csrf-{secrets.token_hex(16)}"  #: placeholder for the viewer's CSRF token, replaced when it is sent
 _FLASH = "tenure_flash"
 _LONGEST_PATH = 2_000
 _root: ContextVar[str] = ContextVar("root", default="")
@@ -39,33 +39,33 @@ _root: ContextVar[str] = ContextVar("root", default="")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who looks at what. `query` has the last value of each name; `all` has every one."""
+    """A viewer and what they requested. `query` has the last value of each name; `all` has every value."""
 
     site: Site
     user: User
     path: str
     query: Mapping[str, str]
     all: QueryParams
-    given: Mapping[str, str]  #: by the path: `given["id"]`
+    given: Mapping[str, str]  #: the path's parameters: `given["id"]`
 
     @property
     def admin(self) -> Admin:
-        """In the hands of who looks: what they do is recorded under their name."""
+        """Operator access as the viewer: actions are recorded under their name."""
         return self.site.admin.by(self.user.name)
 
 
 class Page(NamedTuple):
-    """Example: `Page("/jobs/{id}", "job.html", look_at_job)`. `every`: seconds between two looks for who watches."""
+    """Example: `Page("/jobs/{id}", "job.html", look_at_job)`. `every`: seconds between two live updates."""
 
     path: str
     template: str
     look: Callable[[View], Mapping[str, Any]]
     every: float = 0.2
-    title: str = ""  #: in the navigation; empty: not there
+    title: str = ""  #: in the navigation; empty: not listed
 
 
 class Action(NamedTuple):
-    """A form's target. `act` gets the form's fields, and says what it did and where to go on (a path of ours)."""
+    """A form's target. `act` gets the form's fields, and returns a message and where to redirect (a dashboard path)."""
 
     path: str
     needs: Role
@@ -73,7 +73,7 @@ class Action(NamedTuple):
 
 
 class Again(Problem):
-    """A form that can't be taken as it is: its page once more, with what was typed and what is wrong with it."""
+    """A form with errors: its page is shown again, with the input and what is wrong with it."""
 
     def __init__(self, page: Page, shown: Mapping[str, Any], detail: str) -> None:
         super().__init__(HTTPStatus.UNPROCESSABLE_ENTITY, "It can't be taken as it is", detail)
@@ -95,7 +95,7 @@ class Renderer:
         env.filters.update(words.FILTERS)
         known = cast("dict[str, Any]", env.globals)
         known.update(url=_url, asset=_asset, CSRF=CSRF, site=site)
-        # As a global, since a block that is rendered alone knows nothing of its template's imports.
+        # As a global, since a block that is rendered alone does not see its template's imports.
         known["ui"] = env.get_template("ui.html").module
         self._env = env
 
@@ -109,14 +109,14 @@ class Renderer:
         session: bool = False,
         shown: Mapping[str, Any] | None = None,
     ) -> str:
-        """The page. `session`: whoever looks can sign out; `shown`: this, and not what the page looks at."""
+        """The page. `session`: the viewer can sign out; `shown`: show this instead of the page's own data."""
         _root.set(root)
         context = {**(page.look(view) if shown is None else shown), "view": view, "page": page}
         around = {"flash": flash, "session": session, "navigation": self._navigation(view)}
         return self._env.get_template(page.template).render({**context, **around})
 
     def blocks(self, page: Page, view: View, root: str) -> dict[str, str]:
-        """Those that change, by name."""
+        """The live blocks, by name."""
         _root.set(root)
         template = self._env.get_template(page.template)
         context = template.new_context({**page.look(view), "view": view, "page": page})
@@ -132,7 +132,7 @@ class Renderer:
 
 
 def match(pages: Sequence[Page], site: Site, user: User, at: str) -> tuple[Page, View] | None:
-    """The page at this path and query, as they stand in a browser's address behind our root."""
+    """The page at this path and query of a browser's address, relative to the dashboard's root."""
     path, _, text = at.partition("?")
     path = unquote(path)
     for page in pages:
@@ -157,7 +157,7 @@ def _endpoint(page: Page, site: Site, renderer: Renderer) -> Callable[[Request],
         view = _view(site, user, _inner(request), request.query_params, request.path_params)
         flash = words.unseal(request.cookies.get(_FLASH, ""))
         root, session = request.scope["root_path"], request.state.session
-        html = await site.crew.run(renderer.whole, page, view, root, flash=flash, session=session)
+        html = await site.threads.run(renderer.whole, page, view, root, flash=flash, session=session)
         response = HTMLResponse(html.replace(CSRF, request.state.csrf))
         if flash:
             response.delete_cookie(_FLASH, path=root or "/")
@@ -175,10 +175,10 @@ def _form(action: Action, site: Site, renderer: Renderer) -> Callable[[Request],
         view = _view(site, user, _inner(request), request.query_params, request.path_params)
         root = request.scope["root_path"]
         try:
-            said, to = await site.crew.run(action.act, view, dict(form), form)
+            said, to = await site.threads.run(action.act, view, dict(form), form)
         except Again as again:
             session = request.state.session
-            html = await site.crew.run(renderer.whole, again.page, view, root, session=session, shown=again.shown)
+            html = await site.threads.run(renderer.whole, again.page, view, root, session=session, shown=again.shown)
             return HTMLResponse(html.replace(CSRF, request.state.csrf), again.status)
         finally:
             site.acted()
@@ -194,19 +194,19 @@ def _form(action: Action, site: Site, renderer: Renderer) -> Callable[[Request],
 
 
 def back(form: Mapping[str, str], otherwise: str) -> str:
-    """Where the form was: a path of ours, never another host."""
+    """The page of the form: a dashboard path, never another host."""
     to = form.get("back", "")
     tricky = to.startswith(("//", "/\\")) or ".." in to.partition("?")[0] or not to.isprintable()
     return to if to.startswith("/") and not tricky and len(to) <= _LONGEST_PATH else otherwise
 
 
 def count(text: str, otherwise: int) -> int:
-    """A number in a query or a form, of nine digits at most."""
+    """A number in a query or a form, of at most nine digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else otherwise
 
 
 def _inner(request: Request) -> str:
-    """The path below our root; not from `request.url`, which takes a `?` in a name for the query."""
+    """The path below the dashboard's root; not from `request.url`, which takes a `?` in a name for the query."""
     path, root = str(request.scope["path"]), str(request.scope["root_path"])
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
@@ -216,7 +216,7 @@ def _view(site: Site, user: User, path: str, query: QueryParams, given: Mapping[
 
 
 def _url(path: str, **query: object) -> str:
-    """A link of ours, wherever we are mounted. `None` leaves a name out."""
+    """A link within the dashboard, wherever it is mounted. `None` omits a name."""
     pairs = [(name, value) for name, value in query.items() if value not in (None, "")]
     text = urlencode(pairs, doseq=True)
     return f"{_root.get()}{quote(path)}{'?' if text else ''}{text}"
@@ -228,5 +228,5 @@ def _asset(name: str) -> str:
 
 @cache
 def _fingerprint(name: str) -> str:
-    """Of a file that may be kept for ever under this address."""
+    """A content hash, so that the file may be cached forever under this address."""
     return sha256((files("tenure.web") / "static" / name).read_bytes()).hexdigest()[:12]

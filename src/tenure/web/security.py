@@ -1,8 +1,9 @@
-"""What stands between the network and the dashboard: one ASGI middleware around pages, API and streams.
+"""The security middleware: one ASGI middleware around pages, API and streams.
 
-In this order: 1. headers that no honest client sends are refused, 2. names that are not ours, 3. other sites; 4. who is
-it; 5. a change must come from a page of ours, or from who brings what no browser adds by itself; 6. a body has a limit.
-Every answer gets the headers that keep a browser from running or framing anything that isn't ours.
+In this order: 1. abnormal headers are refused, 2. unknown host names, 3. requests from other sites; 4. the user is
+authenticated; 5. a change must come from a page of the dashboard, or carry a header that no browser adds by itself;
+6. the size of the body is limited. Every response gets the headers that keep a browser from running or framing foreign
+content.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MOST_BODY = 1 << 20
-_SMALL_BODY = 16 << 10  #: of who has not said yet who they are
+_SMALL_BODY = 16 << 10  #: before authentication
 _BODY_SECONDS = 30.0
 _MOST_HEADERS, _MOST_HEADER_BYTES = 100, 32 << 10
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -50,13 +51,13 @@ _ONCE = ("host", "origin", "sec-fetch-site", "authorization", "content-type", "c
 _API = ("/api", "/live", "/metrics", "/healthz", "/csp-report")
 _STREAM = "text/event-stream"
 _REPORT_EVERY = 60.0
-_SEATS = 24  #: calls of the API at a time: they share 40 threads with static files, and with a host app's own
-_BUSY = "The store is slow to answer, and as many calls as may wait for it do so already."
+_SEATS = 24  #: concurrent API calls: they share 40 threads with static files, and with the host app
+_BUSY = "The store is slow to answer, and the limit of calls waiting for it is reached."
 _log = logging.getLogger("tenure.web")
 
 
 class Problem(Exception):
-    """An answer that is an error: RFC 9457 for programs, a page for people. `detail` says what was expected."""
+    """An error response: RFC 9457 for programs, a page for people. `detail` says what was expected."""
 
     def __init__(self, status: int, title: str, detail: str = "", headers: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{title}: {detail}" if detail else title)
@@ -82,11 +83,11 @@ def needs(role: Role) -> Callable[[Request], Awaitable[User]]:
 
 
 class _Gone(Exception):
-    """The client left before it had said everything."""
+    """The client disconnected before the request was complete."""
 
 
 class Visit:
-    """One request, as far as it matters here. `fresh` is a cookie to be set with the answer."""
+    """The parts of a request that matter here. `fresh` is a cookie to set with the response."""
 
     def __init__(self, scope: Scope, cookie_name: str) -> None:
         self.scope = scope
@@ -96,7 +97,7 @@ class Visit:
         self.scheme: str = scope.get("scheme", "http")
         self.root: str = scope.get("root_path", "").rstrip("/")
         whole: str = scope["path"]
-        inside = whole == self.root or whole.startswith(f"{self.root}/")  # some hosts cut the root off, some don't
+        inside = whole == self.root or whole.startswith(f"{self.root}/")  # some hosts strip the root, some don't
         self.path = (whole[len(self.root) :] if inside else whole) or "/"
         self.safe = self.method in _SAFE
         self.api = any(self.path == each or self.path.startswith(f"{each}/") for each in _API)
@@ -106,12 +107,12 @@ class Visit:
         self.fresh: str | None = None
 
     def url(self, path: str, **query: str) -> str:
-        """A path of ours, as it stands in a header."""
+        """A path of the dashboard, encoded for a header."""
         return quote(self.root + path, safe="/:@!$&'()*+,=~-._") + (f"?{urlencode(query)}" if query else "")
 
     def set_cookie(self, value: str, seconds: int | None) -> None:
-        # Lax, since links to a job come by mail and chat: with Strict whoever follows one would have to log in again.
-        # What Lax lets through, following a link, changes nothing; what changes something is checked three times more.
+        # Lax, since links to jobs arrive by mail and chat: with Strict, following one would require another login.
+        # Lax permits only following links, which changes nothing; changes pass three further checks.
         life = "" if seconds is None else f"; Max-Age={seconds}"
         secure = "; Secure" if self.scheme == "https" else ""
         path = quote(self.root, safe="/:@!$&'()*+,=~-._") or "/"
@@ -119,13 +120,13 @@ class Visit:
 
 
 class Security:
-    """Around everything. Handlers find `request.state.user`, `.csrf` (for forms), and `.session`: they can log out."""
+    """Wraps the whole app. Handlers find `request.state.user`, `.csrf` (for forms) and `.session`: they can log out."""
 
     def __init__(self, app: ASGIApp, access: Access, close: Callable[[], None] = lambda: None) -> None:
         self._app = app
         self._access = access
-        self.close = close  #: what is behind it lets its threads go
-        self.reports = 0  #: of browsers that kept a page from running what isn't ours
+        self.close = close  #: releases the threads of the wrapped app
+        self.reports = 0  #: violation reports of the content security policy
         self._reported_at = float("-inf")
         self._seated = 0
         self._streams = set[asyncio.Task[Any]]()
@@ -170,7 +171,7 @@ class Security:
             self._streams.discard(cast("asyncio.Task[Any]", task))
 
     def end_streams(self) -> None:
-        """They never end by themselves, and a server that stops needn't wait for them."""
+        """End the streams: they never end by themselves, and would delay a server that stops."""
         for task in self._streams:
             task.cancel()
 
@@ -199,12 +200,12 @@ class Security:
         session = ":" in cookie and bearer(visit.headers) is None
         return _with_state(visit.scope, user=user, csrf=csrf, session=session), _again(body, receive)
 
-    # ── who ──
+    # ── authentication ──
 
     async def _who(self, visit: Visit) -> User | None:
         try:
             return await self._access.who(visit.request)
-        except HTTPException as error:  # how a host app's own dependencies say no, or where to log in
+        except HTTPException as error:  # how a host app's dependencies refuse a request, or redirect to a login
             title = HTTPStatus(error.status_code).phrase
             raise Problem(error.status_code, title, str(error.detail or ""), error.headers) from error
         except BadHook as error:
@@ -212,7 +213,7 @@ class Security:
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "The dashboard is set up wrongly", str(error)) from error
         except Exception as error:
             _log.exception("the auth= hook of the dashboard failed")
-            detail = "Asking the app who you are failed; its log says why."
+            detail = "The app's authentication hook failed; see its log."
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "Signing in failed", detail) from error
 
     def _stranger(self, visit: Visit) -> Response:
@@ -220,8 +221,8 @@ class Security:
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "Only from its own machine",
-                "Without tokens this dashboard is only for who calls it by localhost, on the machine where it runs, "
-                "and through no proxy. To let others in, start it with TENURE_TOKENS=NAME:ROLE:SECRET (ROLE is read, "
+                "Without tokens this dashboard only serves clients on its own machine that call it by localhost, "
+                "without a proxy. To give others access, start it with TENURE_TOKENS=NAME:ROLE:SECRET (ROLE is read, "
                 "operate or admin); in an app of your own, mount jobs.dashboard(auth=…).",
             )
         if visit.api:
@@ -233,7 +234,7 @@ class Security:
             raise Problem(
                 HTTPStatus.FORBIDDEN,
                 "Not signed in",
-                "The app that this dashboard is a part of does not let you in here: sign in there, as someone who may.",
+                "The app that contains this dashboard denies you access: sign in there, as a user with access.",
             )
         query: str = visit.scope.get("query_string", b"").decode("latin-1")
         here = visit.url(visit.path) + (f"?{query}" if query else "")
@@ -241,7 +242,7 @@ class Security:
         return RedirectResponse(to_login, HTTPStatus.SEE_OTHER)
 
     def _cookie(self, visit: Visit) -> str:
-        """Its value; who has none gets one with the first page."""
+        """The cookie's value; a browser without one gets one with its first page."""
         cookie = self._access.known_cookie(visit.request.cookies)
         if cookie is None:
             cookie = anonymous()
@@ -276,17 +277,19 @@ class Security:
             detail = f"Too many wrong tokens came from your address. Try again in {wait:.0f} seconds."
             raise Problem(HTTPStatus.TOO_MANY_REQUESTS, "Wait a minute", detail, {"Retry-After": f"{wait + 1:.0f}"})
 
-    # ── what is refused whoever it is ──
+    # ── refused for every user ──
 
     def _check_host(self, visit: Visit) -> None:
         host = host_of(visit.headers.get("host", ""))
         if host is None:
-            raise Problem(HTTPStatus.BAD_REQUEST, "Bad Host", "Host: expected a name or an address, and maybe a port")
+            raise Problem(
+                HTTPStatus.BAD_REQUEST, "Bad Host", "Host: expected a name or an address, and optionally a port"
+            )
         if not self._access.answers_to(host[0]):
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
                 "Not called by this name",
-                f"This dashboard does not answer to {host[0]}. If that is a name of its own, start it with "
+                f"This dashboard does not serve {host[0]}. If that is one of its names, start it with "
                 f"TENURE_HOSTS={host[0]}",
             )
 
@@ -296,7 +299,9 @@ class Security:
         if now - self._reported_at >= _REPORT_EVERY:
             self._reported_at = now
             _log.warning(
-                "a browser kept a page from what its policy forbids (report %d): %s", self.reports, _said(body)
+                "a browser blocked a violation of the content security policy (report %d): %s",
+                self.reports,
+                _said(body),
             )
         return Response(status_code=HTTPStatus.NO_CONTENT)
 
@@ -311,22 +316,22 @@ def _check_headers(visit: Visit) -> None:
         raise Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "Too many headers", detail)
     for name in _ONCE:
         if len(visit.headers.getlist(name)) > 1:
-            raise Problem(HTTPStatus.BAD_REQUEST, "A header twice", f"{name}: expected once, and it came more often")
+            raise Problem(HTTPStatus.BAD_REQUEST, "A header twice", f"{name}: expected once, got several")
 
 
 def _check_site(visit: Visit) -> None:
-    """Other sites may link here, and nothing else."""
+    """Other sites may link here, and do nothing else."""
     site = visit.headers.get("sec-fetch-site")
     followed = visit.method == "GET" and not visit.api and visit.headers.get("sec-fetch-mode") == "navigate"
     if site not in (None, "same-origin", "none") and not followed:
-        raise Problem(HTTPStatus.FORBIDDEN, "From another site", "Only pages of the dashboard itself may ask for this.")
+        raise Problem(HTTPStatus.FORBIDDEN, "From another site", "Only pages of the dashboard itself may request this.")
     origin = visit.headers.get("origin")
     if visit.safe or origin is None or _same_origin(visit, origin):
         return
     raise Problem(
         HTTPStatus.FORBIDDEN,
         "From another site",
-        "Origin: expected the scheme and the host that this request came to. Behind a proxy, let it pass on Host, and "
+        "Origin: expected the scheme and host of this request. Behind a proxy, forward Host, and "
         "X-Forwarded-Proto with tenure dashboard --behind-proxy.",
     )
 
@@ -341,7 +346,7 @@ def _same_origin(visit: Visit, origin: str) -> bool:
 
 
 def _check_forgery(visit: Visit, csrf: str, body: bytes) -> None:
-    """A change comes with what another site can't make a browser send: a bearer's token, our form's, or plain JSON."""
+    """A change must carry what other sites can't make a browser send: a bearer token, a form's token, or plain JSON."""
     if bearer(visit.headers) is not None:
         return
     given = visit.headers.get("x-csrf-token") or _form(visit, body).get("csrf", "")
@@ -349,7 +354,7 @@ def _check_forgery(visit: Visit, csrf: str, body: bytes) -> None:
         return
     if given or any(name in visit.headers for name in ("cookie", "origin", "sec-fetch-site")):
         detail = (
-            "This form is too old, or not of this session. Go back, load the page again, and send it once more. "
+            "This form is too old, or from another session. Go back, reload the page, and submit it again. "
             "(Programs: Authorization: Bearer SECRET, or X-CSRF-Token with the cookie.)"
         )
         raise Problem(HTTPStatus.FORBIDDEN, "Not sent from a page of ours", detail)
@@ -363,7 +368,7 @@ def _media_type(visit: Visit) -> str:
 
 
 def _form(visit: Visit, body: bytes) -> dict[str, str]:
-    """Of each field the first value."""
+    """The first value of each field."""
     if _media_type(visit) != "application/x-www-form-urlencoded":
         return {}
     try:
@@ -374,7 +379,7 @@ def _form(visit: Visit, body: bytes) -> dict[str, str]:
 
 
 def _onward(visit: Visit, given: str) -> str:
-    """Where to go after logging in: a path of ours, as it was given, or else the first page."""
+    """Where to go after logging in: the given path if it is one of the dashboard, else the first page."""
     path = given.partition("?")[0]
     ours = path == visit.root or path.startswith(f"{visit.root}/")
     tricky = path.startswith("//") or "\\" in given or ".." in path or "%2e" in path.lower()
@@ -415,7 +420,7 @@ async def _read(visit: Visit, receive: Receive, most: int) -> bytes:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """What has been read is received once more; then whatever comes."""
+    """A receive that first replays the body already read, then continues."""
     if not body:
         return receive
     pending = [body]
@@ -429,20 +434,20 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 def _said(body: bytes) -> str:
-    """What a report says, in a line that can't break a log."""
+    """The content of a report, as one line that is safe to log."""
     try:
         found = json.loads(body)["csp-report"]
         names = ("document-uri", "effective-directive", "blocked-uri", "source-file", "line-number")
         return json.dumps({name: str(found.get(name, ""))[:200] for name in names})
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return "it can't be read"
+        return "it can't be parsed"
 
 
 # ── Answers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _with_state(scope: Scope, **found: object) -> Scope:
-    """A copy: of a mounted dashboard the state is the host app's."""
+    """A copy, since the state of a mounted dashboard is the host app's."""
     return {**scope, "state": {**scope.get("state", {}), **found}}
 
 
@@ -455,7 +460,9 @@ def _hardened(visit: Visit, message: Message) -> Message:
         f"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; report-uri {report}"
     )
     headers["x-content-type-options"] = "nosniff"
-    headers["referrer-policy"] = "same-origin"  # with no-referrer browsers send our own forms with Origin: null
+    headers["referrer-policy"] = (
+        "same-origin"  # with no-referrer, browsers send the dashboard's own forms with Origin: null
+    )
     headers["cross-origin-opener-policy"] = "same-origin"
     headers["cross-origin-resource-policy"] = "same-origin"
     if not visit.static or message["status"] >= 400:
@@ -470,19 +477,19 @@ def _answer(visit: Visit, problem: Problem) -> Response:
         body = json.dumps(problem.body())
         return Response(body, problem.status, problem.headers, media_type="application/problem+json")
     said = f"<p>{escape(problem.detail)}</p>" if problem.detail else ""
-    home = f'<p><a href="{escape(visit.url("/"))}">To the first page</a></p>'
+    home = f'<p><a href="{escape(visit.url("/"))}">Go to the overview</a></p>'
     return HTMLResponse(_page(visit, problem.title, said + home), problem.status, problem.headers)
 
 
 def _login_page(visit: Visit, csrf: str, onward: str, *, wrong: bool = False) -> Response:
-    said = '<p role="alert">That is no token of this dashboard.</p>' if wrong else ""
+    said = '<p role="alert">That is not a token of this dashboard.</p>' if wrong else ""
     form = (
         f'{said}<form method="post" action="{escape(visit.url("/login"))}">'
         f'<input type="hidden" name="csrf" value="{csrf}">'
         f'<input type="hidden" name="next" value="{escape(onward)}">'
         '<p><label for="token">Token</label> <input id="token" name="token" type="password" required autofocus '
         'autocomplete="current-password"></p><p><button>Log in</button></p></form>'
-        "<p>It is the SECRET of one of TENURE_TOKENS, which stand where this dashboard is started.</p>"
+        "<p>The token is the SECRET of one of TENURE_TOKENS, which are set where this dashboard is started.</p>"
     )
     return HTMLResponse(_page(visit, "Log in", form), HTTPStatus.FORBIDDEN if wrong else HTTPStatus.OK)
 

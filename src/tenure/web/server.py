@@ -1,4 +1,4 @@
-"""The HTTP server of `tenure dashboard`: uvicorn, on a socket of ours."""
+"""The HTTP server of `tenure dashboard`: uvicorn, on a socket opened here."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _SILENT_SECONDS = 10
 
 
 def listen_at(place: str) -> socket.socket:
-    """A socket at HOST:PORT. Raises InvalidOption if somebody else has it."""
+    """A socket at HOST:PORT. Raises InvalidOption if it is in use."""
     host, port = host_and_port(place)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise InvalidOption(
-            f"listen: {place} can't be had: {_reason(error)}; name another with --listen HOST:PORT (port 0: any free "
+            f"listen: {place} can't be used: {_reason(error)}; use another with --listen HOST:PORT (port 0: any free "
             "one)"
         ) from error
 
@@ -42,7 +42,7 @@ def _reason(error: OSError) -> str:
 
 
 def url_of(listening: socket.socket) -> str:
-    """Where a browser finds it."""
+    """The URL for a browser."""
     host, port = listening.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
@@ -50,7 +50,7 @@ def url_of(listening: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves until SIGTERM or Ctrl-C, which are the right way to end it; `ready` is called once it answers."""
+    """Serves until SIGTERM or Ctrl-C, which end it normally; `ready` is called once it serves."""
 
     def __init__(self, app: Callable[..., Any], ready: Callable[[], None], *, behind_proxy: bool = False) -> None:
         config = uvicorn.Config(
@@ -68,12 +68,12 @@ class Server(uvicorn.Server):
         self._app, self._ready = app, ready
         self._sweeping: asyncio.Task[None] | None = None
         log = logging.getLogger("uvicorn.error")
-        log.setLevel(logging.ERROR)  # its warnings are of what strangers send
-        log.addFilter(lambda _: not self.should_exit)  # that a stop cuts streams off is no news
+        log.setLevel(logging.ERROR)  # its warnings are about malformed requests
+        log.addFilter(lambda _: not self.should_exit)  # a stop that aborts streams is not worth logging
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         former = {number: signal.signal(number, self._asked_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        super().run(sockets)  # which raises those that it got once more when all is over: to no effect
+        super().run(sockets)  # which re-raises the captured signals at the end: to no effect
         for number, handler in former.items():
             signal.signal(number, handler)
 
@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
         self._ready()
 
     async def _sweep(self) -> None:
-        """Close what has been connected for a while and has not asked for anything: it would take others' places."""
+        """Close connections without a request for a while: they would exhaust the limit."""
         silent: dict[object, int] = {}
         while True:
             waiting = [each for each in self.server_state.connections if getattr(each, "cycle", None) is None]
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if isinstance(self._app, Security):  # and not a host app that it is mounted in
+        if isinstance(self._app, Security):  # and not a host app that mounts it
             self._app.end_streams()
         if self._sweeping is not None:
             self._sweeping.cancel()

@@ -1,4 +1,4 @@
-"""What pages, API and live streams share: the store's answers, read for all who look together."""
+"""Shared by pages, API and live streams: reads of the store, cached for all viewers."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from tenure.operations.pulse import Pulse, Slice
 from tenure.operations.queues import with_idle
 from tenure.ports import Ended, JobView, QueueView, WorkerView
 from tenure.ports.schedules import Standing
-from tenure.web.crew import Crew
 from tenure.web.memo import Memo
+from tenure.web.threads import ThreadPool
 
 if TYPE_CHECKING:
     from tenure.operations.problems import Problem
     from tenure.tasks.registry import Registry
 
 _HOUR = timedelta(hours=1)
-_JUST_NOW = 1.0  #: seconds: a count so fresh needs nothing added
-_RARELY = 200  #: as `SHARE` of the memo: where all jobs are dear to count, those that ended since are added instead
-LOOK = 2_000  #: jobs that one look for a page goes through, at most
+_JUST_NOW = 1.0  #: seconds: a count this recent needs no correction
+_RARELY = 200  #: as `SHARE` of the memo: if counting all jobs is expensive, those that ended since are added instead
+LOOK = 2_000  #: the most jobs that one page reads through
 
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """There is a page of buttons, which enqueue the demo's tasks. `queue` may be emptied by one of them, no other."""
+    """The demo: a page of buttons that enqueue its tasks. One of them empties `queue`, and no other queue."""
 
     queue: str
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Jobs by state, and how many seconds ago they were counted: counting takes its time where there are millions."""
+    """Jobs by state, and how many seconds ago they were counted: counting millions takes time."""
 
     by_state: Mapping[State, int]
     age: float
 
 
 def light(job: JobView) -> JobView:
-    """Without what only its own page shows, and may be long: for lists that are kept for a while."""
+    """The job without the large values that only its own page shows: for lists that are cached."""
     return replace(job, payload="", result=None, checkpoint=None)
 
 
 class Site:
-    """What pages, API and live streams share. `connect` is called on first use: a mounted app gets no lifespan.
+    """Shared by pages, API and live streams. `connect` is called on first use: a mounted app gets no lifespan.
 
-    The reads below are made for all who look together, and rarely enough to cost the store little.
+    The reads below are shared by all viewers, and rare enough to put little load on the store.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Site:
         demo: Demo | None = None,
     ) -> None:
         self.settings = settings
-        self.tasks = tasks  #: with them jobs can be enqueued, and edited arguments are checked
+        self.tasks = tasks  #: needed to enqueue jobs and to check edited arguments
         self.demo = demo
         self.memo = Memo()
-        self.crew = Crew("page", threads=16, patience=20.0)
-        self.feeders = Crew("feed", threads=3, patience=20.0)
-        self.probe = Crew("health", threads=1, patience=2.0)  #: it answers also when all others wait for the store
+        self.threads = ThreadPool("page", threads=16, patience=20.0)
+        self.feeders = ThreadPool("feed", threads=3, patience=20.0)
+        self.probe = ThreadPool("health", threads=1, patience=2.0)  #: answers even while all others wait for the store
         self._connect = connect
         self._opened: Admin | None = None
         self._lock = Lock()
@@ -77,7 +77,7 @@ class Site:
 
     @property
     def admin(self) -> Admin:
-        """Raises StoreAway; the next call tries again."""
+        """Raises StoreAway; the next call retries."""
         if self._opened is None:
             with self._lock:
                 if self._opened is None:
@@ -85,7 +85,7 @@ class Site:
         return self._opened
 
     def counts(self) -> Counts:
-        """Live jobs as their queues were counted last; ended ones as of now: those since the last count are added."""
+        """Live jobs by the last count of their queues; ended ones as of now: those since the last count are added."""
         (base, at), age = self.memo.aged("counts", self._counted, fresh=0.15, share=_RARELY)
         if age < _JUST_NOW:
             return Counts(base, age)
@@ -103,11 +103,11 @@ class Site:
         return self.memo.get("queues", self.admin.queues.all, fresh=0.15)
 
     def workers(self) -> Sequence[WorkerView]:
-        """The living, and those that died within the last hour."""
+        """Live workers, and those that died within the last hour."""
         return self.memo.get("workers", lambda: self.admin.workers.recent(_HOUR), fresh=0.15)
 
     def listed_queues(self) -> list[QueueView]:
-        """Those that hold live jobs or are paused, and the empty ones that some worker serves by name."""
+        """Queues that hold live jobs or are paused, and empty ones that a worker serves by name."""
         return with_idle(self.queues(), self.workers())
 
     def schedules(self) -> Sequence[Standing]:
@@ -118,22 +118,22 @@ class Site:
         return self.memo.get("problems", lambda: self.admin.problems(self.queues()), fresh=1.0)
 
     def slices(self) -> Sequence[Slice]:
-        """What ended in the last quarter of an hour, in slices of five seconds."""
+        """Jobs that ended in the last 15 minutes, in slices of five seconds."""
         return self.memo.get("pulse", lambda: self._pulse.look(self.admin.jobs, self.admin.now()), fresh=0.9)
 
     def close(self) -> None:
-        """Let its threads go."""
+        """Release the threads."""
         self.memo.close()
-        for each in (self.crew, self.feeders, self.probe):
+        for each in (self.threads, self.feeders, self.probe):
             each.close()
 
     def acted(self) -> None:
-        """Somebody changed something: what is shown next is read anew."""
+        """After a change: what is shown next is read again."""
         self.memo.forget()
 
     def _counted(self) -> tuple[Mapping[State, int], datetime]:
         counts = self.admin.counts()
-        return counts, self.admin.now()  # rather a few too few for a moment than a few too many
+        return counts, self.admin.now()  # better a few too few for a moment than too many
 
     @cached_property
     def version(self) -> str:

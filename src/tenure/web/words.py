@@ -1,4 +1,4 @@
-"""How values are said on pages: filters of the templates, and small texts that travel in a cookie."""
+"""Formatting of values on pages: filters of the templates, and short texts that are sent in a cookie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tenure.operations.workers import Workforce
 
 
 def when(at: datetime | None) -> Markup:
-    """A moment: UTC as it is sent; the script shows the reader's own time, with UTC on hover."""
+    """A moment: sent in UTC; the script shows the viewer's local time, with UTC on hover."""
     if at is None:
         return Markup("–")
     utc = at.astimezone(UTC)
@@ -51,7 +51,7 @@ def size(count: int | None) -> str:
 
 
 def pretty(text: str | None) -> str:
-    """JSON, with a line for each value; what is none stays as it is."""
+    """JSON, indented; text that is not JSON is unchanged."""
     if text is None:
         return ""
     try:
@@ -61,7 +61,7 @@ def pretty(text: str | None) -> str:
 
 
 def short(text: str) -> str:
-    """The last eight characters of an id: enough to tell it from others on a page."""
+    """The last eight characters of an id: enough to distinguish it on a page."""
     return text[-8:]
 
 
@@ -70,14 +70,14 @@ def some(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def crew_in_words(workers: Workforce) -> str:
-    """Who works, in a sentence."""
+def workforce_text(workers: Workforce) -> str:
+    """The workers, in a sentence."""
     if not workers.alive:
-        return "No worker is alive: nothing runs until one is started, with tenure worker."
-    who = f"{some(workers.alive, 'worker')} on {some(workers.hosts, 'host')}"
+        return "No worker is alive: nothing runs until one is started: tenure worker."
+    alive = f"{some(workers.alive, 'worker')} on {some(workers.hosts, 'host')}"
     stalled = f", {workers.stalled:,} stalled" if workers.stalled else ""
     died = f"; {workers.died:,} ended within the last hour" if workers.died else ""
-    return f"{who}, {workers.busy:,} of {workers.slots:,} slots busy{stalled}{died}."
+    return f"{alive}, {workers.busy:,} of {workers.slots:,} slots busy{stalled}{died}."
 
 
 FILTERS: dict[str, Callable[..., Any]] = {
@@ -91,7 +91,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 
 def seal(text: str) -> str:
-    """Text as a cookie can carry it."""
+    """Text encoded for a cookie."""
     return urlsafe_b64encode(text[:500].encode()).decode()
 
 

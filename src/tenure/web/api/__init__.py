@@ -1,6 +1,6 @@
-"""The REST API: everything that pages show and do, for programs, under /api/v1; its whole contract as OpenAPI 3.1.
+"""The REST API: everything that pages show and do, for programs, under /api/v1, with an OpenAPI 3.1 document.
 
-A program brings `Authorization: Bearer SECRET`; a page of ours its session's cookie and X-CSRF-Token.
+Programs send `Authorization: Bearer SECRET`; the dashboard's pages send the session cookie and X-CSRF-Token.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ _V1 = (overview.router, jobs.router, schedules.router, events.router)
 _ROOT = (origin.router, overview.health)
 _ALL = (*_V1, *_ROOT)
 _TAGS = {
-    "overview": "Everything at a glance, queues, workers, and who did what.",
-    "jobs": "Look for jobs, store them, act on them.",
-    "schedules": "What runs when, whether it did, and what an operator can do about it.",
-    "events": "What changes, as it changes.",
-    "health": "For those who watch over the dashboard itself.",
-    "origin": "The endpoints of a small queue's dashboard, for programs that know those.",
+    "overview": "Statistics, queues, workers and the audit trail.",
+    "jobs": "Find jobs, enqueue them, act on them.",
+    "schedules": "What runs when, whether it ran, and the operator's actions.",
+    "events": "Live changes.",
+    "health": "For monitoring the dashboard itself.",
+    "origin": "The endpoints of an earlier small dashboard, for its existing clients.",
 }
 _SCHEMES = {
     "token": {
         "type": "http",
         "scheme": "bearer",
-        "description": "The SECRET of one of TENURE_TOKENS. On loopback without any, whoever comes is an admin.",
+        "description": "The SECRET of one of TENURE_TOKENS. On loopback without any tokens, every client is an admin.",
     },
     "session": {
         "type": "apiKey",
         "in": "cookie",
         "name": "tenure_session",
-        "description": "Of who has logged in; the cookie's name ends with eight digits that are the store's.",
+        "description": "The session after logging in; the cookie's name ends with eight digits specific to the store.",
     },
     "csrf": {
         "type": "apiKey",
         "in": "header",
         "name": "X-CSRF-Token",
-        "description": "What a session needs to change anything: the value of the field csrf in any form of ours.",
+        "description": "Required for changes in a session: the value of the field csrf in any form of the dashboard.",
     },
 }
 
@@ -58,7 +58,7 @@ def add(web: FastAPI, site: Site) -> None:
 
 
 def _openapi(web: FastAPI) -> dict[str, Any]:
-    """FastAPI's own, and what it can't know: who may, what all endpoints answer, and how errors look."""
+    """FastAPI's schema, plus required roles, the responses common to all endpoints, and the error format."""
     if web.openapi_schema is None:
         said = get_openapi(
             title=web.title,
@@ -84,7 +84,7 @@ def _openapi(web: FastAPI) -> dict[str, Any]:
 
 
 def _roles() -> dict[str, Role]:
-    """What each operation needs; /healthz nothing."""
+    """The role that each operation needs; /healthz needs none."""
     routes = [route for router in _ALL for route in router.routes if isinstance(route, APIRoute)]
     asked = [(route.name, each.call) for route in routes for each in route.dependant.dependencies]
     return {name: call.role for name, call in asked if isinstance(call, common.Needs)}
@@ -96,7 +96,7 @@ def _complete(operation: dict[str, Any], role: Role | None, *, changes: bool) ->
         parameter["schema"] = _never_null(parameter["schema"])
     responses: dict[str, Any] = operation["responses"]
     if "application/json" in responses.get("422", {}).get("content", {}):
-        del responses["422"]  # FastAPI's own, which looks otherwise
+        del responses["422"]  # FastAPI's default, in a different format
     usual = common.can(400, 421, 431)
     operation["security"] = []
     if role is not None:
@@ -107,7 +107,7 @@ def _complete(operation: dict[str, Any], role: Role | None, *, changes: bool) ->
 
 
 def _never_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that may be left out has no way to be null."""
+    """An optional query parameter can't be null."""
     some = [each for each in cast("list[dict[str, Any]]", schema.get("anyOf", [])) if each != {"type": "null"}]
     if len(some) != 1:
         return schema

@@ -1,4 +1,4 @@
-"""What all endpoints share: who calls, and how OpenAPI is told what can go wrong."""
+"""Shared by all endpoints: the caller, and the error responses for OpenAPI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tenure.web.site import Site
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who wants something of which site."""
+    """The user behind a request, and the site."""
 
     site: Site
     user: User
@@ -28,7 +28,7 @@ class Caller:
 
     @property
     def admin(self) -> Admin:
-        """In the hands of who calls: what they do is recorded under their name."""
+        """Operator access as the caller: actions are recorded under their name."""
         return self.site.admin.by(self.user.name)
 
 
@@ -54,22 +54,22 @@ def site_of(request: Request) -> Site:
 Reader = Annotated[Caller, Depends(Needs("read"))]
 Operator = Annotated[Caller, Depends(Needs("operate"))]
 Administrator = Annotated[Caller, Depends(Needs("admin"))]
-JobId = Annotated[UUID, Path(description="Of a job.")]
+JobId = Annotated[UUID, Path(description="The job's id.")]
 NameOf = Annotated[Name, Path(description="Its name.")]
 
 _SAYS = {
-    400: "What was sent can't be read.",
-    401: "Nobody we know: a token or a session is needed.",
+    400: "The request can't be parsed.",
+    401: "Not authenticated: a token or a session is needed.",
     403: "Not allowed: the role is too low, or the request comes from another site.",
-    404: "There is none.",
-    408: "The body came too slowly.",
-    409: "Not now: it is in another state, or an app is missing. The detail says what to do.",
-    413: "The body is too long.",
-    421: "The dashboard does not answer to this Host.",
-    422: "A value can't be: `errors` or the detail say which, and what was expected.",
+    404: "Not found.",
+    408: "The body arrived too slowly.",
+    409: "Not possible now: it is in another state, or an app is missing. The detail says what to do.",
+    413: "The body is too large.",
+    421: "The dashboard does not serve this Host.",
+    422: "A value is invalid: `errors` or the detail say which, and what was expected.",
     429: "Too many wrong tokens came from this address; see Retry-After.",
     431: "Too many headers.",
-    503: "The store is away, or too many listen: try again; see Retry-After.",
+    503: "The store is unavailable, or too many streams are open: retry; see Retry-After.",
 }
 PROBLEM = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
 _ALWAYS = (400, 401, 403, 408, 413, 421, 429, 431, 503)
@@ -78,7 +78,7 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def can(*statuses: int) -> Responses:
-    """For `responses=`: what else an endpoint may answer, beside what all of them may."""
+    """For `responses=`: further responses of an endpoint, besides those common to all."""
     return {status: {"description": _SAYS[status], "content": PROBLEM} for status in statuses}
 
 

@@ -1,4 +1,4 @@
-"""Jobs: looked for, stored, acted on, one by one or all that match."""
+"""Jobs: search, enqueue, act on one or on all that match."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tenure.web.site import LOOK
 router = APIRouter(tags=["jobs"], generate_unique_id_function=operation_id)
 
 
-# ── Looking ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @router.get("/jobs")
@@ -53,16 +53,16 @@ def explain_job(caller: Reader, id: JobId) -> models.Explained:  # noqa: A002
     return models.Explained.of(caller.admin.jobs.explain(str(id)))
 
 
-# ── Storing ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Enqueueing ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @router.post(
     "/jobs",
     status_code=HTTPStatus.CREATED,
-    responses={200: {"model": models.Enqueued, "description": "It was there already."}, **can(404, 409)},
+    responses={200: {"model": models.Enqueued, "description": "It already existed."}, **can(404, 409)},
 )
 def enqueue_job(caller: Operator, job: models.NewJob, response: Response) -> models.Enqueued:
-    """Store a job; its arguments are checked by its task. Send it again with its `id`, and nothing is stored twice."""
+    """Enqueue a job; its arguments are checked against its task. Repeating a request with the same `id` is safe."""
     options = job.model_dump(include={"queue", "priority", "delay", "run_at", "expires", "unique", "id"})
     return enqueue(caller, job.task, job.args, response, meta=job.meta or None, **options)
 
@@ -72,10 +72,10 @@ def enqueue(caller: Caller, name: str, args: dict[str, Any], response: Response,
         raise Problem(
             HTTPStatus.CONFLICT,
             "No app",
-            "This dashboard knows no tasks, so it can't check what is enqueued: start it with an app, tenure dashboard "
-            "MODULE, or with TENURE_APP=MODULE.",
+            "This dashboard has no app, so it can't check arguments: start it with tenure dashboard MODULE, or set "
+            "TENURE_APP=MODULE.",
         )
-    admin = caller.admin  # where an app is mounted, it is only now that all its tasks are known
+    admin = caller.admin  # in a mounted dashboard, all tasks are registered only by now
     task = caller.site.tasks[name]
     positional, keywords = task.arguments.load(json.dumps(args))
     (answer,) = admin.jobs.enqueue([task.using(**options).bind(*positional, **keywords).draft()])
@@ -94,13 +94,13 @@ def cancel_job(
     id: JobId,  # noqa: A002
     why: Annotated[models.Reason | None, Body()] = None,
 ) -> models.Outcome:
-    """One that waits is cancelled at once; one that runs is asked to stop."""
+    """A waiting job is cancelled at once; a running one is asked to stop."""
     return _act(caller, "cancel", id, why.reason if why else "")
 
 
 @router.post("/jobs/{id}/promote", responses=can(404, 409))
 def promote_job(caller: Operator, id: JobId) -> models.Outcome:  # noqa: A002
-    """Run one that is due later now."""
+    """Run a scheduled job now."""
     return _act(caller, "promote", id)
 
 
@@ -110,14 +110,14 @@ def replay_job(
     id: JobId,  # noqa: A002
     changes: Annotated[models.Changes | None, Body()] = None,
 ) -> models.Outcome:
-    """Run an ended one again, with other arguments if you like: who may not see payloads can't change them."""
+    """Run an ended job again, optionally with other arguments: changing them requires the right to see payloads."""
     if changes is None or not (changes.put or changes.drop):
         return _act(caller, "replay", id)
     if not caller.user.payloads:
         raise Problem(
             HTTPStatus.FORBIDDEN,
             "Not allowed",
-            f"{caller.user.name} may not see payloads; this needs that, to change them",
+            f"{caller.user.name} may not see payloads, which is needed to change them",
         )
     task = _task_of(caller, caller.admin.jobs.get(str(id)).task)
     return _said(caller, caller.admin.jobs.replay_edited(str(id), changes.put, changes.drop, task))
@@ -125,7 +125,7 @@ def replay_job(
 
 @router.delete("/jobs/{id}", responses=can(404, 409))
 def delete_job(caller: Administrator, id: JobId) -> models.Outcome:  # noqa: A002
-    """For ever; one that runs can't be deleted."""
+    """Delete a job permanently; a running one can't be deleted."""
     return _act(caller, "delete", id)
 
 
@@ -153,7 +153,7 @@ def _said(caller: Caller, acted: Acted) -> models.Outcome:
 
 @router.post("/jobs/bulk/count")
 def count_jobs(caller: Operator, bulk: models.BulkCount) -> models.Counted:
-    """How many jobs a bulk action would be about, of those that its verb can be used on."""
+    """How many jobs a bulk action would affect: those in states that its verb applies to."""
     found = caller.admin.jobs.count(bulk.filter.filter(bulk.filter.state), bulk.verb)
     confirm = f"delete {found.jobs}" if bulk.verb == "delete" else None
     return models.Counted(jobs=found.jobs, more=found.more, confirm=confirm)
@@ -161,7 +161,7 @@ def count_jobs(caller: Operator, bulk: models.BulkCount) -> models.Counted:
 
 @router.post("/jobs/bulk", responses=can(409))
 def act_on_jobs(caller: Operator, bulk: models.BulkAction) -> models.BulkDone:
-    """Count first, then say what you counted: if many more match by now, nothing is done. To delete takes an admin."""
+    """Count first, then send the count: if many more match by then, nothing is done. Deleting needs the role admin."""
     where, expected = bulk.filter.filter(bulk.filter.state), bulk.expected
     if bulk.verb == "delete":
         expected = _confirmed(caller, bulk)
@@ -180,7 +180,7 @@ def act_on_jobs(caller: Operator, bulk: models.BulkAction) -> models.BulkDone:
 
 
 def _confirmed(caller: Caller, bulk: models.BulkAction) -> int:
-    """The number that whoever deletes has typed."""
+    """The number that the user typed to confirm the deletion."""
     if not caller.user.may("admin"):
         raise Problem(
             HTTPStatus.FORBIDDEN, "Not allowed", f"{caller.user.name} has the role {caller.user.role}, this needs admin"

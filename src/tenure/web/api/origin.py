@@ -1,4 +1,4 @@
-"""The endpoints of the small queue that Tenure grew out of, for programs that know those."""
+"""The endpoints of the small queue that Tenure grew out of, for its existing clients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stats(caller: Reader) -> models.PlainStats:
 
 @router.get("/dlq")
 def dlq(
-    caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="So many at most.")] = 50
+    caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="The most to return.")] = 50
 ) -> list[models.DeadLetter]:
     """The newest dead letters."""
     page = caller.admin.jobs.search(Filter(states=frozenset({State.DEAD})), limit=limit, within=LOOK)
@@ -43,22 +43,22 @@ def dlq(
     responses={200: {"model": Enqueued, "description": "A live job has its unique key."}, **can(404, 409)},
 )
 def enqueue_plain(caller: Operator, job: models.PlainJob, response: Response) -> Enqueued:
-    """Store a job."""
+    """Enqueue a job."""
     if (job.name is None) == (job.type is None):
-        raise InvalidOption("expected the task's name, as name or as type")
+        raise InvalidOption("expected the task's name, in name or in type")
     delay = f"{job.delay:f}s" if isinstance(job.delay, float) else job.delay
     return enqueue(caller, job.name or job.type or "", job.payload, response, delay=delay)
 
 
 @router.post("/flush")
 def flush(caller: Administrator) -> models.Flushed:
-    """Empty the demo's queue, and no other: only where the demo runs."""
+    """Empty the demo's queue, and no other; only in tenure demo --web."""
     demo = caller.site.demo
     if demo is None:
         raise Problem(
             HTTPStatus.FORBIDDEN,
             "Not a demo",
-            "Only the queue of tenure demo --web can be emptied like this. Jobs of yours are deleted by "
+            "Only the queue of tenure demo --web can be emptied like this. To delete your jobs, use "
             "POST /api/v1/jobs/bulk, which counts them first.",
         )
     deleted = caller.admin.jobs.delete_all(Filter(queue=demo.queue), "flush")

@@ -47,15 +47,15 @@ def get_queues(caller: Reader) -> models.Queues:
 
 @router.post("/queues/{name}/pause")
 def pause_queue(caller: Operator, name: NameOf) -> Changed:
-    """No job of this queue is begun until it is resumed; those that run go on."""
+    """No job of this queue starts until it is resumed; running jobs continue."""
     changed = caller.admin.queues.pause(name)
     caller.site.acted()
-    return Changed(changed=changed, says="paused" if changed else "it was paused already")
+    return Changed(changed=changed, says="paused" if changed else "it was already paused")
 
 
 @router.post("/queues/{name}/resume")
 def resume_queue(caller: Operator, name: NameOf) -> Changed:
-    """Its jobs are begun again."""
+    """Its jobs start again."""
     changed = caller.admin.queues.resume(name)
     caller.site.acted()
     return Changed(changed=changed, says="resumed" if changed else "it was not paused")
@@ -63,9 +63,9 @@ def resume_queue(caller: Operator, name: NameOf) -> Changed:
 
 @router.get("/workers")
 def get_workers(
-    caller: Reader, dead: Annotated[bool, Query(description="Also those that died within a day.")] = False
+    caller: Reader, dead: Annotated[bool, Query(description="Also those that died within the last day.")] = False
 ) -> models.Workers:
-    """Who works, newest first."""
+    """Workers, newest first."""
     found = caller.site.memo.get(("workers", dead), lambda: caller.site.admin.workers.all(dead=dead), fresh=0.15)
     return models.Workers(workers=[models.Worker.of(each) for each in found])
 
@@ -73,10 +73,10 @@ def get_workers(
 @router.get("/audit")
 def get_audit(
     caller: Administrator,
-    limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="The most to return.")] = 100,
     cursor: Cursor | None = None,
 ) -> models.Audit:
-    """Who did what, newest first."""
+    """Audit entries, newest first."""
     found = caller.admin.audit(limit=limit, cursor=cursor)
     return models.Audit(entries=[models.AuditEntry.like(each) for each in found.entries], next=found.cursor)
 
@@ -87,13 +87,13 @@ def get_audit(
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 def get_metrics(caller: Reader) -> Response:
-    """All of the store, in Prometheus's text format."""
+    """Metrics of the whole store, in Prometheus's text format."""
     return Response(caller.site.memo.get("metrics", caller.admin.metrics, fresh=1.0), media_type=_METRICS)
 
 
-@health.get("/healthz", responses={503: {"model": models.Health, "description": "The store is away."}})
+@health.get("/healthz", responses={503: {"model": models.Health, "description": "The store is unavailable."}})
 async def get_health(request: Request) -> models.Health:
-    """Does the store answer, within two seconds? For probes: it needs no token, and tells no more."""
+    """Whether the store answers within two seconds. For probes: it needs no token, and reveals nothing else."""
     site = site_of(request)
     with suppress(StoreAway):
         if await site.probe.run(site.memo.get, "health", lambda: _answers(site), fresh=1.0):

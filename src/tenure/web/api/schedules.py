@@ -1,4 +1,4 @@
-"""Schedules: how they stand, what became of their ticks, which ones come; and an operator's hand on them."""
+"""Schedules: their health, outcomes of past ticks, next ticks, and the operator's actions."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tenure.web.models.values import AskedAt, Changed, Length, shown
 from tenure.web.security import Problem
 
 router = APIRouter(tags=["schedules"], generate_unique_id_function=operation_id)
-Count = Annotated[int, Query(ge=1, le=100, description="So many ticks.")]
-After = Annotated[AskedAt | None, Query(description="Those after this time instead of now.")]
+Count = Annotated[int, Query(ge=1, le=100, description="How many ticks.")]
+After = Annotated[AskedAt | None, Query(description="Ticks after this time instead of now.")]
 Expression = Annotated[str, Query(min_length=1, max_length=200, examples=["0 6 * * *"])]
 Zone = Annotated[str, Query(min_length=1, max_length=100, examples=["Europe/Paris"])]
 
 
-# ── Looking ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @router.get("/schedules")
 def get_schedules(caller: Reader) -> models.Schedules:
-    """All of them, in order of their names."""
+    """All schedules, sorted by name."""
     now = caller.admin.now()
     found = [ScheduleHealth.of(each, now) for each in caller.site.schedules()]
     return models.Schedules(schedules=[models.ScheduleSummary.of(each) for each in found])
@@ -40,7 +40,7 @@ def get_schedules(caller: Reader) -> models.Schedules:
 
 @router.get("/schedules/{name}", responses=can(404))
 def get_schedule(caller: Reader, name: NameOf) -> models.Schedule:
-    """How it was declared, and how it stands."""
+    """Its declaration and its current state."""
     return models.Schedule.detailed(caller.admin.schedules.health(name), caller.user.payloads)
 
 
@@ -48,13 +48,13 @@ def get_schedule(caller: Reader, name: NameOf) -> models.Schedule:
 def get_history(
     caller: Reader,
     name: NameOf,
-    limit: Annotated[int, Query(ge=1, le=1000, description="So many at most.")] = 50,
+    limit: Annotated[int, Query(ge=1, le=1000, description="The most to return.")] = 50,
     before: Annotated[AskedAt | None, Query(description="Only ticks before this time.")] = None,
 ) -> models.History:
-    """What became of its ticks, newest first."""
+    """Outcomes of its ticks, newest first."""
     health, sees = caller.admin.schedules.health(name), caller.user.payloads
     ticks = caller.admin.schedules.ticks(name, limit=limit, before=before)
-    return models.History(payloads=shown(sees), ticks=[models.TickDone.of(each, sees) for each in health.told(ticks)])
+    return models.History(payloads=shown(sees), ticks=[models.TickDone.of(each, sees) for each in health.views(ticks)])
 
 
 @router.get("/schedules/{name}/preview", responses=can(404, 409))
@@ -71,8 +71,8 @@ def preview_rule(
         Expression | None, Query(alias="cron", description="A cron expression: either this or `every`.")
     ] = None,
     every: Annotated[Length | None, Query(description="An interval: either this or `cron`.")] = None,
-    tz: Annotated[Zone | None, Query(description="The time zone of `cron`; UTC if not given.")] = None,
-    dst: Annotated[Dst | None, Query(description="What a clock change does; debian if not given.")] = None,
+    tz: Annotated[Zone | None, Query(description="The time zone of `cron`; default UTC.")] = None,
+    dst: Annotated[Dst | None, Query(description="How clock changes are handled; default debian.")] = None,
     count: Count = 10,
     after: After = None,
 ) -> models.Preview:
@@ -88,7 +88,7 @@ def _rule(s: Schedule) -> Rule:
         return rule_of(s)
     except InvalidOption as error:
         raise Problem(
-            HTTPStatus.CONFLICT, "Not understood", f"schedule {s.name} can't be understood here: {error}"
+            HTTPStatus.CONFLICT, "Not understood", f"schedule {s.name} can't be read by this release: {error}"
         ) from error
 
 
@@ -103,7 +103,7 @@ def _preview(rule: Rule, since: datetime, count: int, schedule: Schedule | None 
 
 @router.get("/overdue")
 def get_overdue(caller: Reader) -> models.OverdueSchedules:
-    """The schedules that should run and do not."""
+    """The schedules that should have run and did not."""
     found = caller.site.memo.get("overdue", caller.admin.schedules.overdue, fresh=1.0)
     return models.OverdueSchedules(schedules=[models.OverdueSchedule.like(each) for each in found])
 
@@ -115,7 +115,7 @@ def get_overdue(caller: Reader) -> models.OverdueSchedules:
 def trigger_schedule(
     caller: Operator, name: NameOf, response: Response, how: Annotated[models.Trigger | None, Body()] = None
 ) -> models.Triggered:
-    """Run it now, beside its ticks."""
+    """Run it now, in addition to its ticks."""
     admin, _ = caller.admin, _known(caller, name)
     job_id = admin.schedules.trigger(name, force=how is not None and how.force)
     caller.site.acted()
@@ -125,17 +125,17 @@ def trigger_schedule(
 
 @router.post("/schedules/{name}/pause", responses=can(404))
 def pause_schedule(caller: Operator, name: NameOf, why: Annotated[models.Why | None, Body()] = None) -> Changed:
-    """No tick is fired until it is resumed; a run that goes on is left alone."""
+    """No tick is fired until it is resumed; a run in progress continues."""
     admin, before = caller.admin, _known(caller, name)
     admin.schedules.pause(name, why.why if why else "by an operator")
     caller.site.acted()
     was = before.paused_at is not None
-    return Changed(changed=not was, says=f"it was paused already: {before.paused_why}" if was else "paused")
+    return Changed(changed=not was, says=f"it was already paused: {before.paused_why}" if was else "paused")
 
 
 @router.post("/schedules/{name}/resume", responses=can(404))
 def resume_schedule(caller: Operator, name: NameOf) -> Changed:
-    """Ticks are fired again; those that passed meanwhile are in the history as skipped."""
+    """Ticks are fired again; those that passed meanwhile are recorded in the history as skipped."""
     admin, before = caller.admin, _known(caller, name)
     admin.schedules.resume(name)
     caller.site.acted()
@@ -145,7 +145,7 @@ def resume_schedule(caller: Operator, name: NameOf) -> Changed:
 
 @router.post("/schedules/{name}/backfill", responses=can(404, 409))
 def backfill_schedule(caller: Operator, name: NameOf, span: models.Span) -> models.Backfilled:
-    """Run ticks of the past that did not become runs. With `dry_run` they are counted only: do that first."""
+    """Run past ticks that did not become runs. With `dry_run` they are only counted: do that first."""
     admin, s = caller.admin, _known(caller, name)
     _rule(s)
     now = admin.now()
@@ -163,14 +163,14 @@ def backfill_schedule(caller: Operator, name: NameOf, span: models.Span) -> mode
 
 @router.delete("/schedules/{name}", responses=can(404, 409))
 def delete_schedule(caller: Administrator, name: NameOf) -> Changed:
-    """With its history; its jobs stay. One that an app declares would come back, so it can't be deleted."""
+    """Deleted with its history; its jobs stay. One that an app declares would be added again, so it is refused."""
     admin, s = caller.admin, _known(caller, name)
     if s.source and s.retired_at is None:
         raise Problem(
             HTTPStatus.CONFLICT,
             "Declared by an app",
-            f"{name} is declared by app {s.source} and would come back at its next start: pause it, or take it out of "
-            "the code",
+            f"{name} is declared by app {s.source}, which would add it again at its next start: pause it, or remove "
+            "it from the code",
         )
     admin.schedules.remove(name)
     caller.site.acted()
@@ -178,5 +178,5 @@ def delete_schedule(caller: Administrator, name: NameOf) -> Changed:
 
 
 def _known(caller: Caller, name: str) -> Schedule:
-    """Before anything is recorded. Raises UnknownSchedule."""
+    """Checked before anything is recorded. Raises UnknownSchedule."""
     return caller.admin.schedules.declared(name)

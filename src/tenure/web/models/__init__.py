@@ -1,1 +1,1 @@
-"""What the API takes and gives, one file a noun: OpenAPI is made of it."""
+"""Request and response models of the API, one file per noun; OpenAPI is generated from them."""

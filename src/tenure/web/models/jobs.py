@@ -1,4 +1,4 @@
-"""Jobs, as the API takes and gives them."""
+"""Models of jobs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from tenure.worker.job_log import Log
 
 
 class Where(Model):
-    """Which jobs, in any state. What is left out means any."""
+    """A filter for jobs in any state. Omitted fields match any job."""
 
     task: Text | None = Field(None, description="Of this task.")
     queue: Text | None = Field(None, description="In this queue.")
-    worker: Text | None = Field(None, description="This worker runs them.")
+    worker: Text | None = Field(None, description="Running on this worker.")
     unique: Text | None = Field(None, description="With this unique key.")
-    text: Text | None = Field(None, description="This is in the error or the id.")
-    enqueued_since: AskedAt | None = Field(None, description="Enqueued then or later.")
-    enqueued_until: AskedAt | None = Field(None, description="Enqueued before.")
-    ended_since: AskedAt | None = Field(None, description="Ended then or later.")
+    text: Text | None = Field(None, description="With this text in the error or the id.")
+    enqueued_since: AskedAt | None = Field(None, description="Enqueued at or after this time.")
+    enqueued_until: AskedAt | None = Field(None, description="Enqueued before this time.")
+    ended_since: AskedAt | None = Field(None, description="Ended at or after this time.")
 
     def filter(self, states: Sequence[State] = ()) -> Filter:
         return Filter(
@@ -57,12 +57,12 @@ class Where(Model):
 
 
 class JobFilter(Where):
-    """Which jobs. What is left out means any."""
+    """A filter for jobs. Omitted fields match any job."""
 
     state: list[State] = Field([], description="In any of these states.", max_length=6)
 
 
-_limit = Field(50, ge=1, le=200, description="So many at most.")
+_limit = Field(50, ge=1, le=200, description="The most to return.")
 
 
 class JobQuery(JobFilter):
@@ -76,29 +76,29 @@ class DeadQuery(Where):
 
 
 class JobSummary(Model):
-    """A job, as lists show it."""
+    """A job as it appears in lists."""
 
     id: UUID
     task: str
     queue: str
     state: State
     priority: int = Field(description="-100 to 100; higher runs first.")
-    attempt: int = Field(description="How often it was begun.")
+    attempt: int = Field(description="How often it was started.")
     failures: int
     crashes: int
-    unique: str | None = Field(description="Its key, of which there is one live job of a task.")
-    worker: str | None = Field(description="Who runs it, or has completed it.")
+    unique: str | None = Field(description="Its key: at most one live job of a task has it.")
+    worker: str | None = Field(description="The worker that runs it or completed it.")
     progress: float | None = Field(description="0 to 1.")
     stage: str | None
     message: str | None
-    error: str | None = Field(description="The last one.")
+    error: str | None = Field(description="The last error.")
     enqueued_at: At
     run_at: At = Field(description="When it is due.")
     expires_at: At | None
     started_at: At | None
     last_activity_at: At | None
     ended_at: At | None
-    cancel_reason: str | None = Field(description="A cancel was asked for, and why.")
+    cancel_reason: str | None = Field(description="Why a cancel was requested; null: it was not.")
 
     @classmethod
     def of(cls, job: JobView) -> Self:
@@ -114,8 +114,8 @@ class Jobs(Model):
 
     jobs: list[JobSummary]
     next: str | None = Field(
-        description="`cursor` of the next page; null: that was all. A page may be short, or empty, and have a next "
-        "one: each looks through so many jobs at most.",
+        description="`cursor` of the next page; null: this is the last. A page may be short or empty and still have a "
+        "next one, since each reads a limited number of jobs.",
     )
 
 
@@ -126,10 +126,10 @@ class LogLine(Model):
 
 
 class AttemptLog(Model):
-    """The last lines that an attempt logged, oldest first."""
+    """The last log lines of an attempt, oldest first."""
 
     attempt: int
-    dropped: int = Field(description="So many lines came before them.")
+    dropped: int = Field(description="How many earlier lines were not kept.")
     lines: list[LogLine]
 
     @classmethod
@@ -138,14 +138,14 @@ class AttemptLog(Model):
 
 
 class Attempt(Model):
-    """An attempt that ended otherwise than completed."""
+    """An attempt that did not complete."""
 
     attempt: int
     worker: str
     outcome: str = Field(examples=["failed", "crashed"])
     error: str
-    evidence: dict[str, str] = Field(description="What was seen of its process: signal, peak memory, last line.")
-    refused: str | None = Field(description="A later write of this attempt did not land, and why.")
+    evidence: dict[str, str] = Field(description="Evidence about its process: signal, peak memory, last line.")
+    refused: str | None = Field(description="Why a later write of this attempt was refused.")
     started_at: At
     ended_at: At
 
@@ -157,11 +157,11 @@ class Attempt(Model):
 
 
 class Edit(Model):
-    """Somebody changed a job's arguments and had it run again."""
+    """A change of a job's arguments before a replay."""
 
     at: At
     who: str
-    before: Json = Field(description="The arguments until then.")
+    before: Json = Field(description="The arguments before the change.")
 
     @classmethod
     def of(cls, edited: Edited) -> Self:
@@ -169,21 +169,21 @@ class Edit(Model):
 
 
 class Job(JobSummary):
-    """A job and all that is known of it."""
+    """A job with all details."""
 
     payloads: Payloads
-    args: Json = Field(description="Arguments by name, secrets starred; null if payloads are hidden.")
-    result: Json = Field(description="Of a completed one; null if payloads are hidden.")
-    checkpoint: Json = Field(description="What the next attempt goes on from; null if payloads are hidden.")
+    args: Json = Field(description="Arguments by name, secrets redacted; null if payloads are hidden.")
+    result: Json = Field(description="The result of a completed job; null if payloads are hidden.")
+    checkpoint: Json = Field(description="Where the next attempt continues; null if payloads are hidden.")
     meta: dict[str, str]
     max_failures: int
     max_crashes: int
-    crashes_total: int = Field(description="Also those before a checkpoint set crashes back to 0.")
-    isolated: bool = Field(description="Its task runs alone in a process, always.")
-    solo: bool = Field(description="It runs alone in a process next.")
-    timeout: float | None = Field(description="Seconds that an attempt may take.")
-    stale_after: float | None = Field(description="Seconds without progress after which it has hung.")
-    attempts: list[Attempt] = Field(description="Those that ended otherwise than completed, oldest first.")
+    crashes_total: int = Field(description="Including those before a checkpoint reset crashes to 0.")
+    isolated: bool = Field(description="Its task always runs alone in a process.")
+    solo: bool = Field(description="Its next attempt runs alone in a process.")
+    timeout: float | None = Field(description="The most seconds an attempt may take.")
+    stale_after: float | None = Field(description="Seconds without progress after which it counts as hung.")
+    attempts: list[Attempt] = Field(description="Attempts that did not complete, oldest first.")
     logs: list[AttemptLog] | None = Field(description="By attempt; null if payloads are hidden.")
     edits: list[Edit] | None = Field(description="Oldest first; null if payloads are hidden.")
 
@@ -210,8 +210,8 @@ class Explained(Model):
 
     id: UUID
     verdict: str
-    reasons: list[str] = Field(description="What the verdict rests on.")
-    what_to_do: str = Field(description="Empty: nothing needs doing.")
+    reasons: list[str] = Field(description="The reasons for the verdict.")
+    what_to_do: str = Field(description="Empty: there is nothing to do.")
 
     @classmethod
     def of(cls, found: Explanation) -> Self:
@@ -219,23 +219,25 @@ class Explained(Model):
 
 
 class NewJob(Model):
-    """A job to be stored."""
+    """A job to enqueue."""
 
     task: Text = Field(description="The name of a task of the app.", examples=["greet"])
     args: dict[str, Json] = Field({}, description="By name, as the task's signature asks for them.")
-    queue: Name | None = Field(None, description="Another queue than the task's own.")
+    queue: Name | None = Field(None, description="A queue other than the task's own.")
     priority: int | None = Field(None, ge=-100, le=100, description="Higher runs first. Default: the task's own.")
-    delay: Length | None = Field(None, description="Run it so much later.")
-    run_at: AskedAt | None = Field(None, description="Run it then. Either this or `delay`.")
-    expires: Length | None = Field(None, description="Cancelled if it is not begun so long after it is due.")
-    unique: Text | None = Field(None, description="If a live job of this task has this key, that one is answered.")
-    meta: Annotated[dict[Text, Words], AfterValidator(ours)] = Field({}, description="Travels with the job.")
-    id: UUID | None = Field(None, description="Yours: sent again with it, nothing is stored twice.")
+    delay: Length | None = Field(None, description="Run it after this delay.")
+    run_at: AskedAt | None = Field(None, description="Run it at this time. Either this or `delay`.")
+    expires: Length | None = Field(None, description="Cancel it if it has not started this long after it is due.")
+    unique: Text | None = Field(None, description="If a live job of this task has this key, that job is returned.")
+    meta: Annotated[dict[Text, Words], AfterValidator(ours)] = Field({}, description="Stored with the job.")
+    id: UUID | None = Field(
+        None, description="Chosen by you: a repeated request with the same id stores nothing twice."
+    )
 
 
 class Enqueued(Model):
-    id: UUID = Field(description="Of the new job, or of the one that was there already.")
-    created: bool = Field(description="false: the id or the unique key was there already, nothing was stored.")
+    id: UUID = Field(description="The id of the new job, or of the one that already existed.")
+    created: bool = Field(description="false: the id or the unique key already existed, nothing was stored.")
     state: State
 
 
@@ -244,14 +246,14 @@ class Reason(Model):
 
 
 class Changes(Model):
-    """Other arguments to run a job with; nothing: the same ones."""
+    """Changes to a job's arguments; empty: none."""
 
-    put: dict[str, Json] = Field({}, description="These instead, or as well.")
-    drop: list[Text] = Field([], description="Without these.", max_length=100)
+    put: dict[str, Json] = Field({}, description="Arguments to replace or add.")
+    drop: list[Text] = Field([], description="Arguments to remove.", max_length=100)
 
 
 class Outcome(Model):
-    """What became of one job."""
+    """The result for one job."""
 
     id: UUID
     done: bool
@@ -268,13 +270,13 @@ class BulkCount(Model):
 
 
 class Counted(Model):
-    jobs: int = Field(description="So many would be acted on.")
-    more: bool = Field(description="These are only the first: each call acts on ten thousand.")
+    jobs: int = Field(description="How many jobs would be acted on.")
+    more: bool = Field(description="There are more: each call acts on at most ten thousand.")
     confirm: str | None = Field(description="What to send as `confirm`; null: this needs no confirmation.")
 
 
 class BulkAction(BulkCount):
-    """Act on all jobs that match, on the server's side, newest first; on ten thousand in one call."""
+    """Act on all jobs that match, on the server's side, newest first; at most ten thousand per call."""
 
     reason: Words = Field("", description="Kept with the jobs, and in the audit trail.")
     expected: int | None = Field(
@@ -283,14 +285,14 @@ class BulkAction(BulkCount):
     confirm: Words | None = Field(
         None, description="To delete: `delete N` with the number that was counted.", examples=["delete 12"]
     )
-    cursor: Cursor | None = Field(None, description="`next` of the call before: goes on with the others.")
+    cursor: Cursor | None = Field(None, description="`next` of the previous call: continues with the others.")
 
 
 class BulkDone(Model):
     done: int
     refusals: int
     refused: list[Outcome] = Field(description="At most a hundred of them.")
-    next: str | None = Field(description="`cursor` of the next call; null: that was all.")
+    next: str | None = Field(description="`cursor` of the next call; null: there are no more.")
 
     @classmethod
     def of(cls, bulk: Bulk) -> Self:

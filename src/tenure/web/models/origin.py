@@ -1,4 +1,4 @@
-"""What the origin's endpoints take and give."""
+"""Models of the endpoints kept from the original queue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tenure.web.models.values import At, Json, Length, Model, Payloads, Text, re
 
 
 class PlainStats(Model):
-    active: int = Field(description="Due, and waiting.")
+    active: int = Field(description="Due and waiting.")
     delayed: int
     processing: int
     completed: int
@@ -25,7 +25,7 @@ class DeadLetter(Model):
     name: str = Field(description="The task.")
     queue: str
     payloads: Payloads
-    payload: Json = Field(description="The arguments by name, secrets starred; null if payloads are hidden.")
+    payload: Json = Field(description="The arguments by name, secrets redacted; null if payloads are hidden.")
     attempts: int
     failed_at: At | None
     error: str | None
@@ -49,10 +49,10 @@ class PlainJob(Model):
     type: Text | None = None
     payload: dict[str, Json] = Field({}, description="Arguments by name.")
     delay: Length | Annotated[float, Field(ge=0, le=3_000_000_000)] | None = Field(
-        None, description="Run it so much later: 5s, or a number of seconds."
+        None, description="Run it after this delay: 5s, or a number of seconds."
     )
 
 
 class Flushed(Model):
     deleted: int
-    left: int = Field(description="Those that run right now: no job is deleted under its worker.")
+    left: int = Field(description="Running jobs, which are not deleted.")

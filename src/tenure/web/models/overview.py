@@ -1,4 +1,4 @@
-"""Queues, workers, counts and the audit trail, as the API gives them."""
+"""Models of queues, workers, counts and the audit trail."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Worker(Model):
     host: str
     pid: int
     runner: str = Field(description="worker, embedded, solo (one slot, for jobs that must run alone) or guard.")
-    queues: list[str] = Field(description="None: all.")
+    queues: list[str] = Field(description="Empty: all.")
     tasks: list[str]
     slots: int
-    processing: int = Field(description="Slots that are taken.")
-    lease: float = Field(description="Seconds without a word of it after which its jobs are taken back.")
-    memory: int | None = Field(description="Bytes of its process.")
+    processing: int = Field(description="Slots in use.")
+    lease: float = Field(description="Seconds without a renewal after which its jobs are rescued.")
+    memory: int | None = Field(description="Memory of its process, in bytes.")
     note: str = Field(description="What is wrong with it; empty: nothing.")
     started_at: At
     renewed_at: At
@@ -74,7 +74,7 @@ class Counts(Model):
 
 
 class Rates(Model):
-    """Jobs a second that ended so, in the last few seconds."""
+    """Jobs per second by how they ended, over the last few seconds."""
 
     completed: float
     dead: float
@@ -97,7 +97,7 @@ class Stats(Model):
     """The whole store at a glance."""
 
     counts: Counts
-    counts_age: float = Field(description="Seconds ago they were counted.")
+    counts_age: float = Field(description="How many seconds ago they were counted.")
     rates: Rates
     queues: list[Queue]
     workers: list[Worker]
@@ -111,14 +111,14 @@ class AuditEntry(Model):
     action: str = Field(examples=["jobs.replay"])
     subject: str
     detail: dict[str, str]
-    outcome: str = Field(description="For people; `asked`: it was cut short.")
+    outcome: str = Field(description="For people; `asked`: it was interrupted.")
 
 
 class Audit(Model):
     """Newest first."""
 
     entries: list[AuditEntry]
-    next: str | None = Field(description="`cursor` of the next page; null: that was all.")
+    next: str | None = Field(description="`cursor` of the next page; null: this is the last.")
 
 
 class Health(Model):

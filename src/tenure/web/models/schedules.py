@@ -1,4 +1,4 @@
-"""Schedules, as the API gives them, and what can be asked of them."""
+"""Models of schedules and of the actions on them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ScheduleSummary(Model):
     last_duration_ms: int | None = Field(description="Milliseconds.")
     last_status: RunStatus | None
     last_error: str
-    next_expected_at: At | None = Field(description="null: paused, retired, or no tick comes.")
-    locked_until: At | None = Field(description="A run goes on, and its lease holds until then.")
+    next_expected_at: At | None = Field(description="null: paused, retired, or there are no more ticks.")
+    locked_until: At | None = Field(description="A run is in progress, with a lease until this time.")
     failure_count: int = Field(description="Failures in a row.")
     overdue_by: float | None = Field(description="Seconds; null: it is not overdue.")
     paused_at: At | None
@@ -49,7 +49,7 @@ class Schedules(Model):
 
 
 class Run(Model):
-    """A run that goes on."""
+    """A run in progress."""
 
     tick: At
     cause: Cause
@@ -63,7 +63,7 @@ class Run(Model):
 
 
 class Schedule(ScheduleSummary):
-    """A schedule and all that is known of it."""
+    """A schedule with all details."""
 
     source: str = Field(description="The module that declares it; empty: an operator or a guard made it.")
     release: str
@@ -83,7 +83,7 @@ class Schedule(ScheduleSummary):
     task: str | None
     queue: str | None
     payloads: Payloads
-    args: Json = Field(description="Of its task, secrets starred; null if payloads are hidden.")
+    args: Json = Field(description="Arguments of its task, secrets redacted; null if payloads are hidden.")
     runs: list[Run]
     lint: list[str] = Field(description="What its rule does that people do not expect.")
 
@@ -103,14 +103,14 @@ class Schedule(ScheduleSummary):
 
 
 class TickDone(Model):
-    """What became of one tick, or of a run of missed ones."""
+    """The outcome of one tick, or of a series of missed ones."""
 
     tick: At
-    until: At | None = Field(description="The last one of a run of missed ticks.")
+    until: At | None = Field(description="The last one of a series of missed ticks.")
     count: int
     cause: Cause
     status: Status
-    why: str = Field(description="Of a skipped or missed one the reason, of a failed one its error.")
+    why: str = Field(description="The reason if it was skipped or missed, the error if it failed.")
     job: UUID | None
     decided_at: At
     started_at: At | None
@@ -134,11 +134,11 @@ class History(Model):
 
 
 class Coming(Model):
-    """A tick to come."""
+    """A future tick."""
 
     tick: At
-    local: str = Field(description="As the clocks of its zone show it.", examples=["2030-01-31T07:00:00+01:00"])
-    note: str = Field(description="What a clock change does to it; empty on most days.")
+    local: str = Field(description="Local time in its zone.", examples=["2030-01-31T07:00:00+01:00"])
+    note: str = Field(description="The effect of a clock change on it; usually empty.")
 
     @classmethod
     def of(cls, coming: Outlook) -> Self:
@@ -167,7 +167,7 @@ class OverdueSchedules(Model):
 
 
 class Trigger(Model):
-    force: bool = Field(False, description="Also while a run of it goes on.")
+    force: bool = Field(False, description="Even while a run of it is in progress.")
 
 
 class Triggered(Model):
@@ -176,18 +176,18 @@ class Triggered(Model):
 
 
 class Why(Model):
-    why: Words = Field("by an operator", description="Kept with it, for those who wonder.")
+    why: Words = Field("by an operator", description="The reason, kept with the schedule.")
 
 
 class Span(Model):
-    since: AskedAt = Field(description="No tick before.")
-    until: AskedAt | None = Field(None, description="No tick after; now if not given.")
-    again: bool = Field(False, description="Also those that did become runs.")
+    since: AskedAt = Field(description="No tick before this time.")
+    until: AskedAt | None = Field(None, description="No tick after this time; default now.")
+    again: bool = Field(False, description="Also ticks that did become runs.")
     dry_run: bool = Field(False, description="Only count them.")
 
 
 class Backfilled(Model):
-    ticks: int = Field(description="So many are run, or would be.")
+    ticks: int = Field(description="How many are run, or would be.")
     first: At | None
     last: At | None
-    jobs: list[UUID] = Field(description="None of a dry run.")
+    jobs: list[UUID] = Field(description="Empty for a dry run.")

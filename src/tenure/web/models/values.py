@@ -1,7 +1,8 @@
-"""Values that the API takes and gives, as OpenAPI tells of them. Times are UTC, ISO 8601; durations seconds, unless
-it says otherwise.
+"""Value types of the API, as documented in OpenAPI. Times are UTC, ISO 8601; durations are in seconds unless stated
+otherwise.
 
-Arguments, results, checkpoints, logs, edits and output are null for who may not see payloads: `payloads` says so.
+Arguments, results, checkpoints, logs, edits and output are null for users without the right to see payloads: `payloads`
+says so.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _instant(value: object) -> datetime:
 
 
 def _given(value: object) -> object:
-    """JSON as every store can keep it, and as it can be given back."""
+    """JSON that every store can keep and return unchanged."""
     if flaw := _flaw(value, 0):
         raise ValueError(flaw)
     return value
@@ -47,7 +48,7 @@ def _flaw(value: object, depth: int) -> str:
         case str():
             return "expected text without NUL and lone surrogates" if _UNPRINTABLE.search(value) else ""
         case float():
-            return "" if isfinite(value) else f"expected a number that JSON has, got {value}"
+            return "" if isfinite(value) else f"expected a finite number, got {value}"
         case dict():
             both = [each for pair in cast("dict[str, object]", value).items() for each in pair]
             return next(filter(None, (_flaw(each, depth + 1) for each in both)), "")
@@ -59,7 +60,7 @@ def _flaw(value: object, depth: int) -> str:
 
 def ours(meta: dict[str, str]) -> dict[str, str]:
     if taken := [name for name in meta if name.startswith("tenure.")]:
-        raise ValueError(f"expected names of your own, got {taken[0]!r}: those with tenure. are taken")
+        raise ValueError(f"expected names of your own, got {taken[0]!r}: names with tenure. are reserved")
     return meta
 
 
@@ -78,7 +79,7 @@ Length = Annotated[
 Cursor = Annotated[
     str,
     StringConstraints(min_length=1, max_length=200),
-    Field(description="`next` of the page before; its content means nothing to you."),
+    Field(description="`next` of the previous page; an opaque value."),
 ]
 Payloads = Annotated[
     Literal["shown", "hidden"],
@@ -89,7 +90,7 @@ Payloads = Annotated[
 
 
 def read(text: str | None, shown: bool) -> Any:
-    """A stored JSON text as a value; as text where it is none, or deeper than can be given back."""
+    """A stored JSON text as a value; as text if it is not JSON, or nested too deeply to return."""
     if text is None or not shown:
         return None
     try:
@@ -109,12 +110,12 @@ class Model(BaseModel):
 
     @classmethod
     def like(cls, value: object, **others: Any) -> Self:
-        """What has the same name in a value of ours, and others."""
+        """A model from the attributes of the same names, and from `others`."""
         return cls(**{name: getattr(value, name) for name in cls.model_fields if name not in others}, **others)
 
 
 class Changed(Model):
-    changed: bool = Field(description="false: it was so already.")
+    changed: bool = Field(description="false: it was already so.")
     says: str
 
 

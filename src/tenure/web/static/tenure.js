@@ -1,4 +1,4 @@
-// Liveness and comfort. Every page works without it: what it changes are times, and blocks that the server rendered.
+// Live updates and conveniences. Every page works without it: it only changes times, and blocks that the server rendered.
 "use strict";
 (() => {
   const root = document.documentElement, body = document.body;
@@ -6,7 +6,7 @@
   const $$ = (selector, within = document) => within.querySelectorAll(selector);
   root.classList.add("js");
 
-  // ── Times: the reader's own, with UTC on hover ──
+  // ── Times: local, with UTC on hover ──
   const own = new Intl.DateTimeFormat(undefined, {
     year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit",
   });
@@ -48,8 +48,8 @@
     for (const each of $$("time[data-ago]")) tell(each, now);
   }, 1000);
 
-  // ── Morph: makes an element the same as a newly rendered one, and keeps what a person has in hand ──
-  const touched = new WeakSet(); // fields somebody has typed into or chosen
+  // ── Morph: makes an element equal to a newly rendered one, and keeps focus and input ──
+  const touched = new WeakSet(); // fields that the user has edited
   addEventListener("input", (event) => touched.add(event.target), true);
   addEventListener("reset", (event) => { for (const each of event.target.elements) touched.delete(each); }, true);
   const FIELDS = new Set(["INPUT", "TEXTAREA", "SELECT"]);
@@ -112,7 +112,7 @@
     morphChildren(place, next);
     if (focused && focused !== body && document.activeElement !== focused) {
       if (focused.isConnected) focused.focus({ preventScroll: true }); // it was moved
-      else { place.tabIndex = -1; place.focus({ preventScroll: true }); } // it is gone: stay near
+      else { place.tabIndex = -1; place.focus({ preventScroll: true }); } // it is gone: focus its block
     }
     for (const each of $$("[data-chosen]")) count(each);
   }
@@ -120,7 +120,7 @@
   // ── The stream ──
   const sign = $("#live"), pause = $("#pause"), trouble = $("#trouble");
   const HIDDEN_FOR = 30000, QUIET_FOR = 4000, LONGEST = 10000;
-  const fresh = new Map(); // the newest of each block, until the next frame
+  const fresh = new Map(); // the newest version of each block, until the next frame
   let stream = null, paused = false, over = false, tries = 0, retry = 0, hide = 0, worry = 0, frame = 0;
 
   function show(state, says) {
@@ -156,7 +156,7 @@
     if ("away" in news) {
       const away = news.away;
       delete news.away;
-      complain(away && `The store can't be read: ${away}. What you see is what was last known.`, { stale: Boolean(away) });
+      complain(away && `The store can't be read: ${away}. This page shows the last known state.`, { stale: Boolean(away) });
       show(away ? "away" : "live", away ? "store away" : "live");
     }
     for (const [name, html] of Object.entries(news)) fresh.set(name, html);
@@ -192,10 +192,10 @@
   function lost() {
     stream.close();
     stream = null;
-    // A stream ends every quarter of an hour, and comes back at once: that is nothing to tell.
+    // A stream ends every 15 minutes, and reconnects at once: that is not worth a message.
     worry ||= setTimeout(() => {
       show("reconnecting", "reconnecting…");
-      complain("The dashboard does not answer. What you see is what was last known.", { stale: true });
+      complain("The dashboard does not answer. This page shows the last known state.", { stale: true });
     }, QUIET_FOR);
     const wait = Math.min(500 * 2 ** tries++, LONGEST) * (0.75 + Math.random() / 2);
     retry = setTimeout(ask, wait);
@@ -220,7 +220,7 @@
       if (error.name !== "AbortError" && !paused) retry = setTimeout(ask, Math.min(500 * 2 ** tries++, LONGEST));
       return;
     }
-    if (!document.hidden) open(); // else once it is looked at
+    if (!document.hidden) open(); // else once the tab is visible
   }
 
   if (sign && body.dataset.liveAt !== undefined && $("[data-live]")) {
@@ -242,9 +242,9 @@
     pause?.remove();
   }
 
-  // ── Forms: a question before what can't be undone ──
+  // ── Forms: a confirmation before irreversible actions ──
   const dialog = $("#confirm");
-  let asked = null; // the form that was answered with yes
+  let asked = null; // the form that was confirmed
   addEventListener("submit", (event) => {
     const form = event.target, button = event.submitter;
     const sentence = button?.dataset.confirm ?? form.dataset.confirm;
@@ -254,14 +254,14 @@
     dialog.returnValue = "";
     dialog.onclose = () => {
       if (dialog.returnValue !== "yes") return;
-      if (!form.isConnected) return; // the page has moved on
+      if (!form.isConnected) return; // the page has changed
       asked = form;
       form.requestSubmit(button?.isConnected ? button : undefined);
     };
     dialog.showModal();
   });
 
-  // ── Tables to choose from, copy buttons, keys ──
+  // ── Tables with selection, copy buttons, keys ──
   const chosen = (form) => $$('input[name="id"]:checked', form);
   function count(place) {
     const form = place.closest("form");

@@ -1,4 +1,4 @@
-"""The pages, in the order of the navigation, and what their forms do: one file a page."""
+"""The pages, in the order of the navigation, and the actions of their forms: one file per page."""
 
 from __future__ import annotations
 

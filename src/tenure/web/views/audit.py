@@ -1,4 +1,4 @@
-"""Who did what: the trail of every operator's action. For admins."""
+"""The audit trail: every action of an operator. For admins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JOB = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class Row(NamedTuple):
-    """An entry, the job it tells of, and the page of what it was done to, if they have any."""
+    """An entry, its job, and the page of its subject, if there are any."""
 
     entry: Entry
     job: str | None

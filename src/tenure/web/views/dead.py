@@ -1,4 +1,4 @@
-"""Dead letters: what they have in common, and what to do with them."""
+"""Dead letters, grouped by task and error, with actions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tenure.web.views.jobs import ends, here, rows, search, verbs
 
 _BATCH = 250
 _GROUPS = 8
-_LONGEST = 160  #: of an error's first line, as a group is named and found by
+_LONGEST = 160  #: characters of an error's first line that name a group and find it
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The newest dead letters, counted. `more`: there are older ones, which are not."""
+    """Counts of the newest dead letters. `more`: there are older ones, which are not counted."""
 
     count: int
     more: bool
@@ -46,7 +46,7 @@ def _look(view: View) -> Mapping[str, Any]:
 
 
 def _asked(view: View) -> JobQuery:
-    """Dead letters of guards are told by their schedules; they are here only when asked for."""
+    """Dead letters of guards are reported by their schedules; they are shown here only on request."""
     ask = JobQuery.of(view.all.multi_items())
     rest = {name: text for name, text in ask.rest.items() if name in ("task", "queue", "text")}
     rest["guards"] = "yes" if rest.get("queue") == GUARD else "no"

@@ -1,4 +1,4 @@
-"""One job: what happened to it and why, what it waits for, and what can be done about it."""
+"""One job: its history and why, what it is waiting for, and the possible actions."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from tenure.web.views.jobs import NEEDS, is_guards
 from tenure.web.words import duration, pretty
 from tenure.worker.job_log import Log
 
-STEPS = 100  #: attempts that are shown, the newest
-_TOLD = re.compile(r"attempt \d+ |progress: |its last sign of life ")  #: what the page shows anyway
-#: Evidence of an attempt that ended badly, as people say it.
+STEPS = 100  #: the most attempts shown, the newest
+_TOLD = re.compile(r"attempt \d+ |progress: |its last activity was ")  #: reasons that the page shows elsewhere
+#: Labels for the evidence of an attempt that ended badly.
 _EVIDENCE = {"exit": "exit", "peak_memory": "peak memory", "line": "at", "worker": "process of", "cause": "cause"}
 
 
-# ── Looking ──
+# ── Reading ──
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One attempt, and what came of it. `outcome` is that of the attempt, or `processing` while it goes on."""
+    """One attempt. `outcome` is that of the attempt, or `processing` while it runs."""
 
     number: int
     worker_id: str
@@ -45,8 +45,8 @@ class Step:
     ended_at: datetime | None
     error: str = ""
     evidence: Sequence[tuple[str, str]] = ()
-    refused: str = ""  #: why a write of it was refused: it was no longer its owner
-    after: str = ""  #: what came next
+    refused: str = ""  #: why a write of it was refused: it no longer owned the job
+    after: str = ""  #: what happened next
     log: Log | None = None
 
     @property
@@ -62,7 +62,7 @@ class Step:
 
     @property
     def log_text(self) -> str:
-        """A line a record: its time in UTC, its level, its text."""
+        """One line per record: time in UTC, level, text."""
         lines = self.log.lines if self.log else ()
         return "\n".join(
             f"{each.at:%H:%M:%S}.{each.at.microsecond // 1000:03} {each.level:<7} {each.text}" for each in lines
@@ -70,7 +70,7 @@ class Step:
 
 
 class Editable(NamedTuple):
-    """An argument in the form. `hidden`: it has secrets, and is kept as it is unless it is replaced."""
+    """An argument in the form. `hidden`: it contains secrets, and is kept unchanged unless it is replaced."""
 
     name: str
     text: str
@@ -89,7 +89,7 @@ def _detail(view: View) -> JobDetail:
             HTTPStatus.NOT_FOUND,
             "No such job",
             f"no job {view.given['id']} is in this store: it was never enqueued here, or it has been deleted; "
-            "completed and cancelled jobs are deleted by themselves once they have been kept for long enough",
+            "completed and cancelled jobs are deleted automatically once their retention time is over",
         ) from None
 
 
@@ -98,7 +98,7 @@ def _look(view: View) -> Mapping[str, Any]:
     job, steps = detail.job, _steps(detail)
     try:
         why = view.site.memo.get(("explain", job.id), lambda: view.admin.jobs.explain(job.id), fresh=0.5)
-    except UnknownJob:  # deleted since
+    except UnknownJob:  # deleted meanwhile
         why = None
     return {
         "job": job,
@@ -116,7 +116,7 @@ def _look(view: View) -> Mapping[str, Any]:
 
 
 def _may(view: View, job: JobView) -> Mapping[str, bool]:
-    """What whoever looks may do to it now."""
+    """The actions that the viewer may take on it now."""
 
     def fits(verb: Verb) -> bool:
         return view.user.may(NEEDS[verb]) and job.state in CAN[verb]
@@ -132,7 +132,7 @@ def _may(view: View, job: JobView) -> Mapping[str, bool]:
 
 
 def _steps(detail: JobDetail) -> list[Step]:
-    """Oldest first. The one that goes on, or has completed last, is told by the job itself."""
+    """Oldest first. The current attempt, or the one that completed, comes from the job itself."""
     job, rows = detail.job, {each.attempt: each for each in detail.attempts}
     last = job.attempt if job.state in (State.PROCESSING, State.COMPLETED) else None
     begins: datetime | None = None
@@ -145,7 +145,7 @@ def _steps(detail: JobDetail) -> list[Step]:
             owner = job.worker_id or job.completed_by or ""
             steps.append(Step(number, owner, job.state.value, job.started_at, job.ended_at))
             begins = job.started_at
-        else:  # only what completed leaves no row
+        else:  # only completed attempts leave no row
             steps.append(Step(number, "", State.COMPLETED.value, None, None, after="it was replayed"))
             begins = None
     return [replace(step, log=detail.logs.get(step.number)) for step in reversed(steps)]
@@ -172,14 +172,14 @@ def _ended(detail: JobDetail, row: AttemptView, begins: datetime | None) -> Step
 def _after(detail: JobDetail, attempt: AttemptView, begins: datetime | None) -> str:
     if begins is not None:
         pause = (begins - attempt.ended_at).total_seconds()
-        later = f"the next attempt began {f'{duration(pause)} later' if pause >= 0.001 else 'at once'}"
+        later = f"the next attempt started {f'{duration(pause)} later' if pause >= 0.001 else 'at once'}"
         changed = next((each for each in detail.edits if attempt.ended_at <= each.at <= begins), None)
-        return f"{changed.who} changed its arguments and had it run again; {later}" if changed else later
+        return f"{changed.who} changed its arguments and replayed it; {later}" if changed else later
     if attempt.attempt < detail.job.attempt:
         return ""
     match detail.job.state:
         case State.SCHEDULED:
-            return "it waits to be run again"
+            return "it is waiting for its next attempt"
         case State.QUEUED:
             return "it is queued again"
         case State.DEAD:
@@ -199,7 +199,7 @@ def _act(verb: Verb, view: View, form: Mapping[str, str], _: Sequence[tuple[str,
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "Nothing is deleted",
-            f"to delete this job type the last eight characters of its id, {job.id[-8:]}: go back and try again",
+            f"to delete this job, type the last eight characters of its id, {job.id[-8:]}: go back and try again",
         )
     ((acted,),) = view.admin.jobs.act(verb, [view.admin.jobs.ref(job.id)], form.get("reason", "").strip())
     gone = verb == "delete" and acted.landed
@@ -226,13 +226,17 @@ def _look_at_edit(view: View) -> Mapping[str, Any]:
 def _to_edit(view: View) -> JobView:
     if not (view.user.payloads and view.user.may(NEEDS["replay"])):
         raise Problem(
-            HTTPStatus.FORBIDDEN, "Not allowed", "to change arguments one needs the role operate, and to see payloads"
+            HTTPStatus.FORBIDDEN,
+            "Not allowed",
+            "changing arguments needs the role operate and the right to see payloads",
         )
     job = _detail(view).job
     if job.state not in ENDED or is_guards(job):
-        what = "a guard runs it by itself, at its next call" if is_guards(job) else f"it is {job.state}"
+        what = "it belongs to a guard, which runs it at its next call" if is_guards(job) else f"it is {job.state}"
         raise Problem(
-            HTTPStatus.CONFLICT, "Can't be edited", f"only a job that has ended is run again with others: {what}"
+            HTTPStatus.CONFLICT,
+            "Can't be edited",
+            f"only a job that has ended can be replayed with other arguments: {what}",
         )
     return job
 
@@ -249,7 +253,9 @@ def _decoded(payload: str) -> Mapping[str, object]:
         found = None
     if not isinstance(found, dict):
         raise Problem(
-            HTTPStatus.CONFLICT, "Can't be edited", "its arguments are no JSON object; they can only be replayed"
+            HTTPStatus.CONFLICT,
+            "Can't be edited",
+            "its arguments are not a JSON object, so it can only be replayed unchanged",
         )
     return cast("Mapping[str, object]", found)
 
@@ -259,7 +265,7 @@ def _encode(value: object) -> str:
 
 
 def _takes(view: View, job: JobView) -> str:
-    """The signature, where its task is known."""
+    """The task's signature, if the task is known."""
     task = view.site.tasks.find(job.task) if view.site.tasks else None
     return f"{job.task}{task.arguments}" if task else ""
 
@@ -270,7 +276,7 @@ def _edit(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     typed = [_typed(form, each) for each in _arguments(job)]
     put: dict[str, object] = {}
     read = [_read(each, before, put) for each in typed]
-    # What replaces a Secret is one, too, also if it is written plainly.
+    # The replacement of a Secret is also stored as a Secret, even if it is typed as plain text.
     sealed = view.admin.jobs.secret_arguments(job.id)
     put |= {name: {SECRET: put[name]} for name in sealed & set(put) if not is_secret(put[name])}
     name, text = form.get("new_name", "").strip(), form.get("new_text", "")
@@ -291,13 +297,13 @@ def _edit(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
 
 
 def _typed(form: Mapping[str, str], each: Editable) -> Editable:
-    """As the form had it; what it did not say stays."""
+    """The argument as submitted; fields missing in the form keep their values."""
     text = form.get(f"value:{each.name}", each.text).replace("\r\n", "\n")
     return each._replace(text=text, drop=f"drop:{each.name}" in form, replace=f"replace:{each.name}" in form)
 
 
 def _read(each: Editable, before: Mapping[str, object], put: dict[str, object]) -> Editable:
-    """Put what was changed; say what can't be."""
+    """Add a changed value to `put`; report an invalid one."""
     if each.drop or (each.hidden and not each.replace):
         return each
     try:
@@ -305,7 +311,7 @@ def _read(each: Editable, before: Mapping[str, object], put: dict[str, object]) 
     except ValueError as error:
         return each._replace(problem=str(error))
     if each.hidden and STARS in each.text:
-        return each._replace(problem=f"there are still stars in it: write what is to stand where {STARS} is")
+        return each._replace(problem=f"it still contains {STARS}: replace it with the actual value")
     if each.hidden or value != before[each.name] or type(value) is not type(before[each.name]):
         put[each.name] = value
     return each
@@ -313,9 +319,9 @@ def _read(each: Editable, before: Mapping[str, object], put: dict[str, object]) 
 
 def _read_new(name: str, text: str, before: Mapping[str, object], put: dict[str, object]) -> str:
     if not name:
-        return "expected the name of the argument, got a value alone" if text.strip() else ""
+        return "expected the name of the argument, got only a value" if text.strip() else ""
     if name in before:
-        return f"there is an argument {name!r} already: change it above"
+        return f"argument {name!r} already exists: change it above"
     try:
         put[name] = _json(text)
     except ValueError as error:
@@ -327,7 +333,7 @@ def _json(text: str) -> object:
     try:
         return msgspec.json.decode(text.encode())
     except RecursionError:
-        raise ValueError("expected JSON of a bearable depth") from None
+        raise ValueError("expected JSON that is not nested so deeply") from None
     except (ValueError, UnicodeError) as error:
         got = f"{text.strip()[:40]!r}" if text.strip() else "nothing"
         said = str(error).removeprefix("JSON is malformed: ")
@@ -335,7 +341,7 @@ def _json(text: str) -> object:
 
 
 def _at_field(read: list[Editable], said: str) -> tuple[list[Editable], str]:
-    """The sentence at the argument that it names, else above them all."""
+    """Puts the message at the argument that it names, else above all arguments."""
     named = re.match(r"[^:\s]+\.(\w+): ", said)
     if named and any(each.name == named[1] for each in read):
         return [each._replace(problem=said) if each.name == named[1] else each for each in read], ""

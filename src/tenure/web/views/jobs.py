@@ -1,4 +1,4 @@
-"""Jobs: find them, and act on those that were marked or on all that match, after they were counted."""
+"""Jobs: search, and act on the selected ones or on all that match, after counting them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEEDS: Mapping[Verb, Role] = {"cancel": "operate", "promote": "operate", "replay
 @dataclass(frozen=True, slots=True)
 class Row:
     job: JobView
-    says: str  #: how far it is, or the first line of its error
+    says: str  #: its progress, or the first line of its error
 
 
 def rows(jobs: Iterable[JobView]) -> list[Row]:
@@ -52,7 +52,7 @@ def says(job: JobView) -> str:
 
 
 def search(view: View, ask: JobQuery, cursor: str | None) -> Found:
-    """A page of jobs. Those who look together share it. Raises InvalidOption."""
+    """A page of jobs, shared by concurrent viewers. Raises InvalidOption."""
 
     def read() -> Found:
         found = view.admin.jobs.search(ask.filter(view.admin.now()), limit=SIZE, cursor=cursor, within=LOOK)
@@ -80,7 +80,7 @@ def _look(view: View) -> Mapping[str, Any]:
 
 
 def ends(view: View, found: Found) -> Mapping[str, Any]:
-    """How far a list goes; `within`: it is short, since only so many were looked at."""
+    """How far a list goes; `within`: it is short because only that many jobs were searched."""
     return {
         "cursor": found.cursor,
         "within": LOOK if found.cursor is not None and len(found.jobs) < SIZE else None,
@@ -89,18 +89,18 @@ def ends(view: View, found: Found) -> Mapping[str, Any]:
 
 
 def here(view: View) -> str:
-    """This page, to come back to."""
+    """This page, to return to."""
     pairs = [pair for pair in view.all.multi_items() if pair[1]]
     return quote(view.path) + (f"?{urlencode(pairs)}" if pairs else "")
 
 
 def verbs(view: View) -> list[Verb]:
-    """What whoever looks may do."""
+    """The actions that the viewer may take."""
     return [verb for verb in VERBS if view.user.may(NEEDS[verb])]
 
 
 def _find(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Straight to the job, by its id or by the end of it."""
+    """Go to a job, by its id or by the end of it."""
     text = form.get("id", "").strip().lower()
     if not text:
         return "", "/jobs"
@@ -131,14 +131,14 @@ def _allowed(view: View, verb: Verb) -> None:
 
 
 def _ask(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """On to the page that counts them and asks."""
+    """Go to the page that counts the jobs and asks for confirmation."""
     verb, to, ids = verb_of(form.get("verb", "")), back(form, "/jobs"), [text for name, text in fields if name == "id"]
     if form.get("all") == "yes":
         query = {"verb": verb, "all": "yes", "back": to, **JobQuery.of(fields).query}
     elif ids:
         query = {"verb": verb, "back": to, "id": ids}
     else:
-        return "No job is chosen: tick some, or take all that match.", to
+        return "No job is selected: tick some, or choose all that match.", to
     return "", f"/jobs/bulk?{urlencode(query, doseq=True)}"
 
 
@@ -189,22 +189,22 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
 
 
 def _recount(view: View, ask: JobQuery, form: Mapping[str, str]) -> None:
-    """What was typed is how many may go: others may have come to match since they were counted. Raises Problem."""
+    """The typed number is the most to delete: more may match since they were counted. Raises Problem."""
     found = view.admin.jobs.count(ask.filter(view.admin.now()), "delete", cursor=form.get("cursor") or None).jobs
     typed = count(form.get("count", ""), 0)
     if min(found, MOST_AT_ONCE) > typed + typed // 10:
-        detail = f"{typed:,} were counted, and {found:,} match by now: go back and count them again"
+        detail = f"{typed:,} were counted, and {found:,} match now: go back and count again"
         raise Problem(HTTPStatus.CONFLICT, "Nothing is deleted", detail)
 
 
 def confirm(typed: str, number: str) -> None:
-    """What can't be taken back is typed: `delete 12`, or the number alone. Raises Problem."""
+    """An irreversible action needs a typed confirmation: `delete 12`, or the number alone. Raises Problem."""
     words = typed.lower().replace(",", "").split()
     if not number or words not in (["delete", number], [number]):
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "Nothing is deleted",
-            f"to delete them type delete {number}; {typed.strip()!r} was typed: go back and try again",
+            f"to delete them, type delete {number}; got {typed.strip()!r}: go back and try again",
         )
 
 
@@ -234,7 +234,7 @@ def counted(jobs: int) -> str:
 
 
 def is_guards(job: JobView) -> bool:
-    """It runs outside, under a guard: nobody but its next call runs it again."""
+    """It runs outside Tenure's workers, under a guard: only the guard's next call runs it again."""
     return job.queue == GUARD
 
 

@@ -1,4 +1,4 @@
-"""What is going on, at a glance, and what is wrong right now."""
+"""The overview: current activity, and what is wrong right now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenure.operations.workers import Workforce, stalls
 from tenure.ports import Filter, JobView
 from tenure.web.pages import Action, Page, View
 from tenure.web.site import LOOK, Site, light
-from tenure.web.words import crew_in_words, duration, number, some
+from tenure.web.words import duration, number, some, workforce_text
 
 _SHOWN = 10
 _READ = 100
@@ -25,7 +25,7 @@ _WIDTH, _HEIGHT = 720, 150
 
 
 class Advice(NamedTuple):
-    """A problem for people: what it is called, what it says, what to do, and where."""
+    """A problem as shown on the page: title, description, what to do, and a link."""
 
     title: str
     says: str
@@ -49,7 +49,7 @@ def look(view: View) -> dict[str, Any]:
         "charts": site.memo.get("charts", lambda: (throughput(slices), latency(slices)), fresh=0.9),
         "queues": site.listed_queues(),
         "workforce": workforce,
-        "crew": crew_in_words(workforce),
+        "workforce_text": workforce_text(workforce),
         "running": site.memo.get("running", lambda: _running(view), fresh=0.15),
         "completed": site.memo.get("completed", lambda: _completed(view), fresh=0.3),
     }
@@ -59,34 +59,36 @@ PAGES: list[Page] = [Page("/", "overview.html", look, title="Overview")]
 ACTIONS: list[Action] = []
 
 
-# ── What is wrong ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── Problems ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_NO_FIRE = "Start a worker with its supervisor on some host: tenure worker."
+_NO_FIRE = "Start a worker on any host: tenure worker."
 
 
 def advice(problem: Problem) -> Advice:
-    """What to do about a problem, and where to look."""
+    """What to do about a problem, and the page to open."""
     subject = problem.subject
     nothing: Mapping[str, str] = {}
     one = (f"/schedules/{subject}", nothing, "The schedule")
     schedule = one if subject != "*" else ("/schedules", nothing, "Schedules")
     match problem.kind:
         case "scheduler-silent":
-            return Advice("Nobody fires the schedules", problem.says, _NO_FIRE, "/schedules", {}, "Schedules")
+            return Advice("No supervisor fires the schedules", problem.says, _NO_FIRE, "/schedules", {}, "Schedules")
         case "overdue":
-            return Advice("A schedule is overdue", problem.says, "Look whether its caller or a worker runs.", *schedule)
+            return Advice(
+                "A schedule is overdue", problem.says, "Check that its caller and a worker are running.", *schedule
+            )
         case "late":
-            do = "Its job waits: look whether workers have free slots."
+            do = "Its job is waiting: check whether workers have free slots."
             return Advice("A schedule is late", problem.says, do, *schedule)
         case "too-long":
-            do = "Look at what its job says; cancel it if it hangs."
-            return Advice("A schedule's job runs for too long", problem.says, do, *schedule)
+            do = "Check the progress and log of its job; cancel it if it hangs."
+            return Advice("A schedule's job is running for too long", problem.says, do, *schedule)
         case "failures":
-            do = "Read its last error; resume it once that is mended."
-            return Advice("A schedule fails", problem.says, do, *schedule)
+            do = "Read its last error; resume it once the cause is fixed."
+            return Advice("A schedule is failing", problem.says, do, *schedule)
         case "dead-letters":
             where: dict[str, str] = {} if subject == "*" else {"task": subject}
-            do = "Read the errors; replay the jobs once the cause is mended."
+            do = "Read the errors; replay the jobs once the cause is fixed."
             return Advice("New dead letters", problem.says, do, "/dead", where, "Dead letters")
         case "queue-age":
             do = "Resume it, or add workers or slots."
@@ -101,29 +103,29 @@ def advice(problem: Problem) -> Advice:
 
 
 def _stall(says: str) -> Advice:
-    do = "Its other jobs wait. Move what blocks into a thread (a plain def) or a process of its own."
-    return Advice("A worker stalls", says, do, "/workers", {}, "Workers")
+    do = "Its other jobs are blocked. Move the blocking code into a thread (a plain def) or a separate process."
+    return Advice("A worker is stalled", says, do, "/workers", {}, "Workers")
 
 
 def _looked_at(site: Site) -> str:
     queues, workers, schedules = len(site.queues()), Workforce.of(site.workers()).alive, len(site.schedules())
     return (
-        f"Looked at {some(queues, 'queue')}, {some(workers, 'worker')}, {some(schedules, 'schedule')} "
+        f"Checked {some(queues, 'queue')}, {some(workers, 'worker')}, {some(schedules, 'schedule')} "
         "and the dead letters of the last hour."
     )
 
 
-# ── What runs, and what ran ──────────────────────────────────────────────────────────────────────────────────────
+# ── Running and completed jobs ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _running(view: View) -> list[JobView]:
-    """Those that have run for longest."""
+    """The jobs that have been running longest."""
     found = view.admin.jobs.search(Filter(states=frozenset({State.PROCESSING})), limit=_READ, within=LOOK).jobs
     return list(map(light, sorted(found, key=lambda job: (job.started_at or job.enqueued_at, job.id))[:_SHOWN]))
 
 
 def _completed(view: View) -> list[JobView]:
-    """The last ones."""
+    """The jobs that completed last."""
     return list(map(light, view.admin.jobs.completed(_SHOWN)))
 
 
@@ -136,7 +138,7 @@ def _moment(age: float) -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a chart. `kind` names its colour and dashes, `area` what is filled below it."""
+    """One line of a chart. `kind` selects its colour and dashes, `area` is the filled path below it."""
 
     name: str
     kind: str
@@ -147,7 +149,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A quarter of an hour, for the macro `chart`. `ticks` from the top, evenly; `rows`: the same by the minute."""
+    """15 minutes of data for the macro `chart`. `ticks`: evenly spaced from the top; `rows`: the data by minute."""
 
     title: str
     unit: str
@@ -161,8 +163,8 @@ class Chart:
 
 
 def throughput(slices: Sequence[Slice]) -> Chart:
-    """How many jobs ended a second."""
-    whole = slices[:-1]  # the last one is not over
+    """Jobs ended per second."""
+    whole = slices[:-1]  # the last one is still in progress
     states = (State.COMPLETED, State.DEAD, State.CANCELLED)
     series = {state: [each.counts[state] / SLICE if each.known else None for each in whole] for state in states}
     top = _nice(max((value for values in series.values() for value in values if value), default=1.0))
@@ -180,8 +182,8 @@ def throughput(slices: Sequence[Slice]) -> Chart:
     most = max((value for value in series[State.COMPLETED] if value), default=0.0)
     return Chart(
         "Throughput",
-        "jobs a second",
-        f"Jobs that ended in the last 15 minutes: {ended}; at most {number(most)} completed a second",
+        "jobs per second",
+        f"Jobs that ended in the last 15 minutes: {ended}; at most {number(most)} completed per second",
         lines,
         [number(top), number(top / 2), "0"],
         _unknown(whole),
@@ -193,7 +195,7 @@ def throughput(slices: Sequence[Slice]) -> Chart:
 
 
 def latency(slices: Sequence[Slice]) -> Chart:
-    """How long completed jobs had been due when they started; on a logarithmic scale."""
+    """How long completed jobs waited from due to started, on a logarithmic scale."""
     whole = slices[:-1]
     shares = (("p50", 0.5), ("p95", 0.95))
     series = {name: [quantile(each.waits, share) for each in whole] for name, share in shares}
@@ -232,7 +234,7 @@ def _line(name: str, kind: str, now: str, values: Sequence[float | None], place:
 
 
 def _seldom(values: Sequence[float | None]) -> list[float | None]:
-    """Without the stretches of nothing, so that a line which is mostly 0 is seen where it is not."""
+    """Without the stretches of zeros, so that a line which is mostly 0 is visible where it is not."""
     around = zip([0.0, *values[:-1]], values, [*values[1:], 0.0], strict=True)
     return [here if any(three) else None for three in around for here in three[1:2]]
 
@@ -245,7 +247,7 @@ def _area(values: Sequence[float | None], place: Callable[[float], float]) -> st
 
 
 def _runs(values: Sequence[float | None], place: Callable[[float], float]) -> list[list[tuple[float, float]]]:
-    """The points of a line, in pieces: what is not known is a gap."""
+    """The points of a line, in segments: unknown values are gaps."""
     step = _WIDTH / max(len(values) - 1, 1)
     found = list[list[tuple[float, float]]]()
     for known, group in groupby(enumerate(values), key=lambda each: each[1] is not None):
@@ -255,7 +257,7 @@ def _runs(values: Sequence[float | None], place: Callable[[float], float]) -> li
 
 
 def _unknown(slices: Sequence[Slice]) -> list[tuple[float, float]]:
-    """Where nobody has looked yet: from, to."""
+    """Ranges that have not been read yet: from, to."""
     step = _WIDTH / max(len(slices) - 1, 1)
     found = list[tuple[float, float]]()
     for known, group in groupby(enumerate(slices), key=lambda each: each[1].known):
@@ -266,7 +268,7 @@ def _unknown(slices: Sequence[Slice]) -> list[tuple[float, float]]:
 
 
 def _minutes(slices: Sequence[Slice]) -> list[tuple[datetime, list[Slice]]]:
-    """The newest first, without those that nobody has looked at."""
+    """Newest first, without those that have not been read."""
     by_minute = groupby(slices, key=lambda each: each.at.replace(second=0, microsecond=0))
     whole = [(at, [each for each in some if each.known]) for at, some in by_minute]
     return [(at, some) for at, some in reversed(whole) if some]
@@ -277,6 +279,6 @@ def _rate(value: float) -> str:
 
 
 def _nice(value: float) -> float:
-    """The next 1, 2, 4 or 10 times a power of ten: half of it is a round number, too."""
+    """The next 1, 2, 4 or 10 times a power of ten: half of it is a round number too."""
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 4, 10) if step * power >= value)

@@ -1,4 +1,4 @@
-"""Queues: how full they are, who serves them; stop and go."""
+"""Queues: their backlog and workers; pause and resume."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def look(view: View) -> dict[str, Any]:
 def _pause(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = valid_queue(view.given["name"])
     paused = view.admin.queues.pause(name)
-    says = "is paused: its running jobs go on, no other starts" if paused else "was paused already"
+    says = "is paused: its running jobs continue, no other starts" if paused else "was already paused"
     return f"Queue {name} {says}.", back(form, "/queues")
 
 
 def _resume(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = valid_queue(view.given["name"])
     resumed = view.admin.queues.resume(name)
-    return f"Queue {name} {'goes on' if resumed else 'was not paused'}.", back(form, "/queues")
+    return f"Queue {name} {'is resumed' if resumed else 'was not paused'}.", back(form, "/queues")
 
 
 PAGES: list[Page] = [Page("/queues", "queues.html", look, title="Queues")]

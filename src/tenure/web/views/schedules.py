@@ -1,4 +1,4 @@
-"""Schedules: whether each runs when it should, and one by one what it did and will do."""
+"""Schedules: whether each runs on time, and a page for each with its past and next ticks."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PREVIEW = 20
 _KINDS = {"overdue": "bad", "failure": "bad", "success": "good", "started": "info"}
 
 
-# ── What is said of a schedule ──
+# ── Descriptions ──
 
 
 def strip_in_words(marks: Sequence[Tick]) -> str:
-    """What a strip of marks shows, for who can't see it."""
+    """A strip of marks in words, for screen readers."""
     counts = Counter[Status](tick.status for tick in marks)
     told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     return f"the last {len(marks)}: {told}; newest last" if marks else "no runs yet"
@@ -42,7 +42,7 @@ def mark_in_words(tick: Tick, rule: Rule | None) -> str:
     return f"{clock(rule, tick.tick)}, {tick.status}{why}"
 
 
-# ── All of them ──
+# ── The list ──
 
 
 def _look(view: View) -> Mapping[str, Any]:
@@ -79,11 +79,11 @@ def _look(view: View) -> Mapping[str, Any]:
 
 
 def _marks(view: View, names: Sequence[str]) -> Mapping[str, Sequence[Tick]]:
-    """Of their last runs, the oldest first. One read for all of a page: together they are dear on a busy server."""
+    """Marks of their last runs, oldest first. One read per page, since many are expensive on a busy server."""
     return view.site.memo.get(("ticks", *names), lambda: view.admin.schedules.marks(names, STRIP), fresh=1.0)
 
 
-# ── One of them ──
+# ── One schedule ──
 
 
 def _look_at_one(view: View) -> Mapping[str, Any]:
@@ -101,7 +101,7 @@ def _look_at_one(view: View) -> Mapping[str, Any]:
         "s": s,
         "now": now,
         "facts": _facts(found),
-        "history": found.told(ticks[:SIZE]),
+        "history": found.views(ticks[:SIZE]),
         "older": ticks[SIZE - 1].tick.isoformat() if len(ticks) > SIZE else None,
         "later": before is not None,
         "coming": found.coming(PREVIEW),
@@ -138,7 +138,10 @@ def _facts(health: ScheduleHealth) -> list[tuple[str, str]]:
         *definition(s, rule),
         ("declared by", origin(s)),
         ("last tick", clock(rule, s.last_tick) if s.last_tick else ""),
-        ("waiting tick", f"{clock(rule, s.pending_tick)}, for the run before it to end" if s.pending_tick else ""),
+        (
+            "waiting tick",
+            f"{clock(rule, s.pending_tick)}, waiting for the previous run to end" if s.pending_tick else "",
+        ),
         ("catching up", f"up to {clock(rule, s.catching_up_to)}" if s.catching_up_to else ""),
     ]
     return [(name, text) for name, text in rows if text]
@@ -149,13 +152,13 @@ def _facts(health: ScheduleHealth) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Backfill:
-    """What was asked to be run of the past, counted; or why it can't be."""
+    """The past ticks that were requested, counted; or why they can't be run."""
 
     since: str
     until: str
     again: bool
     problem: str = ""
-    ticks: Sequence[datetime] | None = None  #: None: nothing was asked yet
+    ticks: Sequence[datetime] | None = None  #: None: nothing was requested yet
     first: datetime | None = None
     last: datetime | None = None
 
@@ -182,7 +185,7 @@ def _to_backfill(view: View, s: Schedule, rule: Rule | None, now: datetime) -> B
 
 
 def at(name: str) -> str:
-    """The page of a schedule. Whatever stands in its name."""
+    """The page of a schedule, with its name escaped."""
     return f"/schedules/{quote(name, safe='')}"
 
 
@@ -201,7 +204,7 @@ def _pause(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) ->
 def _resume(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = view.given["name"]
     s = view.admin.schedules.resume(name).schedule
-    said = "; it is retired all the same, and fires again once an app declares it" if s.retired_at else ""
+    said = "; it is still retired, and fires again once an app declares it" if s.retired_at else ""
     return f"{name} is resumed{said}", back(form, at(name))
 
 
@@ -209,7 +212,9 @@ def _backfill(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]])
     name = view.given["name"]
     first, last = (moment(form.get(each, ""), each) for each in ("first", "last"))
     ids = view.admin.schedules.backfill(name, first, last, again=form.get("again") == "yes")
-    told = f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "no tick of that time is without a run"
+    told = (
+        f"{len(ids):,} job{'' if len(ids) == 1 else 's'} stored" if ids else "every tick in that time already has a run"
+    )
     return f"{name}: {told}", at(name)
 
 
@@ -219,7 +224,7 @@ def _remove(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "Nothing is removed",
-            f"to remove this schedule and its history type its name, {name}: go back and try again",
+            f"to remove this schedule and its history, type its name, {name}: go back and try again",
         )
     view.admin.schedules.remove(name)
     return f"schedule {name} is removed; its jobs stay", "/schedules"

@@ -1,4 +1,4 @@
-"""The demo's buttons: see a job succeed, wait, fail, die with its process, and come back."""
+"""The demo's buttons: jobs that succeed, wait, fail, crash their process, and are rescued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = ("Ada", "Grace", "Alan", "Barbara", "Edsger", "Radia", "Donald", "Franc
 
 
 class Trial(NamedTuple):
-    """A button, and what it enqueues: so many jobs of a task, with these arguments, after `delay`."""
+    """A button, and what it enqueues: `jobs` jobs of a task, with these arguments, after `delay`."""
 
     label: str
     says: str
@@ -43,14 +43,16 @@ TRIALS: Mapping[str, Trial] = {
     "success": Trial("Success", "A job that completes at once.", "greet", _name, kind="primary"),
     "delayed": Trial("Delayed", "Scheduled for 5 seconds from now, then run.", "later", _name, delay="5s"),
     "fails-once": Trial("Fails once", "Its first attempt fails. It is retried, and completes.", "flaky"),
-    "fails-for-good": Trial("Fails for good", "It becomes a dead letter, to be read and replayed.", "doomed", _order),
+    "fails-for-good": Trial(
+        "Fails permanently", "It becomes a dead letter, which you can inspect and replay.", "doomed", _order
+    ),
     "crash": Trial(
         "Crash a worker",
-        "It kills the process that runs it. The job is taken back, and completes in a new one.",
+        "It kills the process that runs it. The job is rescued, and completes in a new one.",
         "crash_once",
         kind="danger",
     ),
-    "burst": Trial(f"Burst of {_BURST}", "So many jobs in one go: watch the queue drain.", "greet", _name, jobs=_BURST),
+    "burst": Trial(f"Burst of {_BURST}", "Many jobs at once: watch the queue drain.", "greet", _name, jobs=_BURST),
 }
 
 
@@ -67,7 +69,7 @@ def look(view: View) -> dict[str, Any]:
 
 def _demo(view: View) -> Demo:
     if view.site.demo is None:
-        raise Problem(HTTPStatus.NOT_FOUND, "No demo here", "this page is there with: tenure demo --web")
+        raise Problem(HTTPStatus.NOT_FOUND, "No demo here", "this page exists only in: tenure demo --web")
     return view.site.demo
 
 
@@ -85,7 +87,9 @@ def _try(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> t
 
 def _draft(view: View, demo: Demo, trial: Trial) -> Draft:
     if view.site.tasks is None:
-        raise UnknownTask(f"the task {trial.task} of the demo is not known here: start the page with tenure demo --web")
+        raise UnknownTask(
+            f"the task {trial.task} of the demo is not known here: start the dashboard with tenure demo --web"
+        )
     task = view.site.tasks[trial.task].using(queue=demo.queue, delay=trial.delay)
     return task.bind(**trial.arguments()).draft()
 
@@ -98,7 +102,7 @@ def _reset(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) ->
         "cancel", Filter(queue=demo.queue, states=frozenset({State.PROCESSING})), "the demo is reset"
     ).done
     deleted = view.admin.jobs.delete_all(Filter(queue=demo.queue))
-    stopping = f"; {asked:,} that ran are asked to stop" if asked else ""
+    stopping = f"; {asked:,} running jobs are asked to stop" if asked else ""
     return f"The demo is reset: {deleted:,} jobs deleted{stopping}.", "/try"
 
 

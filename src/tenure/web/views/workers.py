@@ -1,4 +1,4 @@
-"""Workers: who is alive, on which host, and what each is doing."""
+"""Workers: which ones are alive, on which host, and what each is running."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tenure.operations.workers import Workforce, why_ended
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
 from tenure.web.site import light
-from tenure.web.words import crew_in_words
+from tenure.web.words import workforce_text
 
 _ASKED = 50  #: workers whose jobs are shown
-_JOBS = 20  #: of each
-_STEPS = 20  #: of a bar: it is sent again when it has visibly moved
+_JOBS = 20  #: jobs shown for each
+_STEPS = 20  #: steps of a bar: it is sent again only when it visibly moves
 
 RUNNERS: Mapping[str, str] = {
     "worker": "a process of tenure worker, watched by its supervisor",
     "embedded": "inside an app's own process: it asks code to stop, and never kills it",
-    "solo": "one slot, for jobs that run alone: their last attempt saw its process die, or they are isolated",
-    "guard": "someone's own function or command, for as long as it runs",
+    "solo": "one slot, for jobs that run alone: the process of their last attempt died, or they are isolated",
+    "guard": "a user's own function or command, while it runs",
 }
 
 
 class Row(NamedTuple):
     worker: WorkerView
-    left: float  #: of its lease, 0…1
+    left: float  #: share of its lease left, 0…1
     jobs: Sequence[JobView]
     asked: bool  #: whether `jobs` are known
 
@@ -48,7 +48,7 @@ def look(view: View) -> dict[str, Any]:
     gone = [Gone(each, why_ended(each)) for each in workers if each.died_at is not None]
     gone.sort(key=lambda each: each.worker.died_at or now, reverse=True)
     return {
-        "crew": crew_in_words(Workforce.of(workers)),
+        "workforce_text": workforce_text(Workforce.of(workers)),
         "hosts": [(host, list(some)) for host, some in groupby(rows, key=lambda each: each.worker.identity.host)],
         "gone": gone,
         "runners": RUNNERS,
@@ -67,7 +67,7 @@ def _row(worker: WorkerView, now: datetime, doing: Mapping[str, Sequence[JobView
 
 
 def _doing(view: View, live: Sequence[WorkerView]) -> dict[str, Sequence[JobView]]:
-    """What is processed, by worker; of the first fifty that are busy."""
+    """Running jobs by worker, for the first fifty busy workers."""
     busy = [each.identity.id for each in live if each.processing]
     processing = frozenset({State.PROCESSING})
     return {
