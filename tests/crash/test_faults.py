@@ -43,7 +43,7 @@ def test_a_full_disk_loses_nothing(backend: Backend, tmp_path: Path, tell: Tell,
         site.until(lambda: len(site.lines(event="end")) > 20, "some jobs to have run")
 
         with full(site, disk, [supervisor.pid, *supervisor.workers()]):
-            site.until(lambda: "out of reach" in supervisor.log(), "the store to be missed")
+            site.until(lambda: "the store is unavailable" in supervisor.log(), "the store to be missed")
             at = boot()
             ended = len(site.lines(event="end"))
             site.until(lambda: boot() - at > leases * LEASE, "the disk to stay full", 60)
