@@ -16,12 +16,12 @@ from tenure import config
 from tenure.config import Settings
 from tenure.core.durations import spell
 from tenure.errors import InvalidOption
-from tenure.maintenance.maintenance import Alarm
 from tenure.ports import Notifier, Store
-from tenure.worker.program import Program
 
 if TYPE_CHECKING:
+    from tenure.maintenance.maintenance import Alarm
     from tenure.tasks.client import Client
+    from tenure.worker.program import Program
 
 _NATS = ("nats://", "tls://")
 _REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
