@@ -183,7 +183,7 @@ def test_a_disk_that_can_not_sync_refuses_and_loses_nothing(tmp_path: Path, disk
                 refused = shop.effect.bind(0.0)
                 with pytest.raises(StoreAway, match="the disk returned an error"):
                     refused.enqueue()
-                site.until(lambda: "the store is unavailable" in supervisor.log(), "the workers to miss their store", PATIENCE)
+                site.until(lambda: "store is unavailable" in supervisor.log(), "the workers to report it", PATIENCE)
             more(site, SOME)
         drained(site)
 
