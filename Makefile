@@ -17,7 +17,7 @@ demo: .venv/.run  ## See real work survive a killed worker
 test: .venv/.dev  ## The everyday tests: about five minutes on two cores
 	$(BIN)/python tests/run.py everyday
 
-test-all: .venv/.dev .venv/.browser  ## Every test there is: about half an hour on two cores
+test-all: .venv/.dev .venv/.browser  ## Every test there is: about a quarter of an hour on two cores
 	$(BIN)/python tests/run.py all
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
