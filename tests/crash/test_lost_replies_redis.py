@@ -35,7 +35,7 @@ from tenure.core.lifecycle import LIVE, Cancelled, Completed, Crashed, Failed, L
 from tenure.errors import StoreAway, StoreError
 from tenure.ports import Enqueued, Filter, JobView, Landed, NotLanded, OnceRecord, Progress, Rescued, Store
 from tenure.stores.redis import RedisStore
-from tenure.stores.redis.server import load
+from tenure.stores.redis.scripts import compose
 
 from . import shop
 from .backends import Place, by_way_of
@@ -86,7 +86,7 @@ class Line:
 
 def digest(server: Valkey, script: str, **how: bool) -> bytes:
     """By what name a script is run. The server has it then, so that the first try is not refused."""
-    return str(server.execute("SCRIPT LOAD", load(script, shebang=True, **how).text)).encode()
+    return str(server.execute("SCRIPT LOAD", compose(script, shebang=True, **how).text)).encode()
 
 
 @pytest.fixture(scope="module")

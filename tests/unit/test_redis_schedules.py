@@ -33,8 +33,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Landed, NotLanded, Store
 from tenure.ports.schedules import Change, Schedule, Tick
 from tenure.schedules.timetable import Timetable
-from tenure.stores.redis import RedisStore
-from tenure.stores.redis import server as module
+from tenure.stores.redis import RedisStore, scripts
 from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches
 
 
@@ -355,7 +354,7 @@ def test_a_due_time_is_rounded_up_to_the_millisecond_and_no_further(store: Redis
 def test_without_memory_a_change_lands_all_or_nothing(
     shebang_since: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SHEBANG_SINCE", shebang_since)
+    monkeypatch.setattr(scripts, "SHEBANG_SINCE", shebang_since)
     with Valkey() as server:
         store = RedisStore(server.url)
         store.open()

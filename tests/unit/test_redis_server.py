@@ -53,7 +53,7 @@ from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.notifiers.redis import RedisNotifier
 from tenure.ports import Draft, Edit, Filter, Landed, Progress, Ring
 from tenure.ports.schedules import Change
-from tenure.stores.redis import SCHEMA, RedisStore, fitness, reads
+from tenure.stores.redis import SCHEMA, RedisStore, fitness, reads, scripts
 from tenure.stores.redis import server as module
 from waiting import until
 
@@ -832,7 +832,7 @@ def test_scripts_forgotten_within_a_pipeline_are_sent_again_and_answers_keep_the
 def test_a_server_as_old_as_scripts_without_a_shebang_does_everything(
     server: Valkey, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SHEBANG_SINCE", (99, 0))
+    monkeypatch.setattr(scripts, "SHEBANG_SINCE", (99, 0))
     with opened(server.url, namespace=namespace) as store:
         use_every_verb(store)
 
@@ -844,7 +844,7 @@ def test_a_server_as_old_as_scripts_without_a_shebang_does_everything(
 def test_without_memory_nothing_comes_in_and_all_that_is_there_can_end(
     server: Valkey, namespace: str, shebang_since: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SHEBANG_SINCE", shebang_since)
+    monkeypatch.setattr(scripts, "SHEBANG_SINCE", shebang_since)
     with opened(server.url, namespace=namespace) as store:
         run_short_of_memory(server, store)
 

@@ -14,10 +14,6 @@ import ssl
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import cache
-from hashlib import sha1
-from importlib import resources
 from time import monotonic
 from typing import Any, Protocol, TypeVar, cast
 
@@ -29,10 +25,10 @@ from tenure.core.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
 from tenure.stores.redis.fitness import refuse_schema, refuse_unfit, version_of
 from tenure.stores.redis.place import Address, read
+from tenure.stores.redis.scripts import Scripts, commands
 
 T = TypeVar("T")
 
-SHEBANG_SINCE = (7, 0)
 MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
@@ -106,53 +102,6 @@ def _read_only(error: Exception) -> bool:
     return isinstance(error, exceptions.ReadOnlyError) or "-READONLY" in str(error)
 
 
-# ── Scripts ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-# Leases and due times use the server's clock. Only tests pass a clock of their own, as the last argument.
-_TIME = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)\n"
-# Before Redis 7 a script that runs out of memory is refused at its first write, unless that write needs no memory.
-_ALLOW_OOM = "redis.call('DEL', KEYS[1])\n"
-_GIVEN_TIME = "local now = tonumber(table.remove(ARGV))\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """One transition, as text and as the digest under which the server caches it."""
-
-    text: str
-    digest: str
-
-
-def load(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
-    """`lua/NAME.lua` with the code that all scripts share. Its first line has its flags, such as `allow-oom`."""
-    first, _, rest = _text(name).partition("\n")
-    head = (_GIVEN_TIME if given_time else _TIME) + _text("common")
-    if shebang:
-        head = f"{first}\n{head}"
-    elif "allow-oom" in first:
-        head = _ALLOW_OOM + head
-    if rings and "no-writes" not in first:
-        text = f"{head}local answer = (function()\n{rest}end)()\n{_text('rings')}return answer\n"
-    else:
-        text = head + rest
-    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
-
-
-@cache
-def _text(name: str) -> str:
-    return resources.files("tenure.stores.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
-
-
-@cache
-def _commands() -> list[str]:
-    """All commands that the scripts call."""
-    texts = (
-        _text(file.name.removesuffix(".lua"))
-        for file in resources.files("tenure.stores.redis").joinpath("lua").iterdir()
-    )
-    return sorted({name for text in texts for name in re.findall(r"redis\.call\('([A-Z]+)'", text)})
-
-
 # ── The server ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -165,14 +114,13 @@ class Server:
         self._place, self.url = read(url, password)
         self.namespace = namespace
         self.prefix = f"{{{_checked(namespace)}}}:"
-        self._clock, self._rings = clock, rings
+        self._clock = clock
+        self._scripts = Scripts(given_time=clock is not None, rings=rings)
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._at: Address | None = None  #: where the namespace was last seen
         self._nodes: tuple[Address, ...] = ()  #: the nodes of a cluster
-        self._scripts: dict[str, Script] = {}
-        self._shebang = True
         self._ask_sentinels_at = 0.0
         self._open = False
         self.pid = os.getpid()
@@ -368,7 +316,7 @@ class Server:
 
     def call_each(self, name: str, batches: Sequence[T], values: Callable[[T], Sequence[Any]]) -> list[Any]:
         """Run one script for several batches, each its own transition. The server works while we encode the next."""
-        script = self._script(name)
+        script = self._scripts.load(name)
         time = () if self._clock is None else (int(self._clock.unix() * 1000),)
 
         def ask(connection: Connection) -> list[Any]:
@@ -389,13 +337,6 @@ class Server:
             return answers
 
         return self._moving(ask)
-
-    def _script(self, name: str) -> Script:
-        found = self._scripts.get(name)
-        if found is None:
-            found = load(name, shebang=self._shebang, given_time=self._clock is not None, rings=self._rings)
-            self._scripts[name] = found
-        return found
 
     def _moving(self, ask: Callable[[Connection], T]) -> T:
         """Run `ask`; repeat it on another node if a cluster's node answers MOVED: that node has executed nothing."""
@@ -418,7 +359,7 @@ class Server:
     def _check(self) -> None:
         info = self._info()
         refuse_unfit(self.url, info)
-        self._shebang = version_of(info) >= SHEBANG_SINCE
+        self._scripts.server_version = version_of(info)
         if info.get("cluster_enabled") == "1":
             self._learn_nodes()
 
@@ -430,7 +371,8 @@ class Server:
 
     def _check_rights(self) -> None:
         """A script that is refused its third command has executed two: the user must be allowed all of them."""
-        missing = cast("list[str]", self.call("rights", *_commands()) if self._shebang else self.call("now") and [])
+        answer: Any = self.call("rights", *commands()) if self._scripts.shebang else self.call("now") and []
+        missing = cast("list[str]", answer)
         if missing:
             refused = exceptions.NoPermissionError(f"the user may not run {', '.join(missing)}")
             raise mapped(refused, self)

@@ -1,0 +1,74 @@
+"""The Lua scripts as they are sent to a server: with the code that all share, fit for its version."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha1
+from importlib import resources
+
+SHEBANG_SINCE = 7, 0
+# Leases and due times use the server's clock. Only tests pass a clock of their own, as the last argument.
+_TIME = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floor(time[2] / 1000)\n"
+# Before Redis 7 a script that runs out of memory is refused at its first write, unless that write needs no memory.
+_ALLOW_OOM = "redis.call('DEL', KEYS[1])\n"
+_GIVEN_TIME = "local now = tonumber(table.remove(ARGV))\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One transition, as text and as the digest under which the server caches it."""
+
+    text: str
+    digest: str
+
+
+class Scripts:
+    """The scripts for one server, each composed on its first use."""
+
+    def __init__(self, *, given_time: bool, rings: bool) -> None:
+        self.server_version: tuple[int, int] = SHEBANG_SINCE
+        self._given_time, self._rings = given_time, rings
+        self._composed: dict[str, Script] = {}
+
+    @property
+    def shebang(self) -> bool:
+        return self.server_version >= SHEBANG_SINCE
+
+    def load(self, name: str) -> Script:
+        found = self._composed.get(name)
+        if found is None:
+            found = compose(name, shebang=self.shebang, given_time=self._given_time, rings=self._rings)
+            self._composed[name] = found
+        return found
+
+
+def compose(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
+    """`lua/NAME.lua` with the code that all scripts share. Its first line has its flags, such as `allow-oom`."""
+    first, _, rest = _text(name).partition("\n")
+    head = (_GIVEN_TIME if given_time else _TIME) + _text("common")
+    if shebang:
+        head = f"{first}\n{head}"
+    elif "allow-oom" in first:
+        head = _ALLOW_OOM + head
+    if rings and "no-writes" not in first:
+        text = f"{head}local answer = (function()\n{rest}end)()\n{_text('rings')}return answer\n"
+    else:
+        text = head + rest
+    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def _text(name: str) -> str:
+    return resources.files("tenure.stores.redis").joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+
+
+@cache
+def commands() -> list[str]:
+    """All commands that the scripts call."""
+    texts = (
+        _text(file.name.removesuffix(".lua"))
+        for file in resources.files("tenure.stores.redis").joinpath("lua").iterdir()
+    )
+    return sorted({name for text in texts for name in re.findall(r"redis\.call\('([A-Z]+)'", text)})
