@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_FROM := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all check bench chaos evidence docs clean
+.PHONY: help demo test test-all check bench chaos evidence docs site clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -56,8 +56,11 @@ docs: .venv/.dev  ## Regenerate the generated parts of the docs
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/settings.py --write
 
+site: .venv/.site  ## The pages as a site, with search and the Python API: .site/html
+	$(BIN)/python docs/site.py
+
 clean:  ## Remove .venv and every cache
-	rm -rf .venv .chaos .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .site .chaos .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:
@@ -81,6 +84,11 @@ clean:  ## Remove .venv and every cache
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends chromium >/dev/null; } \
 		|| { echo "the tests of the dashboard drive a real browser: install chromium (on Debian: apt install chromium)" >&2; exit 1; }
 	@touch $@
+
+.venv/.site: .venv/.made $(MADE_FROM)
+	@echo "installing what makes the site into .venv …"
+	@$(PIP) --editable '.[site]'
+	@touch $@ .venv/.run
 
 .venv/.bench: .venv/.made $(MADE_FROM)
 	@echo "installing Tenure and its peers into .venv …"

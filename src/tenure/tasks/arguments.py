@@ -42,7 +42,7 @@ _STARRED = "**********"  #: pydantic's placeholder for its own secrets
 
 
 class Secret(Generic[T]):
-    """An argument that is shown as *** in logs, errors, pages and reprs. It is stored in plain text: protect the store.
+    """An argument shown as `***` in logs, errors, pages and reprs. It is stored in plain text: protect the store.
 
     Example: `def charge(token: Secret[str]) -> None: use(token.reveal())`
     """
