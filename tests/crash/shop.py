@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -211,6 +212,23 @@ async def abort(job: Job) -> None:
     note(job, "begin")
     await asyncio.sleep(0.3)  # let the neighbours begin
     os.abort()
+
+
+@jobs.task
+async def report(job: Job) -> int:
+    """Says how far it is, and returns: its last report is stored together with its outcome."""
+    note(job, "begin")
+    for step in range(5):
+        job.progress(step / 5, message=f"step {step}")
+        await asyncio.sleep(0.05)
+    note(job, "end")
+    return job.attempt
+
+
+@jobs.task
+async def kill_itself(job: Job) -> None:
+    note(job, "begin")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @jobs.task

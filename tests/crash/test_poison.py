@@ -6,7 +6,9 @@ import pytest
 
 from . import shop
 from .conftest import Tell
-from .harness import Site, alive, boot, overlaps, runs_of
+from .harness import FULL, Site, alive, boot, overlaps, runs_of
+
+KILLERS = 8 if FULL else 4
 
 
 @pytest.mark.everyday
@@ -31,6 +33,22 @@ def test_a_job_that_kills_its_process_is_dead_after_its_budget_and_its_neighbour
     assert {view.state for view in views} == {"completed"}
     assert max(view.crashes_total for view in views) <= 1
     tell(f"{sum(view.crashes_total for view in views)} of 20 neighbours were charged, none more than once")
+
+
+@pytest.mark.everywhere
+@pytest.mark.timeout(900)
+def test_nobody_is_dead_for_the_crashes_of_others(site: Site) -> None:
+    """The guilty run one after another in the same few processes as those whose outcomes have just been stored."""
+    innocent = [shop.report.enqueue() for _ in range(3)]
+    guilty = [shop.kill_itself.enqueue() for _ in range(KILLERS)]
+    site.supervisor(concurrency=KILLERS + 3)
+
+    dead, ended = site.ended(*guilty, seconds=600.0), site.ended(*innocent)
+
+    assert [(view.state, view.crashes) for view in dead] == [("dead", 4)] * KILLERS
+    assert [(view.state, view.crashes_total <= 1) for view in ended] == [("completed", True)] * 3, [
+        (view.state, view.crashes_total) for view in ended
+    ]
 
 
 def test_a_thread_that_ignores_its_timeout_has_no_outcome_before_its_process_is_gone(site: Site) -> None:

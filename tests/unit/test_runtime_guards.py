@@ -28,7 +28,7 @@ from tenure.guards.guard import Guard
 from tenure.liveness.host import TOKEN_ENV
 from tenure.maintenance.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
-from tenure.ports import Answer, Busy, Claimed, Filter, JobView, Owned, Permit
+from tenure.ports import Answer, Busy, Claimed, Filter, JobView, Owned, Permit, Runner
 from tenure.ports.schedules import Change, Standing
 from tenure.schedules.plan import Plan as Ticks
 from tenure.schedules.timetable import Timetable, _declare
@@ -460,19 +460,91 @@ def test_code_that_has_ended_is_not_stuck_though_it_is_asked_to_stop(monkeypatch
     assert asyncio.run(story()) == ([], 3)
 
 
+@pytest.mark.parametrize("runner", ["solo", "embedded"])
+def test_a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next job may kill the process: the store would charge the one that has ended, too."""
+    store, jobs = MemoryStore(system_clock()), Tenure("memory:")
+    finish, claim, let, held = store.finish, store.claim, threading.Event(), list[set[State]]()
+
+    @jobs.task
+    async def pack(job: Job) -> None:
+        job.progress(0.5)
+
+    first, second = put(store, task="pack", isolated=True), put(store, task="pack", isolated=True)
+
+    def finish_late(ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        assert let.wait(SECONDS)
+        return finish(ends, tx=tx)
+
+    def told(worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        before = {each.state for each in map(store.get, (first, second)) if each is not None}
+        claimed = claim(worker_id, wants, limit, solo=solo)
+        if claimed:
+            held.append(before)
+        return claimed
+
+    monkeypatch.setattr(store, "finish", finish_late)
+    monkeypatch.setattr(store, "claim", told)
+
+    async def story() -> None:
+        worker = worker_of(store, jobs, lambda _: None, runner=runner)
+        worker.start()
+        while not worker.unstored:
+            await asyncio.sleep(0.01)
+        for _ in range(20):  # a ring, a poll, and the time after which unstored outcomes hold slots back
+            worker._slots.wake.set()
+            await asyncio.sleep(0.01)
+        let.set()
+        while len(held) < 2 or not worker.idle:
+            await asyncio.sleep(0.01)
+        await worker.close()
+
+    asyncio.run(asyncio.wait_for(story(), SECONDS))
+    assert held == [{State.QUEUED}, {State.COMPLETED, State.QUEUED}]
+
+
+def test_a_worker_of_jobs_that_run_alone_claims_the_next_as_soon_as_the_outcome_is_stored() -> None:
+    store, jobs, runs = MemoryStore(system_clock()), Tenure("memory:"), list[str]()
+
+    @jobs.task
+    async def pack(job: Job) -> None:
+        runs.append(str(job.id))
+
+    ids = [put(store, task="pack", isolated=number % 2 == 0) for number in range(6)]
+
+    async def story() -> None:
+        worker = worker_of(store, jobs, lambda _: None, runner="embedded", poll_interval=1000.0)
+        worker.start()
+        while len(runs) < len(ids):
+            await asyncio.sleep(0.01)
+        await worker.close()
+
+    asyncio.run(asyncio.wait_for(story(), SECONDS))
+    assert sorted(runs) == sorted(ids)
+
+
 def stop_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.worker.stops.STOP_SECONDS", 0.1)
     monkeypatch.setattr("tenure.worker.stops.TICK_SECONDS", 0.02)
 
 
-def worker_of(store: MemoryStore, jobs: Tenure, on_stuck: Callable[[dict[str, Outcome]], None]) -> Worker:
+def worker_of(
+    store: MemoryStore,
+    jobs: Tenure,
+    on_stuck: Callable[[dict[str, Outcome]], None],
+    *,
+    runner: Runner = "worker",
+    poll_interval: float = 0.02,
+) -> Worker:
     plan = Plan(
         worker_id=start(store),
-        runner="worker",
+        runner=runner,
         queues={"default": None},
-        slots=3,
+        slots=1 if runner == "solo" else 3,
         lease=LEASE,
-        poll_interval=0.02,
+        poll_interval=poll_interval,
         grace=0.0,
     )
     return Worker(

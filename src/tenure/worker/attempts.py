@@ -60,14 +60,12 @@ class Attempts:
 
     def _refuse(self, claimed: Claimed, outcome: Outcome) -> None:
         """End a claimed job without running it."""
-        self._slots.alone = False
         self._slots.push(End(Lease(claimed.id, claimed.attempt, self.worker_id), claimed, outcome, None))
 
     def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
         slots, claimed = self._slots, attempt.claimed
         del slots.running[claimed.id]
         slots.backlog.durations[claimed.task].append(monotonic() - attempt.started_at)
-        slots.alone = False
         if slots.successors:
             successor = slots.successors.pop(claimed.id, None)
             if successor is not None:

@@ -41,7 +41,7 @@ class ClaimLoop:
                 continue
             claimed = await self._claim(limit)
             if len(claimed) < limit and not self._access.fails("claim"):
-                slots.dry = not self._capped  # the queues are empty: a freed slot need not wake this loop
+                slots.dry = not (self._capped or slots.alone)  # queues are empty: a freed slot need not wake this loop
                 await woken(wake, self._poll_seconds())
 
     def _poll_seconds(self) -> float:
@@ -64,8 +64,11 @@ class ClaimLoop:
 
     async def _claim(self, free: int, wants: dict[str, int] | None = None) -> list[Claimed]:
         """Claim jobs, start them and return them. Empty, after a pause, if the store did not answer."""
-        slots, ask, solo = self._slots, self._access.ask, self._plan.runner == "solo"
+        slots, ask = self._slots, self._access.ask
+        solo, embedded = self._plan.runner == "solo", self._plan.runner == "embedded"
         async with slots.claim_turn:
+            if embedded:
+                slots.alone = False  # else this claim would not have been made
             if wants is None:
                 wants = self._room(free)
             try:
@@ -73,7 +76,8 @@ class ClaimLoop:
                     claimed = await ask(self._ask_store, wants, free, solo)
                 else:  # nothing runs that this would block, so save two thread switches before the first job starts
                     claimed = self._ask_store(wants, free, solo)
-                if not claimed and self._plan.runner == "embedded" and not slots.running:
+                if embedded and not claimed and slots.empty:
+                    slots.alone = True  # before the claim: its reply may be lost
                     claimed = await ask(self._ask_store, self._room(1), 1, True)
                     slots.alone = bool(claimed)
             except StoreError as error:

@@ -93,7 +93,7 @@ class Slots:
         self.backlog = Backlog()
         self.claiming = True
         self.handing_back = ""  #: if set, why jobs are released unstarted, including those of a claim in flight
-        self.alone = False  #: an embedded worker runs one job that must run alone
+        self.alone = plan.runner == "solo"  #: its jobs must run alone; in an embedded worker, only the last claimed one
         self.stuck = False  #: code that was asked to stop did not
         self.dry = False  #: the queues are empty: a freed slot need not wake the claim loop
         self.wake = asyncio.Event()  #: there may be a free slot, or a job to claim
@@ -101,8 +101,10 @@ class Slots:
         self.claim_turn = asyncio.Lock()  #: held while a claim is in flight, and while the beat reads the owned jobs
 
     def free(self) -> int:
-        if not self.claiming or self.alone or self.stuck:
+        if not self.claiming or self.stuck:
             return 0
+        if self.alone and not self.empty:  # the next one may kill this process, and would be charged together with
+            return 0  # every job whose outcome is not stored
         free = self.plan.slots - len(self.running) - len(self.successors)
         unflushed = len(self.backlog)
         if unflushed >= MAX_UNFLUSHED:
@@ -110,6 +112,11 @@ class Slots:
         if unflushed and self.loop.time() - self.backlog.oldest > MAX_UNFLUSHED_SECONDS:
             free -= unflushed
         return max(free, 0)
+
+    @property
+    def empty(self) -> bool:
+        """Does nothing run, and is every outcome stored?"""
+        return not (self.running or self.successors) and self.backlog.empty()
 
     def push(self, end: End) -> None:
         """Record an ended attempt: its slot is free, and its outcome joins the next flush."""

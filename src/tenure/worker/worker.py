@@ -155,7 +155,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return not self.running and self._slots.backlog.empty()
+        return self._slots.empty
 
     @property
     def unstored(self) -> int:
