@@ -26,7 +26,7 @@ from tenure.core.lifecycle import Crashed, State
 from tenure.errors import StoreAway
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
-from tenure.ports import Filter, Progress, Store
+from tenure.ports import Filter, JobView, Progress, Store
 from tenure.ports.schedules import Change
 from tenure.stores.sqlite import SqliteStore
 from tenure.web.dashboard import create
@@ -739,6 +739,62 @@ def test_the_endpoints_of_the_origin_answer(api: Api, store: Store) -> None:
     refused(api("POST", "/api/enqueue", json={"payload": {}}), 422)
     refused(api("POST", "/api/enqueue", json={"name": "work", "delay": -1}), 422)
     refused(api("POST", "/api/enqueue", json={"name": "work", "delay": "soon"}), 422)
+
+
+def test_a_job_enqueued_over_the_api_of_the_demo_goes_where_its_workers_are(
+    make: Callable[..., Api], store: Store
+) -> None:
+    site = make(demo=Demo("demo"))
+
+    plain = [site.post("/api/enqueue", type="greet", payload={"name": "Ada"}), site.post("/api/enqueue", name="work")]
+    other = site.post("/api/enqueue", name="work", queue="elsewhere")
+    newer = site.post("/api/v1/jobs", task="work")
+
+    assert [job_of(store, each).queue for each in (*plain, other, newer)] == ["demo", "demo", "elsewhere", "demo"]
+    assert site.post("/api/flush") == {"deleted": 3, "left": 0}
+
+
+def test_the_endpoints_of_the_origin_use_the_tasks_own_queue(api: Api, store: Store) -> None:
+    own = api.post("/api/enqueue", type="greet", payload={"name": "Ada"})
+    other = api.post("/api/enqueue", type="greet", payload={"name": "Bob"}, queue="elsewhere")
+
+    assert [job_of(store, each).queue for each in (own, other)] == ["letters", "elsewhere"]
+    refused(api("POST", "/api/enqueue", json={"name": "work", "queue": "no such/name"}), 422)
+
+
+def job_of(store: Store, enqueued: dict[str, Any]) -> JobView:
+    found = store.get(enqueued["id"])
+    assert found is not None
+    return found
+
+
+BARE = [
+    ({}, 200),
+    ({"Origin": "http://localhost"}, 200),
+    ({"Sec-Fetch-Site": "same-origin", "Cookie": "a=b"}, 200),
+    ({"Origin": "http://localhost", "Content-Type": "text/plain"}, 200),
+    ({"Cookie": "a=b"}, 403),
+    ({"Content-Type": "text/plain"}, 403),
+    ({"Sec-Fetch-Site": "none"}, 403),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Origin": "http://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Origin": "http://localhost", "X-CSRF-Token": "wrong"}, 403),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), BARE)
+def test_a_bare_post_from_the_own_origin_empties_the_demo(
+    store: Store, jobs: Tenure, tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    open_settings = load(environ={}, folder=tmp_path)
+    app = create(
+        lambda: Admin(store, PollNotifier(), open_settings), open_settings, tasks=jobs.tasks, demo=Demo("demo")
+    )
+    site = Api(app, who="")
+
+    assert site("POST", "/api/flush", headers=headers).status_code == status
+    assert site("POST", "/api/v1/queues/demo/pause", headers=headers).status_code == 403
 
 
 def test_flush_empties_the_queue_of_the_demo_and_nothing_else(make: Callable[..., Api], store: Store) -> None:

@@ -75,6 +75,9 @@ def enqueue(caller: Caller, name: str, args: dict[str, Any], response: Response,
             "This dashboard has no app, so it can't check arguments: start it with tenure dashboard MODULE, or set "
             "TENURE_APP=MODULE.",
         )
+    demo = caller.site.demo
+    if demo is not None and options.get("queue") is None:
+        options["queue"] = demo.queue  # the only one that its workers serve
     admin = caller.admin  # in a mounted dashboard, all tasks are registered only by now
     task = caller.site.tasks[name]
     positional, keywords = task.arguments.load(json.dumps(args))

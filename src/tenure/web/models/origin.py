@@ -8,7 +8,7 @@ from uuid import UUID
 from pydantic import Field
 
 from tenure.ports import JobView
-from tenure.web.models.values import At, Json, Length, Model, Payloads, Text, read, shown
+from tenure.web.models.values import At, Json, Length, Model, Name, Payloads, Text, read, shown
 
 
 class PlainStats(Model):
@@ -48,6 +48,7 @@ class PlainJob(Model):
     name: Text | None = Field(None, examples=["greet"])
     type: Text | None = None
     payload: dict[str, Json] = Field({}, description="Arguments by name.")
+    queue: Name | None = Field(None, description="A queue other than the task's own.")
     delay: Length | Annotated[float, Field(ge=0, le=3_000_000_000)] | None = Field(
         None, description="Run it after this delay: 5s, or a number of seconds."
     )
