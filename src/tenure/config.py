@@ -275,6 +275,11 @@ class Setting:
     parse: Callable[[object, str], Any]
     help: str
     secret: bool = False
+    flag: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.flag:
+            object.__setattr__(self, "flag", f"--{self.name.replace('_', '-')}")
 
     @property
     def env(self) -> str:
@@ -334,8 +339,14 @@ SETTINGS: tuple[Setting, ...] = (
         "listen",
         None,
         _address,
-        "HOST:PORT where `tenure worker` serves /metrics and /healthz (unset: nowhere), and where `tenure dashboard` "
-        "listens (unset: 127.0.0.1:3000).",
+        "HOST:PORT where `tenure dashboard` and `tenure demo --web` listen; unset: 127.0.0.1:3000.",
+    ),
+    Setting(
+        "metrics_listen",
+        None,
+        _address,
+        "HOST:PORT where `tenure worker` serves /metrics and /healthz; unset: nowhere.",
+        flag="--listen",  # a command has one address, so both commands call it the same
     ),
     Setting(
         "tokens",
@@ -407,6 +418,7 @@ class Settings:
     max_result: int
     runtime_dir: Path
     listen: str | None
+    metrics_listen: str | None
     tokens: tuple[Token, ...]
     hosts: tuple[str, ...]
     redact: tuple[str, ...]
@@ -445,7 +457,7 @@ def load(
     given: dict[str, list[tuple[str, object]]] = {}
     for row in SETTINGS:
         found = (
-            (f"--{row.name.replace('_', '-')}", (flags or {}).get(row.name)),
+            (row.flag, (flags or {}).get(row.name)),
             ("code", (code or {}).get(row.name)),
             (row.env, environment.get(row.env) or None),
             (".env", dotenv.get(row.env)),

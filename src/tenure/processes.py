@@ -98,7 +98,7 @@ def _apps_listed(module: ModuleType) -> str:
 
 # ── The two kinds of process ───────────────────────────────────────────────────────────────────────────────────────
 
-_FLAGS = ("url", "notifier", "queues", "concurrency", "workers", "grace", "listen")
+_FLAGS = ("url", "notifier", "queues", "concurrency", "workers", "grace", "metrics_listen")
 
 
 def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
@@ -113,20 +113,29 @@ def supervise(order: Mapping[str, Any], log: Callable[[Settings], None]) -> int:
         workers=settings.workers,
         until_empty=bool(order.get("until_empty")),
         reload=bool(order.get("reload")),
-        counts=settings.listen is not None,
+        counts=settings.metrics_listen is not None,
     )
     supervisor = Supervisor(options, backends.connect, backends.open_notifier, backends.new_alarm, _print)
-    if settings.listen is not None:
+    if settings.metrics_listen is not None:
         from tenure.operations.metrics import Page, serve
 
         try:
-            server = serve(settings.listen, Page(supervisor.tally, supervisor.vitals, backends.connect))
+            server = serve(settings.metrics_listen, Page(supervisor.tally, supervisor.vitals, backends.connect))
         except OSError as error:
-            _print(f"listen: cannot bind {settings.listen}: {error.strerror}; use another HOST:PORT, or leave it unset")
+            source = settings.sources["metrics_listen"]
+            _print(
+                f"{source}: cannot bind {settings.metrics_listen}: {error.strerror}; "
+                "use another HOST:PORT, or leave it unset"
+            )
             return 2
         with closing(server):
             _print(f"tenure: metrics at {server.url}/metrics, health at {server.url}/healthz")
             return supervisor.run()
+    if settings.listen is not None:
+        _print(
+            f"tenure: no metrics are served: TENURE_LISTEN={settings.listen} is the dashboard's address; "
+            "workers take --listen or TENURE_METRICS_LISTEN"
+        )
     return supervisor.run()
 
 

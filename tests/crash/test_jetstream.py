@@ -264,7 +264,7 @@ def test_without_any_scan_the_jobs_of_a_lost_host_run_again_by_redelivery_alone(
     for job in jobs:
         site.seen(job, "begin")
     lost = [job for job in jobs if site.worker(job).identity.host == "far"]
-    near = unscanned(site, "near", concurrency=10, listen="127.0.0.1:0")
+    near = unscanned(site, "near", concurrency=10, metrics_listen="127.0.0.1:0")
     site.until(lambda: watched_for_a_lease(site, "near"), "the near host to have watched for a lease", 5 * LEASE)
 
     at = boot()

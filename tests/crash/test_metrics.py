@@ -48,7 +48,7 @@ def health(url: str) -> tuple[int, dict[str, Any]]:
 
 def test_fifty_jobs_are_counted_from_claim_to_outcome(site: Site) -> None:
     jobs = [shop.effect.enqueue(0.0) for _ in range(50)]
-    supervisor = site.supervisor(listen=ANYWHERE, workers=2)
+    supervisor = site.supervisor(metrics_listen=ANYWHERE, workers=2)
     url = base(site, supervisor)
     site.ended(*jobs)
 
@@ -75,7 +75,7 @@ def test_fifty_jobs_are_counted_from_claim_to_outcome(site: Site) -> None:
 
 @pytest.mark.needs("transactions")
 def test_an_attempt_that_finished_in_its_own_transaction_is_counted_as_completed(site: Site) -> None:
-    url = base(site, site.supervisor(listen=ANYWHERE))
+    url = base(site, site.supervisor(metrics_listen=ANYWHERE))
     jobs = [shop.hand_in.enqueue("raise"), shop.hand_in.enqueue("roll back")]
     site.ended(*jobs)
 
@@ -86,7 +86,7 @@ def test_an_attempt_that_finished_in_its_own_transaction_is_counted_as_completed
 
 @pytest.mark.everyday
 def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Site) -> None:
-    url = base(site, site.supervisor(listen=ANYWHERE))
+    url = base(site, site.supervisor(metrics_listen=ANYWHERE))
     job = shop.climb.enqueue()
     send(site.seen(job, "half").pid, signal.SIGKILL)
     site.ended(job)
@@ -107,7 +107,7 @@ def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Sit
 
 
 def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:
-    url = base(site, site.supervisor(listen=ANYWHERE, lease="4m"))  # no beat of its supervisor ends it before
+    url = base(site, site.supervisor(metrics_listen=ANYWHERE, lease="4m"))  # no beat of its supervisor ends it before
     job = shop.block_the_loop.enqueue()  # its worker hears of nothing before it has ended
     site.seen(job, "begin")
 
@@ -118,7 +118,7 @@ def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:
 
 
 def test_workers_that_cannot_answer_hold_no_scrape_up(site: Site) -> None:
-    supervisor = site.supervisor(listen=ANYWHERE)
+    supervisor = site.supervisor(metrics_listen=ANYWHERE)
     url = base(site, supervisor)
     job = shop.wait.enqueue()
     site.seen(job, "begin")
@@ -134,7 +134,7 @@ def test_workers_that_cannot_answer_hold_no_scrape_up(site: Site) -> None:
 
 def test_without_a_ready_worker_it_is_not_well_and_says_why(site: Site) -> None:
     site.go()
-    supervisor = site.supervisor(listen=ANYWHERE, faults={"start_when_told": True})
+    supervisor = site.supervisor(metrics_listen=ANYWHERE, faults={"start_when_told": True})
     url = base(site, supervisor)
     site.until(lambda: health(url)[0] == 200, "the first worker to be ready")
 
@@ -150,7 +150,7 @@ def test_without_a_ready_worker_it_is_not_well_and_says_why(site: Site) -> None:
 
 @pytest.mark.needs("file")  # a transaction holds its one write lock
 def test_a_store_that_does_not_answer_is_told_without_being_asked(site: Site) -> None:
-    url = base(site, site.supervisor(listen=ANYWHERE, lease="3s"))
+    url = base(site, site.supervisor(metrics_listen=ANYWHERE, lease="3s"))
     site.until(lambda: health(url)[0] == 200, "the first worker to be ready")
 
     with site.store.transaction() as tx:

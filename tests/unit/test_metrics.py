@@ -473,14 +473,14 @@ def test_a_port_that_is_taken_is_one_sentence_and_exit_code_2(
     server: Server, settings: Settings, tmp_path: Path
 ) -> None:
     taken = server.url.removeprefix("http://")
-    order = json.dumps({"url": settings.url, "listen": taken})
+    order = json.dumps({"url": settings.url, "metrics_listen": taken})
 
     ended = subprocess.run(
         [sys.executable, "-m", "tenure.cli.supervise", order], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
 
     assert ended.returncode == 2
-    problem = f"listen: cannot bind {taken}: Address already in use"
+    problem = f"--listen: cannot bind {taken}: Address already in use"
     assert ended.stderr == f"{problem}; use another HOST:PORT, or leave it unset\n"
 
 
@@ -499,7 +499,8 @@ def test_it_listens_on_ipv6_too(well: Vitals) -> None:
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:9100", "[::1]:9100", "localhost:0", "0.0.0.0:65535", "web_1.shop:80"])
 def test_an_address_is_a_host_and_a_port(listen: str, tmp_path: Path) -> None:
-    assert load({"listen": listen}, environ={}, folder=tmp_path).listen == listen
+    found = load({"listen": listen, "metrics_listen": listen}, environ={}, folder=tmp_path)
+    assert (found.listen, found.metrics_listen) == (listen, listen)
     host, port = host_and_port(listen)
     assert f"{host}:{port}" == listen.replace("[", "").replace("]", "")
 
@@ -510,6 +511,25 @@ def test_an_address_is_a_host_and_a_port(listen: str, tmp_path: Path) -> None:
 def test_anything_else_is_refused_with_an_example(listen: object, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match=r"--listen: expected HOST:PORT like 127\.0\.0\.1:9100"):
         load({"listen": listen}, environ={}, folder=tmp_path)
+    with pytest.raises(InvalidOption, match=r"--listen: expected HOST:PORT like 127\.0\.0\.1:9100"):
+        load({"metrics_listen": listen}, environ={}, folder=tmp_path)
+
+
+def test_the_dashboards_address_in_dotenv_is_not_the_workers_too(
+    server: Server, settings: Settings, tmp_path: Path
+) -> None:
+    taken = server.url.removeprefix("http://")
+    (tmp_path / ".env").write_text(f"TENURE_LISTEN={taken}\n")
+    (tmp_path / "none.py").write_text("from tenure import Tenure\njobs = Tenure()\njobs.task(name='t')(lambda: None)\n")
+    order = json.dumps({"url": settings.url, "app": "none", "until_empty": True})
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "tenure.cli.supervise", order], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert f"no metrics are served: TENURE_LISTEN={taken} is the dashboard's address" in ended.stderr
+    assert "--listen or TENURE_METRICS_LISTEN" in ended.stderr
 
 
 # ── Counting ──

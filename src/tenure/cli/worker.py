@@ -49,7 +49,7 @@ def worker(
     reload
         Restart the workers when the code changes: for development.
     listen
-        Serve /metrics (for Prometheus) and /healthz at this HOST:PORT.
+        Serve /metrics (for Prometheus) and /healthz at this HOST:PORT. Default: TENURE_METRICS_LISTEN, else nowhere.
     """
     given = {
         "queues": queues or None,
@@ -57,7 +57,7 @@ def worker(
         "workers": workers,
         "grace": grace,
         "notifier": notifier,
-        "listen": listen,
+        "metrics_listen": listen,
     }
     flags = {name: value for name, value in given.items() if value is not None}
     spec = shared.settings(**flags).app if app is None else app
