@@ -10,6 +10,7 @@ from conformance.factories import (
     World,
     assert_sound,
     bring,
+    claim,
     claim_one,
     draft,
     finish,
@@ -25,7 +26,18 @@ from tenure.ports import Hung, Progress, Rescued, Store
 STALE = 300.0
 
 
-def taken_back(lease: Lease, cause: Literal["crash", "host", "stale", "queue"], state: State = State.QUEUED) -> Rescued:
+def taken_back(
+    lease: Lease,
+    cause: Literal["crash", "host", "stale", "queue"],
+    state: State = State.QUEUED,
+    *,
+    death: str = "",
+) -> Rescued:
+    says = {
+        "crash": f"the process of {lease.worker_id} is gone",
+        "host": f"the lease of {lease.worker_id} ended: its host or its supervisor is lost",
+        "stale": f"silent for longer than its stale_after, on {lease.worker_id}",
+    }
     return Rescued(
         id=lease.job_id,
         task="work",
@@ -34,6 +46,7 @@ def taken_back(lease: Lease, cause: Literal["crash", "host", "stale", "queue"], 
         worker_id=lease.worker_id,
         cause=cause,
         state=state,
+        message=f"Cleared: {says[death or cause]}",
     )
 
 
@@ -171,6 +184,27 @@ def test_the_first_rescue_goes_straight_back_later_ones_wait(world: World) -> No
     assert states == [State.QUEUED, State.SCHEDULED, State.SCHEDULED, State.DEAD]
 
 
+def test_every_rescue_is_announced_with_the_words_of_its_row_also_after_a_wait(world: World) -> None:
+    store = world.store()
+    job_id, retried, delayed = put(store, retry_base=8.0, retry_cap=8.0), put(store, queue="other"), put(store, delay=5)
+    failing = start(store)
+    for _ in range(2):  # the second rescue backs off
+        worker = start(store)
+        claim_one(store, worker, solo=look(store, job_id).solo)
+        store.settle(worker, {}, Crashed("its worker died: signal 9", process_died=True))
+    lease = Lease(retried, claim(store, failing, queue="other")[0].attempt, failing)
+    store.progress([Progress(lease=lease, message="Cleared: the cache")])
+    store.finish([(lease, Failed("boom", retry_in=1.0))])
+
+    world.advance(8)
+    found = store.promote()
+
+    message = f"Cleared: its worker died: signal 9, on {worker}"
+    assert look(store, job_id).message == message
+    assert found.cleared == {job_id: message}
+    assert {each for ids in found.jobs.values() for each in ids} == {job_id, retried, delayed}
+
+
 def test_a_cancel_asked_makes_a_rescue_the_end(store: Store) -> None:
     lease = running(store)
     store.cancel([lease.job_id], "unwanted")
@@ -283,7 +317,7 @@ def test_settle_ends_each_lease_by_its_verdict(world: World) -> None:
     assert [look(store, lease.job_id).solo for lease in (guilty, timed_out, bystander)] == [True, False, False]
     assert look(store, bystander.job_id).crashes == 0
     assert look(store, bystander.job_id).worker_id is None
-    assert look(store, bystander.job_id).message == "Cleared: a neighbour died"
+    assert look(store, bystander.job_id).message == f"Cleared: a neighbour died, on {worker}"
     assert store.attempts(guilty.job_id)[0].evidence == {"signal": "9"}
     assert look(store, elsewhere.job_id).state is State.PROCESSING
     assert store.renew([worker, other]) == {other}
@@ -324,7 +358,7 @@ def test_a_job_delivered_again_is_taken_from_its_dead_owner(store: Store) -> Non
     lease = running(store)
     store.declare_dead([lease.worker_id])
 
-    assert store.redelivered(lease.job_id, declare=False) == taken_back(lease, "queue")
+    assert store.redelivered(lease.job_id, declare=False) == taken_back(lease, "queue", death="crash")
     assert look(store, lease.job_id).worker_id is None
     assert finish(store, lease, Completed()) is None
     assert store.rescue() == []
@@ -338,7 +372,7 @@ def test_only_who_was_not_away_may_declare_the_owner_of_a_job_delivered_again(de
 
     found = store.redelivered(lease.job_id, declare=declare)
 
-    assert found == (taken_back(lease, "queue") if declare else State.PROCESSING)
+    assert found == (taken_back(lease, "queue", death="host") if declare else State.PROCESSING)
     assert store.renew([lease.worker_id]) == (frozenset() if declare else {lease.worker_id})
 
 

@@ -6,13 +6,13 @@ from math import inf
 
 import pytest
 
-from conformance.factories import LEASE, World, bring, start
+from conformance.factories import LEASE, World, bring, claim_one, look, put, start
 from tenure.config import load
 from tenure.core.lifecycle import State
 from tenure.events import Events
 from tenure.maintenance.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
-from tenure.ports import Store
+from tenure.ports import Ring, Store
 from tenure.stores.memory import MemoryStore
 
 
@@ -97,6 +97,31 @@ def test_after_an_outage_others_have_the_time_to_be_renewed_too(world: World) ->
     maintenance.scan()
 
     assert store.renew([other]) == {other}
+
+
+# ── Announcements ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_first_and_every_later_rescue_is_announced_with_the_words_of_its_row(world: World) -> None:
+    store = world.store()
+    job_id, plain = put(store, retry_base=8.0, retry_cap=8.0), put(store, queue="other", delay=8.0)
+    rings: list[Ring] = []
+    notifier = PollNotifier()
+    notifier.announce = rings.extend  # type: ignore[method-assign]
+    maintenance = Maintenance(store, notifier, Events(), load(environ={}), mine=frozenset)
+    said: list[str | None] = []
+    for _ in range(2):
+        worker = start(store)
+        claim_one(store, worker, solo=look(store, job_id).solo)
+        store.declare_dead([worker])
+        maintenance.report_rescued(store.rescue())
+        said.append(look(store, job_id).message)
+        assert worker in (said[-1] or "")
+    world.advance(8)
+    maintenance.promote()
+
+    cleared = [Ring("queued", "default", (job_id,), words or "") for words in said]
+    assert [ring for ring in rings if ring.jobs] == [*cleared, Ring("queued", "other", (plain,))]
 
 
 # ── What has ended long ago goes bit by bit, for the other duties have their turn in the same thread ────────────

@@ -1167,4 +1167,4 @@ def test_a_crash_leaves_its_evidence_letter_by_letter(store: PostgresStore) -> N
 
     (attempt,) = store.attempts(lease.job_id)
     assert (attempt.error, dict(attempt.evidence)) == (WEIRD, {WEIRD: WEIRD})
-    assert look(store, lease.job_id).message == f"Cleared: {WEIRD}"
+    assert look(store, lease.job_id).message == f"Cleared: {WEIRD}, on {lease.worker_id}"

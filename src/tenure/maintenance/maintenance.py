@@ -16,12 +16,12 @@ from typing import NamedTuple, Protocol
 from tenure.config import Settings
 from tenure.core.lifecycle import State
 from tenure.errors import BadData, InvalidOption
-from tenure.events import RESCUE_REASONS, Events, JobRescued
+from tenure.events import Events, JobRescued
 from tenure.liveness.holder import provably_gone
 from tenure.liveness.host import end_leftovers, token_of
 from tenure.liveness.lifeline import in_time
 from tenure.maintenance.judge import Judge
-from tenure.ports import Notifier, Rescued, Ring, Store
+from tenure.ports import Notifier, Promoted, Rescued, Ring, Store
 from tenure.ports.schedules import Schedule
 from tenure.schedules.timetable import Declared, Timetable
 
@@ -130,7 +130,7 @@ class Maintenance:
         """Queue due jobs. Returns the seconds until the next one is due."""
         while True:
             promoted = self._store.promote()
-            self._notifier.announce(Ring("queued", queue, tuple(ids)) for queue, ids in promoted.jobs.items())
+            self._notifier.announce(_rings_of(promoted))
             if not promoted.jobs:
                 return promoted.next_due
 
@@ -181,11 +181,23 @@ class Maintenance:
         for each in rescued:
             self._events.emit(JobRescued(rescued=each, outcome=outcomes.get(each.id, "crashed")))
             if each.state is State.QUEUED:
-                rings.append(Ring("queued", each.queue, (each.id,), f"Cleared: {RESCUE_REASONS[each.cause]}"))
+                rings.append(Ring("queued", each.queue, (each.id,), each.message))
             elif each.state is State.SCHEDULED:
                 rings.append(Ring("due", each.queue))
         self._notifier.announce(rings)
         return rescued
+
+
+def _rings_of(promoted: Promoted) -> list[Ring]:
+    """One ring a queue; each job that had been rescued has a ring of its own, which says why it is queued again."""
+    cleared = promoted.cleared
+    rings: list[Ring] = []
+    for queue, ids in promoted.jobs.items():
+        plain = tuple(job_id for job_id in ids if job_id not in cleared) if cleared else tuple(ids)
+        if plain:
+            rings.append(Ring("queued", queue, plain))
+        rings += [Ring("queued", queue, (job_id,), cleared[job_id]) for job_id in ids if job_id in cleared]
+    return rings
 
 
 def _log_declared(declaration: Declaration, done: Declared) -> None:

@@ -112,10 +112,14 @@ Answer = Landed | NotLanded
 
 
 class Promoted(NamedTuple):
-    """The promoted ids by queue, and the seconds until the next job is due (None: no job is scheduled)."""
+    """The promoted ids by queue, and the seconds until the next job is due (None: no job is scheduled).
+
+    `cleared`: the messages of those that had been rescued and then waited, by id.
+    """
 
     jobs: Mapping[str, Sequence[str]]
     next_due: float | None
+    cleared: Mapping[str, str] = MappingProxyType({})
 
 
 class Awaited(NamedTuple):

@@ -40,6 +40,7 @@ class Rescued:
     worker_id: str
     cause: Literal["crash", "host", "stale", "queue"]
     state: State
+    message: str = ""  #: why, as it stands in the job's row
 
 
 class Hung(NamedTuple):

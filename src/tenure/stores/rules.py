@@ -25,9 +25,10 @@ from tenure.core.lifecycle import (
     reason_of,
 )
 from tenure.errors import BadData, InvalidOption, StoreError
-from tenure.ports import Answer, Draft, Edit, Filter, JobView, Landed, NotLanded, Progress, Rescued
+from tenure.ports import Answer, Draft, Edit, Filter, JobView, Landed, NotLanded, Progress, Promoted, Rescued
 from tenure.ports.schedules import Schedule, Tick
 
+_CLEARED = "Cleared: "
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _encode = msgspec.json.Encoder().encode
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
@@ -227,12 +228,15 @@ def lost(death: str, worker_id: str) -> tuple[Cause, Crashed]:
     return cause, replace(outcome, reason=outcome.reason.format(worker=worker_id))
 
 
-def cleared(outcome: Outcome) -> str | None:
-    """The message of a rescued job."""
-    return None if isinstance(outcome, Completed) else f"Cleared: {reason_of(outcome) or 'released'}"
+def cleared(lease: Lease, outcome: Outcome) -> str | None:
+    """The message of a rescued job: in its row, and in the announcement that it is queued again."""
+    if isinstance(outcome, Completed):
+        return None
+    reason = reason_of(outcome) or "released"
+    return f"{_CLEARED}{reason}" if lease.worker_id in reason else f"{_CLEARED}{reason}, on {lease.worker_id}"
 
 
-def rescued(lease: Lease, task: str, queue: str, cause: Cause, state: State) -> Rescued:
+def rescued(lease: Lease, task: str, queue: str, cause: Cause, state: State, outcome: Outcome) -> Rescued:
     return Rescued(
         id=lease.job_id,
         task=task,
@@ -241,4 +245,16 @@ def rescued(lease: Lease, task: str, queue: str, cause: Cause, state: State) -> 
         worker_id=lease.worker_id,
         cause=cause,
         state=state,
+        message=cleared(lease, outcome) or "",
     )
+
+
+def promoted(rows: Iterable[tuple[str, str, str | None]], next_due: float | None) -> Promoted:
+    """What `promote` answers. Each row: queue, id, and the message if the last attempt ended in a crash."""
+    jobs: dict[str, list[str]] = {}
+    messages: dict[str, str] = {}
+    for queue, job_id, message in rows:
+        jobs.setdefault(queue, []).append(job_id)
+        if message and message.startswith(_CLEARED):
+            messages[job_id] = message
+    return Promoted(jobs, next_due, messages)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from tenure.core.lifecycle import State
-from tenure.events import RESCUE_REASONS, Events, JobRescued, NotifierBack, NotifierDegraded
+from tenure.events import Events, JobRescued, NotifierBack, NotifierDegraded
 from tenure.ports import ANY, Notifier, Ring
 from tenure.worker.beat import LeaseBeat
 from tenure.worker.permits import Redelivered
@@ -57,8 +57,7 @@ class Doorbell:
             if each.state is State.SCHEDULED:
                 self._notifier.announce([Ring("due", each.queue)])
             elif each.state is State.QUEUED and each in redelivered.beside:
-                reason = f"Cleared: {RESCUE_REASONS[each.cause]}"
-                self._notifier.announce([Ring("queued", each.queue, (each.id,), reason)])
+                self._notifier.announce([Ring("queued", each.queue, (each.id,), each.message)])
 
     def _check_notifier(self) -> None:
         before, self._problem = self._problem, self._notifier.problem()

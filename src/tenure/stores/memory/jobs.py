@@ -41,6 +41,7 @@ from tenure.stores.rules import (
     check_reports,
     check_text,
     key_held,
+    promoted,
     standing,
     why_not_replayed,
 )
@@ -78,10 +79,9 @@ class MemoryJobs(MemoryBase):
         for row in due:
             self._move("promote", row, State.QUEUED)
         later = [max((row.view.run_at - now).total_seconds(), 0.0) for row in waiting[len(due) : len(due) + 1]]
-        jobs: dict[str, list[str]] = {}
-        for row in due:
-            jobs.setdefault(row.view.queue, []).append(row.view.id)
-        return Promoted(jobs, later[0] if later else None)
+        crashed = {row.view.id for row in due if row.attempts and row.attempts[-1].outcome == "crashed"}
+        moved = [(view.queue, view.id, view.message if view.id in crashed else None) for view in (r.view for r in due)]
+        return promoted(moved, later[0] if later else None)
 
     @atomic
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:

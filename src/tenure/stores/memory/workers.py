@@ -119,6 +119,6 @@ class MemoryWorkers(MemoryBase):
         return self._clock.boot() - row.active
 
     def _take_back(self, verb: str, row: Row, lease: Lease, cause: Cause, outcome: Outcome) -> Rescued:
-        message = cleared(outcome)
+        message = cleared(lease, outcome)
         after = self._end(verb, row, lease, outcome, **({} if message is None else {"message": message}))
-        return rescued(lease, after.task, after.queue, cause, after.state)
+        return rescued(lease, after.task, after.queue, cause, after.state, outcome)

@@ -50,6 +50,7 @@ from tenure.stores.rules import (
     json_of,
     key_held,
     lease_facts,
+    promoted,
     why_not_replayed,
 )
 
@@ -157,8 +158,9 @@ PROMOTE = """
         SELECT ctid AS place, run_at, id FROM @.jobs WHERE state = 'scheduled' AND run_at <= @now
         ORDER BY run_at, id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
     ), moved AS (
-        UPDATE @.jobs AS j SET state = 'queued' FROM due WHERE j.ctid = due.place RETURNING j.queue, j.id, j.run_at)
-    SELECT queue, id::text FROM moved ORDER BY run_at, id"""
+        UPDATE @.jobs AS j SET state = 'queued' FROM due WHERE j.ctid = due.place RETURNING j.queue, j.id, j.run_at,
+        CASE WHEN j.last_outcome = 'crashed' THEN j.message END AS message)
+    SELECT queue, id::text, message FROM moved ORDER BY run_at, id"""
 
 NEXT_DUE = "SELECT date_part('epoch', min(run_at) - @now) FROM @.jobs WHERE state = 'scheduled'"
 
@@ -249,12 +251,10 @@ class PostgresJobs(PostgresBase):
         then = next_due()
         if then is None or then > 0:
             return Promoted({}, then)
-        jobs: dict[str, list[str]] = {}
-        for queue, job_id in self._server.fetch(PROMOTE, limit):
-            jobs.setdefault(queue, []).append(job_id)
+        moved = self._server.fetch(PROMOTE, limit)
         then = next_due()
         # Due but not promoted: another transaction has locked it. Calling again at once would be a busy loop.
-        return Promoted(jobs, then if jobs or then is None else max(then, HELD_SECONDS))
+        return promoted(moved, then if moved or then is None else max(then, HELD_SECONDS))
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._each(ids, lambda connection, job_id: _promote(connection, self._sql, job_id))

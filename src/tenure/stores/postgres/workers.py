@@ -148,17 +148,17 @@ class PostgresWorkers(PostgresBase):
             if isinstance(outcome, Completed):
                 done.append((lease, outcome))
             else:
-                ends.append((lease, outcome, cleared(outcome)))
+                ends.append((lease, outcome, cleared(lease, outcome)))
         steps.complete(connection, self._sql, done)
         landed: dict[Lease, Answer] = {lease: COMPLETED for lease, _ in done}
         if ends:
             landed |= self._drive_on(connection, steps.end(ends))
         taken: list[Rescued] = []
-        for job_id, attempt, task, queue, worker_id, _, cause in rows:
+        for job_id, attempt, task, queue, worker_id, outcome, cause in rows:
             lease = Lease(job_id, attempt, worker_id)
             answer = landed[lease]
             assert isinstance(answer, Landed), "locked and written in one transaction"
-            taken.append(rescued(lease, task, queue, cause, answer.state))
+            taken.append(rescued(lease, task, queue, cause, answer.state, outcome))
         return taken
 
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:

@@ -41,6 +41,7 @@ from tenure.stores.rules import (
     json_of,
     key_held,
     not_ended,
+    promoted,
 )
 
 _End = tuple[int, Lease, Outcome]  #: the first item is its position in the batch
@@ -82,14 +83,13 @@ class RedisJobs(RedisBase):
         return self._states("cancel", ids, reason)
 
     def promote(self, *, limit: int = 1000) -> Promoted:
-        jobs: dict[str, list[str]] = {}
+        moved: list[tuple[str, str, str | None]] = []
         while True:
-            next_due, *moved = self._server.call("promote", min(limit, MOST))
-            for queue, job_id in zip(moved[::2], moved[1::2], strict=True):
-                jobs.setdefault(queue, []).append(job_id)
-            limit -= len(moved) // 2
-            if not limit or len(moved) // 2 < MOST:
-                return Promoted(jobs, None if next_due is None else next_due / 1000)
+            next_due, *batch = self._server.call("promote", min(limit, MOST))
+            moved += zip(batch[::3], batch[1::3], batch[2::3], strict=True)
+            limit -= len(batch) // 3
+            if not limit or len(batch) // 3 < MOST:
+                return promoted(moved, None if next_due is None else next_due / 1000)
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._states("promote_now", ids)

@@ -36,10 +36,10 @@ def take(rows: Sequence[Taken], *, lost: bool) -> tuple[list[Rescued], list[str]
     ends: list[str] = []
     for (job_id, attempt, worker_id, _, since, *charges), outcome, cause in rows:
         lease = Lease(job_id, attempt, worker_id)
-        state, end = decided(lease, outcome, charges, cleared(outcome), since if lost else None)
+        state, end = decided(lease, outcome, charges, cleared(lease, outcome), since if lost else None)
         facts = decode_facts(charges[0])
         ends.append(end)
-        found.append(rescued(lease, facts.task, facts.queue, cause, state))
+        found.append(rescued(lease, facts.task, facts.queue, cause, state, outcome))
     return found, ends
 
 

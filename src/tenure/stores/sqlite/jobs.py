@@ -44,6 +44,7 @@ from tenure.stores.rules import (
     check_text,
     key_held,
     lease_facts,
+    promoted,
     why_not_replayed,
 )
 from tenure.stores.sqlite import steps
@@ -150,14 +151,12 @@ class SqliteJobs(SqliteBase):
             rows = fetch(
                 connection,
                 "UPDATE jobs SET state = 'queued' WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
-                "AND run_at <= ? ORDER BY run_at, id LIMIT ?) AND state = 'scheduled' RETURNING queue, id",
+                "AND run_at <= ? ORDER BY run_at, id LIMIT ?) AND state = 'scheduled' RETURNING queue, id, "
+                "CASE WHEN last_outcome = 'crashed' THEN message END",
                 (now, limit),
             )
-            jobs: dict[str, list[str]] = {}
-            for queue, job_id in rows:
-                jobs.setdefault(queue, []).append(job_id)
             then = next_due(connection)
-            return Promoted(jobs, None if then is None else max(0.0, then))
+            return promoted(rows, None if then is None else max(0.0, then))
 
         then = self._file.read(next_due)
         if then is None or then > 0:  # a read is enough: nothing is due, and a write would cost an fsync

@@ -167,9 +167,9 @@ def _take(
 ) -> Rescued:
     job_id, attempt, task, queue = row
     lease = Lease(job_id, attempt, worker_id)
-    answer = end(connection, lease, outcome, now, message=cleared(outcome))
+    answer = end(connection, lease, outcome, now, message=cleared(lease, outcome))
     assert isinstance(answer, Landed), "read and written in one transaction"
-    return rescued(lease, task, queue, cause, answer.state)
+    return rescued(lease, task, queue, cause, answer.state, outcome)
 
 
 def _by(witness: str | None, until: datetime | None) -> dict[str, Any]:

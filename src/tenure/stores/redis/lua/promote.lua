@@ -1,17 +1,23 @@
 #!lua flags=allow-oom
 -- scheduled and due → queued, in order of run_at. ARGV: limit. Returns the milliseconds until the next one is due, or
--- nothing; then queue and id per job.
+-- nothing; then per job: queue, id, and the message if its last attempt ended in a crash, or nothing.
 local due = redis.call('ZRANGEBYSCORE', ns .. 'scheduled', '-inf', now, 'LIMIT', 0, ARGV[1])
 local answer, lanes, counts = {false}, {}, {}
 for _, id in ipairs(due) do
-  local f = redis.call('HMGET', job(id), 'queue', 'rank', 'run_at', 'solo')
+  local f = redis.call('HMGET', job(id), 'queue', 'rank', 'run_at', 'solo', 'crashes_total', 'attempt', 'message')
   redis.call('HSET', job(id), 'state', 'queued')
   local key = lane(f[1], f[4] == '1')
   local entries = lanes[key] or {}
   lanes[key] = entries
   entries[#entries + 1], entries[#entries + 2] = score(tonumber(f[2]), tonumber(f[3])), id
   counts[f[1]] = (counts[f[1]] or 0) + 1
-  answer[#answer + 1], answer[#answer + 2] = f[1], id
+  local message = false
+  if (tonumber(f[5]) or 0) > 0 then
+    local last = redis.call('HGET', ns .. 'attempts:' .. id, f[6])
+    if last and cjson.decode(last).outcome == 'crashed' then message = f[7] end
+  end
+  local n = #answer
+  answer[n + 1], answer[n + 2], answer[n + 3] = f[1], id, message
 end
 if #due > 0 then
   redis.call('ZREMRANGEBYRANK', ns .. 'scheduled', 0, #due - 1)
