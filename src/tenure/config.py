@@ -319,7 +319,7 @@ SETTINGS: tuple[Setting, ...] = (
         "How often a worker with a free slot polls the store, whether or not the notifier rang.",
     ),
     Setting("retry_max", "10", partial(_whole, least=1, most=1_000_000), "Failures after which a job is dead."),
-    Setting("retry_base", "1s", _seconds, "The wait after failure n is random, up to this × 2^(n−1) and the cap."),
+    Setting("retry_base", "1s", _seconds, "The wait after failure n is random, up to this × 2^n and the cap."),
     Setting("retry_cap", "30s", _seconds, "The longest wait before a retry."),
     Setting("keep", "7d", _keep, "How long completed and cancelled jobs are kept; at least 1h."),
     Setting("keep_dead", None, _keep, "How long dead letters are kept; unset: until someone deletes them."),

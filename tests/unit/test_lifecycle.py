@@ -174,7 +174,7 @@ def test_an_isolated_job_stays_alone(job: Charges, outcome: Outcome, draw: float
         (Cancelled(), State.CANCELLED, None),
         (Released(), State.QUEUED, None),
         (Snoozed(7.0), State.SCHEDULED, 7.0),
-        (Failed("x"), State.SCHEDULED, 0.5),
+        (Failed("x"), State.SCHEDULED, 1.0),
         (Failed("x", retry_in=90.0), State.SCHEDULED, 90.0),
         (Failed("x", retry_in=0.0), State.SCHEDULED, 0.0),
         (Failed("x", final=True), State.DEAD, None),

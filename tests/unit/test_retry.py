@@ -17,11 +17,11 @@ def test_a_wait_is_between_zero_and_the_cap(failures: int, base: float, cap: flo
 
 
 def test_the_longest_wait_doubles_with_every_failure_up_to_the_cap() -> None:
-    assert [full_jitter(n, 1, 30, draw=1) for n in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+    assert [full_jitter(n, 1, 30, draw=1) for n in range(1, 8)] == [2, 4, 8, 16, 30, 30, 30]
 
 
 def test_the_draw_spreads_the_wait_over_the_whole_range() -> None:
-    assert [full_jitter(3, 1, 30, draw) for draw in (0.0, 0.5, 1.0)] == [0.0, 2.0, 4.0]
+    assert [full_jitter(3, 1, 30, draw) for draw in (0.0, 0.5, 1.0)] == [0.0, 4.0, 8.0]
 
 
 def test_a_number_is_short_for_that_many_failures() -> None:

@@ -210,7 +210,7 @@ def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
     >>> job = Charges(0, 0, 0, max_failures=2, max_crashes=3, retry_base=1, retry_cap=30,
     ...               isolated=False, cancel_asked=False)
     >>> decide(job, Failed("boom"), draw=0.5)
-    Decision(state=<State.SCHEDULED: 'scheduled'>, failures=1, crashes=0, crashes_total=0, solo=False, delay=0.5)
+    Decision(state=<State.SCHEDULED: 'scheduled'>, failures=1, crashes=0, crashes_total=0, solo=False, delay=1.0)
     """
     failures, crashes, total = job.failures, job.crashes, job.crashes_total
     solo = job.isolated or crashes >= 2
@@ -236,7 +236,7 @@ def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
             if crashes > job.max_crashes or total > max(TOTAL_CRASHES, job.max_crashes):
                 return Decision(State.CANCELLED if job.cancel_asked else State.DEAD, failures, crashes, total, solo)
             state = State.QUEUED if crashes == 1 else State.SCHEDULED
-            delay = None if crashes == 1 else full_jitter(crashes - 1, job.retry_base, job.retry_cap, draw)
+            delay = None if crashes == 1 else full_jitter(crashes - 2, job.retry_base, job.retry_cap, draw)
         case _:
             assert_never(outcome)
     if job.cancel_asked:

@@ -17,13 +17,13 @@ Raises = type[Exception] | tuple[type[Exception], ...]
 
 
 def full_jitter(failures: int, base: float, cap: float, draw: float) -> float:
-    """Seconds to wait after the n-th failure: `draw * min(base * 2**(n - 1), cap)`, clamped to 0…cap.
+    """Seconds to wait after the n-th failure: `draw * min(base * 2**n, cap)`, clamped to 0…cap.
 
     >>> [full_jitter(n, 1.0, 30.0, draw=1.0) for n in (1, 2, 3, 6, 5000)]
-    [1.0, 2.0, 4.0, 30.0, 30.0]
+    [2.0, 4.0, 8.0, 30.0, 30.0]
     """
     # 2**63 s is past every cap; a larger exponent would only overflow the float.
-    ceiling = min(base * 2.0 ** min(max(failures - 1, 0), 63), cap)
+    ceiling = min(base * 2.0 ** min(max(failures, 0), 63), cap)
     return min(max(draw * ceiling, 0.0), cap)
 
 
@@ -32,8 +32,9 @@ class Retry:
     """When a failed attempt is retried.
 
     `max_failures` counts failures, not retries: `Retry(3)` runs at most three times, `Retry(1)` once. The wait after
-    the n-th failure is random between 0 and `base * 2**(n - 1)`, at most `cap`. Only errors in `on` and not in
-    `never` are retried; others are final. `delay(error, failures)` may return a wait, or None for the usual one.
+    the n-th failure is random between 0 and `base * 2**n`, at most `cap`: up to 2 s after the first one by default. Only
+    errors in `on` and not in `never` are retried; others are final. `delay(error, failures)` may return a wait, or None
+    for the usual one.
 
     Example: `Retry(8, base="5s", cap="10m", on=OSError, never=PermissionError)`
 
