@@ -1052,6 +1052,38 @@ def test_an_interval_is_refused_within_half_of_it_only() -> None:
     accepted(stands, 0.51 * HOUR)
 
 
+@pytest.mark.parametrize("late", [90.0, 3 * HOUR, 11 * HOUR])
+def test_a_late_call_of_an_interval_moves_none_after_it(late: float) -> None:
+    stands = accepted(guard(rule="every 1d"), 10).stored
+
+    stands = accepted(stands, DAY + 10 + late).stored
+    assert stands.next_tick == at(2 * DAY + 10)
+    assert called(stands, 2 * DAY + 10).late == 0  # type: ignore[union-attr]
+
+    stands = accepted(stands, 5 * DAY + 15).stored
+    assert stands.next_tick == at(6 * DAY + 10), "after missed ones too"
+
+
+def test_the_times_of_an_interval_follow_a_caller_that_calls_at_other_times_from_now_on() -> None:
+    stands = accepted(guard(rule="every 1d"), 0).stored
+    stands = accepted(stands, DAY + 9 * HOUR).stored
+    assert stands.next_tick == at(2 * DAY)
+
+    stands = accepted(stands, 2 * DAY + 9 * HOUR + 20).stored
+
+    assert stands.next_tick == at(3 * DAY + 9 * HOUR + 20)
+
+
+def test_a_caller_that_takes_a_little_longer_every_time_misses_no_tick() -> None:
+    stands, missed = accepted(guard(rule="every 5m"), 0).stored, 0
+    for number in range(1, 200):
+        change = accepted(stands, number * 307.0)
+        missed += sum(tick.status == "missed" for tick in change.ticks)
+        stands = change.stored
+
+    assert missed == 0
+
+
 def test_a_guard_whose_clock_was_set_back_a_little_does_not_run_twice() -> None:
     daily = accepted(guard(rule="0 6 * * *"), 18 * HOUR).stored
     often = accepted(guard(rule="every 1h"), 0).stored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from math import floor
 
 import msgspec
 
@@ -13,7 +14,7 @@ from tenure.errors import InvalidOption
 from tenure.ports import Draft
 from tenure.ports.schedules import Cause, Change, Run, Schedule, Tick
 from tenure.schedules.cron import Every, Rule
-from tenure.schedules.plan import PlannedChange
+from tenure.schedules.plan import ON_TIME, PlannedChange
 
 EARLY = timedelta(minutes=5)  #: a guard's call counts for a cron tick up to this long before its time
 
@@ -42,7 +43,8 @@ def begin_guard(
 
     With a cron expression the tick is the *nearest* one, but never one more than five minutes ahead: a crontab that
     is 300 ms early must not lose the day's run, and a manual call in the evening must not use up tomorrow's tick. With
-    an interval the tick is the call itself, refused within half a period of the last accepted one.
+    an interval the tick is the call itself, refused within half a period of the last accepted one; the times at which
+    calls are expected count from the first one, so that a late call moves none after it.
     """
     s, rule = plan.schedule, plan.rule
     if plan.live:
@@ -72,7 +74,7 @@ def begin_guard(
         meta=msgspec.json.encode({"schedule": s.name, "tick": tick.isoformat()}).decode(),
     )
     if not again:
-        plan.set(last_tick=tick, next_tick=_tick_after(rule, tick))
+        plan.set(last_tick=tick, next_tick=_tick_after(s, rule, tick))
     plan.ticks.append(
         Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=now, started_at=now, host=host)
     )
@@ -89,7 +91,7 @@ def skip_call(plan: PlannedChange, now: datetime, why: str) -> None:
     if tick is not None and not _ran(plan.schedule, rule, tick):
         _missed_calls(plan, tick, now)
         plan.note("skipped", tick, why)
-        plan.set(next_tick=_tick_after(rule, tick))
+        plan.set(next_tick=_tick_after(plan.schedule, rule, tick))
 
 
 def _called_for(rule: Rule, now: datetime) -> datetime | None:
@@ -107,8 +109,27 @@ def _ran(s: Schedule, rule: Rule, tick: datetime) -> bool:
     return s.last_tick == tick
 
 
-def _tick_after(rule: Rule, tick: datetime) -> datetime | None:
-    return tick + timedelta(seconds=rule.seconds) if isinstance(rule, Every) else rule.after(tick)
+def _tick_after(s: Schedule, rule: Rule, tick: datetime) -> datetime | None:
+    """When the next call is expected.
+
+    Of an interval, one period after the time this call was expected at: a late call must not move those after it. The
+    first call sets the times. So does a second call in a row that is off by as much: its caller calls at other times
+    now, as after a change of the crontab.
+    """
+    if not isinstance(rule, Every):
+        return rule.after(tick)
+    period = timedelta(seconds=rule.seconds)
+    if s.next_tick is None or s.last_tick is None:
+        return tick + period
+    on_time = timedelta(seconds=min(ON_TIME, rule.seconds / 2))
+    off = _off(tick - s.next_tick, period)
+    moved = abs(off) > on_time and abs(_off(tick - s.last_tick, period)) <= on_time
+    return tick - (timedelta() if moved else off) + period
+
+
+def _off(distance: timedelta, period: timedelta) -> timedelta:
+    """How far this distance is from the nearest multiple of the period."""
+    return distance - period * floor(distance / period + 0.5)
 
 
 def _missed_calls(plan: PlannedChange, tick: datetime, now: datetime) -> None:
