@@ -35,6 +35,8 @@ class Proxy:
         self._target = (target_host, target_port)
         self._latency = self._jitter = 0.0
         self._rate = 0.0
+        self._usual_latency = self._usual_rate = 0.0
+        self._busy_until = [0.0, 0.0]  # to the server, to the clients
         self._fault: _Fault | None = None
         self._links: set[_Link] = set()
         self._listener: asyncio.Server | None = None
@@ -51,6 +53,15 @@ class Proxy:
         self._do(self._close())
         self._thread.join()
         self._held.close()
+
+    def usual(self, *, latency: float = 0.0, rate: float = 0.0) -> None:
+        """What this line is like when nothing is wrong with it; `heal` comes back to this.
+
+        `latency`: seconds in each direction. `rate`: bytes a second in each direction, which all its connections
+        share; 0: as many as there are.
+        """
+        self._usual_latency, self._usual_rate = latency, rate
+        self._do(self._heal())
 
     def refuse(self) -> None:
         """Reset every connection and refuse new ones."""
@@ -105,7 +116,7 @@ class Proxy:
         self._closing.set()
 
     async def _heal(self) -> None:
-        self._latency = self._jitter = self._rate = 0.0
+        self._latency, self._jitter, self._rate = self._usual_latency, 0.0, 0.0
         self._fault = None
         self._flowing.set()
         if self._listener is None:
@@ -146,8 +157,8 @@ class Proxy:
             answers, server = await asyncio.open_connection(*self._target)
             link.writers.append(server)
             await asyncio.gather(
-                self._forward(reader, server, lambda chunk: link.request(chunk, self._fault)),
-                self._forward(answers, client, lambda chunk: self._reply(link, chunk)),
+                self._forward(0, reader, server, lambda chunk: link.request(chunk, self._fault)),
+                self._forward(1, answers, client, lambda chunk: self._reply(link, chunk)),
             )
         except OSError:
             link.reset()
@@ -157,7 +168,11 @@ class Proxy:
             link.gone.set()
 
     async def _forward(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, through: Callable[[bytes], bytes]
+        self,
+        direction: int,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        through: Callable[[bytes], bytes],
     ) -> None:
         while chunk := await reader.read(65536):
             await asyncio.sleep(max(0.0, self._latency + self._jitter * random.uniform(-1, 1)))
@@ -168,11 +183,19 @@ class Proxy:
                 now, passed = (passed[:_PIECE], passed[_PIECE:]) if rate else (passed, b"")
                 if rate:
                     await asyncio.sleep(len(now) / rate)
+                elif self._usual_rate:
+                    await self._turn(direction, len(now))
                 writer.write(now)
                 await writer.drain()
         await self._flowing.wait()
         if not writer.is_closing():
             writer.write_eof()
+
+    async def _turn(self, direction: int, size: int) -> None:
+        """Wait until a line of the usual rate has sent this, after everything that it was given before."""
+        now = self._loop.time()
+        self._busy_until[direction] = max(now, self._busy_until[direction]) + size / self._usual_rate
+        await asyncio.sleep(self._busy_until[direction] - now)
 
     def _reply(self, link: _Link, chunk: bytes) -> bytes:
         passed = b"" if link.half_closed else link.reply(chunk)

@@ -335,6 +335,35 @@ def test_a_script_whose_reply_is_cut_has_run_once() -> None:
             assert (server.execute("GET", "n"), proxy.cuts) == ("2", 1)
 
 
+def test_the_connections_of_a_narrow_line_share_its_rate_also_after_it_was_healed(database: str, proxy: Proxy) -> None:
+    size, rate = 200_000, 400_000
+    proxy.usual(rate=rate)
+    proxy.heal()
+    connections = [through(proxy, database) for _ in range(2)]
+    began = time.monotonic()
+
+    threads = [threading.Thread(target=each.execute, args=(f"SELECT repeat('x', {size})",)) for each in connections]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert time.monotonic() - began >= 2 * size / rate * 0.9
+    for connection in connections:
+        connection.close()
+
+
+def test_a_long_line_is_long_again_when_it_was_healed(database: str, proxy: Proxy) -> None:
+    proxy.usual(latency=0.05)
+    proxy.latency(0.0)
+    proxy.heal()
+    with through(proxy, database) as connection:
+        began = time.monotonic()
+        connection.execute("SELECT 1")
+
+    assert time.monotonic() - began >= 0.1
+
+
 def test_an_insert_whose_reply_is_cut_is_committed(database: str, proxy: Proxy) -> None:
     connection = through(proxy, database)
     connection.execute("INSERT INTO n VALUES (0)")
