@@ -19,7 +19,7 @@ from tenure.events import Running, current
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft, Enqueued, JobView, Ring, WorkerIdentity
 from tenure.stores.memory import MemoryStore
-from tenure.tasks import client
+from tenure.tasks import client, gather
 from tenure.tasks.client import Client
 from tenure.tasks.handle import handle_of
 
@@ -33,6 +33,7 @@ class Store(MemoryStore):
         super().__init__()
         self.writes: list[list[str]] = []
         self.away = 0
+        self.holding = False
         self.reading: Callable[[], None] = lambda: None
         self.writing: Callable[[], None] = lambda: None
 
@@ -47,6 +48,8 @@ class Store(MemoryStore):
         if any(draft.task == "bad" for draft in drafts):
             raise BadData("this one")
         if any(draft.task == "busy" for draft in drafts):
+            raise StoreBusy("another open transaction holds its key")
+        if self.holding and any(draft.task == "held" for draft in drafts):
             raise StoreBusy("another open transaction holds its key")
         return super().enqueue(drafts, tx=tx, committed=committed)
 
@@ -236,24 +239,38 @@ def test_one_bad_job_fails_its_own_caller_and_no_other(rig: Rig) -> None:
 
 
 def test_a_job_whose_key_somebody_holds_keeps_no_other_waiting(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    retried: list[list[str]] = []
-    clock = itertools.count(step=0.5)
+    monkeypatch.setattr(gather, "BUSY_SECONDS", 0.2)
 
-    def pause(_: float) -> None:
-        retried.append(rig.store.writes[-1])
+    async def main() -> tuple[list[Any], int]:
+        held = [asyncio.ensure_future(rig.client.aenqueue([draft("busy", unique="k")])) for _ in range(40)]
+        names = [("a", None), ("b", "x"), ("c", None), ("d", "y")]
+        calls = [rig.client.aenqueue([draft(name, unique=key)]) for name, key in names]
+        free = await asyncio.gather(*calls)
+        waiting = sum(not call.done() for call in held)
+        return free + await asyncio.gather(*held, return_exceptions=True), waiting
 
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pause, monotonic=lambda: next(clock)))
+    answers, waiting = asyncio.run(main())
 
-    async def main() -> list[Any]:
-        calls = [rig.client.aenqueue([draft(name)]) for name in ("a", "b", "busy", "c", "d", "e")]
-        return await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [list] * 4 + [StoreBusy] * 40
+    assert waiting == 40, "those without the held key are answered first"
+    assert ["a", "c"] in rig.store.writes, "those without a unique key are not even written with one that has"
+    alone = [names for names in rig.store.writes if names == ["busy"]]
+    assert 2 <= len(alone) < 40, "one of them is tried again, for all that wait for the same key"
+
+
+def test_a_caller_that_waits_for_a_key_gets_its_answer_once_the_key_is_free(rig: Rig) -> None:
+    async def main() -> list[list[Enqueued]]:
+        rig.store.holding = True
+        held = [asyncio.ensure_future(rig.client.aenqueue([draft("held", unique="k")])) for _ in range(5)]
+        while len(rig.store.writes) < 4:
+            await asyncio.sleep(0.01)
+        rig.store.holding = False
+        return await asyncio.gather(*held)
 
     answers = asyncio.run(main())
 
-    assert [type(answer) for answer in answers] == [list, list, StoreBusy, list, list, list]
-    assert rig.store.counts()[State.QUEUED] == 5
-    assert retried, "alone it is tried again"
-    assert retried == [["busy"]] * len(retried)
+    assert sum(answer[0].created for answer in answers) == 1
+    assert len({answer[0].id for answer in answers}) == 1
 
 
 def test_a_store_that_is_away_for_all_is_not_asked_for_each(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from conformance.factories import claim, claim_one, finish, look, put, running, start
+from conformance.factories import claim, claim_one, draft, finish, look, put, running, start
 from proxy import Proxy
 from servers import shared_postgres
+from tenure import config
 from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, Released, State
 from tenure.errors import StoreAway, StoreBusy
+from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Busy, Landed, Progress
 from tenure.stores.postgres import PostgresStore, server, workers
 from tenure.stores.postgres import jobs as verbs
+from tenure.tasks.client import Client
 from waiting import until
 
 pytestmark = pytest.mark.thorough
@@ -212,3 +218,31 @@ def test_claims_step_over_what_is_held(store: PostgresStore, other: psycopg.Conn
     assert [each.id for each in claim(store, start(store), 2)] == [free]
     other.rollback()
     assert claim_one(store, start(store)).job_id == held
+
+
+def test_a_key_that_an_open_transaction_holds_keeps_no_other_caller_waiting(
+    store: PostgresStore, url: str, tmp_path: Path
+) -> None:
+    """40 callers, every tenth with the held key: the others wait no longer than for the store."""
+    jobs = Client(PostgresStore(url), PollNotifier(), config.load(environ={}, folder=tmp_path))
+    jobs.store.open()
+    waits: dict[bool, list[float]] = {True: [], False: []}
+
+    async def call(n: int) -> None:
+        hot, since = n % 10 == 0, time.monotonic()
+        key = "hot" if hot else f"own {n}" if n % 3 == 0 else None
+        with suppress(StoreBusy):
+            await jobs.aenqueue([draft(unique=key)])
+        waits[hot].append(time.monotonic() - since)
+
+    async def main() -> None:
+        await jobs.aenqueue([draft()])
+        await asyncio.gather(*(call(n) for n in range(40)))
+
+    with jobs.store.transaction() as tx:
+        jobs.store.enqueue([draft(unique="hot")], tx=tx)
+        asyncio.run(main())
+    jobs.close()
+
+    assert len(waits[False]) == 36
+    assert max(waits[False]) < min(waits[True]) / 3, waits

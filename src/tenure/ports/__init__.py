@@ -11,6 +11,7 @@ boundary: `StoreAway` (try again later), `BadData` (one value is at fault), `Sto
 from __future__ import annotations
 
 from tenure.ports.jobs import (
+    BATCH_BYTES,
     NO_EDITS,
     Answer,
     Awaited,
@@ -34,6 +35,7 @@ from tenure.ports.workers import Hung, Rescued, Runner, WorkerIdentity, WorkerSt
 
 __all__ = [
     "ANY",
+    "BATCH_BYTES",
     "NO_EDITS",
     "Answer",
     "AttemptView",

@@ -13,6 +13,9 @@ from tenure.core.lifecycle import Lease, Outcome, State
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+#: The text of the jobs in one batch: a claim, a shared write or a flush ends here, or at one job that is larger.
+BATCH_BYTES = 4 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
@@ -153,6 +156,8 @@ class JobStore(Protocol):
         names the existing job. With `tx` the jobs exist if and only if that transaction commits; `committed` is then
         called after the outermost commit, in whichever thread learns of it: never after a rollback, and not at all if
         the store can't find out whether the transaction committed.
+
+        Without `tx` it waits only for a moment for a key that another open transaction holds, then raises StoreBusy.
         """
         ...
 

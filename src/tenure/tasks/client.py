@@ -1,7 +1,6 @@
 """The client's side of an open store: enqueue, wait for results, cancel, join transactions.
 
-Concurrent `aenqueue` calls share a write: while one batch is being written, later calls collect in the next batch.
-The notifier rings after the commit, never before.
+Concurrent `aenqueue` calls share a write (gather.py). The notifier rings after the commit, never before.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from tenure.config import Settings
@@ -26,14 +25,16 @@ from tenure.core.lifecycle import ENDED, State
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import current
 from tenure.ports import Draft, Enqueued, JobView, Notifier, Ring, Store
+from tenure.tasks.gather import Gatherer
 from tenure.tasks.loops import awaited, settled
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
 
 T = TypeVar("T")
 
 RETRY_SECONDS = 5.0  #: how long enqueues and reads of results are retried while the store is unavailable
+_LONGEST_PAUSE = 1.0
+_LONGEST_BUSY_PAUSE = 0.25  # the store waits for a held key only for a moment at each try
 _SHORTEST_POLL, _LONGEST_POLL = 0.002, 0.2
-_MAX_BATCH = 1000
 _JOIN = "a job must join the transaction: write task.using(tx=tx).enqueue(…)"
 
 
@@ -57,11 +58,11 @@ class Client:
         self.notifier = notifier
         self.settings = settings
         self._open: dict[int, _Transaction] = {}
-        self._batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Batcher] = WeakKeyDictionary()
+        self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
 
     def close(self) -> None:
-        for batcher in list(self._batchers.values()):
-            batcher.close()
+        for gatherer in list(self._gatherers.values()):
+            gatherer.close()
         self.store.close()  # before the notifier: it may still see a transaction commit, and ring
         self.notifier.close()
 
@@ -70,8 +71,7 @@ class Client:
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:
         """Store all of them or none. While the store is unavailable, this is retried: the ids make it idempotent.
 
-        `shared`: the drafts of several callers. StoreBusy is then raised at once, so that one caller does not delay
-        the others.
+        `shared`: others wait for this thread. StoreBusy is then raised at once, so that one caller does not delay them.
         """
         if not drafts:
             return []
@@ -89,16 +89,16 @@ class Client:
         return answers
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
-        """Store all of them or none, in one write with those of concurrent callers."""
+        """Store all of them or none, in one write with those of concurrent callers (gather.py)."""
         if tx is not None:
             ours = self._open.get(id(tx))
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self._refuse_beside_transaction()
         loop = asyncio.get_running_loop()
-        batcher = self._batchers.get(loop)
-        if batcher is None:
-            batcher = self._batchers[loop] = _Batcher(self.enqueue)
-        return await batcher.add(drafts)
+        gatherer = self._gatherers.get(loop)
+        if gatherer is None:
+            gatherer = self._gatherers[loop] = Gatherer(self.enqueue)
+        return await gatherer.add(drafts)
 
     def _refuse_beside_transaction(self, what: str = _JOIN) -> None:
         ours = _inside.get()
@@ -223,82 +223,6 @@ class Client:
         return await asyncio.to_thread(self.cancel, job_id, reason)
 
 
-class _Enqueue(Protocol):
-    def __call__(self, drafts: Sequence[Draft], *, shared: bool) -> list[Enqueued]: ...
-
-
-class _Batcher:
-    """Batches the `aenqueue` calls of one loop: calls that arrive during a write share the next one."""
-
-    def __init__(self, store: _Enqueue) -> None:
-        self._store = store
-        self._waiting: list[_Waiting] = []
-        self._writing: asyncio.Task[None] | None = None
-        # One dedicated thread, which stays warm: the loop's pool would use a different one each time (measured: 615 µs
-        # per job instead of 440).
-        self._thread = ThreadPoolExecutor(1, "tenure-enqueue")
-
-    def close(self) -> None:
-        self._thread.shutdown(wait=False)
-
-    async def add(self, drafts: Sequence[Draft]) -> list[Enqueued]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[list[Enqueued]] = loop.create_future()
-        self._waiting.append((drafts, future))
-        if self._writing is None:
-            # A separate task, not the first caller: a cancelled caller then affects only its own jobs.
-            self._writing = loop.create_task(self._write_all())
-        return await future
-
-    async def _write_all(self) -> None:
-        try:
-            while batch := self._next_batch():
-                try:
-                    loop = asyncio.get_running_loop()
-                    answers = await loop.run_in_executor(self._thread, self._write, [drafts for drafts, _ in batch])
-                except BaseException as error:  # no thread, or the loop is closing: no caller may wait forever
-                    later, self._waiting = self._waiting, []
-                    for _, future in batch + later:
-                        if not future.done():
-                            future.set_exception(StoreAway(f"the jobs could not be passed to the store: {error!r}"))
-                    raise
-                for (_, future), answer in zip(batch, answers, strict=True):
-                    if future.done():
-                        continue
-                    if isinstance(answer, BaseException):
-                        future.set_exception(answer)
-                    else:
-                        future.set_result(answer)
-        finally:
-            self._writing = None
-
-    def _next_batch(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        size = 0
-        while self._waiting and (not batch or size + len(self._waiting[0][0]) <= _MAX_BATCH):
-            drafts, future = self._waiting.pop(0)
-            if not future.done():
-                batch.append((drafts, future))
-                size += len(drafts)
-        return batch
-
-    def _write(self, groups: list[Sequence[Draft]]) -> list[list[Enqueued] | Exception]:
-        """An answer for each caller. If the store refuses or is busy, halve the batch until the bad caller is alone."""
-        try:
-            together = [draft for drafts in groups for draft in drafts]
-            answers = iter(self._store(together, shared=len(groups) > 1))
-            return [[next(answers) for _ in drafts] for drafts in groups]
-        except Exception as error:
-            unavailable = isinstance(error, StoreAway) and not isinstance(error, StoreBusy)
-            if len(groups) == 1 or unavailable:
-                return [error for _ in groups]
-        half = len(groups) // 2
-        return self._write(groups[:half]) + self._write(groups[half:])
-
-
-_Waiting = tuple[Sequence[Draft], "asyncio.Future[list[Enqueued]]"]
-
-
 class _ResultPoll:
     """Polls a job for its result, with backoff, up to a timeout."""
 
@@ -377,8 +301,9 @@ def _retried(call: Callable[[], T], limit: float = RETRY_SECONDS, *, raised: typ
             return call()
         except raised:
             raise
-        except StoreAway:
+        except StoreAway as error:
             if time.monotonic() + pause > deadline:
                 raise
+            longest = _LONGEST_BUSY_PAUSE if isinstance(error, StoreBusy) else _LONGEST_PAUSE
         time.sleep(pause)
-        pause = min(pause * 2, 1.0)
+        pause = min(pause * 2, longest)

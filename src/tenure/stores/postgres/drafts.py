@@ -10,13 +10,14 @@ from typing import Any
 
 from tenure.core.lifecycle import State
 from tenure.errors import StoreError
-from tenure.ports import Draft, Enqueued
+from tenure.ports import BATCH_BYTES, Draft, Enqueued
 from tenure.stores.fields import NEW, listed
 from tenure.stores.postgres.server import Steps
 
 COPY_FROM = 50  #: from this many drafts on, COPY is worth it
 COPY_AT_ONCE = 500
 _ENQUEUE_TRIES = 5
+_MOST_AT_ONCE = 5000  #: drafts in one statement
 
 _COLUMN = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "datetime": "timestamptz"}
 _TYPES = {each.name: _COLUMN[str(each.type).removesuffix(" | None")] for each in fields(Draft)} | {"id": "uuid"}
@@ -32,15 +33,21 @@ _GIVEN = listed(
     enqueued_at="@now",
     solo="isolated",
 )
-ENQUEUE = f"""
+_ENQUEUE = f"""
     WITH given AS MATERIALIZED (
-        SELECT *, coalesce(@now + delay * interval '1 second', run_at, @now) AS due
+        SELECT *, coalesce(@now + delay * interval '1 second', run_at, @now) AS due{{waits}}
         FROM ROWS FROM (json_to_recordset(:p::json) AS ({_RECORD})) WITH ORDINALITY AS d
     ), stored AS (
         INSERT INTO @.jobs ({listed(NEW)}) SELECT {_GIVEN} FROM given ORDER BY ordinality
         ON CONFLICT DO NOTHING RETURNING id, state
     )
     SELECT id::text, state, pg_current_xact_id()::text FROM stored"""
+ENQUEUE = _ENQUEUE.format(waits="")
+
+HELD_MS = 50  #: how long an enqueue of its own waits for a key or an id that another open transaction holds
+_WAITS = f", set_config('lock_timeout', '{HELD_MS}ms', true) AS waits"  # for this statement's transaction
+#: The same where the statement is a transaction of the store's own: StoreBusy after a moment.
+ENQUEUE_SOON = _ENQUEUE.format(waits=_WAITS)
 
 _ONE = {name: f"%({name})s::{kind}" for name, kind in _TYPES.items()}
 _GIVEN_ONE = listed(
@@ -58,7 +65,7 @@ _GIVEN_ONE = listed(
 #: The common case of a single job, without the cost of unpacking a batch.
 ENQUEUE_ONE = f"""
     INSERT INTO @.jobs ({listed(NEW)}) SELECT {_GIVEN_ONE}
-    FROM (SELECT coalesce(@now + {_ONE["delay"]} * interval '1 second', {_ONE["run_at"]}, @now) AS due) AS d
+    FROM (SELECT coalesce(@now + {_ONE["delay"]} * interval '1 second', {_ONE["run_at"]}, @now) AS due{_WAITS}) AS d
     ON CONFLICT DO NOTHING RETURNING state"""
 
 #: The existing job where an insert did nothing: the same id, else the live holder of the unique key.
@@ -96,17 +103,39 @@ def facts_of(draft: Draft) -> dict[str, Any]:
     return {name: getattr(draft, name) for name in _TYPES}
 
 
-def enqueue_steps(drafts: Sequence[Draft]) -> Steps[tuple[list[Enqueued], str]]:
+def parts(drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
+    """Few enough for one statement each: the server answers nothing while it works on one."""
+    found: list[Sequence[Draft]] = []
+    start = size = 0
+    for n, draft in enumerate(drafts):
+        size += len(draft.payload)
+        if n > start and (n - start == _MOST_AT_ONCE or size > BATCH_BYTES):
+            found.append(drafts[start:n])
+            start, size = n, len(draft.payload)
+    return [*found, drafts[start:]]
+
+
+def enqueue_steps(drafts: Sequence[Draft], enqueue: str = ENQUEUE) -> Steps[tuple[list[Enqueued], str]]:
     """Insert, then read the existing job where nothing was inserted; repeat for jobs that have ended meanwhile.
 
     Also returns the id of the transaction, if anything was inserted.
     """
+    answers: list[Enqueued] = []
+    xid = ""
+    for part in parts(drafts):
+        some, inserted = yield from _enqueue_part(part, enqueue)
+        answers += some
+        xid = xid or inserted
+    return answers, xid
+
+
+def _enqueue_part(drafts: Sequence[Draft], enqueue: str) -> Steps[tuple[list[Enqueued], str]]:
     answers: dict[int, Enqueued] = {}
     xid = ""
     for _ in range(_ENQUEUE_TRIES):
         missing = [n for n in range(len(drafts)) if n not in answers]
         stored: dict[str, str] = {}
-        for job_id, state, xid in (yield ENQUEUE, [drafts[n] for n in missing]):  # noqa: B007
+        for job_id, state, xid in (yield enqueue, [drafts[n] for n in missing]):  # noqa: B007
             stored[job_id] = state
         for n in missing:
             state = stored.pop(drafts[n].id, None)  # the same id twice in a batch is created once

@@ -32,7 +32,17 @@ from tenure.stores.fields import CLAIMED, listed
 from tenure.stores.postgres import steps
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.commits import STATUS, CommitWatch
-from tenure.stores.postgres.drafts import COPY, COPY_AT_ONCE, COPY_FROM, ENQUEUE_ONE, enqueue_steps, facts_of, lines
+from tenure.stores.postgres.drafts import (
+    COPY,
+    COPY_AT_ONCE,
+    COPY_FROM,
+    ENQUEUE_ONE,
+    ENQUEUE_SOON,
+    enqueue_steps,
+    facts_of,
+    lines,
+    parts,
+)
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
 from tenure.stores.postgres.marks import START, Marks, Place
 from tenure.stores.postgres.server import Connection, Server, Sql, Transaction
@@ -227,7 +237,9 @@ class PostgresJobs(PostgresBase):
             rows = self._server.run(lambda connection: connection.execute(one, facts).fetchall())
             if rows:
                 return [Enqueued(drafts[0].id, True, State(rows[0][0]))]
-        return self._server.run(lambda connection: self._enqueue(connection, drafts))
+        if len(parts(drafts)) > 1:
+            return self._locking(lambda connection: self._enqueue(connection, drafts))
+        return self._server.run(lambda connection: self._drive_on(connection, enqueue_steps(drafts, ENQUEUE_SOON))[0])
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
         now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]

@@ -1,0 +1,201 @@
+"""Gathers the `aenqueue` calls of one event loop: calls that arrive during a write share the next one.
+
+No caller waits for another caller's key. Jobs with a unique key are written apart from those without one. If the key is
+held by somebody's open transaction, the store says so after a moment; the callers that want this key are then set
+aside and tried again, and all others are stored at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from tenure.errors import StoreAway, StoreBusy
+from tenure.ports import BATCH_BYTES, Draft, Enqueued
+
+BUSY_SECONDS = 5.0  #: how long a caller waits for a key that an open transaction holds
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.25  # between two tries for such a key
+_HELD_THREADS = 4
+_MAX_BATCH = 1000
+
+_Key = tuple[str, str]  #: task and unique key; or '' and the id of a job that has no unique key
+_Answer = list[Enqueued] | Exception
+
+
+class _Enqueue(Protocol):
+    def __call__(self, drafts: Sequence[Draft], *, shared: bool) -> list[Enqueued]: ...
+
+
+class _Caller(NamedTuple):
+    """One call of `aenqueue`."""
+
+    drafts: Sequence[Draft]
+    future: asyncio.Future[list[Enqueued]]
+    give_up_at: float
+
+    def wanted(self) -> set[_Key]:
+        return {(draft.task, draft.unique) if draft.unique else ("", draft.id) for draft in self.drafts}
+
+    def answer(self, answer: _Answer) -> None:
+        if self.future.done():  # cancelled
+            return
+        if isinstance(answer, Exception):
+            self.future.set_exception(answer)
+        else:
+            self.future.set_result(answer)
+
+
+class Gatherer:
+    """Stores what the callers of one loop enqueue, in shared writes."""
+
+    def __init__(self, store: _Enqueue) -> None:
+        self._store = store
+        self._lanes = (_Lane(self, "tenure-enqueue"), _Lane(self, "tenure-enqueue-unique"))
+        self._held: dict[_Key, list[_Caller]] = {}  #: the callers that wait for each held key
+        self._tries = ThreadPoolExecutor(_HELD_THREADS, "tenure-enqueue-held")
+        self._tasks = set[asyncio.Task[None]]()
+
+    def close(self) -> None:
+        for thread in (*(lane.thread for lane in self._lanes), self._tries):
+            thread.shutdown(wait=False)
+
+    async def add(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        loop = asyncio.get_running_loop()
+        caller = _Caller(drafts, loop.create_future(), loop.time() + BUSY_SECONDS)
+        if not self._held or not self._joins_held(caller):
+            self._lanes[any(draft.unique for draft in drafts)].add(caller)
+        return await caller.future
+
+    # ── keys that open transactions hold ──
+
+    def set_aside(self, caller: _Caller) -> None:
+        """Let it wait for its key while all others go on."""
+        if not self._joins_held(caller):
+            callers = [caller]
+            self._held |= dict.fromkeys(caller.wanted(), callers)
+            self.start(callers)
+
+    def _joins_held(self, caller: _Caller) -> bool:
+        callers = next((self._held[key] for key in caller.wanted() if key in self._held), None)
+        if callers is not None:
+            callers.append(caller)
+        return callers is not None
+
+    def start(self, callers: list[_Caller]) -> None:
+        # A task of its own, not that of a caller: a cancelled caller then affects only its own jobs.
+        task = asyncio.get_running_loop().create_task(self._try_held(callers))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _try_held(self, callers: list[_Caller]) -> None:
+        """Try the first of them until its key is free, then store the others too."""
+        loop, pause = asyncio.get_running_loop(), _SHORTEST_PAUSE
+        try:
+            while callers:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+                batch = callers[:1]
+                answers = await loop.run_in_executor(self._tries, self.write, batch)
+                if isinstance(answers[0], StoreBusy):
+                    batch, answers = callers.copy(), answers * len(callers)
+                else:
+                    batch = callers[:_MAX_BATCH]
+                    answers += await loop.run_in_executor(self._tries, self.write, batch[1:])
+                for caller, answer in zip(batch, answers, strict=True):
+                    if not isinstance(answer, StoreBusy) or loop.time() > caller.give_up_at:
+                        callers.remove(caller)
+                        caller.answer(answer)
+                callers[:] = [caller for caller in callers if not caller.future.done()]
+        except BaseException as error:
+            fail(callers, error)
+            raise
+        finally:
+            self._held = {key: waiting for key, waiting in self._held.items() if waiting is not callers}
+
+    # ── in the writer threads ──
+
+    def write(self, callers: Sequence[_Caller]) -> list[_Answer]:
+        """An answer for each caller. If the store refuses or is busy, halve the batch until the caller is alone."""
+        answers: dict[int, _Answer] = {}
+        held: dict[_Key, StoreBusy] = {}
+        batches = [list(range(len(callers)))]
+        while batches:
+            batch: list[int] = []
+            for n in batches.pop():
+                busy = next((held[key] for key in callers[n].wanted() if key in held), None) if held else None
+                if busy is None:
+                    batch.append(n)
+                else:
+                    answers[n] = busy
+            try:
+                stored = iter(self._store([draft for n in batch for draft in callers[n].drafts], shared=True))
+                answers |= {n: [next(stored) for _ in callers[n].drafts] for n in batch}
+            except Exception as error:
+                if isinstance(error, StoreAway) and not isinstance(error, StoreBusy):
+                    return [answers.get(n, error) for n in range(len(callers))]
+                if len(batch) > 1:
+                    half = len(batch) // 2
+                    batches += [batch[half:], batch[:half]]
+                    continue
+                answers[batch[0]] = error
+                if isinstance(error, StoreBusy):
+                    held |= dict.fromkeys(callers[batch[0]].wanted(), error)
+        return [answers[n] for n in range(len(callers))]
+
+
+class _Lane:
+    """A queue of callers and the thread that stores them, in batches."""
+
+    def __init__(self, gatherer: Gatherer, name: str) -> None:
+        self._gatherer = gatherer
+        self._waiting: list[_Caller] = []
+        self._writing: asyncio.Task[None] | None = None
+        # One dedicated thread, which stays warm: the loop's pool would use a different one each time (measured: 615 µs
+        # per job instead of 440).
+        self.thread = ThreadPoolExecutor(1, name)
+
+    def add(self, caller: _Caller) -> None:
+        self._waiting.append(caller)
+        if self._writing is None:
+            # A separate task, not the first caller: a cancelled caller then affects only its own jobs.
+            self._writing = asyncio.get_running_loop().create_task(self._write_all())
+
+    async def _write_all(self) -> None:
+        try:
+            while batch := self._next_batch():
+                try:
+                    loop = asyncio.get_running_loop()
+                    answers = await loop.run_in_executor(self.thread, self._gatherer.write, batch)
+                except BaseException as error:
+                    later, self._waiting = self._waiting, []
+                    fail(batch + later, error)
+                    raise
+                for caller, answer in zip(batch, answers, strict=True):
+                    if isinstance(answer, StoreBusy):
+                        self._gatherer.set_aside(caller)
+                    else:
+                        caller.answer(answer)
+        finally:
+            self._writing = None
+
+    def _next_batch(self) -> list[_Caller]:
+        batch: list[_Caller] = []
+        number = size = 0
+        while self._waiting:
+            caller = self._waiting[0]
+            number += len(caller.drafts)
+            size += sum(len(draft.payload) for draft in caller.drafts)
+            if batch and (number > _MAX_BATCH or size > BATCH_BYTES):
+                break
+            del self._waiting[0]
+            if not caller.future.done():
+                batch.append(caller)
+        return batch
+
+
+def fail(callers: Iterable[_Caller], error: BaseException) -> None:
+    """There is no thread, or the loop is closing: no caller may wait forever."""
+    for caller in callers:
+        caller.answer(StoreAway(f"the jobs could not be passed to the store: {error!r}"))
