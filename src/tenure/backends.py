@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ from tenure.ports import Notifier, Store
 
 if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
+    from tenure.maintenance.roster import Lag
     from tenure.tasks.client import Client
     from tenure.worker.program import Program
 
@@ -68,11 +69,11 @@ def connect_both(settings: Settings) -> tuple[Store, Notifier]:
     return store, open_notifier(settings, store)
 
 
-def new_alarm(settings: Settings, store: Store, notifier: Notifier) -> Alarm:
+def new_alarm(settings: Settings, store: Store, notifier: Notifier, lags: Callable[[], list[Lag]]) -> Alarm:
     """The alarm that checks for problems beside a supervisor or an embedded worker."""
     from tenure.operations import alerts
 
-    return alerts.Alarm(store, notifier, settings, connect, open_notifier)
+    return alerts.Alarm(store, notifier, settings, connect, open_notifier, lags)
 
 
 @contextmanager

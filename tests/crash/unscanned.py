@@ -6,13 +6,16 @@ import runpy
 import sys
 
 from tenure.maintenance.maintenance import Maintenance
+from tenure.maintenance.roster import Turn
 
 
-def look_away(self: Maintenance) -> None:
+def look_away(self: Maintenance, _: int = 1) -> Turn:
     """Nobody is declared dead, nothing is rescued."""
+    return Turn()
 
 
-Maintenance.scan = look_away  # type: ignore[method-assign]
+Maintenance.declare_the_dead = look_away  # type: ignore[method-assign]
+Maintenance.rescue = look_away  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     del sys.argv[: sys.argv.index("-m") + 1]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from . import Guard, Table
 
 HERE = "unit/test_runtime_guards.py::test_"
+ROSTER = "unit/test_maintenance.py::test_"
 TABLE = Table(
     (
         # ── a worker and what the store says it owns ──
@@ -53,6 +54,8 @@ TABLE = Table(
         Guard("a process that has just started declares no worker dead", "maintenance/judge.py", "return now >= self.quiet_until and now", "return now", HERE + "a_process_that_has_just_started_declares_no_worker_dead_for_a_lease"),
         Guard("a process that no longer renews declares no worker dead", "maintenance/judge.py", " and now - self._renewed <= self._lease * AWAY_AFTER", "", HERE + "a_process_that_no_longer_renews_declares_no_worker_dead"),
         Guard("a process that was cut off declares no worker dead for a lease", "maintenance/judge.py", "if now - self._renewed > self._lease * AWAY_AFTER:", "if False:", HERE + "after_an_outage_other_workers_have_a_lease_to_renew"),
+        Guard("the duty that is due first has its turn first", "maintenance/roster.py", "min(ready, key=lambda each: each.due)", "ready[0]", ROSTER + "a_duty_that_always_has_more_holds_up_no_other"),
+        Guard("a duty that fails leaves the others their turns", "maintenance/roster.py", "        place.not_before = now + pause\n", "", ROSTER + "a_duty_that_always_fails_backs_off_alone_and_is_told_once"),
         Guard("a scan names its witness", "maintenance/maintenance.py", "declare_expired(witness=self.judge.witness, until=until)", "declare_expired(until=until)", HERE + "a_process_with_a_dead_worker_of_its_own_declares_no_worker_dead"),
         Guard("a scan says until when it counts", "maintenance/maintenance.py", "declare_expired(witness=self.judge.witness, until=until)", "declare_expired(witness=self.judge.witness)", HERE + "a_declaration_that_was_delayed_in_flight_declares_no_worker_dead"),
         Guard("a scan checks whether its process was cut off", "maintenance/maintenance.py", "if self.judge.may_declare() and self.judge.witness is not None:", "if self.judge.witness is not None:", HERE + "a_process_that_has_just_started_declares_no_worker_dead_for_a_lease"),

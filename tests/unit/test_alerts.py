@@ -18,9 +18,10 @@ from tenure.config import load, sink_label
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
+from tenure.maintenance.roster import Lag
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.alerts import PREFIX, Alarm, Watch, delivery
-from tenure.operations.problems import MOST_OPEN, Problem, problems
+from tenure.operations.problems import MOST_OPEN, Problem, of_duties, problems
 from tenure.operations.sinks import QUEUE, Incident, Message, Undelivered, open_sinks, signature
 from tenure.ports import Claimed, Filter, Store, WorkerView
 from tenure.ports.schedules import Change, Schedule
@@ -409,12 +410,21 @@ def test_it_looks_one_interval_after_its_start_and_after_the_store_was_away(tmp_
             return super().workers(dead=dead)
 
     settings = load({"alert_every": "100ms"}, environ={}, folder=tmp_path)
-    alarm = Alarm(Flaky(), PollNotifier(), settings, lambda _: MemoryStore(), lambda _, __: PollNotifier())
+    alarm = Alarm(Flaky(), PollNotifier(), settings, lambda _: MemoryStore(), lambda _, __: PollNotifier(), list)
     alarm.start()
     assert looked.wait(60)
     alarm.stop()
 
     assert asked[:4] == ["now", "now", "now", "look"]
+
+
+def test_a_duty_that_is_late_is_a_problem_with_its_last_error() -> None:
+    lags = [Lag("fire", 29.0, ""), Lag("prune", 61.0, "out of memory"), Lag("rescue", 61.0, "")]
+
+    found = {each.key: each.says for each in of_duties(lags)}
+
+    assert list(found) == ["duty-late:prune", "duty-late:rescue"]
+    assert "has been due for 1m1s: out of memory" in found["duty-late:prune"]
 
 
 # ── Sinks ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -73,6 +73,7 @@ def well(settings: Settings) -> Vitals:
         slots=5,
         busy=2,
         stopping=False,
+        lags={"prune": 2.5, "fire": 0.0},
     )
 
 

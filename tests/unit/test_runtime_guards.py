@@ -776,8 +776,8 @@ def test_a_block_can_be_left_at_the_moment_its_worker_fails(shop: Shop, monkeypa
 
         def say_too_late(callback: Callable[[], object], *args: Any, context: Any = None) -> Any:
             if threading.current_thread() is here:  # it has seen no failure, and says that the block is left
-                monkeypatch.setattr(shop.store, "promote", broken)
-                worker._maintaining.wake()
+                monkeypatch.setattr(worker._beating, "_step", broken)
+                worker._beating.wake()
                 worker._threads[0].join(SECONDS)
             return say(callback, *args, context=context)
 

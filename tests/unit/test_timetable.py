@@ -53,7 +53,9 @@ class Clockwork:
 
     def fire(self, hours: float = 0.0) -> float | None:
         self.advance(hours)
-        return self.table.fire_due()
+        while (next_due := self.table.fire_due()) == 0.0:
+            pass
+        return next_due
 
     def work(self, outcome: Outcome | None = None, *, takes: float = 0.0) -> str:
         """Claim one job and end it so; its id."""

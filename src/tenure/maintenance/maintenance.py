@@ -1,35 +1,41 @@
 """The duties that keep the store in order: rescue, promotion, pruning. Every supervisor does them, without a leader.
 
-`Maintenance` has no thread of its own: supervisors and embedded workers call `run_pass` periodically.
+There are two rosters, each with a thread: *urgent*, for what users wait for, and *rest*. Supervisors and embedded
+workers run the same ones; a supervisor adds duties of its own to the second.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import random
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from tenure.config import Settings
 from tenure.core.lifecycle import State
-from tenure.errors import BadData, InvalidOption
+from tenure.errors import BadData, InvalidOption, StoreError
 from tenure.events import Events, JobRescued
+from tenure.liveness.duty import Duty
 from tenure.liveness.holder import provably_gone
 from tenure.liveness.host import end_leftovers, token_of
 from tenure.liveness.lifeline import in_time
 from tenure.maintenance.judge import Judge
+from tenure.maintenance.roster import Lag, Roster, Row, Turn
 from tenure.ports import Notifier, Promoted, Rescued, Ring, Store
 from tenure.ports.schedules import Schedule
 from tenure.schedules.timetable import Declared, Timetable
 
 _log = logging.getLogger("tenure.schedules")
-BATCH = 100
+_DONE = Turn()
+RESCUE_BATCH = 100
+PROMOTE_BATCH = 1000
+FIRE_BATCH = 500
 PRUNE_BATCH = 1000
+LOOK_SECONDS = 1.0  #: between two looks for due jobs and ticks, if nothing is known to be due earlier
 PRUNE_SECONDS = 60.0
-UPKEEP_SECONDS = 1.0
+PROMOTE_SPACING = 0.02  #: jobs that fall due one after another are promoted together
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +56,7 @@ class Alarm(Protocol):
     def stop(self) -> None: ...
 
 
-NewAlarm = Callable[[Settings, Store, Notifier], Alarm]
-
-
-class Pass(NamedTuple):
-    """How many seconds to wait after one pass."""
-
-    pause: float  #: until the next duty, job or tick is due
-    next_job: float | None  #: until the next job is due; None: none is scheduled
-
-
-def _nothing() -> None:
-    """The default for a caller that adds no step of its own."""
+NewAlarm = Callable[[Settings, Store, Notifier, Callable[[], list[Lag]]], Alarm]
 
 
 class Maintenance:
@@ -81,37 +76,76 @@ class Maintenance:
         self._undeclared: Declaration | None = None
         self._mine = mine
         self.judge = Judge(settings.lease)
-        self._next_scan = 0.0
         self._seen_gone: frozenset[str] | None = None  # None: the first scan, which rescues at once
-        self._next_prune = time.monotonic() + PRUNE_SECONDS * random()
-        self._next_upkeep = 0.0
+        self._duties: tuple[Duty, ...] = ()
+        scan = settings.lease / 6
+        self.urgent = self._roster(
+            Row("promote", self.promote, LOOK_SECONDS, PROMOTE_BATCH, spacing=PROMOTE_SPACING),
+            Row("fire", self.fire, LOOK_SECONDS, FIRE_BATCH),
+            Row("rescue", self.rescue, scan, RESCUE_BATCH),
+        )
+        self.rest = self._roster(
+            Row("declare dead", self.declare_the_dead, scan),
+            Row("declare schedules", self.declare_schedules, LOOK_SECONDS),
+            Row("upkeep", self._upkeep, LOOK_SECONDS),
+            Row("prune", self.prune, PRUNE_SECONDS, PRUNE_BATCH, first=PRUNE_SECONDS * random()),
+            Row("forget", self.forget, PRUNE_SECONDS, PRUNE_BATCH, first=PRUNE_SECONDS * random()),
+        )
 
-    def run_pass(self, *, promoted: Callable[[], None] = _nothing, scanned: Callable[[], None] = _nothing) -> Pass:
-        """Do the duties that are due. Calls `promoted` after due jobs are queued, and `scanned` after a scan."""
-        next_job = self.promote()
-        self.upkeep_if_due()
-        promoted()
-        if self.scan_if_due():
-            scanned()
-        next_tick = self.fire()
-        self.prune_if_due()
-        return Pass(self.next_wake(next_job, next_tick), next_job)
+    def _roster(self, *rows: Row) -> Roster:
+        # When a duty fails although the store answers, the store may be full: pruning may help.
+        return Roster(rows, answers=self._store.paused, short=lambda: self.hurry("prune"))
 
-    def scan_if_due(self) -> bool:
-        if time.monotonic() < self._next_scan:
-            return False
-        self._next_scan = time.monotonic() + self._settings.lease / 6 * (0.8 + 0.4 * random())
-        self.scan()
-        return True
+    # ── its threads ──
+
+    def start(
+        self, *, failed: Callable[[BaseException], None], unavailable: Callable[[StoreError], None] = lambda _: None
+    ) -> None:
+        self._duties = tuple(
+            Duty(name, roster.step, failed=failed, unavailable=unavailable)
+            for name, roster in (("tenure-urgent", self.urgent), ("tenure-maintain", self.rest))
+        )
+        for duty in self._duties:
+            duty.start()
+
+    def stop(self) -> None:
+        """End its threads, after the current call if there is one."""
+        for duty in self._duties:
+            duty.stop()
+
+    def join(self) -> None:
+        for duty in self._duties:
+            duty.thread.join()
+
+    def hurry(self, *names: str) -> None:
+        """Have these duties done at once. From any thread; those that are in no roster are ignored."""
+        for place, roster in enumerate((self.urgent, self.rest)):
+            if roster.hurry(*names) and self._duties:
+                self._duties[place].wake()
+
+    def look_again(self) -> None:
+        """A job or a tick may be due earlier than is known. From any thread."""
+        self.hurry("promote", "fire")
+
+    def lags(self) -> list[Lag]:
+        """How late each duty is. From any thread."""
+        return [*self.urgent.lags(), *self.rest.lags()]
+
+    # ── rescue ──
 
     def scan(self) -> None:
-        """Declare dead workers, and rescue their jobs."""
+        """Declare dead workers, and rescue their jobs: one batch, the roster continues."""
+        self.declare_the_dead()
+        self.rescue(RESCUE_BATCH)
+
+    def declare_the_dead(self, _: int = 1) -> Turn:
+        """Declare dead the workers that are provably gone, and those whose lease has ended if this process may."""
         self.declare_the_provably_dead()
         until = in_time(self._store, self._settings.lease)  # before judging: if this call blocked, we were cut off
         if self.judge.may_declare() and self.judge.witness is not None:
             self._store.declare_expired(witness=self.judge.witness, until=until)
-        while len(self.report_rescued(self._store.rescue(limit=BATCH))) == BATCH:
-            pass
+        self.hurry("rescue")
+        return _DONE
 
     def declare_the_provably_dead(self) -> None:
         """Declare dead the workers of this boot and pid namespace if their process is gone or its pid is reused."""
@@ -126,20 +160,33 @@ class Maintenance:
         if sure:
             self._store.declare_dead(sure)
 
-    def promote(self) -> float | None:
-        """Queue due jobs. Returns the seconds until the next one is due."""
-        while True:
-            promoted = self._store.promote()
+    def rescue(self, limit: int) -> Turn:
+        rescued = self.report_rescued(self._store.rescue(limit=limit))
+        if rescued:
+            self.hurry("solo")  # some of them may have to run alone now
+        return Turn(more=len(rescued) >= limit)
+
+    # ── due jobs and ticks ──
+
+    def promote(self, limit: int) -> Turn:
+        """Queue due jobs."""
+        promoted = self._store.promote(limit=limit)
+        if promoted.jobs:
             self._notifier.announce(_rings_of(promoted))
-            if not promoted.jobs:
-                return promoted.next_due
+            self.hurry("solo")
+        return Turn(sum(map(len, promoted.jobs.values())) >= limit, promoted.next_due)
+
+    def fire(self, limit: int) -> Turn:
+        """Turn due ticks into jobs."""
+        next_due = self._timetable.fire_due(limit)
+        return Turn(next_due == 0.0, next_due)
 
     def declare(self, declaration: Declaration) -> None:
-        """Store these schedules at the next `fire` that reaches the store."""
+        """Store these schedules as soon as the store answers."""
         self._undeclared = declaration
+        self.hurry("declare schedules")
 
-    def fire(self) -> float | None:
-        """Turn due ticks into jobs. Returns the seconds until the next tick is due."""
+    def declare_schedules(self, _: int = 1) -> Turn:
         declaration = self._undeclared
         if declaration is not None:
             try:
@@ -148,30 +195,25 @@ class Maintenance:
                 _log.error("the schedules of %s can't be declared: %s", declaration.source, error)
             if self._undeclared is declaration:
                 self._undeclared = None
-        return self._timetable.fire_due()
+            self.hurry("fire")
+        return _DONE
 
     def _declared(self, declaration: Declaration) -> Declared:
         source, release, schedules = declaration.source, declaration.release, declaration.schedules
         return self._timetable.declare(source, release, schedules, force=declaration.force)
 
-    def upkeep_if_due(self) -> None:
-        if time.monotonic() >= self._next_upkeep:
-            self._next_upkeep = time.monotonic() + UPKEEP_SECONDS
-            self._store.upkeep()
+    # ── the store ──
 
-    def prune_if_due(self) -> None:
-        if time.monotonic() >= self._next_prune:
-            self._next_prune = time.monotonic() + PRUNE_SECONDS
-            settings = self._settings
-            gone = self._store.prune(keep=settings.keep, keep_dead=settings.keep_dead, limit=PRUNE_BATCH)
-            gone += self._store.forget(keep=settings.keep_history, limit=PRUNE_BATCH)
-            if gone >= PRUNE_BATCH:
-                self._next_prune = 0.0  # there may be more; the other duties come first
+    def _upkeep(self, _: int) -> Turn:
+        self._store.upkeep()
+        return _DONE
 
-    def next_wake(self, *next_due: float | None) -> float:
-        """Seconds to sleep: until the next scan, upkeep or prune, or until the next job or tick is due."""
-        duty = min(self._next_scan, self._next_upkeep, self._next_prune) - time.monotonic()
-        return max(0.0, min((duty, *(each for each in next_due if each is not None))))
+    def prune(self, limit: int) -> Turn:
+        settings = self._settings
+        return Turn(self._store.prune(keep=settings.keep, keep_dead=settings.keep_dead, limit=limit) >= limit)
+
+    def forget(self, limit: int) -> Turn:
+        return Turn(self._store.forget(keep=self._settings.keep_history, limit=limit) >= limit)
 
     def report_rescued(
         self, rescued: list[Rescued], outcomes: Mapping[str, str] = MappingProxyType({})

@@ -28,7 +28,8 @@ from tenure.core.ids import new_id
 from tenure.core.lifecycle import LIVE
 from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import StoreError, TenureError
-from tenure.operations.problems import MOST_OPEN, Problem, ago, named, problems
+from tenure.maintenance.roster import Lag
+from tenure.operations.problems import MOST_OPEN, Problem, ago, named, of_duties, problems
 from tenure.operations.sinks import LOG, QUEUE, TASK, Incident, Kind, Message, Sink, Undelivered, open_sinks
 from tenure.ports import Draft, Filter, Notifier, Ring, Store
 from tenure.tasks.handle import ClientPort
@@ -223,8 +224,9 @@ class Alarm:
         settings: Settings,
         open_store: Callable[[Settings], Store],
         open_notifier: Callable[[Settings, Store], Notifier],
+        lags: Callable[[], Iterable[Lag]],
     ) -> None:
-        self._store, self._every = store, settings.alert_every
+        self._store, self._every, self._settings, self._lags = store, settings.alert_every, settings, lags
         sinks = open_sinks(settings)
         self._watch = Watch(store, notifier, settings, sinks)
         self._new_worker = partial(delivery_worker, settings, sinks, open_store, open_notifier) if sinks else None
@@ -249,7 +251,7 @@ class Alarm:
                 self._keep_worker()
                 began = time.thread_time()
                 if rested:
-                    self._watch.look()
+                    self._watch.update([*problems(self._store, self._settings), *of_duties(self._lags())])
                 else:
                     self._store.now()
                 took, rested = time.thread_time() - began, True

@@ -99,6 +99,13 @@ METRICS = {
         Metric("tenure_worker_deaths_total", "counter", (), "supervisor", "Worker processes that died unexpectedly."),
         Metric("tenure_stalls_total", "counter", (), "supervisor", "Times a worker's event loop was seen blocked."),
         Metric("tenure_slots", "gauge", ("state",), "supervisor", "Slots of the workers that are ready."),
+        Metric(
+            "tenure_duty_lag_seconds",
+            "gauge",
+            ("duty",),
+            "supervisor",
+            "How long this duty of the maintenance has been due; 0 while it is on time.",
+        ),
         Metric("tenure_store_up", "gauge", (), "supervisor", "1 while the store answers."),
         Metric("tenure_store_seconds", "histogram", ("verb",), "supervisor", "How long a call of the store took."),
         Metric(
@@ -225,6 +232,10 @@ def seen_families(reading: Reading, vitals: Vitals, *, store_up: bool) -> Iterat
     slots.add_metric(["busy"], vitals.busy)
     slots.add_metric(["free"], max(vitals.slots - vitals.busy, 0))
     yield slots
+    lags = METRICS["tenure_duty_lag_seconds"].family()
+    for duty, seconds in vitals.lags.items():
+        lags.add_metric([duty], seconds)
+    yield lags
     yield _single("tenure_store_up", float(store_up))
     yield _single("tenure_notifier_up", float(not vitals.notifier))
     build = METRICS["tenure_build_info"].family()

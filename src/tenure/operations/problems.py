@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
 from tenure.events import headline
+from tenure.maintenance.roster import Lag
 from tenure.operations.sinks import QUEUE, TASK, Kind
 from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
 from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
@@ -20,6 +23,7 @@ from tenure.ports.schedules import BROKEN, Schedule, Standing
 from tenure.schedules.plan import overdue_by, set_back
 
 FRESH_SECONDS = 3600.0  #: how long a dead letter counts as a problem
+LATE_SECONDS = 30.0  #: after which a duty of the maintenance counts as late
 MOST_OPEN = 20  #: incidents of one kind; all above the limit share one more
 MOST_READ = 50
 MOST_LOOKED_AT = 10_000  #: queued jobs searched for unknown tasks; one behind more jobs shows up as its queue's backlog
@@ -51,6 +55,20 @@ def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | Non
     facts = _Facts(store, settings, store.queues() if queues is None else queues)
     found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
     return sorted(found, key=lambda each: (each.kind, each.subject))
+
+
+def of_duties(lags: Iterable[Lag]) -> list[Problem]:
+    """The duties of this process's maintenance that are late. Only this process knows that."""
+    return [
+        Problem(
+            "duty-late",
+            lag.duty,
+            f"the duty {lag.duty} of process {os.getpid()} on {socket.gethostname()} has been due for "
+            f"{ago(lag.seconds)}: {_line(lag.error) if lag.error else 'others take all the time'}",
+        )
+        for lag in lags
+        if lag.seconds > LATE_SECONDS
+    ]
 
 
 class _Facts:

@@ -27,7 +27,17 @@ TASK = "tenure.alert"
 SEND_SECONDS = 10.0
 SERVICE_SECONDS = 1.0  #: between two messages to an apprise service, which may itself wait for up to 5.5
 
-Kind = Literal["overdue", "late", "too-long", "failures", "dead-letters", "queue-age", "no-worker", "scheduler-silent"]
+Kind = Literal[
+    "overdue",
+    "late",
+    "too-long",
+    "failures",
+    "dead-letters",
+    "queue-age",
+    "no-worker",
+    "scheduler-silent",
+    "duty-late",
+]
 
 
 KINDS: tuple[Kind, ...] = get_args(Kind)

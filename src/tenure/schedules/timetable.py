@@ -26,7 +26,6 @@ from tenure.schedules.plan import Plan, Refused, overdue_by, rule_of, same_defin
 _log = logging.getLogger("tenure.schedules")
 _BATCH = 500
 HELD_SECONDS = 0.5
-_ROUNDS = 100  #: of firing, before other duties run
 _TRIES = 20
 _RELEASES_KEPT = 50
 _MOMENT = timedelta(milliseconds=1)
@@ -104,18 +103,16 @@ class Timetable:
 
     # ── firing ──
 
-    def fire_due(self) -> float | None:
-        """Decide every due tick and close every ended run. Returns the seconds until the next tick is due."""
-        for _ in range(_ROUNDS):
-            due = self.store.due(limit=_BATCH)
-            read = {standing.schedule.name: standing.schedule for standing in due.standings}
-            decided = (self._decided(standing, due.now) for standing in due.standings)
-            changes = [change for change in decided if change is not None]
-            if not changes:
-                return due.next_due
-            if not any(self._land(changes, read, due.now)):
-                return HELD_SECONDS  # another process was first, or holds the rows
-        return 0.0
+    def fire_due(self, limit: int = _BATCH) -> float | None:
+        """Decide due ticks and close ended runs, of at most `limit` schedules. Returns the seconds until the next is
+        due; 0.0: there may be more at once."""
+        due = self.store.due(limit=limit)
+        read = {standing.schedule.name: standing.schedule for standing in due.standings}
+        decided = (self._decided(standing, due.now) for standing in due.standings)
+        changes = [change for change in decided if change is not None]
+        if not changes:
+            return due.next_due
+        return 0.0 if any(self._land(changes, read, due.now)) else HELD_SECONDS  # another was first, or holds the rows
 
     def _decided(self, standing: Standing, now: datetime) -> Change | None:
         try:

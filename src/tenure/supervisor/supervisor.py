@@ -1,14 +1,14 @@
 """The supervisor: starts workers, renews their leases, detects their deaths, and settles their jobs. No user code.
 
-It has three threads, so that none of its duties delays another:
+It has four threads, so that none of its duties delays another:
 
 1. *main* starts and stops workers. It is notified of an exit at once (pidfd), kills what is left of the process group,
    and only then settles each lease the worker held: guilty jobs by their verdict, the others by the cause of the exit.
 2. *renew* extends the leases of living workers every lease/3, on a connection of its own.
-3. *maintain* rescues, promotes and prunes, on another connection.
+3. *urgent* rescues, promotes and fires ticks, 4. *maintain* does the rest, both on another connection.
 
 `Supervisor` coordinates its parts: processes.py (the table of workers), watch.py (checks from outside), settler.py,
-renewer.py, upkeep.py (the maintenance), reports.py (for metrics), outage.py.
+renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), outage.py.
 """
 
 from __future__ import annotations
@@ -71,14 +71,13 @@ class Parts:
     watch: Watch
     renewer: Renewer
     renewing: Duty
-    maintaining: Duty
 
     def start(self) -> None:
-        for part in (self.alarm, self.renewing, self.maintaining):
-            part.start()
+        self.alarm.start()
+        self.renewing.start()
 
     def close(self) -> None:
-        for part in (self.renewing, self.maintaining, self.alarm):
+        for part in (self.renewing, self.shared.maintenance, self.alarm):
             part.stop()
         self.shared.store.close()
         self.renewals.close()
@@ -194,7 +193,7 @@ class Supervisor:
                 worker.ready = True
                 self._processes.reset_backoff()
             case "due":
-                self._parts.maintaining.wake()
+                self._parts.shared.maintenance.look_again()
             case "stuck":
                 worker.verdicts.update(read_verdicts(message["verdicts"]))
                 worker.kill("code that was asked to stop did not")
@@ -238,7 +237,7 @@ class Supervisor:
         # In development releases go back and forth: the current code always wins.
         parts.shared.maintenance.declare(replace(declares, force=self._options.reload))
         self._processes.served = frozenset(queues)
-        parts.maintaining.wake()  # jobs of these queues that must run alone may be waiting already
+        parts.shared.maintenance.hurry("solo")  # jobs of these queues that must run alone may be waiting already
         worker.link.send("start", worker_id=worker.id, runner=worker.runner, queues=queues, slots=slots)
         pid, replaces = worker.process.pid, worker.replaces
         if replaces:
@@ -282,12 +281,14 @@ class Supervisor:
         )
         renewer, failed, away = Renewer(shared, renewals), self._duty_failed, outage.begin
         renewing = Duty("tenure-renew", renewer.step, failed=failed, unavailable=away)
-        maintaining = Duty("tenure-maintain", upkeep.step, failed=failed, unavailable=away)
-        alarm = self._new_alarm(settings, store, notifier)
-        settler, watch = Settler(shared, maintaining.wake), Watch(shared, renewing.wake)
+        for row in upkeep.rows():
+            maintenance.rest.add(row)
+        alarm = self._new_alarm(settings, store, notifier, maintenance.lags)
+        settler, watch = Settler(shared, maintenance.look_again), Watch(shared, renewing.wake)
         maintenance.scan()
-        parts = Parts(shared, renewals, notifier, alarm, settler, watch, renewer, renewing, maintaining)
+        parts = Parts(shared, renewals, notifier, alarm, settler, watch, renewer, renewing)
         parts.start()
+        maintenance.start(failed=failed, unavailable=away)
         return parts
 
     # ── exits of workers ──
@@ -348,6 +349,7 @@ class Supervisor:
             slots=sum(worker.slots for worker in up),
             busy=sum(each.busy for each in reports),
             stopping=self._stopping > 0,
+            lags={lag.duty: lag.seconds for lag in found.shared.maintenance.lags()} if found else {},
         )
 
 

@@ -1,22 +1,25 @@
-"""A supervisor's maintenance: a pass of the shared duties, plus the checks that only a supervisor makes."""
+"""The duties that only a supervisor has: rows for the roster of its maintenance."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import Crashed, Lease, Outcome, State
+from tenure.maintenance.roster import Row, Turn
 from tenure.supervisor.shared import Shared
 
 SOON_SECONDS = 60.0  #: --until-empty waits for jobs that are due sooner than this
 HUNG_GRACE_SECONDS = 10.0  #: how long a worker has to stop a hung job by itself
 CHECK_SECONDS = 0.5  #: between two checks whether the queues are empty or a file has changed
+SOLO_SECONDS = 1.0
+SOLO_SPACING = 0.2
 
 
 class Upkeep:
-    """Its steps run in a thread of their own, and schedule what follows from them in the main thread.
+    """Its duties run in the thread of the roster, and schedule what follows from them in the main thread.
 
     `empty` is called when nothing is left to do, `changed` with the first source file that has changed. None: not
     checked.
@@ -26,18 +29,22 @@ class Upkeep:
         self, shared: Shared, *, empty: Callable[[], None] | None, changed: Callable[[str], None] | None
     ) -> None:
         self._store, self._maintenance, self._boot = shared.store, shared.maintenance, shared.boot
+        self._lease = shared.settings.lease
         self._loop, self._processes = shared.loop, shared.processes
         self._empty, self._changed = empty, changed
-        self._hung_since: dict[str, float] = {}
+        self._hung_since: dict[Lease, float] = {}
         self._files: dict[str, int] = {}
 
-    def step(self) -> float:
-        done = self._maintenance.run_pass(promoted=self._find_solo_jobs, scanned=self._find_hung_jobs)
-        if self._empty is not None and self._is_empty(done.next_job):
-            self._loop.call(self._empty)
-        if self._changed is not None and (file := self._changed_file()):
-            self._loop.call(partial(self._changed, file))
-        return min(done.pause, CHECK_SECONDS) if self._empty or self._changed else done.pause
+    def rows(self) -> list[Row]:
+        rows = [
+            Row("solo", _turn(self._find_solo_jobs), SOLO_SECONDS, spacing=SOLO_SPACING),
+            Row("hung", _turn(self._find_hung_jobs), self._lease / 6),
+        ]
+        if self._empty is not None:
+            rows.append(Row("empty", _turn(partial(self._check_empty, self._empty)), CHECK_SECONDS))
+        if self._changed is not None:
+            rows.append(Row("reload", _turn(partial(self._check_files, self._changed)), CHECK_SECONDS))
+        return rows
 
     def _find_solo_jobs(self) -> None:
         waiting = self._store.solo_waiting(sorted(self._processes.served))
@@ -47,9 +54,9 @@ class Upkeep:
     def _find_hung_jobs(self) -> None:
         hung = self._store.hung([worker.id for worker in self._processes if worker.ready])
         now = self._boot()
-        self._hung_since = {each.lease.job_id: self._hung_since.get(each.lease.job_id, now) for each in hung}
+        self._hung_since = {each.lease: self._hung_since.get(each.lease, now) for each in hung}
         for each in hung:
-            if now - self._hung_since[each.lease.job_id] > HUNG_GRACE_SECONDS:
+            if now - self._hung_since[each.lease] > HUNG_GRACE_SECONDS:
                 verdict = Crashed(f"hung: silent for {spell(each.silent)}")
                 self._loop.call(partial(self._kill_hung, each.lease, verdict))
 
@@ -59,14 +66,30 @@ class Upkeep:
                 worker.verdicts[lease.job_id] = verdict
                 worker.kill("one of its jobs hung, and did not stop when asked")
 
-    def _is_empty(self, next_due: float | None) -> bool:
+    def _check_empty(self, empty: Callable[[], None]) -> None:
+        if self._is_empty():
+            self._loop.call(empty)
+
+    def _is_empty(self) -> bool:
         """True if nothing is queued, running or due soon: it waits for a retry, but not for tomorrow's job."""
         if not any(worker.ready and not worker.draining for worker in self._processes):
             return False
-        mine = [view.counts for view in self._store.queues() if view.name in self._processes.served]
-        waiting = any(counts[State.QUEUED] or counts[State.PROCESSING] for counts in mine)
-        soon = next_due is not None and next_due < SOON_SECONDS and any(counts[State.SCHEDULED] for counts in mine)
-        return not waiting and not soon
+        left = self._left()
+        if any(counts[State.QUEUED] or counts[State.PROCESSING] for counts in left.values()):
+            return False
+        if not any(counts[State.SCHEDULED] for counts in left.values()):
+            return True
+        turn = self._maintenance.promote(1)
+        soon = turn.more or (turn.next_due is not None and turn.next_due < SOON_SECONDS)
+        return not soon and self._left() == left  # else a job has moved between the reads
+
+    def _left(self) -> dict[str, Mapping[State, int]]:
+        return {view.name: view.counts for view in self._store.queues() if view.name in self._processes.served}
+
+    def _check_files(self, changed: Callable[[str], None]) -> None:
+        file = self._changed_file()
+        if file:
+            self._loop.call(partial(changed, file))
 
     def _changed_file(self) -> str:
         """The first source file that has changed since the last check; '' if none has."""
@@ -81,3 +104,11 @@ def _changed_at(file: str) -> int:
         return os.stat(file).st_mtime_ns  # noqa: PTH116
     except OSError:
         return 0
+
+
+def _turn(do: Callable[[], None]) -> Callable[[int], Turn]:
+    def turn(_: int) -> Turn:
+        do()
+        return Turn()
+
+    return turn

@@ -1,6 +1,6 @@
 """A worker embedded in another program's process: a web app, a script, a test.
 
-Its event loop runs in a thread of its own, its heartbeat and its maintenance in two others. It asks code to stop and
+Its event loop runs in a thread of its own, its heartbeat and its maintenance in three others. It asks code to stop and
 waits, but never kills its process: it guarantees the fence (no write of a former owner lands), not the stop. If its
 lease can't be renewed, it drops its jobs and starts again under a new id.
 """
@@ -194,18 +194,16 @@ class Embedded:
             store, notifier, events, settings, mine=lambda: frozenset({serving.holder.id})
         )
         maintenance.declare(Declaration(program.source, settings.release or "", tuple(program.schedules())))
-        self._alarm = self._new_alarm(settings, store, notifier) if self._new_alarm else None
+        self._alarm = self._new_alarm(settings, store, notifier, maintenance.lags) if self._new_alarm else None
         serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events)
         self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)
-        self._maintaining = Duty("tenure_maintain", lambda: maintenance.run_pass().pause, failed=self._duty_failed)
         serving.register()
         self._threads = [threading.Thread(target=self._serve, name="tenure_run", daemon=True), self._beating.thread]
         if self._alarm is not None:
-            self._threads.append(self._maintaining.thread)
+            maintenance.start(failed=self._duty_failed)
+            self._alarm.start()
         for thread in self._threads:
             thread.start()
-        if self._alarm is not None:
-            self._alarm.start()
         serving.ready.wait()
         failure = serving.failure
         if failure is not None:
@@ -219,6 +217,7 @@ class Embedded:
         for thread in self._threads:
             thread.join()
         if self._alarm is not None:
+            self._maintenance.join()
             self._alarm.stop()
         self._opened.close()
         if self.failed and error is None:
@@ -241,14 +240,14 @@ class Embedded:
 
     def _serve(self) -> None:
         try:
-            run_loop(self._serving.run(self._maintaining.wake))
+            run_loop(self._serving.run(self._maintenance.look_again))
         except BaseException as error:
             self._serving.failure = error
             _log.critical("the embedded worker has failed: %r", error)
         finally:
             self._serving.ready.set()
             self._beating.stop()  # not earlier: the lease had to be renewed until now
-            self._maintaining.stop()
+            self._maintenance.stop()
 
     def _beat(self) -> float:
         holder, alive, landed = self._serving.holder, True, False

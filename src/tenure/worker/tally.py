@@ -164,3 +164,4 @@ class Vitals:
     slots: int  #: of the ready workers
     busy: int
     stopping: bool
+    lags: Mapping[str, float]  #: by duty of the maintenance: how many seconds it is later than it should be

@@ -73,6 +73,9 @@ def advice(problem: Problem) -> Advice:
     match problem.kind:
         case "scheduler-silent":
             return Advice("No supervisor fires the schedules", problem.says, _NO_FIRE, "/schedules", {}, "Schedules")
+        case "duty-late":
+            do = "Restart that process if its duty stays late."
+            return Advice("A duty of the maintenance is late", problem.says, do, "/workers", {}, "Workers")
         case "overdue":
             return Advice(
                 "A schedule is overdue", problem.says, "Check that its caller and a worker are running.", *schedule
