@@ -218,7 +218,13 @@ class Tenure:
     # ── running ──
 
     def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded:
-        """A worker embedded in this process, a web app or a script. Example: `with jobs.worker(): …`"""
+        """A worker embedded in this process, a web app or a script. Example: `async with jobs.worker(): yield`
+
+        In `async with`, `async` tasks and resources run on the caller's event loop, so they may share its engine and
+        clients. `with jobs.worker():` runs them on a loop in another thread: what they use must be opened there, by
+        `@jobs.resource`. Plain tasks always run in threads of the worker. Leaving the block waits for running jobs, up
+        to `grace`; a block that is cancelled hands them back at once. Raises TenureError if the worker failed.
+        """
         from tenure.worker.embedded import Embedded
         from tenure.worker.worker import queue_caps
 

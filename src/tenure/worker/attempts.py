@@ -10,6 +10,7 @@ from time import monotonic
 
 from tenure.core.lifecycle import Cancelled, Lease, Outcome, Released, Snoozed
 from tenure.ports import Claimed
+from tenure.worker.caller import CallersLoop
 from tenure.worker.executor import Attempt
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
@@ -23,13 +24,19 @@ class Attempts:
     """The `Host` of every attempt of a worker (executor.py)."""
 
     def __init__(
-        self, slots: Slots, progress: ProgressFlusher, program: Program, resources: Mapping[type, object], tally: Tally
+        self,
+        slots: Slots,
+        progress: ProgressFlusher,
+        program: Program,
+        resources: Mapping[type, object],
+        tally: Tally,
+        caller: CallersLoop | None,
     ) -> None:
         self.store = slots.access.store
         self.worker_id = slots.plan.worker_id
         self.resources = resources
         self.reported, self.store_now, self.refused = progress.reported, progress.store_now, slots.access.refused
-        self._slots, self._program, self._tally = slots, program, tally
+        self._slots, self._program, self._tally, self._caller = slots, program, tally, caller
         self._pool = ThreadPoolExecutor(slots.plan.slots + 1, "tenure-job")
 
     def begin_all(self, claimed: Iterable[Claimed]) -> None:
@@ -56,7 +63,7 @@ class Attempts:
             self._refuse(claimed, Cancelled("it expired before a worker was free to start it"))
         else:
             attempt = slots.running[claimed.id] = Attempt(self, task, claimed, slots.loop)
-            attempt.start(self._program, self._pool)
+            attempt.start(self._program, self._pool, self._caller)
 
     def _refuse(self, claimed: Claimed, outcome: Outcome) -> None:
         """End a claimed job without running it."""

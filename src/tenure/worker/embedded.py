@@ -1,8 +1,10 @@
 """A worker embedded in another program's process: a web app, a script, a test.
 
-Its event loop runs in a thread of its own, its heartbeat and its maintenance in three others. It asks code to stop and
-waits, but never kills its process: it guarantees the fence (no write of a former owner lands), not the stop. If its
-lease can't be renewed, it drops its jobs and starts again under a new id.
+Its event loop runs in a thread of its own, its heartbeat and its maintenance in three others. `async` handlers run on the
+loop of `async with jobs.worker()` (caller.py), or on the worker's own loop for `with jobs.worker()`. It asks code to
+stop and waits, but never kills its process: it guarantees the fence (no write of a former owner lands), not the stop.
+If its lease can't be renewed, or the caller's loop is blocked for a whole lease, it drops its jobs and starts again
+under a new id.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import NamedTuple
@@ -27,12 +29,20 @@ from tenure.liveness.holder import LeaseHolder, identity
 from tenure.liveness.host import memories
 from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
 from tenure.ports import Notifier, Store
+from tenure.worker.caller import LOOK_SECONDS, CallersLoop, in_thread, shielded
 from tenure.worker.executor import open_resources
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
 from tenure.worker.worker import Worker, queue_caps, run_loop
 
 _log = logging.getLogger("tenure.worker")
+
+
+class _Caller(NamedTuple):
+    """What `async with jobs.worker()` brings: its loop, and the resources opened on it."""
+
+    loop: CallersLoop
+    resources: Mapping[type, object]
 
 
 class _Opened(NamedTuple):
@@ -51,15 +61,24 @@ class _Opened(NamedTuple):
 class _Serving:
     """The event loop of an embedded worker: one `Worker` after another, each under an id of its own."""
 
-    def __init__(self, program: Program, plan: Plan, opened: _Opened, maintenance: Maintenance, events: Events) -> None:
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        opened: _Opened,
+        maintenance: Maintenance,
+        events: Events,
+        caller: _Caller | None,
+    ) -> None:
         self._program, self._plan, self._opened = program, plan, opened
         self._maintenance, self._events = maintenance, events
+        self._caller = caller
         self.closing = threading.Event()
         self.ready = threading.Event()
         self.failure: BaseException | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
-        self._fenced = False
+        self._fenced = self._hurried = False
 
     def register(self) -> None:
         names, plan = self._program.tasks.names, self._plan
@@ -69,7 +88,15 @@ class _Serving:
 
     async def run(self, due: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
-        async with open_resources(self._program.resources) as resources:
+        async with AsyncExitStack() as stack:
+            if self._caller is None:
+                resources: Mapping[type, object] = await stack.enter_async_context(
+                    open_resources(self._program.resources)
+                )
+            else:
+                resources = self._caller.resources
+                watching = self.loop.create_task(self._caller.loop.watch())
+                stack.callback(watching.cancel)
             while self._running:
                 self._wake.clear()
                 self._fenced = False
@@ -77,7 +104,7 @@ class _Serving:
                 worker.start()
                 self.ready.set()
                 await self._wake.wait()
-                await worker.drain(self._plan.grace if self.closing.is_set() else 0.0, block_ended=self.closing.is_set)
+                await worker.drain(self._grace, block_ended=self.closing.is_set)
                 await worker.close()
                 if worker.unstored:
                     _log.warning(
@@ -87,6 +114,9 @@ class _Serving:
                         "s" * (worker.unstored > 1),
                     )
                 self._settle()
+                await self._caller_answers()
+                if self._running:
+                    self._register_again()
 
     def _new_worker(self, resources: Mapping[type, object], due: Callable[[], None]) -> Worker:
         return Worker(
@@ -100,17 +130,37 @@ class _Serving:
             on_tick=lambda: None,
             on_stuck=None,
             may_declare=self._maintenance.judge.may_declare,
+            caller=self._caller.loop if self._caller is not None else None,
         )
 
     def _settle(self) -> None:
-        """This worker id is finished: release the jobs it may still own, and register a new id unless closing."""
+        """This worker id is finished: release the jobs it may still own."""
         try:
             rest = Released("its worker has ended")
             self._maintenance.report_rescued(self._opened.store.settle(self.holder.id, {}, rest))
-            if self._running:
-                self.register()
         except StoreError as error:
             self._events.emit(StoreAway(error=str(error)))
+
+    def _register_again(self) -> None:
+        try:
+            self.register()
+        except StoreError as error:
+            self._events.emit(StoreAway(error=str(error)))
+
+    async def _caller_answers(self) -> None:
+        """Wait while the caller's loop is blocked: a new id would lose its lease, too."""
+        while self._running and self.caller_is_lost:
+            await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def caller_is_lost(self) -> bool:
+        """Has the caller's loop not run for a whole lease? Then its code can't be asked to stop."""
+        caller = self._caller
+        return caller is not None and not caller.loop.closed and caller.loop.silent > self._plan.lease
+
+    @property
+    def _grace(self) -> float:
+        return self._plan.grace if self.closing.is_set() and not self._hurried else 0.0
 
     @property
     def _running(self) -> bool:
@@ -124,8 +174,20 @@ class _Serving:
         if self.failure is None:
             self._call(self._wake.set)
 
-    def give_up(self) -> None:
+    def hurry(self) -> None:
+        """The block was cancelled: stop running jobs at once."""
+
+        def hurry() -> None:
+            self._hurried = True
+            self._worker.hand_back("drained")
+
+        self._call(hurry)
+
+    def give_up(self, error: BaseException) -> None:
         """The embedded worker has failed: stop running jobs at once."""
+        if self.failure is not None:
+            return
+        self.failure = error
 
         def give_up() -> None:
             self._worker.hand_back("its embedded worker has failed")
@@ -180,12 +242,74 @@ class Embedded:
         self._new_alarm = new_alarm  #: None: another part of this process runs the maintenance and the alarms
         self._alarm: Alarm | None = None
         self._threads: list[threading.Thread] = []
+        self._is_open = False
+        self._closes_once = threading.Lock()
 
     # ── as a context manager ──
 
     def __enter__(self) -> None:
+        self._open(None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._serving.leave()
+        self._close()
+        self._raise_failure(error)
+
+    async def __aenter__(self) -> None:
+        self._check_tasks()
+        self._stack = AsyncExitStack()
+        resources = await self._stack.enter_async_context(open_resources(self._program.resources))
+        loop = self._loop = CallersLoop(system_clock().boot)
+        try:
+            await in_thread(lambda: self._open(_Caller(loop, resources)))
+        except BaseException as error:
+            if self._is_open:  # cancelled meanwhile
+                await self.__aexit__(type(error), error, None)
+            else:
+                loop.leave()
+                await self._stack.aclose()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A cancelled block hands its jobs back at once, and the cancellation goes on when they are settled."""
+        serving, loop, hurried = self._serving, self._loop, isinstance(error, asyncio.CancelledError)
+        serving.leave()
+        if hurried:
+            serving.hurry()
+        self._close_beside()
+        cancelled = await shielded(loop.over, hurried=hurried, hurry=serving.hurry)
+        if not loop.over.is_set():
+            _log.warning(
+                "the block was cancelled, but some of its jobs' code runs on: the worker ends when it has stopped"
+            )
+        loop.leave()
+        await self._stack.__aexit__(kind, error, trace)
+        if cancelled and error is None:
+            raise asyncio.CancelledError
+        self._raise_failure(error)
+
+    @property
+    def failed(self) -> bool:
+        """True if the worker has failed; the block then raises the error when it ends."""
+        return self._serving.failure is not None
+
+    def _raise_failure(self, error: BaseException | None) -> None:
+        if self.failed and error is None:
+            raise TenureError("the embedded worker failed while the block ran") from self._serving.failure
+
+    # ── opening and closing: in the caller's thread, or in one beside the caller's loop ──
+
+    def _check_tasks(self) -> None:
         if not self._program.tasks.names:
             raise TenureError('this app has no tasks; list their modules: Tenure(imports=["shop.tasks"])')
+
+    def _open(self, caller: _Caller | None) -> None:
+        self._check_tasks()
+        self._is_open, self._closes_once = False, threading.Lock()
         settings, program, events = self._settings, self._program, Events()
         store, renewals = self._open_store(settings), self._open_store(settings)
         notifier = self._open_notifier(settings, store)
@@ -195,46 +319,43 @@ class Embedded:
         )
         maintenance.declare(Declaration(program.source, settings.release or "", tuple(program.schedules())))
         self._alarm = self._new_alarm(settings, store, notifier, maintenance.lags) if self._new_alarm else None
-        serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events)
+        serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events, caller)
         self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)
         serving.register()
         self._threads = [threading.Thread(target=self._serve, name="tenure_run", daemon=True), self._beating.thread]
         if self._alarm is not None:
             maintenance.start(failed=self._duty_failed)
             self._alarm.start()
+        if caller is not None:
+            caller.loop.on_end = self._loop_ended
         for thread in self._threads:
             thread.start()
         serving.ready.wait()
         failure = serving.failure
         if failure is not None:
-            self.__exit__(type(failure), failure, None)
+            serving.leave()
+            self._close()
             raise failure
+        self._is_open = True
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._serving.leave()
+    def _close(self) -> None:
         for thread in self._threads:
             thread.join()
         if self._alarm is not None:
             self._maintenance.join()
             self._alarm.stop()
         self._opened.close()
-        if self.failed and error is None:
-            raise TenureError("the embedded worker failed while the block ran") from self._serving.failure
 
-    async def __aenter__(self) -> None:
-        await asyncio.to_thread(self.__enter__)
+    def _close_beside(self) -> None:
+        """Close in a thread that the program waits for when it exits, and tell the caller's loop."""
+        if self._closes_once.acquire(blocking=False):
+            threading.Thread(target=self._close_and_tell, name="tenure_close").start()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.__exit__, kind, error, trace)
-
-    @property
-    def failed(self) -> bool:
-        """True if the worker has failed; the block then raises the error when it ends."""
-        return self._serving.failure is not None
+    def _close_and_tell(self) -> None:
+        try:
+            self._close()
+        finally:
+            self._loop.call(self._loop.over.set)
 
     # ── its threads ──
 
@@ -251,6 +372,9 @@ class Embedded:
 
     def _beat(self) -> float:
         holder, alive, landed = self._serving.holder, True, False
+        if self._serving.caller_is_lost:
+            self._serving.restart(holder)
+            return holder.pause(landed=False)
         with suppress(StoreError):  # then it is unknown whether the row is alive: keep trying; the deadline decides
             alive = landed = holder.renew(memory=memories({holder.id: os.getpid()}))
         if landed:
@@ -262,6 +386,11 @@ class Embedded:
     def _duty_failed(self, error: BaseException) -> None:
         _log.critical("a background thread of the embedded worker has failed", exc_info=error)
         self._serving.ready.wait()
-        if self._serving.failure is None:
-            self._serving.failure = error
-            self._serving.give_up()
+        self._serving.give_up(error)
+
+    def _loop_ended(self) -> None:
+        """The caller's loop has been closed, or is about to be."""
+        if not self._serving.closing.is_set():
+            _log.warning("the event loop ends before its block `async with jobs.worker()`: the jobs are handed back")
+            self._serving.give_up(TenureError("the event loop ended before the block `async with jobs.worker()`"))
+            self._close_beside()

@@ -2,8 +2,9 @@
 
 Life of an attempt:
 
-1. The worker creates an `Attempt` and calls `start`: an `async def` handler runs as a task on the loop, a `def` one in
-   a thread of the pool. Its arguments are decoded according to the handler's annotations.
+1. The worker creates an `Attempt` and calls `start`: an `async def` handler runs as a task on the loop (or on the
+   caller's loop, around an embedded worker), a `def` one in a thread of the pool. Its arguments are decoded according
+   to the handler's annotations.
 2. `job.progress` calls `report`, which keeps the newest values; the worker stores them within a second.
 3. `request_stop` is the only way to stop it (cancel, timeout, drain, hang, lost lease): a task is cancelled; in a
    thread, the next call of a `job` method raises `JobStopped`. If the code then stops, the *verdict* passed with the
@@ -35,6 +36,7 @@ from tenure.events import Running, current
 from tenure.ports import Claimed, NotLanded, Progress, Store
 from tenure.tasks.job import Job, Stopping
 from tenure.tasks.task import Task
+from tenure.worker.caller import CallersLoop
 from tenure.worker.job_log import JobLog
 from tenure.worker.program import Program
 
@@ -83,6 +85,8 @@ class Attempt:
     _lock: threading.Lock | None = None
     _task_handle: asyncio.Task[None] | None = None
     _timer: asyncio.TimerHandle | None = None
+    _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
+    _taken = False  #: the caller's loop has taken it up
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
         self.host = host
@@ -96,15 +100,28 @@ class Attempt:
 
     # ── running ──
 
-    def start(self, program: Program, pool: ThreadPoolExecutor) -> None:
+    def start(self, program: Program, pool: ThreadPoolExecutor, caller: CallersLoop | None = None) -> None:
+        """Run the code: in a thread of the pool if it is plain; else on the caller's loop, or on this one if None."""
         timeout = self.claimed.timeout
         if timeout is not None:
             self._timer = self.loop.call_later(timeout, self._time_out, timeout)
-        if self.task.is_async:
-            self._task_handle = _new_task(self._run_async(program), self.loop)
-        else:
+        if not self.task.is_async:
             self._lock = threading.Lock()
             self._task_handle = _new_task(self._run_in_thread(program, pool), self.loop)
+        elif caller is None:
+            self._task_handle = _new_task(self._run_async(program), self.loop)
+        else:
+            self._lock, self._caller = threading.Lock(), caller
+            caller.call(self._take, program)  # if its loop is closed, `release_unrunnable` ends the attempt
+
+    def _take(self, program: Program) -> None:
+        """Start the code on the caller's loop, on which this is called."""
+        with self._lock or nullcontext():
+            if self.over:
+                return
+            self._taken = True
+        self._task_handle = _new_task(self._run_async(program), asyncio.get_running_loop())
+        self._task_handle.set_name(f"{self.claimed.task} {self.claimed.id}")
 
     def _time_out(self, timeout: float) -> None:
         self.request_stop("timeout", Failed(f"timed out after {spell(timeout)}"))
@@ -130,8 +147,13 @@ class Attempt:
                 value = await task.fn(*args, **kwargs)
             outcome = self._returned(value)
         except asyncio.CancelledError:
-            outcome = self.verdict if self.stopping else Failed("CancelledError: the handler cancelled itself")
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a handler must not exit its worker
+            outcome = self._cancelled()
+        except KeyboardInterrupt as error:
+            if self._caller is not None:  # Ctrl-C is the program's, whatever code it happens to hit
+                self._end(Released("interrupted"))
+                raise
+            outcome = self._raised(error)
+        except BaseException as error:  # SystemExit too: a handler must not exit its worker
             outcome = self._raised(error)
         self._end(outcome)
 
@@ -167,7 +189,20 @@ class Attempt:
             return self._raised(error)
 
     def _end(self, outcome: Outcome | None) -> None:
+        if self._caller is not None:
+            self._end_there(outcome)
+            return
         self.over = True
+        self._report_end(outcome)
+
+    def _end_there(self, outcome: Outcome | None) -> None:
+        if self.over:  # it was released when its loop was closed; then the garbage collector ended its code
+            return
+        self.over = True
+        with suppress(RuntimeError):  # this worker has ended, and with it every lease
+            self.loop.call_soon_threadsafe(self._report_end, outcome)
+
+    def _report_end(self, outcome: Outcome | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self.host.ended(self, outcome)
@@ -177,6 +212,13 @@ class Attempt:
         return Running(claimed.id, claimed.task, claimed.queue, claimed.attempt, self.lease.worker_id)
 
     # ── outcomes ──
+
+    def _cancelled(self) -> Outcome | None:
+        if self.stopping:
+            return self.verdict
+        if self._caller is not None and self._caller.ending:
+            return Released("its event loop was about to be closed")
+        return Failed("CancelledError: the handler cancelled itself")
 
     def _returned(self, value: object) -> Outcome | None:
         if self.stopping == "timeout" or self.stopping == "lease_lost":
@@ -218,8 +260,30 @@ class Attempt:
         self.stopping, self.verdict = reason, verdict
         if self.stop_requested_at is None:
             self.stop_requested_at = self.loop.time()
+        if self._caller is None:
+            self._cancel()
+        else:
+            self._stop_there(self._caller)
+
+    def _cancel(self) -> None:
         if self._begun and self._task_handle is not None:
-            self._task_handle.cancel(f"asked to stop: {reason}")
+            self._task_handle.cancel(f"asked to stop: {self.stopping}")
+
+    def _stop_there(self, caller: CallersLoop) -> None:
+        """Stop code that runs on the caller's loop; if that loop has not taken it up, it never will."""
+        with self._lock or nullcontext():
+            waiting = not self._taken and not self.over
+            self.over = self.over or waiting
+        if waiting:
+            self._report_end(self.verdict)
+        else:
+            caller.call(self._cancel)
+
+    def release_unrunnable(self) -> None:
+        """The caller's loop is closed: end the attempt if its code was to run there."""
+        if self._caller is not None and not self.over:
+            self.over = True
+            self._report_end(self.verdict if self.stopping else Released("its event loop was closed"))
 
     def _check_stopping(self) -> None:
         if self.stopping == "lease_lost":

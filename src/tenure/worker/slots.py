@@ -94,7 +94,7 @@ class Slots:
         self.claiming = True
         self.handing_back = ""  #: if set, why jobs are released unstarted, including those of a claim in flight
         self.alone = plan.runner == "solo"  #: its jobs must run alone; in an embedded worker, only the last claimed one
-        self.stuck = False  #: code that was asked to stop did not
+        self.stuck = False  #: code that was asked to stop did not, or the caller's loop is blocked
         self.dry = False  #: the queues are empty: a freed slot need not wake the claim loop
         self.wake = asyncio.Event()  #: there may be a free slot, or a job to claim
         self.idle = asyncio.Event()

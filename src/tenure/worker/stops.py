@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import Crashed, Outcome
+from tenure.worker.caller import BLOCKED_SECONDS, CallersLoop
 from tenure.worker.executor import Attempt
 from tenure.worker.slots import Slots
 
@@ -21,26 +22,45 @@ class StopWatch:
     """
 
     def __init__(
-        self, slots: Slots, on_tick: Callable[[], None], on_stuck: Callable[[dict[str, Outcome]], None] | None
+        self,
+        slots: Slots,
+        on_tick: Callable[[], None],
+        on_stuck: Callable[[dict[str, Outcome]], None] | None,
+        caller: CallersLoop | None,
     ) -> None:
-        self._slots, self._on_tick, self._on_stuck = slots, on_tick, on_stuck
+        self._slots, self._on_tick, self._on_stuck, self._caller = slots, on_tick, on_stuck, caller
         self._stuck_since = 0.0
         self._reported = False
 
     async def run(self) -> None:
+        before = self._slots.loop.time()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._on_tick()
-            now = self._slots.loop.time()
+            before, elapsed = (now := self._slots.loop.time()), self._slots.loop.time() - before
+            blocked = elapsed - TICK_SECONDS if self._caller is None else self._look_at(self._caller, elapsed)
             stuck = list[Attempt]()
             for attempt in list(self._slots.running.values()):
                 limit = attempt.claimed.stale_after
+                if limit is not None:
+                    attempt.active += blocked  # it could not report while other code blocked the loop
                 if limit is not None and now - attempt.active > limit:
                     attempt.request_stop("timeout", Crashed(f"hung: no progress for {spell(limit)}"))
                 if attempt.stop_requested_at is not None and now - attempt.stop_requested_at > STOP_SECONDS:
                     stuck.append(attempt)
             if self._on_stuck is not None:
                 self._judge(stuck, now, self._on_stuck)
+
+    def _look_at(self, caller: CallersLoop, elapsed: float) -> float:
+        """For how long of the elapsed time the caller's loop was blocked. A blocked loop is given no new jobs."""
+        slots, blocked = self._slots, caller.silent > BLOCKED_SECONDS
+        if caller.closed:
+            for attempt in list(slots.running.values()):
+                attempt.release_unrunnable()
+        if slots.stuck and not blocked:
+            slots.wake.set()
+        slots.stuck = blocked
+        return elapsed if caller.silent > TICK_SECONDS else 0.0
 
     def _judge(self, stuck: list[Attempt], now: float, on_stuck: Callable[[dict[str, Outcome]], None]) -> None:
         slots = self._slots

@@ -33,6 +33,7 @@ from tenure.ports import Notifier, Store
 from tenure.worker.access import StoreAccess
 from tenure.worker.attempts import Attempts
 from tenure.worker.beat import LeaseBeat
+from tenure.worker.caller import CallersLoop
 from tenure.worker.claims import ClaimLoop, PermitLoop
 from tenure.worker.doorbell import Doorbell
 from tenure.worker.executor import Attempt
@@ -64,7 +65,8 @@ class Worker:
     `on_due` is called when a ring announces a job that is due later (the promoter should check), `on_tick` four times
     a second, and `on_stuck` once, with the verdicts of the attempts that did not stop. Without `on_stuck` the process
     can't be killed: an attempt that does not stop keeps its slot until its code ends. The worker listens for rings as
-    soon as it is constructed; it claims jobs after `start`.
+    soon as it is constructed; it claims jobs after `start`. With a `caller`, `async` handlers run on the caller's loop
+    instead of this one.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Worker:
         on_stuck: Callable[[dict[str, Outcome]], None] | None,
         may_declare: Callable[[], bool],
         tally: Tally | None = None,
+        caller: CallersLoop | None = None,
     ) -> None:
         self.plan = plan
         self.worker_id = plan.worker_id
@@ -89,7 +92,7 @@ class Worker:
         self._events = events
         slots = self._slots = Slots(plan, StoreAccess(store, events))
         progress = ProgressFlusher(slots.access, tally)
-        attempts = self._attempts = Attempts(slots, progress, program, resources, tally)
+        attempts = self._attempts = Attempts(slots, progress, program, resources, tally, caller)
         beat = LeaseBeat(slots, attempts)
         doorbell = self._doorbell = Doorbell(slots, beat, notifier, events, on_due)
         claims = ClaimLoop
@@ -98,7 +101,7 @@ class Worker:
             slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
             claims = PermitLoop
         self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally)
-        stops, claiming = StopWatch(slots, on_tick, on_stuck), claims(slots, attempts, beat, doorbell)
+        stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
         self._parts = (self._flusher, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
         self._log_handler = JobLogHandler(slots.running_as)

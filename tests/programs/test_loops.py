@@ -1,0 +1,424 @@
+"""Programs with event loops of their own around the engine: whose loop handlers run on, and how they end with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+APP = """
+import asyncio, contextvars, json, os, sys, threading, time
+from tenure import Fail, Job, Retry, Snooze, Tenure
+from tenure.ports import Filter
+
+jobs = Tenure()
+
+async def until(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.01)
+
+def tell(**found):
+    print(json.dumps(found), flush=True)
+
+def ends(handle):
+    view = jobs.client().store.get(str(handle.id))
+    attempts = jobs.client().store.attempts(str(handle.id))
+    return {"state": str(view.state), "failures": view.failures, "crashes": view.crashes_total,
+            "outcomes": [each.outcome for each in attempts], "error": view.error}
+"""
+RELEASED = {"state": "queued", "failures": 0, "crashes": 0, "outcomes": ["released"]}
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the program told, merged."""
+        found: dict[str, Any] = {}
+        for line in self.out.splitlines():
+            found |= json.loads(line)
+        return found
+
+
+def run(folder: Path, script: str, *, seconds: float = 60.0, **env: str) -> Ran:
+    """Run the script as a program in a folder of its own."""
+    file = folder / "program.py"
+    file.write_text(APP + textwrap.dedent(script))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")}
+    done = subprocess.run(
+        [sys.executable, str(file)],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(SOURCE), **env},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def of(ended: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: ended[name] for name in wanted}
+
+
+# ── whose loop ──
+
+
+def test_async_handlers_run_on_the_loop_of_the_block_and_share_what_belongs_to_it(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        """
+        user = contextvars.ContextVar("user", default="nobody")
+        engine = None
+
+        @jobs.resource
+        async def pool():
+            loops.append(asyncio.get_running_loop())
+            yield engine
+            loops.append(asyncio.get_running_loop())
+
+        @jobs.task(retry=1)
+        async def pay(job: Job) -> int:
+            loops.append(asyncio.get_running_loop())
+            users.append(user.get())
+            names.append(asyncio.current_task().get_name())
+            job.progress(0.5, message="paying")
+            async with job.resource(asyncio.Lock):
+                await asyncio.sleep(0.01)
+            return 1
+
+        @jobs.task(retry=1)
+        def plain(job: Job) -> int:
+            threads.append(threading.current_thread())
+            job.progress(0.5)
+            return 2
+
+        async def main():
+            global engine, loops, users, threads, names
+            engine = asyncio.Lock()  # like an engine, a client or a session: it belongs to one loop
+            loops, users, threads, names = [], [], [], []
+            user.set("ada")
+            async with jobs.worker(concurrency=8):
+                paid = [await pay.aenqueue() for _ in range(20)]
+                other = await plain.aenqueue()
+                async with engine:  # they wait for it, as for a connection
+                    await asyncio.sleep(0.2)
+                got = [await each.aresult("20s") for each in (*paid, other)]
+            here = asyncio.get_running_loop()
+            tell(got=sum(got), here=all(each is here for each in loops), loops=len(loops), users=sorted(set(users)),
+                 main=threads[0] is threading.main_thread(), named=all(name.startswith("pay ") for name in names))
+
+        asyncio.run(main())
+        asyncio.run(main())  # a second loop in one process
+        """,
+    )
+    assert ran.code == 0, ran.err
+    expected = {"got": 22, "here": True, "loops": 22, "users": ["nobody"], "main": False, "named": True}
+    assert [json.loads(line) for line in ran.out.splitlines()] == [expected] * 2
+
+
+def test_a_web_app_shares_its_engine_with_the_worker_in_its_lifespan(tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    ran = run(
+        tmp_path,
+        """
+        from contextlib import asynccontextmanager
+        import httpx, uvicorn
+        from fastapi import FastAPI
+
+        engine = None
+
+        @jobs.task(retry=1)
+        async def ship(order: int) -> int:
+            async with engine:
+                await asyncio.sleep(0.005)
+            return order
+
+        @asynccontextmanager
+        async def lifespan(app):
+            global engine
+            engine = asyncio.Semaphore(1)
+            async with jobs.worker():
+                yield
+
+        app = FastAPI(lifespan=lifespan)
+
+        @app.post("/orders/{order}")
+        async def take(order: int):
+            async with engine:
+                handle = await ship.aenqueue(order)
+                await asyncio.sleep(0.005)
+            return {"job": str(handle.id)}
+
+        async def main():
+            server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+            serving = asyncio.create_task(server.serve())
+            await until(lambda: server.started)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            async with httpx.AsyncClient() as client:
+                answers = await asyncio.gather(*(client.post(f"http://127.0.0.1:{port}/orders/{n}") for n in range(8)))
+            got = [await ship.handle(each.json()["job"]).aresult("20s") for each in answers]
+            server.should_exit = True
+            await serving
+            tell(got=got, alive=len(jobs.client().store.workers()))
+
+        asyncio.run(main())
+        """,
+    )
+    assert ran.code == 0, ran.err
+    assert ran.told == {"got": list(range(8)), "alive": 0}
+
+
+# ── how it ends ──
+
+HOLDS = """
+begun, cleaned = [], []
+
+@jobs.task(retry=1)
+async def hold() -> None:
+    begun.append(1)
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        cleaned.append(1)
+"""
+
+
+@pytest.mark.parametrize("style", ["asyncio", "anyio"])
+def test_a_block_whose_task_is_cancelled_hands_its_jobs_back_first(tmp_path: Path, style: str) -> None:
+    cancels = {
+        "asyncio": """
+            task = asyncio.create_task(serve())
+            await until(lambda: begun)
+            task.cancel()
+            try:
+                await task
+                how = "swallowed"
+            except asyncio.CancelledError:
+                how = "cancelled"
+        """,
+        "anyio": """
+            import anyio
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(serve)
+                    await until(lambda: begun)
+                    group.cancel_scope.cancel()
+            how = "cancelled"
+        """,
+    }
+    body = HOLDS + textwrap.dedent(
+        """
+        async def serve():
+            async with jobs.worker():
+                await asyncio.sleep(1000)
+
+        async def main():
+            handle = await hold.aenqueue()
+        BODY
+            tell(how=how, cleaned=len(cleaned), alive=len(jobs.client().store.workers()), job=ends(handle))
+
+        asyncio.run(main())
+        """
+    ).replace("BODY", textwrap.indent(textwrap.dedent(cancels[style]), "    "))
+    ran = run(tmp_path, body)
+    assert ran.code == 0, ran.err
+    assert (ran.told["how"], ran.told["cleaned"], ran.told["alive"]) == ("cancelled", 1, 0)
+    assert of(ran.told["job"], RELEASED) == RELEASED
+
+
+@pytest.mark.parametrize("way", ["a task left behind", "a block never left", "a loop that was closed"])
+def test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged(tmp_path: Path, way: str) -> None:
+    ways = {
+        "a task left behind": """
+            async def serve():
+                async with jobs.worker():
+                    await asyncio.sleep(1000)
+
+            async def main():
+                global handle, task
+                handle = await hold.aenqueue()
+                task = asyncio.create_task(serve())
+                await until(lambda: begun)
+
+            asyncio.run(main())
+        """,
+        "a block never left": """
+            async def main():
+                global handle
+                handle = await hold.aenqueue()
+                await jobs.worker().__aenter__()
+                await until(lambda: begun)
+
+            asyncio.run(main())
+        """,
+        "a loop that was closed": """
+            loop = asyncio.new_event_loop()
+
+            async def main():
+                global handle
+                handle = await hold.aenqueue()
+                await worker.__aenter__()
+                await until(lambda: begun)
+
+            worker = jobs.worker()
+            loop.run_until_complete(main())
+            loop.close()
+        """,
+    }
+    ran = run(
+        tmp_path,
+        HOLDS
+        + textwrap.dedent(ways[way])
+        + textwrap.dedent("""
+        end = time.monotonic() + 30
+        while ends(handle)["outcomes"] != ["released"] and time.monotonic() < end:
+            time.sleep(0.02)
+        tell(job=ends(handle))
+        """),
+    )
+    assert ran.code == 0, ran.err
+    assert of(ran.told["job"], RELEASED) == RELEASED
+
+
+def test_code_that_does_not_stop_keeps_its_job_when_the_block_is_cancelled(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        """
+        import tenure.worker.caller as caller
+        caller.SETTLE_SECONDS = 0.5
+        begun, go = [], threading.Event()
+
+        @jobs.task(retry=1)
+        def deaf() -> int:
+            begun.append(1)
+            go.wait(60)
+            return 7
+
+        async def serve():
+            async with jobs.worker():
+                await asyncio.sleep(1000)
+
+        async def main():
+            handle = await deaf.aenqueue()
+            task = asyncio.create_task(serve())
+            await until(lambda: begun)
+            task.cancel()
+            await asyncio.wait([task])
+            tell(cancelled=task.cancelled(), meanwhile=ends(handle)["state"])
+            go.set()
+            await until(lambda: ends(handle)["state"] != "processing")
+            tell(job=ends(handle))
+
+        asyncio.run(main())
+        """,
+    )
+    assert ran.code == 0, ran.err
+    assert (ran.told["cancelled"], ran.told["meanwhile"]) == (True, "processing")
+    assert (ran.told["job"]["state"], ran.told["job"]["outcomes"]) == ("completed", [])
+
+
+def test_no_handler_ends_the_programs_loop(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        """
+        @jobs.task(retry=1)
+        async def exits() -> None:
+            sys.exit(3)
+
+        @jobs.task(retry=1)
+        async def swallows(job: Job) -> str:
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                return "kept"
+
+        async def main():
+            async with jobs.worker():
+                gone = await exits.aenqueue()
+                kept = await swallows.using(timeout="200ms").aenqueue()
+                await until(lambda: ends(gone)["state"] == "dead" and ends(kept)["state"] == "dead")
+                tell(gone=ends(gone), kept=ends(kept), executor=asyncio.get_running_loop()._default_executor is None)
+            tell(left=True)
+
+        asyncio.run(main())
+        """,
+    )
+    assert ran.code == 0, ran.err
+    assert ran.told["left"]
+    assert ran.told["gone"]["error"].startswith("SystemExit: 3")
+    assert ran.told["kept"]["error"] == "timed out after 200ms"
+
+
+def test_a_failed_duty_ends_the_worker_and_not_the_loop(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        HOLDS
+        + textwrap.dedent("""
+        from tenure.stores.sqlite import SqliteStore
+
+        def broken(*_, **__):
+            raise TypeError("a mistake in the store")
+
+        async def main():
+            worker = jobs.worker()
+            try:
+                async with worker:
+                    handle = await hold.aenqueue()
+                    await until(lambda: begun)
+                    SqliteStore.renew = broken
+                    await until(lambda: worker.failed)
+                    await until(lambda: ends(handle)["state"] == "queued")
+                    await asyncio.sleep(0.1)  # the loop goes on
+                    tell(job=ends(handle))
+            except Exception as error:
+                tell(error=str(error), cause=repr(error.__cause__))
+
+        asyncio.run(main())
+        """),
+        TENURE_LEASE="3s",
+    )
+    assert ran.code == 0, ran.err
+    assert of(ran.told["job"], RELEASED) == RELEASED
+    assert "failed while the block ran" in ran.told["error"]
+    assert ran.told["cause"] == "TypeError('a mistake in the store')"
+
+
+def test_a_loop_blocked_for_longer_than_a_lease_loses_its_jobs_and_begins_anew(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        HOLDS
+        + textwrap.dedent("""
+        async def main():
+            store = jobs.client().store
+            async with jobs.worker(queues=["default"]):
+                handle = await hold.aenqueue()
+                await until(lambda: begun)
+                (before,) = store.workers()
+                renewed = before.renewed_at
+                time.sleep(6)  # the program's own mistake
+                seen = [each for each in store.workers() if each.identity.id == before.identity.id]
+                late = (seen[0].renewed_at - renewed).total_seconds() if seen else 0.0
+                await until(lambda: len(begun) > 1)
+                after = store.workers()
+                tell(late=late, new=after[-1].identity.id != before.identity.id, job=ends(handle))
+
+        asyncio.run(main())
+        """),
+        TENURE_LEASE="3s",
+    )
+    assert ran.code == 0, ran.err
+    assert ran.told["late"] < 5.0
+    assert ran.told["new"]
+    assert ran.told["job"]["failures"] == ran.told["job"]["crashes"] == 0
