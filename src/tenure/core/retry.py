@@ -32,9 +32,9 @@ class Retry:
     """When a failed attempt is retried.
 
     `max_failures` counts failures, not retries: `Retry(3)` runs at most three times, `Retry(1)` once. The wait after
-    the n-th failure is random between 0 and `base * 2**n`, at most `cap`: up to 2 s after the first one by default. Only
-    errors in `on` and not in `never` are retried; others are final. `delay(error, failures)` may return a wait, or None
-    for the usual one.
+    the n-th failure is random between 0 and `base * 2**n`, at most `cap`: up to 2 s after the first one by default.
+    Only errors in `on` and not in `never` are retried; others are final. `delay(error, failures)` may return a wait, or
+    None for the usual one.
 
     Example: `Retry(8, base="5s", cap="10m", on=OSError, never=PermissionError)`
 
