@@ -1,10 +1,10 @@
 """A worker embedded in another program's process: a web app, a script, a test.
 
-Its event loop runs in a thread of its own, its heartbeat and its maintenance in three others. `async` handlers run on the
-loop of `async with jobs.worker()` (caller.py), or on the worker's own loop for `with jobs.worker()`. It asks code to
-stop and waits, but never kills its process: it guarantees the fence (no write of a former owner lands), not the stop.
-If its lease can't be renewed, or the caller's loop is blocked for a whole lease, it drops its jobs and starts again
-under a new id.
+Its event loop runs in a thread of its own, its heartbeat and its maintenance in three others. `async` handlers run on
+the loop of `async with jobs.worker()` (caller.py), or on the worker's own loop for `with jobs.worker()`. It asks code
+to stop and waits, but never kills its process: it guarantees the fence (no write of a former owner lands), not the
+stop. If its lease can't be renewed, or the caller's loop is blocked for a whole lease, it drops its jobs and starts
+again under a new id.
 """
 
 from __future__ import annotations
