@@ -324,6 +324,50 @@ def test_what_ended_is_counted_by_its_index(mode: str, recorded: Recorded) -> No
         assert {index for _, index in _scans(plan(recorded, sql, values, mode))} == {"jobs_ended"}
 
 
+# ── What a batch costs, of very many ──
+
+LIMIT = 1_000
+BOUNDED: Mapping[str, Case] = {
+    "PROMOTE": Case(jobs.PROMOTE, (LIMIT,), set()),
+    "PRUNE": Case(jobs.PRUNE, ("completed", -1.0, LIMIT), set()),
+    "CLAIM": Case(jobs.CLAIM, {**claims(START), "wants": [LIMIT, LIMIT], "limit": LIMIT}, set()),
+}
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        pytest.param("0", id="one instant"),
+        pytest.param("abs(hashtext(id::text)) % 100000", id="spread", marks=pytest.mark.thorough),
+    ],
+)
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_batch_looks_at_little_more_than_it_takes(name: str, spread: str) -> None:
+    databases = shared_postgres()
+    url = databases.create_database()
+    PostgresStore(url).migrate()
+    server = Server(url, "tenure", None, None)
+    server.open()
+    with psycopg.connect(url, autocommit=True) as connection:
+        fill(lambda sql: connection.execute(sql.encode()), "completed", "queued", "scheduled")
+        connection.execute(f"UPDATE tenure.jobs SET run_at = run_at - {spread} * interval '1 millisecond'".encode())
+        connection.execute(b"VACUUM ANALYZE tenure.jobs")
+    store = PostgresStore(url)
+    store.open()
+    start(store, id="w")
+    store.close()
+
+    with server.connection() as connection:
+        ((found,),) = connection.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + server.sql(BOUNDED[name].sql), BOUNDED[name].values
+        ).fetchall()
+
+    server.close()
+    databases.drop_database(url)
+    busy = [node for node in nodes(found[0]["Plan"]) if node["Actual Rows"] * node["Actual Loops"] > 3 * LIMIT]
+    assert not busy, [(node["Node Type"], node["Actual Rows"], node["Actual Loops"]) for node in busy]
+
+
 # ── What a progress and a beat leave behind ──
 
 

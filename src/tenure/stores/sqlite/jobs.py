@@ -151,7 +151,7 @@ class SqliteJobs(SqliteBase):
             rows = fetch(
                 connection,
                 "UPDATE jobs SET state = 'queued' WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
-                "AND run_at <= ? ORDER BY run_at, id LIMIT ?) AND state = 'scheduled' RETURNING queue, id, "
+                "AND run_at <= ? ORDER BY run_at LIMIT ?) AND state = 'scheduled' RETURNING queue, id, "
                 "CASE WHEN last_outcome = 'crashed' THEN message END",
                 (now, limit),
             )

@@ -1,0 +1,57 @@
+"""The plans of SQLite's duties: each batch comes out of an index in its order, and nothing is sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from conformance.factories import put, start
+from tenure.ports import Store
+from tenure.stores.sqlite import SqliteStore
+from tenure.stores.sqlite.file import DatabaseFile
+
+DUTIES: dict[str, Callable[[Store], object]] = {
+    "promote": lambda store: store.promote(),
+    "prune": lambda store: store.prune(keep=0.0, keep_dead=0.0),
+    "forget": lambda store: store.forget(keep=0.0),
+    "claim": lambda store: store.claim("w", {"default": 10}, 10),
+    "due": lambda store: store.due(limit=10),
+}
+
+
+@pytest.mark.parametrize("name", DUTIES)
+def test_no_duty_sorts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, said = SqliteStore(str(tmp_path / "tenure.db")), dict[str, Any]()
+    connect = DatabaseFile._connect
+
+    def traced(file: DatabaseFile) -> apsw.Connection:
+        connection = connect(file)
+
+        def note(_: apsw.Cursor, sql: str, bindings: Any) -> bool:
+            said[sql] = bindings
+            return True
+
+        connection.exec_trace = note
+        return connection
+
+    monkeypatch.setattr(DatabaseFile, "_connect", traced)
+    store.migrate()
+    store.open()
+    start(store, id="w")
+    put(store)
+    put(store, delay=0.001)
+    said.clear()
+
+    DUTIES[name](store)
+    store.close()
+
+    looked = {sql: bindings for sql, bindings in said.items() if "FROM" in sql}
+    assert looked
+    with apsw.Connection(str(tmp_path / "tenure.db")) as connection:
+        for sql, bindings in looked.items():
+            for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings):
+                assert "TEMP B-TREE FOR" not in detail, sql
