@@ -70,6 +70,23 @@ def test_search_goes_newest_first(world: World) -> None:
     assert found(store) == [*late[::-1], *early[::-1]]
 
 
+def test_the_jobs_that_ended_last_come_first_without_those_of_guards(world: World) -> None:
+    store = world.store()
+    dead = list[str]()
+    for _ in range(4):
+        dead.append(bring(store, State.DEAD).job_id)
+        world.advance(1)
+    bring(store, State.COMPLETED)
+    ends = store.get(dead[2])
+    assert ends is not None
+
+    assert [job.id for job in store.latest_ended(State.DEAD)] == dead[::-1]
+    assert [job.id for job in store.latest_ended(State.DEAD, limit=2)] == [dead[3], dead[2]]
+    assert [job.id for job in store.latest_ended(State.DEAD, since=ends.ended_at)] == [dead[3], dead[2]]
+    assert store.latest_ended(State.CANCELLED) == []
+    assert store.latest_ended(State.DEAD)[0] == store.get(dead[3])
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
 def test_pages_show_every_job_once(size: int, world: World) -> None:
     store = world.store()

@@ -20,10 +20,11 @@ from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.roster import Lag
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.alerts import PREFIX, Alarm, Watch, delivery
+from tenure.operations.alerts import PREFIX, Alarm, Watch, deliver_now, delivery
+from tenure.operations.checkup import examine
 from tenure.operations.problems import MOST_OPEN, Problem, of_duties, problems
 from tenure.operations.sinks import QUEUE, Incident, Message, Undelivered, open_sinks, signature
-from tenure.ports import Claimed, Filter, Store, WorkerView
+from tenure.ports import Claimed, Filter, Page, Store, WorkerView
 from tenure.ports.schedules import Change, Schedule
 from tenure.schedules.guard_plan import Began, begin_guard
 from tenure.schedules.plan import Plan
@@ -416,6 +417,30 @@ def test_it_looks_one_interval_after_its_start_and_after_the_store_was_away(tmp_
     alarm.stop()
 
     assert asked[:4] == ["now", "now", "now", "look"]
+
+
+def test_every_look_of_a_machine_is_bounded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Redis a search that is not may walk all jobs, and every supervisor looks twice a minute."""
+    unbounded: list[Filter] = []
+    search = scene.store.search
+
+    def noted(where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
+        if within is None:
+            unbounded.append(where)
+        return search(where, limit=limit, cursor=cursor, within=within)
+
+    scene.worker()
+    a_job_dies(scene)
+    task_nobody_knows(scene)
+    monkeypatch.setattr(scene.store, "search", noted)
+
+    found = [each.key for each in problems(scene.store, scene.settings)]
+    deliver_now(scene.store, scene.settings, [], lambda _: scene.store, lambda _, __: PollNotifier())
+    findings = examine(scene.store, scene.settings, lambda _, __: PollNotifier())
+
+    assert found == ["dead-letters:work", "no-worker:task gone"]
+    assert "dead letters" in [each.what for each in findings if not each.ok]
+    assert unbounded == []
 
 
 def test_a_duty_that_is_late_is_a_problem_with_its_last_error() -> None:

@@ -29,7 +29,7 @@ from tenure.core.lifecycle import LIVE
 from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import StoreError, TenureError
 from tenure.maintenance.roster import Lag
-from tenure.operations.problems import MOST_OPEN, Problem, ago, named, of_duties, problems
+from tenure.operations.problems import MOST_LOOKED_AT, MOST_OPEN, Problem, ago, named, of_duties, problems
 from tenure.operations.sinks import LOG, QUEUE, TASK, Incident, Kind, Message, Sink, Undelivered, open_sinks
 from tenure.ports import Draft, Filter, Notifier, Ring, Store
 from tenure.tasks.handle import ClientPort
@@ -311,5 +311,5 @@ def deliver_now(
 
 
 def _undelivered(store: Store, sinks: Mapping[str, Sink]) -> set[str]:
-    jobs = store.search(Filter(states=LIVE, queue=QUEUE), limit=1000).jobs
+    jobs = store.search(Filter(states=LIVE, queue=QUEUE), limit=1000, within=MOST_LOOKED_AT).jobs
     return {job.id for job in jobs if msgspec.json.decode(job.payload)["sink"] in sinks}

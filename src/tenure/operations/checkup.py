@@ -12,7 +12,7 @@ from tenure.core.lifecycle import State
 from tenure.operations.alerts import deliver_now
 from tenure.operations.problems import problems
 from tenure.operations.workers import Workforce, runs_user_jobs, stalls
-from tenure.ports import Filter, Notifier, QueueView, Store
+from tenure.ports import Notifier, QueueView, Store
 
 _MOST_COUNTED = 1000
 _LONG_QUEUED = 3600.0
@@ -119,9 +119,9 @@ def _work(store: Store) -> list[Finding]:
 
 def _dead_letters(store: Store) -> Finding:
     """Without those of guards: their schedules report them, and a later successful run clears them."""
-    found = store.search(Filter(states=frozenset({State.DEAD}), guards=False), limit=_MOST_COUNTED)
-    count = f"{len(found.jobs):,}{' or more' if found.cursor else ''}"
-    return Finding(not found.jobs, "dead letters", f"{count}: tenure dead list" if found.jobs else "none")
+    found = store.latest_ended(State.DEAD, limit=_MOST_COUNTED)
+    count = f"{len(found):,}{' or more' if len(found) == _MOST_COUNTED else ''}"
+    return Finding(not found, "dead letters", f"{count}: tenure dead list" if found else "none")
 
 
 def _queue(queue: QueueView) -> str:

@@ -158,8 +158,7 @@ def _failures(s: Schedule) -> Iterator[Problem]:
 
 def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
     since = facts.now - timedelta(seconds=FRESH_SECONDS)
-    fresh = Filter(states=frozenset({State.DEAD}), guards=False, ended_since=since)  # guards: see their history
-    newest = facts.store.search(fresh, limit=MOST_READ).jobs
+    newest = facts.store.latest_ended(State.DEAD, since=since, limit=MOST_READ)  # guards: see their history
     by_task: dict[str, list[tuple[datetime, JobView]]] = defaultdict(list)
     for job in newest:
         if job.ended_at is not None:
@@ -202,7 +201,7 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
         return
     known = {task for row in facts.living for task in row.identity.tasks}
     waiting = frozenset({State.QUEUED, State.SCHEDULED})
-    newest = facts.store.search(Filter(states=waiting), limit=MOST_READ).jobs
+    newest = facts.store.search(Filter(states=waiting), limit=MOST_READ, within=MOST_LOOKED_AT).jobs
     gone = {task for row in facts.dead for task in row.identity.tasks} | {job.task for job in newest}
     for task in sorted(gone - known - {TASK})[:MOST_OPEN]:
         jobs = facts.store.search(Filter(states=waiting, task=task), limit=MOST_READ, within=MOST_LOOKED_AT).jobs

@@ -139,6 +139,14 @@ class ReadStore(Protocol):
         """
         ...
 
+    def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
+        """The jobs of this ended state that ended last, latest first, without those of guards; at most `limit`.
+
+        `since`: only those that ended at or after it. Its cost grows with `limit`, not with the table: for programs
+        that look again and again.
+        """
+        ...
+
     def logs(self, job_id: str) -> dict[int, str]:
         """The last log lines (`Progress.log`), by attempt."""
         ...

@@ -47,6 +47,11 @@ class MemoryReads(MemoryBase):
         )
 
     @atomic
+    def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
+        where = Filter(states=frozenset({state}), ended_since=since, guards=False)
+        return [view for view in self._ended_newest_first() if matches(view, where)][:limit]
+
+    @atomic
     def logs(self, job_id: str) -> dict[int, str]:
         row = self._jobs.get(job_id)
         return dict(sorted(row.logs.items())) if row else {}

@@ -87,6 +87,14 @@ class PostgresReads(PostgresBase):
         waits, runs, ids = zip(*times, strict=True) if times else ((), (), ())
         return Ended(dict(zip(states, counts, strict=True)), waits, runs, ids)
 
+    def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
+        rows = self._server.read(
+            f"SELECT {JOB} FROM @.jobs WHERE state = %s AND ended_at IS NOT NULL "
+            "AND ended_at >= coalesce(%s::timestamptz, '-infinity') AND queue <> %s ORDER BY ended_at DESC LIMIT %s",
+            *(state, since, GUARD, limit),
+        )
+        return [job_of(row) for row in rows]
+
     def logs(self, job_id: str) -> dict[int, str]:
         if not is_id(job_id):
             return {}

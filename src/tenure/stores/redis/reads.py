@@ -18,6 +18,7 @@ from tenure.stores.redis.server import Server
 from tenure.stores.rules import bad_cursor, is_id, matches
 
 AT_ONCE = 50  #: jobs per read, since they may have long arguments
+LOOKED_AT = 1_000  #: jobs of guards that `latest_ended` steps over
 FEW = 5_000  #: up to this many ids are sorted here; beyond, all jobs are scanned from the newest
 #: The fields of a job that are facts, and those that its hash has under the same name: numbers, texts, times.
 _FACTS = tuple(name for name in VIEW if name in Facts.__struct_fields__ and name != "meta")
@@ -70,6 +71,18 @@ class RedisReads(RedisBase):
         states = (State.CANCELLED, State.COMPLETED, State.DEAD)
         found = {state: min(n, most) for state, n in zip(states, counts, strict=True)}
         return Ended(found, tuple(waits), tuple(runs), tuple(ids))
+
+    def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
+        first, found = "-inf" if since is None else millis_at(since), list[JobView]()
+        for page in range(0, LOOKED_AT + limit, AT_ONCE):
+            ids: list[str] = self._server.run(
+                "ZREVRANGEBYSCORE", f"{self._server.prefix}{state}", "+inf", first, "LIMIT", page, AT_ONCE
+            )
+            views = views_of(self._server, ids)
+            found += [view for view in views if view is not None and view.state is state and view.queue != GUARD]
+            if len(found) >= limit or len(ids) < AT_ONCE:
+                break
+        return found[:limit]
 
     def logs(self, job_id: str) -> dict[int, str]:
         if not is_id(job_id):

@@ -148,7 +148,7 @@ class SqliteJobs(SqliteBase):
             return None if found is None or found[0] is None else (found[0] - now) / 1000
 
         def step(connection: apsw.Connection) -> Promoted:
-            rows = fetch(
+            rows = fetch(  # in the order of the index: by id, too, all that are due at one instant would be sorted
                 connection,
                 "UPDATE jobs SET state = 'queued' WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
                 "AND run_at <= ? ORDER BY run_at LIMIT ?) AND state = 'scheduled' RETURNING queue, id, "

@@ -55,6 +55,13 @@ class SqliteReads(SqliteBase):
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
         return self._file.read(lambda connection: _ended(connection, since, until, most, sample))
 
+    def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
+        sql = (
+            f"SELECT {_JOB} FROM jobs INDEXED BY jobs_ended WHERE state = ? AND ended_at IS NOT NULL AND ended_at >= ? "
+            "AND queue <> ? ORDER BY ended_at DESC LIMIT ?"
+        )
+        return [_job(row) for row in self._fetch(sql, (state, 0 if since is None else millis(since), GUARD, limit))]
+
     def logs(self, job_id: str) -> dict[int, str]:
         sql = "SELECT attempt, lines FROM job_logs WHERE job_id = ? ORDER BY attempt"
         return dict(self._fetch(sql, (job_id,)))
