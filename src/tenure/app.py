@@ -330,7 +330,7 @@ class Tenure:
         """The client, opened on first use."""
         if self._testing is not None:
             return self._testing.client
-        return self._client.current or self._client.open(self.settings)
+        return self._client.current or self._client.open(lambda: self.settings)
 
     async def aclient(self) -> Client:
         """The client, opened on first use in a thread."""

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from threading import RLock
+from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from tenure import config
 from tenure.config import Settings
+from tenure.core import forks
 from tenure.core.durations import spell
 from tenure.errors import InvalidOption
 from tenure.ports import Notifier, Store
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 _NATS = ("nats://", "tls://")
 _REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
 _POSTGRES = ("postgresql://", "postgres://")
-
-_clients: WeakSet[OpenClient] = WeakSet()
-_inherited: list[object] = []  #: clients of the parent process: closing one here would disturb the parent's connections
 
 
 def open_store(settings: Settings) -> Store:
@@ -153,14 +151,15 @@ class OpenClient:
     def __init__(self) -> None:
         self.current: Client | None = None
         self._lock = RLock()
-        _clients.add(self)
+        forks.add(self)
 
-    def open(self, settings: Settings) -> Client:
-        from tenure.tasks.client import Client
-
-        with self._lock:
+    def open(self, settings: Callable[[], Settings]) -> Client:
+        with self._lock:  # the imports, too: a fork waits for them, or its child would wait for the importing thread
             if self.current is None:
-                self.current = Client(*connect_both(settings), settings)
+                from tenure.tasks.client import Client
+
+                found = settings()
+                self.current = Client(*connect_both(found), found)
             return self.current
 
     def close(self) -> None:
@@ -169,16 +168,18 @@ class OpenClient:
         if client is not None:
             client.close()
 
-    def _forget(self) -> None:
-        self._lock = RLock()  # another thread of the parent may have held it
+    # ── forks ──
+
+    def pause(self, until: float) -> bool:
+        return self._lock.acquire(timeout=max(until - monotonic(), 0.0))
+
+    def resume(self) -> None:
+        self._lock.release()
+
+    def forget(self, *, paused: bool) -> bool:
+        self._lock = RLock()
         if self.current is not None:
-            _inherited.append(self.current)
+            forks.keep_forever(self.current)  # closing it would disturb the parent's connections
             self.current = None
-
-
-def _forget_all() -> None:
-    for each in list(_clients):
-        each._forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
+        forks.add(self)
+        return True

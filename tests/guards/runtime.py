@@ -7,6 +7,7 @@ from . import Guard, Table
 
 HERE = "unit/test_runtime_guards.py::test_"
 ROSTER = "unit/test_maintenance.py::test_"
+SQLITE = "stores/sqlite/file.py"
 TABLE = Table(
     (
         # ── a worker and what the store says it owns ──
@@ -93,6 +94,12 @@ TABLE = Table(
         Guard("one app does not retire another's schedules", "schedules/timetable.py", "if s.source == source and s.name not in names]", "if s.name not in names]", "unit/test_timetable.py"),
         Guard("a writer that was not first reads again", "schedules/timetable.py", "                if not lands:\n", "                if False:\n", HERE + "a_declaration_that_was_not_first_is_read_and_made_again"),
         Guard("a schedule that can't be stored holds up no other", "schedules/timetable.py", "            if len(changes) > 1:\n", "            if False:\n", "conformance/test_schedules.py -k 'memory and refused'"),
+        # ── programs around it that fork, and hold transactions ──
+        Guard("a fork closes SQLite's files first", SQLITE, "                self._close_writer()\n                self._close_reader()\n                return True", "                return True", "programs/test_fork.py -k 'its_child_both_store and sqlite and exits'"),
+        Guard("a child of a fork inside a transaction leaves the file alone", "core/forks.py", "        if not each.forget(paused=each in paused):\n            _unusable = True", "        each.forget(paused=each in paused)", "programs/test_fork.py -k inside_a_transaction"),
+        Guard("a child does not end its parent's transaction", SQLITE, "            if self._file.mine:\n                with", "            if True:\n                with", "programs/test_fork.py -k inside_a_transaction"),
+        Guard("a transaction that is too long is ended", SQLITE, "        _thread.start_new_thread(self._watch, ())\n", "", "unit/test_sqlite_file.py -k stays_open_too_long"),
+        Guard("a thread does not wait for its own transaction", SQLITE, "        if _inside:\n            self._refuse_inside(\"a write\")\n", "", "unit/test_sqlite_file.py -k never_waits"),
         # ── other people's schedulers, guarded ──
         Guard("a guard that can't renew asks its code to stop", "guards/run.py", "        if self.holder.must_stop:\n", "        if False:\n", "unit/test_guard.py"),
         Guard("a guard that was declared dead has lost its lock", "guards/run.py", "        if not alive:\n", "        if False:\n", HERE + "a_guard_that_was_declared_dead_has_lost_its_lock"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from tenure.core import forks
 from tenure.errors import BadData, StoreAway, StoreError
 from tenure.ports import Draft
 from tenure.stores.sqlite import SqliteStore, file
@@ -321,7 +322,10 @@ def test_ctrl_c_while_it_waits_for_its_turn_takes_a_write_back(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("use", ["read", "write", "transaction"])
-def test_a_forked_child_is_told_so_also_when_its_parent_was_just_using_the_file(tmp_path: Path, use: str) -> None:
+def test_a_forked_child_is_told_so_also_when_its_parent_was_just_using_the_file(
+    tmp_path: Path, use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "PAUSE_SECONDS", 0.05)
     database = with_a_table(tmp_path / "t.db")
     calls: dict[str, Callable[[], object]] = {
         "read": lambda: database.read(insert(1, "child")),
@@ -348,20 +352,61 @@ def test_a_locked_file_is_away_not_broken(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(file, "BUSY_SECONDS", 0.05)
     path = tmp_path / "t.db"
     store, other = opened(path), opened(path)
-    with other.transaction(), pytest.raises(StoreAway, match="was locked by another process"):
-        store.enqueue([draft(1)])
+    with ThreadPoolExecutor(1) as threads, other.transaction():
+        with pytest.raises(StoreAway, match="was locked by another process"):
+            threads.submit(store.enqueue, [draft(1)]).result()
     assert store.enqueue([draft(1)])[0].created
     store.close()
     other.close()
 
 
-def test_a_transaction_that_stays_open_too_long_is_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "TRANSACTION_SECONDS", 0.0)
+@pytest.mark.parametrize("uses", ["the same store", "another store"])
+def test_a_transaction_that_stays_open_too_long_is_ended_whatever_its_block_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uses: str
+) -> None:
+    monkeypatch.setattr(file, "TRANSACTION_SECONDS", 0.2)
+    store, other = opened(tmp_path / "t.db"), opened(tmp_path / "t.db")
+    with ThreadPoolExecutor(1) as threads, pytest.raises(StoreError, match=r"rolled back.*only write lock"):
+        with store.transaction() as tx:
+            store.enqueue([draft(1)], tx=tx)
+            waits = threads.submit((store if uses == "the same store" else other).enqueue, [draft(2)])
+            assert waits.result(30)[0].created  # while the block goes on
+            with pytest.raises(StoreError, match=r"rolled back.*only write lock"):
+                store.enqueue([draft(3)], tx=tx)
+    assert [store.get(draft(n).id) is not None for n in (1, 2, 3)] == [False, True, False]
+    store.close()
+    other.close()
+
+
+def test_a_statement_that_runs_too_long_in_a_transaction_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "TRANSACTION_SECONDS", 0.2)
     store = opened(tmp_path / "t.db")
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     with pytest.raises(StoreError, match=r"rolled back.*only write lock"), store.transaction() as tx:
         store.enqueue([draft(1)], tx=tx)
-    assert store.get(draft(1).id) is None
+        tx.execute(endless).fetchall()
+    assert store.enqueue([draft(1)])[0].created
     store.close()
+
+
+def test_a_thread_never_waits_for_its_own_transaction(tmp_path: Path) -> None:
+    store, other = opened(tmp_path / "t.db"), opened(tmp_path / "t.db")
+    elsewhere = opened(tmp_path / "elsewhere.db")
+    with store.transaction() as tx:
+        for each in (store, other):
+            with pytest.raises(StoreError, match=r"inside jobs\.transaction\(\), a write would wait.*tx="):
+                each.cancel([draft(1).id], "")
+            with pytest.raises(StoreError, match=r"inside jobs\.transaction\(\), a second transaction would wait"):
+                each.transaction().__enter__()
+        with elsewhere.transaction() as second:
+            elsewhere.enqueue([draft(1)], tx=second)
+        store.enqueue([draft(1)], tx=tx)
+    assert store.get(draft(1).id) is not None
+    assert store.cancel([draft(1).id], "")
+    for each in (store, other, elsewhere):
+        each.close()
 
 
 def test_a_store_that_is_closed_says_so(tmp_path: Path) -> None:

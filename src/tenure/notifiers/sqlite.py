@@ -16,6 +16,8 @@ import os
 import secrets
 import socket
 import stat
+import threading
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import blake2s
@@ -24,6 +26,7 @@ from typing import Literal, cast
 
 import apsw
 
+from tenure.core import forks
 from tenure.ports import ANY, Ring
 
 LONGEST_PATH = 107  # bytes, sockaddr_un on Linux
@@ -108,8 +111,13 @@ class SqliteListener:
     permits = None
 
     def __init__(self, database: str, folder: Path | None) -> None:
-        self._connection = apsw.Connection(database)
-        self._version = self._data_version()
+        self._database = database
+        self._lock = threading.Lock()
+        self._connection: apsw.Connection | None = None
+        forks.refuse_sqlite()
+        forks.add(self)
+        self._version: int | None = self._data_version()
+        self._pid = os.getpid()
         self._socket: socket.socket | None = None
         self._path = Path()
         self.interval = _FAST_POLL_SECONDS
@@ -121,7 +129,10 @@ class SqliteListener:
             self.interval = _POLL_SECONDS
 
     def _data_version(self) -> int:
-        return cast(int, self._connection.pragma("data_version"))
+        with self._lock:
+            if self._connection is None:
+                self._connection = apsw.Connection(self._database)
+            return cast(int, self._connection.pragma("data_version"))
 
     def fileno(self) -> int | None:
         return None if self._socket is None else self._socket.fileno()
@@ -147,7 +158,38 @@ class SqliteListener:
         return list(rings)
 
     def close(self) -> None:
+        forks.discard(self)
         if self._socket is not None:
             self._socket.close()
-            self._path.unlink(missing_ok=True)
-        self._connection.close()
+            if os.getpid() == self._pid:
+                self._path.unlink(missing_ok=True)
+        with self._lock:
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._version = None  # another connection counts from elsewhere
+        if connection is not None:
+            connection.close()
+
+    # ── forks: as for the store's own connections ──
+
+    def pause(self, until: float) -> bool:
+        if not self._lock.acquire(timeout=max(until - time.monotonic(), 0.0)):
+            return False
+        if self._connection is not None:
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        self._disconnect()
+        return True
+
+    def resume(self) -> None:
+        self._lock.release()
+
+    def forget(self, *, paused: bool) -> bool:
+        if self._connection is not None:
+            forks.keep_forever(self._connection)
+            self._connection = None
+        self._lock = threading.Lock()
+        if self._socket is not None:
+            self._socket.close()  # what is sent there is for the parent
+        return paused

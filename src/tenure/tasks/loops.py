@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 def refuse_on_loop(call: str, instead: str) -> None:
     """Raise WouldBlock if an event loop runs in this thread: a synchronous call would block everything on it."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and asyncio._get_running_loop() is not None:
+    running = getattr(sys.modules.get("asyncio"), "_get_running_loop", None)  # another thread may just be importing it
+    if running is not None and running() is not None:
         raise WouldBlock(f"{call} would block this event loop; write: {instead}")
 
 

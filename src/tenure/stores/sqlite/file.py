@@ -9,6 +9,7 @@ of the file in it (`sqlite3`, a copy, a hash) drops them, and committed jobs can
 # (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import threading
@@ -22,16 +23,18 @@ from typing import Any, TypeVar
 
 import apsw
 
+from tenure.core import forks
 from tenure.errors import BadData, StoreAway, StoreError
 
 T = TypeVar("T")
 
 APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
-BUSY_SECONDS = 5.0
 TRANSACTION_SECONDS = 5.0
+BUSY_SECONDS = TRANSACTION_SECONDS + 2.0  # longer: who waits for a transaction that is too long gets its turn
 CLOSE_SECONDS = BUSY_SECONDS + 1.0
 LARGEST_LOG = 64 << 20  # bytes of write-ahead log that a checkpoint leaves allocated for reuse
 ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: upkeep checkpoints from the first, a writer from the second
+_CREATE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glusterfs", "lustre")
 
 
@@ -130,42 +133,57 @@ class _Op:
         self.error: Exception | None = None
 
 
-class Transaction:
-    """A caller's transaction on the store's own connection. It holds the file's one write lock: keep it short."""
+_inside: dict[int, Transaction] = {}  #: the last transaction of each thread that is in one
 
-    def __init__(self, file: DatabaseFile, connection: apsw.Connection) -> None:
+
+class Transaction:
+    """A caller's transaction on the store's own connection. It holds the file's one write lock: keep it short.
+
+    A thread ends one that is open for too long, whatever its caller is doing: nobody else can write until then. No
+    `threading.Event`, as a signal's exception inside one would leave it locked.
+    """
+
+    def __init__(self, file: DatabaseFile) -> None:
         self._file = file
-        self._connection = connection
-        self._open = True
+        self._connection: apsw.Connection | None = None
         self._lock = threading.Lock()
+        self._overdue = False
+        self._gate = threading.Lock()  #: released at its end
+        self._gate.acquire()
+        self.over = False
+        self.thread = threading.get_ident()
         self.committed: list[Callable[[], None]] = []  #: called after the commit
 
-    def begin(self) -> None:
+    def begin(self, connection: apsw.Connection) -> None:
+        self._connection = connection
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE")
         except apsw.Error as error:
             raise mapped(error, self._file.path) from error
-        self._deadline = time.monotonic() + TRANSACTION_SECONDS
+        _thread.start_new_thread(self._watch, ())
 
     def execute(self, sql: str, bindings: Any = ()) -> apsw.Cursor:
         """Run your own SQL in the transaction: it commits or rolls back together with the jobs."""
         return self.run(lambda connection: connection.execute(sql, bindings))
 
     def run(self, call: Callable[[apsw.Connection], T]) -> T:
+        self._file.refuse_child()
         with self._lock:
-            if not self._open:
-                raise StoreError("this transaction has ended")
-            if time.monotonic() > self._deadline:
-                raise StoreError(
-                    f"this transaction was open for more than {TRANSACTION_SECONDS:g}s and is rolled back: it holds "
-                    "the file's only write lock, so no process could claim, finish or renew. Do slow work before it."
-                )
+            if self.over or self._connection is None:
+                raise self._too_long() if self._overdue else StoreError("this transaction has ended")
             if not self._connection.in_transaction:  # later statements would be committed one by one
                 raise StoreError("an error in this transaction made SQLite roll it back: nothing of it is stored")
             try:
                 return call(self._connection)
             except (apsw.Error, UnicodeEncodeError) as error:
-                raise mapped(error, self._file.path) from error
+                raise (self._too_long() if self._overdue else mapped(error, self._file.path)) from error
+
+    def _too_long(self) -> StoreError:
+        return StoreError(
+            f"this transaction was open for more than {TRANSACTION_SECONDS:g}s and is rolled back: it holds the file's "
+            "only write lock, so no process could claim, finish or renew. Do slow work before it, and wait in it for "
+            "no other thread that writes."
+        )
 
     @property
     def path(self) -> str:
@@ -177,9 +195,38 @@ class Transaction:
             if commit:
                 self.run(lambda connection: connection.execute("COMMIT"))
         finally:
-            self._open = False
-            if self._connection.in_transaction:
+            if self._file.mine:
+                with self._lock:
+                    self._close()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; False if it goes on. For one thread at a time."""
+        if not self.over and self._gate.acquire(timeout=seconds):
+            self._gate.release()
+        return self.over
+
+    def _watch(self) -> None:
+        if self.wait(TRANSACTION_SECONDS):
+            return
+        self._overdue = True
+        while not self._lock.acquire(timeout=0.05):
+            if self._connection is not None:
+                self._connection.interrupt()  # a statement of the caller's is running
+        try:
+            self._close()
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        """Roll back unless it is committed, and let the next writer go on."""
+        if self.over:
+            return
+        try:
+            if self._connection is not None and self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+        finally:
+            self.over = True
+            self._gate.release()
 
 
 class DatabaseFile:
@@ -191,12 +238,16 @@ class DatabaseFile:
 
     A signal's exception (KeyboardInterrupt, SystemExit) may interrupt that thread anywhere. It propagates at once: each
     waiting thread then gets the turn and executes its own write, unless it finds that write committed.
+
+    A fork closes both connections first; the parent opens them again when it uses them.
     """
 
     def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
+        self._open = False
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
+        self._transaction: Transaction | None = None  #: the last one; who has the turn waits for its end
         self._turn = threading.Lock()
         self._reading = threading.Lock()
         self._waiting: deque[_Op] = deque()
@@ -217,17 +268,22 @@ class DatabaseFile:
             raise StoreError(f"{folder} is not a folder: create it, or give another path in TENURE_URL")
         if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
             raise StoreError(f"{path} can't be written: check the folder and its permissions")
+        self.refuse_child()
+        forks.refuse_sqlite()
+        forks.add(self)
         _hold(self.path)
+        self._open = True
         try:
-            self._writer = self._connect()
-            self._check_ours(self._writer)
-            self._reader = self._connect()
+            with self._turn, self._reading:
+                self._writer = self._connect(_CREATE)
+                self._check_ours(self._writer)
+                self._reader = self._connect(_CREATE)
         except BaseException as error:
             self.close()
             raise mapped(error, self.path) from error
 
-    def _connect(self) -> apsw.Connection:
-        connection = apsw.Connection(self.path)
+    def _connect(self, flags: int) -> apsw.Connection:
+        connection = apsw.Connection(self.path, flags=flags)
         # A blocking lock with a time limit, granted in turn by the kernel: SQLite's own busy handler sleeps for growing
         # intervals, so that the latest of several processes writing back to back starves.
         connection.set_busy_timeout(round(BUSY_SECONDS * 1000))
@@ -279,39 +335,119 @@ class DatabaseFile:
 
     def close(self) -> None:
         """Wait for the calls in progress; a connection whose call does not end in time stays open."""
-        held = self._writer is not None or self._reader is not None
-        reader, self._reader = self._reader, None
-        writer, self._writer = self._writer, None
-        for connection, lock in ((reader, self._reading), (writer, self._turn)):
-            if connection is not None and lock.acquire(timeout=CLOSE_SECONDS):
-                connection.close()
-                lock.release()
-        if held:
+        if not self.mine:  # its connections are the parent's
+            return
+        was_open, self._open = self._open, False
+        if self._reading.acquire(timeout=CLOSE_SECONDS):
+            self._close_reader()
+            self._reading.release()
+        if self._turn.acquire(timeout=CLOSE_SECONDS):
+            if self._transaction_ended(CLOSE_SECONDS):
+                self._close_writer()
+            self._turn.release()
+        if was_open:
+            forks.discard(self)
             _release(self.path)
+
+    def _close_reader(self) -> None:
+        connection, self._reader = self._reader, None
+        if connection is not None:
+            connection.close()
+
+    def _close_writer(self) -> None:
+        connection, self._writer = self._writer, None
+        if connection is not None:
+            connection.close()
+
+    # ── forks ──
+
+    @property
+    def mine(self) -> bool:
+        """Was it made in this process, not in one that forked it?"""
+        return os.getpid() == self._pid
+
+    def refuse_child(self) -> None:
+        """Check before taking any lock: in a forked child a lock that was held at the fork is never released."""
+        if not self.mine:
+            raise StoreError(f"{self.path} was opened before a fork(): a child process must open the store itself")
+
+    def pause(self, until: float) -> bool:
+        if threading.get_ident() in _inside or not self._reading.acquire(timeout=_left(until)):
+            return False
+        if self._turn.acquire(timeout=_left(until)):
+            if self._transaction_ended(_left(until)):
+                for connection in (self._writer, self._reader):
+                    if connection is not None:  # a checkpoint would take long, and another process may be made to wait
+                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                self._close_writer()
+                self._close_reader()
+                return True
+            self._turn.release()
+        self._reading.release()
+        return False
+
+    def resume(self) -> None:
+        self._turn.release()
+        self._reading.release()
+
+    def forget(self, *, paused: bool) -> bool:
+        for connection in (self._writer, self._reader):
+            if connection is not None:
+                forks.keep_forever(connection)
+        unused = paused or not self._open
+        self._writer = self._reader = None
+        self._open = False
+        _held.clear()
+        _inside.clear()
+        return unused
 
     # ── use ──
 
-    def _connection(self, connection: apsw.Connection | None) -> apsw.Connection:
-        if connection is None:
+    def _writing_connection(self) -> apsw.Connection:
+        """Under the turn. After a fork it is opened again: the file that was there, not a new one."""
+        if not self._open:
             raise StoreError(f"{self.path} is not open")
-        return connection
+        if self._writer is None:
+            self._writer = self._connect(apsw.SQLITE_OPEN_READWRITE)
+        return self._writer
 
-    def _refuse_child(self) -> None:
-        """Check before taking any lock: in a forked child a lock that was held at the fork is never released."""
-        if os.getpid() != self._pid:
-            raise StoreError(f"{self.path} was opened before a fork(): a child process must open the store itself")
+    def _reading_connection(self) -> apsw.Connection:
+        if not self._open:
+            raise StoreError(f"{self.path} is not open")
+        if self._reader is None:
+            self._reader = self._connect(apsw.SQLITE_OPEN_READWRITE)
+        return self._reader
+
+    def _refuse_inside(self, what: str) -> None:
+        """A thread that waits for its own transaction would wait in vain."""
+        ours = _inside.get(threading.get_ident())
+        if ours is not None and ours.path == self.path and not ours.over:
+            raise StoreError(
+                f"inside jobs.transaction(), {what} would wait for this transaction: pass it on as tx=, or do this "
+                "before or after the block"
+            )
+
+    def _transaction_ended(self, seconds: float) -> bool:
+        """Under the turn: wait for the end of the transaction before."""
+        before = self._transaction
+        return before is None or before.wait(seconds)
+
+    def _wait_for_transaction(self) -> None:
+        if not self._transaction_ended(BUSY_SECONDS):
+            raise StoreAway(f"{self.path}: a transaction of this process did not end within {BUSY_SECONDS:g}s")
 
     def read(self, call: Callable[[apsw.Connection], T]) -> T:
-        self._refuse_child()
+        self.refuse_child()
         with self._reading:
-            connection = self._connection(self._reader)
             try:
-                return call(connection)
+                return call(self._reading_connection())
             except (apsw.Error, UnicodeEncodeError) as error:
                 raise mapped(error, self.path) from error
 
     def write(self, call: Callable[[apsw.Connection], T]) -> T:
-        self._refuse_child()
+        self.refuse_child()
+        if _inside:
+            self._refuse_inside("a write")
         op = _Op(call)
         try:
             self._waiting.append(op)
@@ -333,8 +469,8 @@ class DatabaseFile:
 
     def _commit(self, group: list[_Op]) -> None:
         try:
-            connection = self._connection(self._writer)
-            self._commit_together(connection, group)
+            self._wait_for_transaction()
+            self._commit_together(self._writing_connection(), group)
         except Exception as error:
             if group[0].committed:  # raised by a signal handler, too late to roll back
                 raise
@@ -361,16 +497,21 @@ class DatabaseFile:
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
-        self._refuse_child()
-        with self._turn:
-            transaction = Transaction(self, self._connection(self._writer))
-            try:
-                transaction.begin()
-                yield transaction
-                transaction.end(commit=True)
-            except BaseException:
-                transaction.end(commit=False)
-                raise
+        self.refuse_child()
+        self._refuse_inside("a second transaction")
+        transaction = Transaction(self)
+        try:
+            with self._turn:  # not for longer: whoever has the turn next waits for the end of this transaction
+                self._wait_for_transaction()
+                self._transaction = _inside[transaction.thread] = transaction
+                transaction.begin(self._writing_connection())
+            yield transaction
+            transaction.end(commit=True)
+        except BaseException:
+            transaction.end(commit=False)
+            raise
+        finally:
+            _inside.pop(transaction.thread, None)
         for committed in transaction.committed:
             committed()
 
@@ -399,6 +540,10 @@ class DatabaseFile:
                 copied.close()
 
         self.read(copy)
+
+
+def _left(until: float) -> float:
+    return max(until - time.monotonic(), 0.0)
 
 
 def fetch(connection: apsw.Connection, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
