@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src"
+import tenure
+
+SOURCE = Path(tenure.__file__).parents[1]
 APP = """
 import asyncio, contextvars, json, os, sys, threading, time
 from tenure import Fail, Job, Retry, Snooze, Tenure
@@ -422,3 +424,143 @@ def test_a_loop_blocked_for_longer_than_a_lease_loses_its_jobs_and_begins_anew(t
     assert ran.told["late"] < 5.0
     assert ran.told["new"]
     assert ran.told["job"]["failures"] == ran.told["job"]["crashes"] == 0
+
+
+# ── exceptions ──
+
+
+def test_cleanup_that_fails_while_its_job_is_handed_back_is_not_charged(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        """
+        begun = []
+
+        @jobs.task(retry=1)
+        async def in_finally() -> None:
+            begun.append(1)
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                raise ConnectionError("the pool is closed")
+
+        @jobs.task(retry=1)
+        async def in_group() -> None:
+            async def part():
+                try:
+                    await asyncio.sleep(1000)
+                finally:
+                    raise ConnectionError("the pool is closed")
+
+            begun.append(1)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(part())
+
+        @jobs.task(retry=1)
+        async def wrapped() -> None:
+            begun.append(1)
+            try:
+                await asyncio.sleep(1000)
+            except BaseException as error:
+                raise RuntimeError("the report was not written") from error
+
+        @jobs.task(retry=1)
+        def in_thread(job: Job) -> None:
+            begun.append(1)
+            try:
+                while True:
+                    job.progress(0.1)
+                    time.sleep(0.01)
+            finally:
+                raise ConnectionError("the pool is closed")
+
+        @jobs.task(retry=1)
+        async def unrelated() -> None:
+            begun.append(1)
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                pass
+            raise ValueError("a mistake of its own")
+
+        tasks = [in_finally, in_group, wrapped, in_thread, unrelated]
+        with jobs.worker(concurrency=8):
+            handles = [task.enqueue() for task in tasks]
+            while len(begun) < len(tasks):
+                time.sleep(0.01)
+        tell(**{task.name: ends(handle) for task, handle in zip(tasks, handles)})
+        """,
+        TENURE_GRACE="0s",
+    )
+    assert ran.code == 0, ran.err
+    told = ran.told
+    unrelated = told.pop("unrelated")
+    assert {name: of(job, RELEASED) for name, job in told.items()} == dict.fromkeys(told, RELEASED)
+    assert (unrelated["state"], unrelated["failures"]) == ("dead", 1)
+
+
+def test_a_signal_raised_in_a_group_means_what_it_means_alone(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        """
+        async def raises(error):
+            raise error
+
+        async def together(*errors):
+            async with asyncio.TaskGroup() as group:
+                for error in errors:
+                    group.create_task(raises(error))
+
+        @jobs.task(retry=5)
+        async def snoozes() -> None:
+            await together(Snooze("1h", "closed"))
+
+        @jobs.task(retry=5)
+        async def snoozes_deep() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(together(Snooze("1h", "closed")))
+
+        @jobs.task(retry=5)
+        async def snoozes_twice() -> None:
+            await together(Snooze("1m", "busy"), Snooze("1h", "closed"))
+
+        @jobs.task(retry=5)
+        async def gives_up() -> None:
+            await together(Fail("no such card", final=True))
+
+        @jobs.task(retry=5)
+        async def gives_up_beside_an_error() -> None:
+            await together(ValueError("a mistake"), Fail("no such card", final=True))
+
+        @jobs.task(retry=1)
+        async def snoozes_beside_an_error() -> None:
+            await together(ValueError("a mistake"), Snooze("1h", "closed"))
+
+        @jobs.task(retry=5)
+        def plain() -> None:
+            raise ExceptionGroup("both", [Snooze("1h", "closed")])
+
+        tasks = [snoozes, snoozes_deep, snoozes_twice, plain]
+        tasks += [gives_up, gives_up_beside_an_error, snoozes_beside_an_error]
+        with jobs.worker(concurrency=8):
+            handles = [task.enqueue() for task in tasks]
+            while any(not ends(handle)["outcomes"] for handle in handles):
+                time.sleep(0.01)
+        views = [jobs.client().store.get(str(handle.id)) for handle in handles]
+        waits = [(view.run_at - view.enqueued_at).total_seconds() > 3000 for view in views]
+        tell(**{task.name: ends(handle) | {"hour": wait} for task, handle, wait in zip(tasks, handles, waits)})
+        """,
+    )
+    assert ran.code == 0, ran.err
+    found = {name: (job["state"], job["failures"], job["hour"]) for name, job in ran.told.items()}
+    snoozed, dead = ("scheduled", 0, True), ("dead", 1, False)
+    assert found == {
+        "snoozes": snoozed,
+        "snoozes_deep": snoozed,
+        "snoozes_twice": snoozed,
+        "plain": snoozed,
+        "gives_up": dead,
+        "gives_up_beside_an_error": dead,
+        "snoozes_beside_an_error": dead,
+    }
+    assert ran.told["gives_up"]["error"] == "no such card"
+    assert "a mistake" in ran.told["gives_up_beside_an_error"]["error"]

@@ -39,6 +39,7 @@ from tenure.tasks.task import Task
 from tenure.worker.caller import CallersLoop
 from tenure.worker.job_log import JobLog
 from tenure.worker.program import Program
+from tenure.worker.signals import came_of_a_stop, leaves, signal_in
 
 T = TypeVar("T")
 
@@ -237,17 +238,19 @@ class Attempt:
     def _outcome_of(self, error: BaseException) -> Outcome | None:
         retry = self.task.retry
         failures = self.claimed.failures + 1
-        match error:
+        match signal_in(error):
+            case Fail(final=True) if len(leaves(error)) > 1:
+                return Failed(describe(error), final=True)
             case Snooze(delay=delay, reason=reason):
                 return Snoozed(delay, clean(reason, MAX_ERROR))
             case Fail(reason=reason, retry_in=retry_in, final=final):
                 return Failed(clean(reason, MAX_ERROR), retry_in, final)
             case LeaseLost():
                 return None
-            case JobStopped() | asyncio.CancelledError() if self.stopping:
+            case _ if self.stopping and came_of_a_stop(error):
                 return self.verdict
-            case Exception():
-                return Failed(describe(error), retry.wait(error, failures), final=not retry.retries(error))
+            case Exception() as raised:
+                return Failed(describe(raised), retry.wait(raised, failures), final=not retry.retries(raised))
             case _:
                 return Failed(describe(error))
 

@@ -1,0 +1,60 @@
+"""What an exception of a handler means when it comes in a group, or while the handler is being stopped."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections.abc import Iterator
+from typing import cast
+
+from tenure.core.retry import Fail, Snooze
+from tenure.errors import JobStopped, LeaseLost
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The error itself, or all errors of a group and of the groups in it."""
+    members = _members(error)
+    return [leaf for each in members for leaf in leaves(each)] if members else [error]
+
+
+def signal_in(error: BaseException) -> BaseException:
+    """The signal that a group stands for, or the error itself.
+
+    A lost lease or a final Fail counts whatever else a group holds. Beside an error that is no signal, a Snooze or
+    another Fail does not: that error is a failure. Of several signals a Fail counts first, then the longest Snooze.
+
+    >>> signal_in(ExceptionGroup("", [Snooze("1s"), ExceptionGroup("", [Snooze("1m")])]))
+    Snooze('snoozed for 1m')
+    """
+    found = leaves(error)
+    for each in found:
+        if isinstance(each, LeaseLost) or (isinstance(each, Fail) and each.final):
+            return each
+    snoozes = [each for each in found if isinstance(each, Snooze)]
+    fails = [each for each in found if isinstance(each, Fail)]
+    if len(snoozes) + len(fails) < len(found):
+        return error
+    return fails[0] if fails else max(snoozes, key=lambda each: each.delay)
+
+
+def came_of_a_stop(error: BaseException) -> bool:
+    """Is it what stopped the code, or was it raised while the code cleaned up after that?"""
+    return any(isinstance(each, CancelledError | JobStopped) for each in _history(error))
+
+
+def _history(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from or during, and what a group of them holds."""
+    waiting: list[BaseException | None] = [error]
+    seen = set[int]()
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += (each.__cause__, each.__context__, *_members(each))
+
+
+def _members(error: BaseException) -> tuple[BaseException, ...]:
+    if not isinstance(error, BaseExceptionGroup):
+        return ()
+    return cast("BaseExceptionGroup[BaseException]", error).exceptions
