@@ -564,3 +564,57 @@ def test_a_signal_raised_in_a_group_means_what_it_means_alone(tmp_path: Path) ->
     }
     assert ran.told["gives_up"]["error"] == "no such card"
     assert "a mistake" in ran.told["gives_up_beside_an_error"]["error"]
+
+
+# ── a neighbour that blocks the loop ──
+
+
+@pytest.mark.parametrize("way", ["with", "async with"])
+def test_a_job_that_reports_is_not_hung_because_its_neighbour_blocks_the_loop(tmp_path: Path, way: str) -> None:
+    ran = run(
+        tmp_path,
+        """
+        @jobs.task(stale_after="1s", max_crashes=0)
+        async def reports(job: Job) -> str:
+            for _ in range(6):
+                job.progress(0.5)
+                await asyncio.sleep(0.6)
+            return "done"
+
+        @jobs.task
+        async def blocks() -> None:
+            await asyncio.sleep(0.2)
+            time.sleep(2.5)
+
+        @jobs.task(stale_after="1s", max_crashes=0)
+        async def hangs(job: Job) -> None:
+            job.progress(0.5)
+            await asyncio.sleep(1000)
+        """
+        + {
+            "with": """
+        with jobs.worker(concurrency=8):
+            hung, told = hangs.enqueue(), [reports.enqueue() for _ in range(6)]
+            blocks.enqueue()
+            while {ends(each)["state"] for each in (hung, *told)} & {"queued", "processing"}:
+                time.sleep(0.05)
+        """,
+            "async with": """
+        async def main():
+            global hung, told
+            async with jobs.worker(concurrency=8):
+                hung, told = await hangs.aenqueue(), [await reports.aenqueue() for _ in range(6)]
+                await blocks.aenqueue()
+                while {ends(each)["state"] for each in (hung, *told)} & {"queued", "processing"}:
+                    await asyncio.sleep(0.05)
+
+        asyncio.run(main())
+        """,
+        }[way]
+        + """
+        tell(hung=ends(hung), told=[ends(each) for each in told])
+        """,
+    )
+    assert ran.code == 0, ran.err
+    assert [(each["state"], each["crashes"]) for each in ran.told["told"]] == [("completed", 0)] * 6
+    assert (ran.told["hung"]["state"], ran.told["hung"]["crashes"]) == ("dead", 1)

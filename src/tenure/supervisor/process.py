@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import IO, Any, NamedTuple
 
-from tenure.core.lifecycle import Outcome
+from tenure.core.durations import spell
+from tenure.core.lifecycle import Crashed, Outcome
 from tenure.liveness.host import TOKEN_ENV, kill_group, new_token, worker_id
 from tenure.liveness.lifeline import Lifeline
 from tenure.ports import Runner
 from tenure.worker.link import Link
+
+HUNG_GRACE_SECONDS = 10.0  #: how long a worker has to stop a hung job by itself
+RECENT_SECONDS = 5.0  #: after a stall, until its worker has stored what its jobs reported meanwhile
 
 
 class Ended(NamedTuple):
@@ -50,6 +54,9 @@ class WorkerProcess:
     verdicts: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
     stall: str = ""
     stall_reported: float = 0.0
+    stalled_at: float = -inf  #: when its loop was last seen blocked, by the boot clock
+    blockers: tuple[str, ...] = ()  #: the jobs of the task that the last stall named
+    blocked_at: str = ""  #: and its file and line
 
     @classmethod
     def start(cls, command: Sequence[str], runner: Runner, replaces: str = "") -> WorkerProcess:
@@ -83,6 +90,25 @@ class WorkerProcess:
         self.draining = True
         self.end_by = min(self.end_by, end_by)
         self.link.send("drain", grace=grace)
+
+    def blame(self, job_id: str, silent: float, now: float) -> dict[str, Outcome]:
+        """The verdicts because of this job, which has been silent for so long; empty: wait.
+
+        Code that blocks the loop silences its neighbours: then it is charged, and they are not. If it is not known
+        which job it belongs to, those in question run alone next.
+        """
+        reason = f"hung: silent for {spell(silent)}"
+        if now - self.stalled_at > RECENT_SECONDS:
+            return {job_id: Crashed(reason)}
+        blocked = now - self.lifeline.tick if self.stall else 0.0
+        if job_id not in self.blockers and blocked < HUNG_GRACE_SECONDS:
+            return {}
+        if not self.blockers:
+            return {job_id: Crashed(f"{reason}, while unknown code blocked its worker's event loop", process_died=True)}
+        verdict = Crashed(
+            f"hung: it blocked its worker's event loop at {self.blocked_at}", process_died=len(self.blockers) > 1
+        )
+        return dict.fromkeys(self.blockers, verdict)
 
     def kill(self, reason: str) -> None:
         """Kill its process group. The first reason is kept."""

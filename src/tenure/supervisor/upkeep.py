@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from tenure.core.durations import spell
-from tenure.core.lifecycle import Crashed, Lease, Outcome, State
+from tenure.core.lifecycle import Lease, State
 from tenure.maintenance.roster import Row, Turn
+from tenure.supervisor.process import HUNG_GRACE_SECONDS
 from tenure.supervisor.shared import Shared
 
 SOON_SECONDS = 60.0  #: --until-empty waits for jobs that are due sooner than this
-HUNG_GRACE_SECONDS = 10.0  #: how long a worker has to stop a hung job by itself
 CHECK_SECONDS = 0.5  #: between two checks whether the queues are empty or a file has changed
 SOLO_SECONDS = 1.0
 SOLO_SPACING = 0.2
@@ -57,13 +56,12 @@ class Upkeep:
         self._hung_since = {each.lease: self._hung_since.get(each.lease, now) for each in hung}
         for each in hung:
             if now - self._hung_since[each.lease] > HUNG_GRACE_SECONDS:
-                verdict = Crashed(f"hung: silent for {spell(each.silent)}")
-                self._loop.call(partial(self._kill_hung, each.lease, verdict))
+                self._loop.call(partial(self._kill_hung, each.lease, each.silent))
 
-    def _kill_hung(self, lease: Lease, verdict: Outcome) -> None:
+    def _kill_hung(self, lease: Lease, silent: float) -> None:
         for worker in self._processes:
-            if worker.id == lease.worker_id:
-                worker.verdicts[lease.job_id] = verdict
+            if worker.id == lease.worker_id and (guilty := worker.blame(lease.job_id, silent, self._boot())):
+                worker.verdicts.update(guilty)
                 worker.kill("one of its jobs hung, and did not stop when asked")
 
     def _check_empty(self, empty: Callable[[], None]) -> None:

@@ -59,12 +59,14 @@ class Watch:
         if not worker.ready or worker.drained or not worker.lifeline.tick or silent < STALL_SECONDS:
             worker.stall, worker.stall_reported = "", 0.0
             return
+        worker.stalled_at = now
         if worker.stall_reported and silent < worker.stall_reported * 2:
             return
         worker.stall_reported = silent
         functions = {(file, name): task for task, (file, name) in worker.hello["functions"].items()}
         task, line = stalls.name(stalls.dump(worker.process.pid, worker.dump.fileno()), functions)
         jobs = self._running_jobs(worker, task) if task else ()
+        worker.blockers, worker.blocked_at = jobs, line
         worker.stall = f"its loop is blocked by {task or 'unknown code'} at {line or 'an unknown line'}"
         self._shared.events.emit(StallSeen(worker_id=worker.id, job_ids=jobs, task=task, line=line, seconds=silent))
         self._noted()
