@@ -106,7 +106,7 @@ def test_a_crontab_line_runs_its_command_once_a_tick(folder: Path) -> None:
     line = half_a_day_away(line.replace("/srv/shop", str(folder)))
 
     assert "sent" in said(line)
-    assert re.search("skipped: the tick of .* has already run", said(line))
+    assert re.search("daily-report: skipped: the tick of .* has already run", said(line))
 
 
 def test_the_crontab_line_that_alerts_ends_with_1_only_if_something_is_wrong(folder: Path) -> None:

@@ -424,6 +424,19 @@ def test_a_job_of_it_is_stored_run_and_its_result_read_back(repo: Repo, cache: P
     assert (summary.lines, summary.resumed_from, summary.note) == ({"Python": 2}, 0, "")
 
 
+def test_a_shallow_clone_is_analysed_and_said_to_be_one(
+    repo: Repo, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, last = repo.commit("first", a__py="1\n"), repo.commit("last", a__py="1\n2\n")
+    repo.git("clone", "-q", "--depth=1", f"file://{repo.path}", str(tmp_path / "shallow"))
+
+    summary = code_evolution.call(str(tmp_path / "shallow"), str(tmp_path / "x.svg"), cache=str(cache))
+
+    assert (summary.main_line, first != last) == (1, True)
+    assert f"a shallow clone: commits before {last[:9]} are missing" in summary.note
+    assert summary.note in caplog.text
+
+
 def test_a_repository_without_commits_is_a_dead_letter_at_once(repo: Repo, cache: Path, tmp_path: Path) -> None:
     with jobs.testing() as queue:
         handle = code_evolution.enqueue(str(repo.path), str(tmp_path / "x.svg"), cache=str(cache))

@@ -671,6 +671,17 @@ def test_an_index_that_holds_too_many_is_not_read(
     assert "zrange" not in commands(server)
 
 
+def test_a_rescued_job_has_no_owner_for_those_who_read_the_keys_either(
+    server: Valkey, store: RedisStore, namespace: str
+) -> None:
+    lease = running(store)
+    store.declare_dead([lease.worker_id])
+    assert [each.id for each in store.rescue()] == [lease.job_id]
+
+    key = f"{{{namespace}}}:job:{lease.job_id}"
+    assert server.execute("HMGET", key, "state", "worker_id", "started_at") == ["queued", None, None]
+
+
 def test_an_edit_of_a_job_that_has_been_edited_and_run_meanwhile_is_of_what_it_is_now(
     store: RedisStore, server: Valkey, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

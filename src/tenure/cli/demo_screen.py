@@ -200,7 +200,7 @@ def ending(report: Report, width: int) -> Iterable[RenderableType]:
     """The whole report, for a screen of this width."""
     yield from _section("Jobs", _job_table(report.jobs, width - 1), width)
     if report.dead_letters:
-        yield from _section("Dead letters", _dead_table(report.dead_letters), width)
+        yield from _section("Dead letters", _dead_letters(report.dead_letters), width)
     if report.killed and report.history:
         yield from _section("The job whose worker was killed", _attempts(report, width), width)
     if report.analysis:
@@ -257,11 +257,14 @@ def result_of(job: JobView) -> str:
     return f"{result['main_line']} commits, a picture" if isinstance(result, dict) else str(result)
 
 
-def _dead_table(jobs: Sequence[JobView]) -> RenderableType:
-    table = _table("task", "payload", "error")
+def _dead_letters(jobs: Sequence[JobView]) -> RenderableType:
+    lines: list[Text] = []
     for job in jobs:
-        table.add_row(Text(job.task, COLOURS[State.DEAD]), job.payload, headline(job.error or ""))
-    return table
+        died = f"{job.ended_at:%H:%M:%S} UTC" if job.ended_at else ""
+        spent = f"  {job.id}  {job.failures} of {job.max_failures} failures  {died}"
+        lines.append(Text.assemble((job.task, COLOURS[State.DEAD]), spent))
+        lines.append(Text(f"  {job.payload}  {headline(job.error or '')}"))
+    return Group(*lines)
 
 
 def _attempts(report: Report, width: int) -> RenderableType:
@@ -292,6 +295,8 @@ def _languages(summary: Summary, picture: Path | None, width: int) -> Renderable
         (summary.repository, "bold"),
         f"  {summary.commits:,} commits by {authors}, {summary.files:,} files, lines of code:",
     )
+    if summary.note:
+        head.append(f"\n{summary.note}", "yellow")
     where = Text.assemble("\npicture  ", (str(picture), "bold cyan")) if picture else Text()
     return Group(head, table, where)
 

@@ -109,8 +109,11 @@ async def code_evolution(
     wait = seconds(pace, "pace")
     mirror = await open_mirror(repo, cache_folder(cache), lambda line: job.progress(stage="fetch", message=line))
     line = await mirror.main_line(branch, max_commits)
-    evolution, todo, note = resume(job.checkpoint, line)
-    if note:
+    evolution, todo, restarted = resume(job.checkpoint, line)
+    notes = [restarted] if restarted else []
+    if await mirror.shallow():
+        notes.append(f"a shallow clone: commits before {line.shas[0][:9]} are missing; git fetch --unshallow gets them")
+    for note in notes:
         log.warning("%s: %s", mirror.name, note)
     resumed_from = evolution.commits
     if not resumed_from and line.base:
@@ -148,7 +151,7 @@ async def code_evolution(
         added=evolution.added,
         deleted=evolution.deleted,
         resumed_from=resumed_from,
-        note=note,
+        note="; ".join(notes),
         picture=str(path),
     )
 

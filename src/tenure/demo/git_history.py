@@ -148,6 +148,10 @@ class Mirror:
         self.folder = folder
         self.name = name
 
+    async def shallow(self) -> bool:
+        """Whether the repository is a shallow clone: its older commits are missing."""
+        return (await self._text("rev-parse", "--is-shallow-repository")).strip() == "true"
+
     async def main_line(self, branch: str | None = None, newest: int | None = None) -> MainLine:
         """The first parents of a branch (default: the repository's own), or only the `newest` of them.
 

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 
-from tenure import Fail, Job, Retry
+from tenure import Job, Retry
 from tenure.demo.code_evolution import code_evolution, jobs
 
 __all__ = ["code_evolution", "crash_once", "doomed", "flaky", "greet", "jobs", "later"]
@@ -39,10 +39,10 @@ def flaky(job: Job) -> str:
     return f"worked after {job.failures} failure"
 
 
-@jobs.task
+@jobs.task(retry=Retry(3, base="100ms", cap="500ms"))
 def doomed(order: int) -> None:
-    """Fails permanently, and becomes a dead letter."""
-    raise Fail(f"order {order} does not exist; retrying will not help", final=True)
+    """Fails at every attempt until its retries are used up, and becomes a dead letter."""
+    raise LookupError(f"order {order} does not exist")
 
 
 @jobs.task

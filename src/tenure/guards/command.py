@@ -375,12 +375,16 @@ def run_command(
     Or 128+n: signal n ended it; 124: it timed out; 126: it can't be executed; 127: not found; 75: the lock was lost.
     Raises StoreAway if it did not run because the store was out of reach, InvalidOption, and other StoreErrors.
     """
+
+    def say(text: str) -> None:
+        echo(f"{schedule.name}: {text}")
+
     with Command(argv, quiet=wishes.quiet) as command:
         try:
-            run = _begun(command, schedule, open_store, wishes, echo)
+            run = _begun(command, schedule, open_store, wishes, say)
         except GuardSkipped as skipped:
             if not wishes.quiet:
-                echo(str(skipped))
+                say(str(skipped))
             return wishes.skip_exit
         with command.signals() as got:
             end = _run(command, run, got, wishes)
@@ -391,9 +395,9 @@ def run_command(
             for output in command.outputs:
                 output.show()
         if end.refused is not None:
-            echo(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
+            say(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
         if end.stop is not None:
-            echo(_stopped(end.stop, run, wishes))
+            say(_stopped(end.stop, run, wishes))
             return end.exit_code
         for output in command.outputs:
             output.pass_all_on()
@@ -412,9 +416,12 @@ def _begun(
     try:
         run.begin()
     except StoreAway as away:
+        why = str(away).removeprefix(f"{schedule.name}: ")
         if not wishes.unguarded:
-            raise StoreAway(f"not run: {away}. --if-unreachable run would run it without its lock") from away
-        echo(f"running unguarded: {away}")
+            raise StoreAway(
+                f"{schedule.name}: not run: {why}. --if-unreachable run would run it without its lock"
+            ) from away
+        echo(f"running unguarded: {why}")
         return None
     if run.begun.late and not wishes.quiet:
         echo(run.begun.late)

@@ -39,7 +39,7 @@ DECLARE_EXPIRED = """
 
 HELD = """
     SELECT j.id::text, j.attempt, j.task, j.queue FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s
-    ORDER BY j.last_activity_at, j.id FOR NO KEY UPDATE"""
+    ORDER BY j.last_activity_at NULLS FIRST, j.id FOR NO KEY UPDATE"""
 HELD_MS = 500  # how long `settle` waits for locked rows
 
 _TO_RESCUE = """
@@ -48,7 +48,7 @@ _TO_RESCUE = """
     FROM @.jobs AS j LEFT JOIN @.workers AS w ON w.id = j.worker_id
     WHERE {which} AND (w.id IS NULL OR w.died_at IS NOT NULL
         OR @now - j.last_activity_at > (j.stale_after + 2 * w.lease) * interval '1 second')
-    ORDER BY j.last_activity_at, j.id LIMIT %s FOR NO KEY UPDATE OF j {waiting}"""
+    ORDER BY j.last_activity_at NULLS FIRST, j.id LIMIT %s FOR NO KEY UPDATE OF j {waiting}"""
 
 TO_RESCUE = _TO_RESCUE.format(which="j.state = 'processing'", waiting="SKIP LOCKED")
 REDELIVERED = _TO_RESCUE.format(which="j.id = %s AND (j.state || '') = 'processing'", waiting="")

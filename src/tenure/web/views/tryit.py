@@ -44,7 +44,10 @@ TRIALS: Mapping[str, Trial] = {
     "delayed": Trial("Delayed", "Scheduled for 5 seconds from now, then run.", "later", _name, delay="5s"),
     "fails-once": Trial("Fails once", "Its first attempt fails. It is retried, and completes.", "flaky"),
     "fails-for-good": Trial(
-        "Fails permanently", "It becomes a dead letter, which you can inspect and replay.", "doomed", _order
+        "Fails permanently",
+        "When its retries are used up it is a dead letter, which you can inspect and replay.",
+        "doomed",
+        _order,
     ),
     "crash": Trial(
         "Crash a worker",

@@ -38,7 +38,7 @@ for n, e in ipairs(ends) do
     else
       redis.call('HSET', ns .. 'attempts:' .. e.id, e.attempt, cjson.encode({worker = e.worker, outcome = e.outcome,
         error = e.reason, evidence = e.evidence, started_at = started, ended_at = string.format('%.0f', now)}))
-      redis.call('HDEL', job(e.id), 'started_at', 'last_activity_at')
+      redis.call('HDEL', job(e.id), 'worker_id', 'started_at', 'last_activity_at')
     end
     if e.error then redis.call('HSET', job(e.id), 'error', e.error) end
     if e.message then redis.call('HSET', job(e.id), 'message', e.message) end
