@@ -164,13 +164,13 @@ class Tenure:
     def enqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
         """Store many jobs in one call. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
         refuse_on_loop("enqueue_many()", "await jobs.aenqueue_many(…)")
-        new = list(jobs)
+        new = _new_jobs(jobs)
         answers = self.client().enqueue([job.draft() for job in new], tx=_common_tx(new, tx))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     async def aenqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
         """Store many jobs in one call. Example: `await jobs.aenqueue_many(render.bind(n) for n in range(1000))`"""
-        new = list(jobs)
+        new = _new_jobs(jobs)
         client = await self.aclient()
         answers = await client.aenqueue([job.draft() for job in new], tx=_common_tx(new, tx))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
@@ -385,6 +385,14 @@ def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tupl
     if life == 0:
         raise InvalidOption(f"ttl: expected how long the result is kept, like 30d, got {ttl!r}; None keeps it forever")
     return valid_key(key, "once key"), life, None if wait is None else seconds(wait, "wait")
+
+
+def _new_jobs(jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:
+    new = list(jobs)
+    for job in new:
+        if not isinstance(job, NewJob):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"enqueue_many: expected jobs like add.bind(1, 2), got {job!r:.80}")
+    return new
 
 
 def _common_tx(jobs: Sequence[NewJob[Any]], tx: object) -> object:

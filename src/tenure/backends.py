@@ -28,6 +28,8 @@ _NATS = ("nats://", "tls://")
 _REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
 _POSTGRES = ("postgresql://", "postgres://")
 
+_KNOWN = "known: sqlite, postgresql, redis, valkey"
+
 
 def open_store(settings: Settings) -> Store:
     """The store that `url` names, not yet connected."""
@@ -51,7 +53,10 @@ def open_store(settings: Settings) -> Store:
         case "memory":
             raise InvalidOption("url: every process would have its own memory store; for tests use jobs.testing()")
         case _:
-            raise InvalidOption(f"unknown store {scheme!r}; known: sqlite, postgresql, redis, valkey")
+            plain, driver, _ = scheme.partition("+")
+            known = plain if plain in ("sqlite", "postgresql", "postgres", *_REDIS) else ""
+            advice = f"write {known}:, without the driver" if known and driver else _KNOWN
+            raise InvalidOption(f"unknown store {scheme!r}; {advice}")
 
 
 def connect(settings: Settings) -> Store:

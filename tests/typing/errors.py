@@ -44,7 +44,7 @@ plain("Ada")  # type: ignore[operator]
 # ── options ──
 
 plain.using(delay=5)  # type: ignore[arg-type]
-plain.using(name="Ada")  # type: ignore[call-arg]
+plain.using(name="Ada")  # type: ignore[arg-type]
 plain.using(meta={"n": 1})  # type: ignore[dict-item]
 jobs.task(timeout=60)  # type: ignore[call-overload]
 jobs.task(isolation="thread")  # type: ignore[call-overload]

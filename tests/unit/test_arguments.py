@@ -161,7 +161,7 @@ def test_text_that_not_every_store_can_keep_is_refused() -> None:
 
 
 def test_what_json_can_not_carry_is_refused_with_what_it_can() -> None:
-    assert refusal(loose, 1, object()).startswith("loose.anything: a object can't be written as JSON; use plain")
+    assert refusal(loose, 1, object()).startswith("loose.anything: an object can't be written as JSON; use plain")
 
     circle: list[object] = []
     circle.append(circle)
@@ -234,9 +234,9 @@ def first_object(a: object) -> None: ...
     ("fn", "why"),
     [
         (unannotated, "unannotated: parameter 'a' has no annotation; write a: Job, or its type"),
-        (starred, "starred: '*args: 'int'' can't be stored by name"),
-        (keywords, "keywords: '**kwargs: 'int'' can't be stored by name"),
-        (positional, "positional: 'a: 'int'' can't be stored by name"),
+        (starred, "starred: *args can't be stored by name"),
+        (keywords, "keywords: **kwargs can't be stored by name"),
+        (positional, "positional: a can't be stored by name"),
         (job_later, "job_later: the Job must be the first parameter"),
         (job_by_name, "job_by_name: the Job must be the first parameter"),
         (first_any, "first_any: its first parameter 'a' is Any, which type checkers read as the Job"),

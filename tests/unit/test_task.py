@@ -487,7 +487,7 @@ def test_results_come_back_as_annotated(jobs: Tenure) -> None:
 @pytest.mark.parametrize(
     ("result", "why"),
     [
-        (object(), "work: result: a object can't be written as JSON"),
+        (object(), "work: result: an object can't be written as JSON"),
         ("x" * 300_000, "work: result: 293 KiB as JSON, the limit is 256 KiB; store a path or a key instead"),
         ("\ud800", "work: result: it has a lone surrogate"),
         (datetime(2026, 1, 1), "work: result: a naive datetime"),

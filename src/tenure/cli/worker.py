@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from cyclopts import Parameter
 
+from tenure.cli.output import print_error
 from tenure.cli.shared import Shared, app_of
 
+if TYPE_CHECKING:
+    from tenure.app import Tenure
+
 SHARED = Shared()
+
+
+def warn_of_queues(app: Tenure) -> None:
+    """Say so if the worker is to serve queues that no task names: mostly a misspelt one."""
+    named = {task.queue for task in app.tasks}
+    if unknown := [queue for queue in app.settings.queues if queue not in named]:
+        print_error(
+            f"tenure: no task names the queue {', '.join(unknown)}; the tasks name {', '.join(sorted(named))}. "
+            "Only jobs enqueued with using(queue=…) are in it"
+        )
 
 
 def worker(
@@ -62,7 +76,7 @@ def worker(
     flags = {name: value for name, value in given.items() if value is not None}
     spec = shared.settings(**flags).app if app is None else app
     # Imported here only to validate: the supervisor starts as a fresh, small process without the user's code.
-    _ = app_of(shared, spec, **flags).settings
+    warn_of_queues(app_of(shared, spec, **flags))
     order = {"app": spec, "url": shared.url, **flags, "until_empty": until_empty, "reload": reload}
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "tenure.cli.supervise", json.dumps(order)])

@@ -150,7 +150,7 @@ class Declarations:
         except InvalidArguments as error:
             raise InvalidOption(f"schedule {declared.name} ({place}): {error}") from error
         draft, task = job.draft(), job.of
-        if any(each is not None for each in (task.delay, task.run_at, task.expires, task.id, task.tx)):
+        if any(each is not None for each in (task.wait, task.run_at, task.expires, task.id, task.tx)):
             raise InvalidOption(
                 f"schedule {declared.name} ({place}): the tick determines its job's id and due time: leave out "
                 "delay, run_at, id and tx; pass expires to jobs.schedule(…)"

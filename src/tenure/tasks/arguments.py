@@ -127,8 +127,13 @@ def _to_json(value: object) -> object:
         value.close()
         raise TypeError("the value is a coroutine; write the handler with `async def`, or await it")
     raise TypeError(
-        f"a {kind.__name__} can't be written as JSON; use plain values, dataclasses, msgspec Structs, pydantic models"
+        f"{article(kind.__name__)} {kind.__name__} can't be written as JSON; use plain values, dataclasses, "
+        "msgspec Structs, pydantic models"
     )
+
+
+def article(name: str) -> str:
+    return "an" if name[:1].lower() in "aeiou" else "a"
 
 
 def _from_json(kind: Any, value: Any) -> object:
@@ -215,6 +220,9 @@ def _size(count: int) -> str:
 # ── Arguments ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+_MARKS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
 class _Codec(NamedTuple):
     struct: type[msgspec.Struct]
     decode: Callable[[str | bytes], Any]
@@ -232,8 +240,10 @@ class Arguments:
         self._codec: _Codec | None = None
         for parameter in self._all:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                name = f"{_MARKS.get(parameter.kind, '')}{parameter.name}"
                 raise InvalidOption(
-                    f"{task}: '{parameter}' can't be stored by name; a task takes plain and keyword-only parameters"
+                    f"{task}: {name} can't be stored by name; a task takes plain and keyword-only parameters: "
+                    "give each a name, or take one dict or list"
                 )
             if parameter.annotation is parameter.empty:
                 raise InvalidOption(

@@ -11,7 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from itertools import count
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from tenure.config import Settings
+from tenure.config import Settings, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
@@ -191,7 +191,7 @@ class Client:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        poll = _ResultPoll(job_id, timeout, self.settings)
+        poll = _ResultPoll(job_id, timeout, self.settings, self._why_queued)
         while True:
             found, pause = poll.next(partial(self.store.get, job_id))
             if found is not None:
@@ -200,12 +200,21 @@ class Client:
 
     async def aresult(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
-        poll = _ResultPoll(job_id, timeout, self.settings)
+        poll = _ResultPoll(job_id, timeout, self.settings, self._why_queued)
         while True:
             found, pause = await asyncio.to_thread(poll.next, partial(self.store.get, job_id))
             if found is not None:
                 return found
             await asyncio.sleep(pause)
+
+    def _why_queued(self, job: JobView) -> str:
+        """What to look at if a job waits although it is due: an empty text, or the end of a sentence."""
+        with suppress(StoreError):
+            live = [row.identity for row in self.store.workers() if job.queue in row.identity.queues]
+            if not live:
+                where = redact(self.store.url)
+                return f"; no live worker of this store ({where}) serves the queue {job.queue!r}"
+        return ""
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel it, or request a stop. False: it had already ended."""
@@ -226,9 +235,12 @@ class Client:
 class _ResultPoll:
     """Polls a job for its result, with backoff, up to a timeout."""
 
-    def __init__(self, job_id: str, timeout: float | None, settings: Settings) -> None:
+    def __init__(
+        self, job_id: str, timeout: float | None, settings: Settings, why_queued: Callable[[JobView], str]
+    ) -> None:
         self._job_id = job_id
         self._settings = settings
+        self._why_queued = why_queued
         self._timeout = timeout
         self._started = time.monotonic()
         self._pause = _SHORTEST_POLL
@@ -252,7 +264,8 @@ class _ResultPoll:
         if job.state in ENDED:
             raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
         if self._left() <= 0:
-            raise TimeoutError(_still(job, self._timeout or 0.0))
+            why = self._why_queued(job) if job.state is State.QUEUED else ""
+            raise TimeoutError(_still(job, self._timeout or 0.0) + why)
         return None, self._next_pause()
 
     def _left(self) -> float:

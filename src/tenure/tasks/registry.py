@@ -15,6 +15,7 @@ from tenure.core.retry import Retry
 from tenure.errors import InvalidOption, UnknownTask
 from tenure.tasks.arguments import Arguments
 from tenure.tasks.handle import AppPort
+from tenure.tasks.hints import unknown_option
 from tenure.tasks.job import Job
 from tenure.tasks.task import Task, positive, priority_of
 
@@ -54,6 +55,8 @@ def task_decorator(app: AppPort, registry: Registry, **options: Any) -> TaskDeco
     """The decorator that declares tasks of this app with these options."""
 
     def decorate(fn: Callable[..., Any] | None = None, /, **more: Any) -> Any:
+        if unknown := [option for option in more if option not in _OPTIONS]:
+            raise unknown_option("@jobs.task", unknown[0], _OPTIONS)
         if fn is None:
             return task_decorator(app, registry, **options, **more)
         return registry.add(_declared(app, fn, **options, **more))
@@ -106,6 +109,9 @@ def _declared(
     with suppress(NameError):  # a forward reference: `resolve` checks it later
         task.check()
     return task
+
+
+_OPTIONS = tuple(name for name in inspect.signature(_declared).parameters if name not in ("app", "fn"))
 
 
 def _place(fn: Callable[..., Any]) -> str:

@@ -5,6 +5,7 @@ Options never mix with arguments: `analyse.using(queue="slow", delay="5s").enque
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import (
     Any,
     Generic,
     Literal,
+    Never,
     ParamSpec,
     Self,
     TypeVar,
@@ -35,6 +37,7 @@ from tenure.errors import InvalidArguments, InvalidOption, TenureError
 from tenure.ports import Draft, Enqueued
 from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
+from tenure.tasks.hints import unknown_method, unknown_option
 from tenure.tasks.job import DetachedAttempt, Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
 
@@ -68,7 +71,7 @@ class Task(Generic[P, R_co]):
     # What `using` adds for one enqueue:
     key: str | None = None
     numbers: Retry | None = None
-    delay: float | None = None
+    wait: float | None = None  #: seconds; `delay` is what tasks of other queues call `enqueue`
     run_at: datetime | None = None
     expires: float | None = None
     meta: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -82,6 +85,11 @@ class Task(Generic[P, R_co]):
 
         def __call__(self, *args: object, **kwargs: object) -> None:
             raise InvalidArguments(f"{self.name} is a task: .enqueue(…) stores a job, .call(…) runs it here")
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise unknown_method(self.name, name)
 
     # ── for callers ──
 
@@ -99,12 +107,19 @@ class Task(Generic[P, R_co]):
         meta: Mapping[str, str] | None = None,
         id: UUID | None = None,  # noqa: A002
         tx: object = None,
+        **unknown: Never,
     ) -> Self:
-        """A copy with these options. Example: `analyse.using(delay="5s", unique=f"repo:{url}").enqueue(url)`"""
+        """A copy with these options. Example: `analyse.using(delay="5s", unique=f"repo:{url}").enqueue(url)`
+
+        `expires` counts from when the job is due, not from now: with `delay="1h", expires="5m"` it is cancelled if it
+        has not started 1 h 5 min from now. Raises InvalidOption.
+        """
+        if unknown:
+            raise unknown_option(f"{self.name}.using", next(iter(unknown)), _OPTIONS)
         changes = {
             "queue": None if queue is None else valid_queue(queue),
             "priority": None if priority is None else priority_of(priority),
-            "delay": None if delay is None else seconds(delay, "delay"),
+            "wait": None if delay is None else seconds(delay, "delay"),
             "run_at": None if run_at is None else _aware(run_at),
             "expires": None if expires is None else positive(expires, "expires"),
             "key": None if unique is None else valid_key(unique, "unique"),
@@ -117,7 +132,7 @@ class Task(Generic[P, R_co]):
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update((name, value) for name, value in changes.items() if value is not None)
-        if copy.delay is not None and copy.run_at is not None:
+        if copy.wait is not None and copy.run_at is not None:
             raise InvalidOption("delay and run_at both say when the job is due; give only one of them")
         return copy
 
@@ -299,6 +314,9 @@ def _fields(template: str) -> list[str]:
     return [re.split(r"[.\[]", name, maxsplit=1)[0] for name in names]
 
 
+_OPTIONS = tuple(name for name in inspect.signature(Task[..., Any].using).parameters if name not in ("self", "unknown"))
+
+
 # ── NewJob ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -351,7 +369,7 @@ class NewJob(Generic[R_co]):
             payload=self._payload,
             queue=task.queue,
             priority=task.priority,
-            delay=task.delay,
+            delay=task.wait,
             run_at=task.run_at,
             expires=task.expires,
             unique=self._key,
