@@ -18,7 +18,7 @@ from conformance.factories import (
     start,
 )
 from tenure.core.lifecycle import Crashed, Failed, Outcome, Released, State
-from tenure.ports import Claimed, Owned, Progress, Store
+from tenure.ports import BATCH_BYTES, Claimed, Owned, Progress, Store, may_be_cut
 
 
 def ids(claimed: list[Claimed]) -> list[str]:
@@ -272,3 +272,27 @@ def test_a_long_queue_does_not_hide_another(world: World) -> None:
 
     assert len(store.claim(worker, {"short": 100, "long": 100}, 100)) == 100
     assert len(store.claim(worker, {"long": 100, "short": 100}, 100)) == 1
+
+
+def test_a_claim_ends_with_the_job_that_makes_it_large(store: Store) -> None:
+    """A hundred at once could take longer to send than any limit allows, or be more than a store can pack."""
+    worker, size = start(store), 240_000
+    jobs = [put(store, payload=f'"{"ä" * (size // 2)}"', queue=queue) for queue in ("a", "b") for _ in range(15)]
+    found: list[str] = []
+    while some := store.claim(worker, {"a": 100, "b": 100}, 100):
+        taken = sum(len(each.payload.encode()) for each in some)
+        assert taken < BATCH_BYTES + 2 * size
+        assert may_be_cut(some) or len(found) + len(some) == len(jobs)
+        found += [each.id for each in some]
+    assert found == jobs
+
+
+def test_a_job_larger_than_a_batch_is_claimed(store: Store) -> None:
+    worker, large = start(store), f'"{"x" * (BATCH_BYTES + 1)}"'
+    first, second = put(store, payload=large), put(store)
+
+    (claimed,) = claim(store, worker, 2)
+
+    assert (claimed.id, claimed.payload) == (first, large)
+    assert may_be_cut([claimed])
+    assert [each.id for each in claim(store, worker, 2)] == [second]

@@ -46,7 +46,7 @@ TABLE = Table(
         Guard("a claim needs a worker that is not dead", CLAIM, "if not is_alive(worker) then", "if redis.call('ZSCORE', ns .. 'alive', worker) and not is_alive(worker) then"),
         Guard("a claim needs a lease that has not ended", COMMON, "return ends and tonumber(ends) >= now", "return ends"),
         Guard("a claim takes nothing from a paused queue", CLAIM, " and redis.call('HEXISTS', ns .. 'paused', queue) == 0 then", " then"),
-        Guard("a claim takes only queued jobs", CLAIM, "      redis.call('ZREMRANGEBYRANK', lane(queue, solo), 0, #ids - 1)\n", ""),
+        Guard("a claim takes only queued jobs", CLAIM, "      redis.call('ZREMRANGEBYRANK', lane(queue, solo), 0, taken - 1)\n", ""),
         Guard("a claim takes only queued jobs", COMMON, "    redis.call('ZREM', lane(j.queue, j.solo), id)\n", ""),
         Guard("a claim takes what must run alone only for who runs it alone", CLAIM, "redis.call('ZRANGE', lane(queue, solo), 0", "redis.call('ZRANGE', lane(queue, false), 0"),
         Guard("a claim takes no more than was asked for", CLAIM, "math.min(tonumber(ARGV[i + 1]), room)", "tonumber(ARGV[i + 1])"),

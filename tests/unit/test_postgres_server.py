@@ -35,6 +35,7 @@ from conformance.factories import (
     running,
     start,
 )
+from proxy import Proxy
 from servers import Postgres
 from tenure.app import Tenure
 from tenure.cli.main import main
@@ -45,6 +46,7 @@ from tenure.ports import Filter, Landed, Progress
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres import server as module
 from tenure.stores.postgres.commits import CommitWatch
+from tenure.stores.postgres.deadlines import Connection
 from waiting import until
 
 WRONG = "Wr0ng-w0rd"
@@ -1168,3 +1170,21 @@ def test_a_crash_leaves_its_evidence_letter_by_letter(store: PostgresStore) -> N
     (attempt,) = store.attempts(lease.job_id)
     assert (attempt.error, dict(attempt.evidence)) == (WEIRD, {WEIRD: WEIRD})
     assert look(store, lease.job_id).message == f"Cleared: {WEIRD}, on {lease.worker_id}"
+
+
+def test_a_large_answer_on_a_slow_line_is_awaited_as_long_as_it_comes(server: Postgres, store: PostgresStore) -> None:
+    """The limit counts silence; a renewal, which is small, must be answered in all of that time."""
+    with Proxy("127.0.0.1", server.port) as line:
+        url = store._server.conninfo.replace(f"port={server.port}", f"port={line.port}")
+        with Connection.connect(url, autocommit=True) as slow:
+            line.throttle(500_000)
+            since = time.monotonic()
+            with slow.within(1.0):
+                (text,) = slow.execute("SELECT repeat('x', 1500000)").fetchall()[0]
+            assert len(text) == 1_500_000
+            assert time.monotonic() - since > 2.0
+            with (
+                pytest.raises(psycopg.OperationalError, match="no answer in 1s"),
+                slow.within(1.0, strict=True),
+            ):
+                slow.execute("SELECT repeat('x', 1500000)")

@@ -27,6 +27,7 @@ from tenure.ports.jobs import (
     Owned,
     Progress,
     Promoted,
+    may_be_cut,
 )
 from tenure.ports.notifier import ANY, Listener, Notifier, Permit, Permits, Ring
 from tenure.ports.reads import AttemptView, Ended, Filter, JobView, Page, QueueView, ReadStore, WorkerView
@@ -71,4 +72,5 @@ __all__ = [
     "WorkerIdentity",
     "WorkerStore",
     "WorkerView",
+    "may_be_cut",
 ]

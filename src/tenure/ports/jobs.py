@@ -13,7 +13,8 @@ from tenure.core.lifecycle import Lease, Outcome, State
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-#: The text of the jobs in one batch: a claim, a shared write or a flush ends here, or at one job that is larger.
+#: The most text in one batch of jobs, outcomes or reports. What is larger goes alone; a claim ends with the job that
+#: reaches it.
 BATCH_BYTES = 4 << 20
 
 
@@ -64,6 +65,12 @@ class Claimed(NamedTuple):
     stale_after: float | None
     enqueued_ms: int  #: Unix milliseconds; converted to a datetime only when a handler reads it
     expired: bool  #: it was claimed after its `expires`: finish it as Cancelled, do not run it
+
+
+def may_be_cut(claimed: Iterable[Claimed]) -> bool:
+    """Can a short claim have ended because of its size, and not because there were no more jobs?"""
+    characters = sum(len(each.payload) + len(each.checkpoint or "") for each in claimed)
+    return 4 * characters >= BATCH_BYTES  # UTF-8 has at most four bytes for each
 
 
 class Owned(NamedTuple):
@@ -200,6 +207,7 @@ class JobStore(Protocol):
         Order in a queue: priority (higher first), run_at, id; queues are served in the order of `wants`. `solo` takes
         only jobs that must run alone, False only the others. A worker whose row is missing, dead or expired claims
         nothing, and nothing is claimed from a paused queue. One statement: two workers never claim the same job.
+        The claim ends with the job whose payload and checkpoint make it `BATCH_BYTES` or more: `may_be_cut`.
         """
         ...
 

@@ -25,7 +25,7 @@ from tenure.core.lifecycle import (
     reason_of,
 )
 from tenure.errors import BadData, InvalidOption, StoreError
-from tenure.ports import Answer, Draft, Edit, Filter, JobView, Landed, NotLanded, Progress, Promoted, Rescued
+from tenure.ports import Answer, Claimed, Draft, Edit, Filter, JobView, Landed, NotLanded, Progress, Promoted, Rescued
 from tenure.ports.schedules import Schedule, Tick
 
 _CLEARED = "Cleared: "
@@ -157,6 +157,11 @@ def matches(view: JobView, where: Filter) -> bool:
         and (where.enqueued_since is None or view.enqueued_at >= where.enqueued_since)
         and (where.enqueued_until is None or view.enqueued_at < where.enqueued_until)
     )
+
+
+def bytes_of(claimed: Claimed) -> int:
+    """What a claimed job adds to a batch."""
+    return len(claimed.payload.encode()) + len((claimed.checkpoint or "").encode())
 
 
 # ── How an attempt ends ─────────────────────────────────────────────────────────────────────────────────────────

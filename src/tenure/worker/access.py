@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import islice
+from random import uniform
 from typing import Literal, TypeVar
 
 from tenure.core.lifecycle import Lease
 from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
 from tenure.events import Events, StoreAway, StoreBack
-from tenure.ports import Store
+from tenure.ports import BATCH_BYTES, Store
 
 T = TypeVar("T")
 A = TypeVar("A")
 Duty = Literal["claim", "write", "beat"]
 
-RETRY_SECONDS = 1.0
+RETRY_SECONDS = 1.0  #: the longest pause before a failed call is made again; the first retry is immediate
 MAX_REFUSAL = 500  # characters kept about a refused write
 
 
@@ -35,15 +37,24 @@ class StoreAccess:
         self._claims = ThreadPoolExecutor(1, "tenure-claims")
         self._writes = ThreadPoolExecutor(1, "tenure-writes")
         self._background = ThreadPoolExecutor(1, "tenure-background")  # for writes that no caller waits for
-        self._failing: set[Duty] = set()
+        self._failing: dict[Duty, int] = {}  #: how often in a row
+        self._answered = asyncio.Event()  #: a duty that had failed has succeeded: the others may, too
+        self._asked_at = self._wrote_at = 0.0
         self._unavailable_since: float | None = None
 
     def ask(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run the call in the thread for claims and reads."""
+        self._asked_at = self._loop.time()
         return self._loop.run_in_executor(self._claims, call, *args)
+
+    def ask_here(self, call: Callable[..., T], *args: object) -> T:
+        """Run the call here, which blocks the loop."""
+        self._asked_at = self._loop.time()
+        return call(*args)
 
     def write(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
         """Run the call in the thread for outcomes and progress."""
+        self._wrote_at = self._loop.time()
         return self._loop.run_in_executor(self._writes, call, *args)
 
     def refused(self, lease: Lease, why: str) -> None:
@@ -69,25 +80,57 @@ class StoreAccess:
         return duty in self._failing
 
     def unavailable(self, duty: Duty, error: StoreError) -> None:
-        self._failing.add(duty)
+        self._failing[duty] = self._failing.get(duty, 0) + 1
         if self._unavailable_since is None:
-            self._unavailable_since = self._loop.time()
+            self._unavailable_since = self._wrote_at if duty == "write" else self._asked_at
             self._events.emit(StoreAway(error=str(error)))
 
     async def retry_later(self, duty: Duty, error: StoreError) -> None:
-        """Record the failure, and return when it is time to retry."""
+        """Record the failure, and return when it is time to retry: at once after the first one, then ever later."""
         self.unavailable(duty, error)
-        await asyncio.sleep(RETRY_SECONDS)
+        failures = self._failing[duty]
+        if failures == 1:
+            return
+        self._answered.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(RETRY_SECONDS, RETRY_SECONDS / 16 * 2**failures) * uniform(0.8, 1.2)):
+                await self._answered.wait()
 
     def recovered(self, duty: Duty) -> None:
         """This duty works again. That proves nothing about the others: a full disk can still be read."""
-        self._failing.discard(duty)
-        if self._unavailable_since is not None and not self._failing:
+        if self._unavailable_since is None:
+            return
+        if self._failing.pop(duty, 0):
+            self._answered.set()
+        if not self._failing:
             self._events.emit(StoreBack(seconds=self._loop.time() - self._unavailable_since))
             self._unavailable_since = None
 
 
-def halving(write: Callable[[list[T]], list[A]], alone: Callable[[T, BadData], A], items: list[T]) -> list[A]:
+class Portion:
+    """How many items the next call is given: half as many after one that failed, for it may have been too large."""
+
+    def __init__(self, most: int) -> None:
+        self.most = self._full = most
+
+    def failed(self, number: int) -> None:
+        self.most = max(1, min(number, self.most) // 2)
+
+    def landed(self) -> None:
+        if self.most < self._full:
+            self.most = min(self.most * 2, self._full)
+
+    def of(self, items: Sequence[T], size: Callable[[T], int]) -> Sequence[T]:
+        """The first items: `most` of them, or as many as have `BATCH_BYTES`, but at least one."""
+        total = 0
+        for n, item in enumerate(islice(items, self.most)):
+            total += size(item)
+            if total > BATCH_BYTES:
+                return items[: max(n, 1)]
+        return items[: self.most]
+
+
+def halving(write: Callable[[Sequence[T]], list[A]], alone: Callable[[T, BadData], A], items: Sequence[T]) -> list[A]:
     """Write them all. On a data error, halve the batch until the bad item is isolated; `alone` answers for it."""
     if not items:
         return []

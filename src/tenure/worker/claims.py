@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import random
 
 from tenure.errors import StoreError
-from tenure.ports import Claimed
+from tenure.ports import Claimed, may_be_cut
+from tenure.worker.access import Portion
 from tenure.worker.attempts import Attempts
 from tenure.worker.beat import LeaseBeat
 from tenure.worker.doorbell import Doorbell
@@ -28,19 +29,19 @@ class ClaimLoop:
         self._queues = list(plan.queues)
         self._capped = any(cap is not None for cap in plan.queues.values())
         # With many slots, half of them run while the other half is claimed; few are not worth a second round trip.
-        self._most_at_once = plan.slots if plan.slots < MANY_SLOTS else plan.slots // 2
+        self._portion = Portion(plan.slots if plan.slots < MANY_SLOTS else plan.slots // 2)
 
     async def run(self) -> None:
         slots, wake = self._slots, self._slots.wake
         while True:
             wake.clear()
             slots.dry = False
-            limit = min(slots.free(), self._most_at_once)
+            limit = min(slots.free(), self._portion.most)
             if not limit:
                 await wake.wait()  # until a slot is freed
                 continue
             claimed = await self._claim(limit)
-            if len(claimed) < limit and not self._access.fails("claim"):
+            if len(claimed) < limit and not may_be_cut(claimed) and not self._access.fails("claim"):
                 slots.dry = not (self._capped or slots.alone)  # queues are empty: a freed slot need not wake this loop
                 await woken(wake, self._poll_seconds())
 
@@ -75,16 +76,18 @@ class ClaimLoop:
                 if slots.running or slots.backlog.waiting or not self._access.store.capabilities.local:
                     claimed = await ask(self._ask_store, wants, free, solo)
                 else:  # nothing runs that this would block, so save two thread switches before the first job starts
-                    claimed = self._ask_store(wants, free, solo)
+                    claimed = self._access.ask_here(self._ask_store, wants, free, solo)
                 if embedded and not claimed and slots.empty:
                     slots.alone = True  # before the claim: its reply may be lost
                     claimed = await ask(self._ask_store, self._room(1), 1, True)
                     slots.alone = bool(claimed)
             except StoreError as error:
+                self._portion.failed(free)
                 await self._retry_later(error)
                 self._beat.wake.set()  # the claim may have committed all the same: the beat will find its jobs
                 return []
             self._access.recovered("claim")
+            self._portion.landed()
             if slots.permits is not None:
                 slots.permits.bind(claimed)
             self._attempts.begin_all(claimed)
@@ -112,7 +115,7 @@ class PermitLoop(ClaimLoop):
         while True:
             slots.wake.clear()
             free = slots.free()
-            limit = min(free, self._most_at_once)
+            limit = min(free, self._portion.most)
             if not limit:
                 repoll_at = 0.0
                 await self._wait_for_slot(permits)
@@ -127,7 +130,7 @@ class PermitLoop(ClaimLoop):
             try:
                 if now >= poll_at or self._access.fails("claim") or (not permits.unused and 0.0 < repoll_at <= now):
                     claimed = await self._claim(limit)
-                    full, repoll_at = len(claimed) == limit, 0.0
+                    full, repoll_at = len(claimed) == limit or may_be_cut(claimed), 0.0
                     poll_at = slots.loop.time() + self._poll_seconds()
                 elif not permits.pauses_are_known:
                     await self._access.ask(permits.read_pauses)
@@ -161,7 +164,7 @@ class PermitLoop(ClaimLoop):
             return
         limit = min(limit, sum(wants.values()))
         claimed = await self._claim(limit, wants)
-        if len(claimed) < limit:
+        if len(claimed) < limit and not may_be_cut(claimed):
             permits.settle_rest()
         else:
             permits.keep_rest()

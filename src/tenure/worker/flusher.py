@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from operator import attrgetter
 
 from tenure.core.lifecycle import Completed, Crashed, Failed, Released, State, outcome_name
@@ -10,10 +11,10 @@ from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
 from tenure.events import AttemptFailed, Events, JobDied, LeaseRefused, Running
 from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Ring
-from tenure.worker.access import halving
+from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
 from tenure.worker.progress import ProgressFlusher
-from tenure.worker.slots import End, Slots
+from tenure.worker.slots import MAX_UNFLUSHED, End, Slots
 from tenure.worker.tally import Tally
 
 BUSY_SECONDS = 1.0
@@ -28,6 +29,7 @@ class OutcomeFlusher:
     ) -> None:
         self._slots, self._access, self._progress = slots, slots.access, progress
         self._notifier, self._events, self._tally = notifier, events, tally
+        self._portion = Portion(MAX_UNFLUSHED)
         self.released = 0
 
     async def run(self) -> None:
@@ -71,22 +73,29 @@ class OutcomeFlusher:
 
     async def _store(self, batch: list[End], ends: list[End]) -> list[Answer | Busy]:
         unreported = set[Attempt]()
+        answers: list[Answer | Busy] = []
         while True:
             unreported |= self._progress.take_unstored(batch)
+            some: Sequence[End] = ()
             try:
                 if unreported:
                     await self._access.write(self._progress.store, unreported)
-                answers = await self._access.write(self._finish, ends)
+                while len(answers) < len(ends):
+                    some = self._portion.of(ends[len(answers) :], _size)
+                    answers += await self._access.write(self._finish, some)
+                    self._portion.landed()
             except StoreError as error:
+                if some:
+                    self._portion.failed(len(some))
                 await self._access.retry_later("write", error)
             else:
                 self._access.recovered("write")
                 return answers
 
-    def _finish(self, ends: list[End]) -> list[Answer | Busy]:
+    def _finish(self, ends: Sequence[End]) -> list[Answer | Busy]:
         return halving(self._finish_all, self._fail, ends)
 
-    def _finish_all(self, ends: list[End]) -> list[Answer | Busy]:
+    def _finish_all(self, ends: Sequence[End]) -> list[Answer | Busy]:
         return self._access.store.finish([(end.lease, end.outcome) for end in ends if end.outcome is not None])
 
     def _fail(self, end: End, error: BadData) -> Answer | Busy:
@@ -130,3 +139,7 @@ class OutcomeFlusher:
                 self._events.emit(JobDied(**about, error=error))
             elif isinstance(outcome, Failed):
                 self._events.emit(AttemptFailed(**about, error=error, failures=job.failures + 1))
+
+
+def _size(end: End) -> int:
+    return len(end.outcome.result) if type(end.outcome) is Completed else 0

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tenure.errors import BadData, StoreError
 from tenure.ports import Progress
-from tenure.worker.access import StoreAccess, halving
+from tenure.worker.access import Portion, StoreAccess, halving
 from tenure.worker.executor import Attempt
 from tenure.worker.slots import End
 from tenure.worker.tally import Tally
 
 PROGRESS_SECONDS = 0.5
+MOST_REPORTS = 1000  #: in one call
 
 
 class ProgressFlusher:
@@ -24,6 +25,7 @@ class ProgressFlusher:
         self._access, self._tally = access, tally
         self._reported: set[Attempt] = set()
         self._flushing: set[Attempt] = set()  # those with reports that are being written
+        self._portion = Portion(MOST_REPORTS)
         self._storing = threading.Lock()
 
     async def run(self) -> None:
@@ -88,10 +90,15 @@ class ProgressFlusher:
         """Store the newest report of each; return the attempts refused. After an error, all are put back for later."""
         with self._storing:
             taken = [(attempt, report) for attempt in attempts if (report := attempt.take_report()) is not None]
+            reports, landed = [report for _, report in taken], list[bool]()
+            some: Sequence[Progress] = ()
             try:
-                reports = [report for _, report in taken]
-                landed = halving(self._access.store.progress, self._salvage, reports)
+                while len(landed) < len(reports):
+                    some = self._portion.of(reports[len(landed) :], _size)
+                    landed += halving(self._access.store.progress, self._salvage, some)
+                    self._portion.landed()
             except StoreError:
+                self._portion.failed(len(some))  # at least one: with no reports, nothing is called
                 for attempt, report in taken:
                     attempt.put_back(report)
                 raise
@@ -108,3 +115,7 @@ class ProgressFlusher:
         if report.log is None:
             raise error
         return self._access.store.progress([replace(report, log=None)])[0]
+
+
+def _size(report: Progress) -> int:
+    return sum(len(text) for text in (report.message, report.checkpoint, report.log) if text is not None)

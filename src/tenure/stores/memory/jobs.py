@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from tenure.core.lifecycle import Lease, Outcome, State, legal
 from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
+    BATCH_BYTES,
     NO_EDITS,
     Answer,
     Awaited,
@@ -35,6 +36,7 @@ from tenure.stores.rules import (
     NOT_DELETED,
     WORKER_KEPT,
     ages,
+    bytes_of,
     check_drafts,
     check_edits,
     check_outcome,
@@ -136,7 +138,9 @@ class MemoryJobs(MemoryBase):
             waiting = [row for row in self._rows() if legal("claim", row.view.state)]
             waiting = [row for row in waiting if (row.view.queue, row.view.solo) == (queue, solo)]
             waiting.sort(key=lambda row: (-row.view.priority, row.view.run_at, row.view.id))
-            claimed += [self._claim(row, worker_id) for row in waiting[: max(min(room, limit - len(claimed)), 0)]]
+            for row in waiting[: max(min(room, limit - len(claimed)), 0)]:
+                if sum(map(bytes_of, claimed)) < BATCH_BYTES:
+                    claimed.append(self._claim(row, worker_id))
         return claimed
 
     @atomic

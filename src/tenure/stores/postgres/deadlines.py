@@ -1,4 +1,6 @@
-"""Deadlines for every statement: a connection that gets no answer in time is closed by its waiting thread.
+"""Deadlines for every statement: a connection that is silent for too long is closed by its waiting thread.
+
+Silence is counted, not duration: a large batch on a slow line may take long as long as something is sent or received.
 
 Keepalives don't help here. A server that hangs, or a pooler or firewall that has lost the route, keeps acknowledging
 packets, and libpq waits for an answer without a limit.
@@ -22,11 +24,12 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection with a time limit for answers."""
 
     _seconds = _answer_by = math.inf
+    _strict = False
 
     @contextmanager
-    def within(self, seconds: float) -> Generator[None]:
-        """All statements in the block must be answered within this many seconds."""
-        self._seconds, self._answer_by = seconds, time.monotonic() + seconds
+    def within(self, seconds: float, *, strict: bool = False) -> Generator[None]:
+        """In the block, the line is never silent for longer. `strict`: the whole block takes no longer."""
+        self._seconds, self._answer_by, self._strict = seconds, time.monotonic() + seconds, strict
         try:
             yield
         finally:
@@ -45,6 +48,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             ready = yield wanted
-            if time.monotonic() > self._answer_by:
+            if ready and not self._strict:  # something was received, or the line accepts more
+                self._answer_by = time.monotonic() + self._seconds
+            elif time.monotonic() > self._answer_by:
                 self.close()
                 raise psycopg.OperationalError(f"no answer in {self._seconds:g}s")

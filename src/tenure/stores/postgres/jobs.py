@@ -13,6 +13,7 @@ import psycopg
 from tenure.core.lifecycle import Completed, Lease, Outcome, State
 from tenure.errors import BadData, StoreBusy, StoreError
 from tenure.ports import (
+    BATCH_BYTES,
     NO_EDITS,
     Answer,
     Awaited,
@@ -27,6 +28,7 @@ from tenure.ports import (
     Owned,
     Progress,
     Promoted,
+    may_be_cut,
 )
 from tenure.stores.fields import CLAIMED, listed
 from tenure.stores.postgres import steps
@@ -81,29 +83,32 @@ _CLAIMED = listed(
     },
 )
 
+_BYTES = "octet_length(payload) + coalesce(octet_length(checkpoint), 0)"  # known without reading a large text
+
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked in the statement
 # that claims. Each queue is read from a place (rank, run_at, id) on, so that a claim need not step over the index
 # entries of jobs that ended since an old snapshot was taken; jobs of a higher priority are read from the start.
 CLAIM = f"""
     WITH chosen AS MATERIALIZED (
-        SELECT j.ctid AS place
+        SELECT place FROM (SELECT place, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM (
+        SELECT j.ctid AS place, j.bytes
         FROM unnest(%(queues)s::text[], %(wants)s::integer[], %(ranks)s::integer[], %(times)s::timestamptz[],
             %(ids)s::uuid[]) AS w (queue, want, rank, run_at, id)
         CROSS JOIN LATERAL (
             SELECT * FROM (
-                SELECT ctid FROM @.jobs
+                SELECT ctid, {_BYTES} AS bytes FROM @.jobs
                 WHERE state = 'queued' AND queue = w.queue AND solo = %(solo)s AND (-priority) < w.rank
                 ORDER BY (-priority), run_at, id LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED) AS before
             UNION ALL
             SELECT * FROM (
-                SELECT ctid FROM @.jobs
+                SELECT ctid, {_BYTES} AS bytes FROM @.jobs
                 WHERE state = 'queued' AND queue = w.queue AND solo = %(solo)s
                     AND ((-priority), run_at, id) > (w.rank, w.run_at, w.id)
                 ORDER BY (-priority), run_at, id LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED) AS past
             LIMIT w.want) AS j
         WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)
           AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)
-        LIMIT %(limit)s)
+        LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES})
     UPDATE @.jobs AS j SET state = 'processing', attempt = j.attempt + 1, worker_id = %(worker)s,
         started_at = @now, last_activity_at = @now
     FROM chosen WHERE j.ctid = chosen.place
@@ -320,7 +325,7 @@ class PostgresJobs(PostgresBase):
         marks = self._marks[solo]
         marks.refresh()
         claimed = self._claim(worker_id, wants, limit, solo, [marks.of(queue) for queue in wants])
-        if len(claimed) < limit and marks:
+        if len(claimed) < limit and marks and not may_be_cut(claimed):
             left = {queue: want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()}
             marks.clear()
             claimed += self._claim(worker_id, left, limit - len(claimed), solo, [START] * len(left))

@@ -34,8 +34,8 @@ Sql = Callable[[str], LiteralString]  #: fits a statement to the schema
 OLDEST = 14
 MOST_CONNECTIONS = 20
 BUSY_SECONDS = 5.0
-ANSWER_SECONDS = 8.0  #: for a verb; a renewal that times out after this can still be repeated in time
-READ_SECONDS = 60.0  #: for reads by people
+ANSWER_SECONDS = 8.0  #: of silence; for a renewal in all: one that times out can still be repeated in time
+READ_SECONDS = 60.0  #: of silence, for reads by people
 TRIES = 5
 _MIGRATING = 0x54454E55  # "TENU": the advisory lock of a migration
 
@@ -207,9 +207,9 @@ class Server:
             connection.close()
 
     @contextmanager
-    def connection(self, seconds: float = ANSWER_SECONDS) -> Generator[Connection]:
+    def connection(self, seconds: float = ANSWER_SECONDS, *, strict: bool = False) -> Generator[Connection]:
         """A connection for one verb. Errors are mapped to ours, and a broken connection is not used again."""
-        with self._lent() as connection, self.mapping_errors(), connection.within(seconds):
+        with self._lent() as connection, self.mapping_errors(), connection.within(seconds, strict=strict):
             yield connection
 
     @contextmanager
@@ -312,11 +312,11 @@ class Server:
         for each in (connection, *stale):
             self._end(each)
 
-    def run(self, call: Callable[[Connection], T], seconds: float = ANSWER_SECONDS) -> T:
+    def run(self, call: Callable[[Connection], T], seconds: float = ANSWER_SECONDS, *, strict: bool = False) -> T:
         """Run `call` with a connection. Deadlocks and serialization failures are retried: they changed nothing."""
         for last in (*[False] * (TRIES - 1), True):
             try:
-                with self.connection(seconds) as connection:
+                with self.connection(seconds, strict=strict) as connection:
                     return call(connection)
             except StoreAway as error:
                 cause = error.__cause__

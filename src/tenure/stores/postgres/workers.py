@@ -79,7 +79,9 @@ class PostgresWorkers(PostgresBase):
         memory: Mapping[str, int] | None = None,
     ) -> frozenset[str]:
         ids, texts, sizes = sorted(worker_ids), notes or {}, memory or {}
-        rows = self._server.fetch(RENEW, ids, [texts.get(name, "") for name in ids], [sizes.get(name) for name in ids])
+        given = (ids, [texts.get(name, "") for name in ids], [sizes.get(name) for name in ids])
+        sql = self._sql(RENEW)
+        rows = self._server.run(lambda each: each.execute(sql, given, binary=True).fetchall(), strict=True)
         return frozenset(row[0] for row in rows)
 
     def declare_dead(self, worker_ids: Iterable[str]) -> frozenset[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from tenure.core.lifecycle import Completed, Lease, Outcome, State
 from tenure.errors import StoreAway, StoreError
 from tenure.ports import (
+    BATCH_BYTES,
     NO_EDITS,
     Answer,
     Busy,
@@ -23,7 +24,7 @@ from tenure.ports import (
     Promoted,
 )
 from tenure.stores.redis.base import RedisBase
-from tenure.stores.redis.drafts import MOST, batches, values
+from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches, values
 from tenure.stores.redis.facts import decode_facts, millis, with_meta
 from tenure.stores.redis.steps import TRIES, decided, what_stands
 from tenure.stores.rules import (
@@ -32,6 +33,7 @@ from tenure.stores.rules import (
     NOT_DELETED,
     WORKER_KEPT,
     ages,
+    bytes_of,
     check_drafts,
     check_edits,
     check_outcome,
@@ -154,14 +156,16 @@ class RedisJobs(RedisBase):
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        left, claimed = dict(wants), list[Claimed]()
+        left, claimed, room = dict(wants), list[Claimed](), BATCH_BYTES
         while True:
-            asked = min(limit - len(claimed), MOST_CLAIMED)
+            asked, most = min(limit - len(claimed), MOST_CLAIMED), min(room, MOST_BYTES)
             asks = [each for want in left.items() for each in want]
-            results = self._server.call("claim", worker_id, asked, int(solo), *asks)
+            results = self._server.call("claim", worker_id, asked, int(solo), most, *asks)
             some = [_claimed(*results[place : place + 6]) for place in range(0, len(results), 6)]
             claimed += some
-            if len(some) < MOST_CLAIMED:
+            size = 0 if len(some) == asked < MOST_CLAIMED else sum(map(bytes_of, some))
+            room -= size
+            if room <= 0 or len(claimed) == limit or (len(some) < MOST_CLAIMED and size < most):
                 return claimed
             for each in some:
                 left[each.queue] -= 1

@@ -17,6 +17,7 @@ import msgspec
 from tenure.core.lifecycle import Completed, Lease, Outcome, State
 from tenure.errors import LeaseLost, StoreError
 from tenure.ports import (
+    BATCH_BYTES,
     NO_EDITS,
     Answer,
     Awaited,
@@ -66,13 +67,18 @@ _decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked where the jobs are
 # chosen, in the transaction that claims them.
 _CHOOSE = f"""
-    SELECT json_group_array(json_array({_CLAIMED.format(attempt="attempt + 1")})), json_group_array(seq) FROM (
-        SELECT seq FROM jobs INDEXED BY jobs_queued
-        WHERE state = 'queued' AND queue = :queue AND solo = :solo
-          AND EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
-                      AND boot_id = :boot_id AND expires_boot > :boot)
-          AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
-        ORDER BY priority DESC, run_at, id LIMIT :want) CROSS JOIN jobs USING (seq)"""
+    SELECT json_group_array(json_array({_CLAIMED.format(attempt="attempt + 1")})), json_group_array(seq), max(total)
+    FROM (
+        SELECT seq, total FROM (
+            SELECT seq, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM (
+                SELECT seq, octet_length(payload) + coalesce(octet_length(checkpoint), 0) AS bytes
+                FROM jobs INDEXED BY jobs_queued
+                WHERE state = 'queued' AND queue = :queue AND solo = :solo
+                  AND EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
+                              AND boot_id = :boot_id AND expires_boot > :boot)
+                  AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
+                ORDER BY priority DESC, run_at, id LIMIT :want))
+        WHERE total - bytes < :room) CROSS JOIN jobs USING (seq)"""
 _TAKE = """
     UPDATE jobs SET state = 'processing', attempt = attempt + 1, worker_id = :worker, started_at = :now,
         last_activity_at = :now, active_boot = :boot
@@ -224,14 +230,16 @@ class SqliteJobs(SqliteBase):
         def step(connection: apsw.Connection) -> list[Claimed]:
             now, boot = self._now(), self._boot()  # this write may have waited for its turn
             claimed: list[Claimed] = []
+            room = BATCH_BYTES
             for queue, most in wants.items():
                 want = min(most, limit - len(claimed))
-                if want <= 0:
+                if want <= 0 or room <= 0:
                     continue
                 facts = {
                     "queue": queue,
                     "solo": int(solo),
                     "want": want,
+                    "room": room,
                     "now": now,
                     "boot": boot,
                     "boot_id": self._clock.boot_id,
@@ -242,6 +250,7 @@ class SqliteJobs(SqliteBase):
                     continue
                 connection.execute(_TAKE, {"chosen": row[1], "worker": worker_id, "now": now, "boot": boot})
                 claimed += _decode_claimed(row[0])
+                room -= row[2]
             return claimed
 
         return self._file.write(step)

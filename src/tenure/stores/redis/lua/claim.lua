@@ -1,12 +1,13 @@
 #!lua flags=allow-oom
--- queued → processing under a new lease. ARGV: worker, limit, solo, then queue and want per queue. Returns per job: id,
--- attempt, facts, payload, enqueued_at, and the answer of `past` for the few jobs that need it.
-local worker, room, solo = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1'
+-- queued → processing under a new lease. ARGV: worker, limit, solo, bytes, then queue and want per queue. It ends with
+-- the job that reaches the bytes. Returns per job: id, attempt, facts, payload, enqueued_at, and the answer of `past`
+-- for the few jobs that need it.
+local worker, room, solo, bytes = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4])
 if not is_alive(worker) then return {} end
 local answer, held, stale, stamp = {}, {}, {}, string.format('%.0f', now)
-for i = 4, #ARGV, 2 do
-  local queue, want = ARGV[i], math.min(tonumber(ARGV[i + 1]), room)
-  if want > 0 and redis.call('HEXISTS', ns .. 'paused', queue) == 0 then
+for i = 5, #ARGV, 2 do
+  local queue, want, taken = ARGV[i], math.min(tonumber(ARGV[i + 1]), room), 0
+  if want > 0 and bytes > 0 and redis.call('HEXISTS', ns .. 'paused', queue) == 0 then
     local ids = redis.call('ZRANGE', lane(queue, solo), 0, want - 1)
     for _, id in ipairs(ids) do
       local key = job(id)
@@ -20,10 +21,12 @@ for i = 4, #ARGV, 2 do
       local n = #answer
       answer[n + 1], answer[n + 2], answer[n + 3] = id, attempt, f[1]
       answer[n + 4], answer[n + 5], answer[n + 6] = f[2], f[3], earlier
+      taken, bytes = taken + 1, bytes - #f[2] - (earlier and earlier[3] and #earlier[3] or 0)
+      if bytes <= 0 then break end
     end
-    if #ids > 0 then
-      redis.call('ZREMRANGEBYRANK', lane(queue, solo), 0, #ids - 1)
-      room = room - #ids
+    if taken > 0 then
+      redis.call('ZREMRANGEBYRANK', lane(queue, solo), 0, taken - 1)
+      room = room - taken
     end
   end
 end
