@@ -234,7 +234,7 @@ def test_twenty_crashes_end_a_job_whatever_its_checkpoints_say(world: World) -> 
     lease = running(store)
     for crash in range(1, 22):
         store.progress([Progress(lease=lease, checkpoint=str(crash))])
-        state = finish(store, lease, Crashed("hung"))
+        state = finish(store, lease, Crashed("hung", at_fault=True))
         assert state is (State.DEAD if crash == 21 else State.QUEUED), crash
         if state is State.QUEUED:
             lease = claim_one(store, start(store))

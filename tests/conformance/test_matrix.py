@@ -49,7 +49,8 @@ OUTCOMES: list[Outcome] = [
     Snoozed(30, "closed"),
     Released("drain"),
     Cancelled("stopped"),
-    Crashed("hung"),
+    Crashed("its lease ended"),
+    Crashed("hung", at_fault=True),
     Crashed("killed by signal 9", process_died=True),
 ]
 FLAVOURS: dict[str, dict[str, Any]] = {
@@ -70,6 +71,9 @@ def charges(view: JobView) -> Charges:
         retry_base=1.0,
         retry_cap=30.0,
         isolated=view.isolated,
+        queue=view.queue,
+        solo=view.solo,
+        together=view.together,
         cancel_asked=view.cancel_reason is not None,
     )
 
@@ -236,28 +240,32 @@ def test_a_settled_attempt_ends_like_a_finished_one(outcome: Outcome, store: Sto
     (settled,) = store.settle(lease.worker_id, {lease.job_id: outcome}, Released("a neighbour died"))
 
     after = look(store, lease.job_id)
-    expected = decide(charges(before), outcome, draw=0.5)
+    expected = decide(charges(before)._replace(slots=5, neighbours=False), outcome, draw=0.5)
     assert settled.state is after.state is expected.state
-    assert (after.failures, after.crashes, after.solo) == (expected.failures, expected.crashes, expected.solo)
+    assert (after.failures, after.crashes) == (expected.failures, expected.crashes)
+    assert (after.solo, after.together) == (expected.solo, expected.together)
 
 
-@pytest.mark.parametrize("crashes", [0, 1, 2])
-def test_a_rescue_leads_where_decide_says(crashes: int, world: World) -> None:
+@pytest.mark.parametrize("slots", [5, 500])
+def test_a_rescue_leads_where_decide_says(slots: int, world: World) -> None:
     store = world.store()
-    job_id = put(store, max_crashes=2)
-    for crash in range(crashes + 1):
+    job_id = put(store, max_crashes=3)
+    for crash in range(4):
         world.advance(60)
         store.promote()
-        worker = start(store)
+        worker = start(store, slots=slots)
         claim_one(store, worker, solo=look(store, job_id).solo)
         before = look(store, job_id)
         store.declare_dead([worker])
         (rescued,) = store.rescue()
 
-        expected = decide(charges(before), Crashed("", process_died=True), draw=0.5)
+        known = charges(before)._replace(slots=slots, neighbours=False)
+        expected = decide(known, Crashed("", process_died=True), draw=0.5)
         after = look(store, job_id)
         assert rescued.state is after.state is expected.state
         assert (after.crashes, after.crashes_total, after.solo) == (crash + 1, crash + 1, True)
+        assert after.together == expected.together
+    assert look(store, job_id).state is State.DEAD
 
 
 WRONG: dict[str, Callable[[Lease], Lease]] = {

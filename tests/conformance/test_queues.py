@@ -18,7 +18,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.core.lifecycle import Completed, Failed, State
+from tenure.core.lifecycle import Completed, Crashed, Failed, State
 from tenure.ports import Landed, NotLanded, Promoted, Store
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
@@ -140,8 +140,7 @@ def test_a_replayed_job_does_not_hear_that_it_had_completed(store: Store) -> Non
 
 def test_a_replayed_job_runs_among_the_others_again(store: Store) -> None:
     lease = running(store, max_crashes=0)
-    store.declare_dead([lease.worker_id])
-    store.rescue()
+    finish(store, lease, Crashed("hung", at_fault=True))
     assert look(store, lease.job_id).state is State.DEAD
 
     store.replay([lease.job_id])

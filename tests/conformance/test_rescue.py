@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -20,6 +20,7 @@ from conformance.factories import (
     running,
     start,
 )
+from conformance.test_claim import ids
 from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, State
 from tenure.ports import Hung, Progress, Rescued, Store
 
@@ -396,3 +397,138 @@ def test_a_job_delivered_again_that_nobody_runs_is_left_alone(state: State, stor
 
 def test_a_job_nobody_knows_may_be_delivered_again(store: Store) -> None:
     assert store.redelivered(draft().id, declare=True) is None
+
+
+# ── whose crash it was ──
+
+
+def crash_together(store: Store, size: int, *, crashes: int, slots: int = 500, **options: Any) -> list[str]:
+    """Jobs that died together so often, each time with all of the others."""
+    jobs = [put(store, retry_cap=0.0, **options) for _ in range(size)]
+    for number in range(crashes):
+        worker = start(store, slots=slots)
+        assert len(claim(store, worker, size, solo=number > 0)) == size
+        store.settle(worker, {}, Crashed("killed by signal 9", process_died=True))
+        store.promote()
+    return jobs
+
+
+@pytest.mark.parametrize("how", ["settle", "rescue one by one"])
+def test_nobody_is_dead_for_a_crash_beside_another_job(how: str, store: Store) -> None:
+    """Also not the last one that is found under its worker."""
+    jobs = [put(store, max_crashes=0) for _ in range(3)]
+    worker = start(store)
+    claim(store, worker, 3)
+    if how == "settle":
+        store.settle(worker, {}, Crashed("killed by signal 9", process_died=True))
+    else:
+        store.declare_dead([worker])
+        assert [len(store.rescue(limit=1)) for _ in jobs] == [1, 1, 1]
+
+    for view in (look(store, job) for job in jobs):
+        assert (view.state, view.crashes, view.crashes_total) == (State.QUEUED, 0, 1)
+        assert (view.solo, view.together) == (True, 1)
+
+
+def test_nobody_is_dead_for_the_crash_of_a_worker_that_owned_another_job(store: Store) -> None:
+    """An embedded worker, say, that learned too late of a job that it must run alone."""
+    (job,) = crash_together(store, 1, crashes=3)
+    worker = start(store)
+    claim_one(store, worker, solo=True)
+    running(store, worker)
+    store.settle(worker, {}, Crashed("killed by signal 9", process_died=True))
+
+    view = look(store, job)
+    assert (view.state, view.crashes, view.crashes_total) == (State.SCHEDULED, 3, 4)
+
+
+def test_a_worker_that_owns_a_job_is_given_no_suspect(store: Store) -> None:
+    crash_together(store, 3, crashes=3)
+    worker = start(store)
+    lease = claim_one(store, worker, solo=True)
+
+    assert claim(store, worker, 5, solo=True) == []
+    finish(store, lease, Completed())
+    assert len(claim(store, worker, 5, solo=True)) == 1
+
+
+def test_who_crashes_alone_past_its_budget_is_dead(store: Store) -> None:
+    (job,) = crash_together(store, 1, crashes=3)
+    lease = claim_one(store, start(store), solo=True)
+    store.declare_dead([lease.worker_id])
+
+    assert store.rescue() == [taken_back(lease, "crash", State.DEAD)]
+    assert look(store, job).crashes == 4
+
+
+def test_a_lease_that_ended_is_no_proof_that_the_job_ended_its_process(world: World) -> None:
+    store = world.store()
+    (job,) = crash_together(store, 1, crashes=3)
+    lease = claim_one(store, start(store), solo=True)
+    world.advance(LEASE + 1)
+    store.declare_expired()
+
+    assert store.rescue() == [taken_back(lease, "host", State.SCHEDULED)]
+    view = look(store, job)
+    assert (view.crashes, view.crashes_total, view.solo, view.together) == (3, 4, True, 1)
+
+
+def test_who_hangs_past_its_budget_is_dead_beside_others(world: World) -> None:
+    store = world.store()
+    worker = start(store)
+    lease = running(store, worker, stale_after=STALE, max_crashes=0)
+    running(store, worker)
+    for _ in range(20):
+        world.advance(STALE / 10)
+        store.renew([worker])
+
+    assert store.rescue() == [taken_back(lease, "stale", State.DEAD)]
+
+
+def test_a_group_is_the_first_ones_as_many_as_each_may_run_with(store: Store) -> None:
+    ones = crash_together(store, 2, crashes=3)
+    eights = crash_together(store, 20, crashes=2, priority=1)
+    many = crash_together(store, 70, crashes=1, priority=2)
+    order = [*many, *eights, *ones]
+    assert store.solo_waiting(["default"]) == 7
+    assert store.solo_waiting(["default"], slots=4) == 8
+
+    sizes = list[int]()
+    while claimed := claim(store, start(store), 64, solo=True):
+        sizes.append(len(claimed))
+        assert ids(claimed) == order[: len(claimed)]
+        del order[: len(claimed)]
+
+    assert sizes == [63, 8, 8, 8, 3, 1, 1]
+    assert store.solo_waiting(["default"]) == 0
+
+
+def test_a_group_is_from_one_queue_and_fits_its_room(store: Store) -> None:
+    crash_together(store, 6, crashes=1)
+    put(store, queue="other", isolated=True)
+
+    assert len(store.claim(start(store), {"default": 4, "other": 4}, 10, solo=True)) == 4
+    assert len(store.claim(start(store), {"default": 10, "other": 4}, 1, solo=True)) == 1
+    assert [each.queue for each in store.claim(start(store), {"empty": 4, "other": 4}, 10, solo=True)] == ["other"]
+    assert store.claim("nobody", {"default": 4}, 10, solo=True) == []
+    store.pause("default", paused=True)
+    assert store.claim(start(store), {"default": 4}, 10, solo=True) == []
+
+
+def test_a_replay_makes_a_suspect_an_ordinary_job(store: Store) -> None:
+    jobs = crash_together(store, 2, crashes=2)
+    store.cancel(jobs, "enough")
+    store.replay(jobs)
+
+    assert [(view.solo, view.together) for view in (look(store, job) for job in jobs)] == [(False, 1)] * 2
+    assert claim(store, start(store), 5, solo=True) == []
+
+
+def test_a_checkpoint_does_not_widen_the_circle(store: Store) -> None:
+    (job,) = crash_together(store, 1, crashes=2)
+    lease = claim_one(store, start(store), solo=True)
+    store.progress([Progress(lease=lease, checkpoint="1")])
+    store.settle(lease.worker_id, {}, Crashed("killed by signal 9", process_died=True))
+
+    view = look(store, job)
+    assert (view.crashes, view.solo, view.together) == (1, True, 1)

@@ -14,6 +14,7 @@ from conformance.factories import NewWorld, World, assert_sound, draft, everythi
 from tenure.core.lifecycle import (
     ENDED,
     LIVE,
+    TOTAL_CRASHES,
     Cancelled,
     Completed,
     Crashed,
@@ -23,6 +24,7 @@ from tenure.core.lifecycle import (
     Released,
     Snoozed,
     State,
+    group_size,
 )
 from tenure.ports import JobView, Landed, NotLanded, Progress, Store
 
@@ -37,7 +39,8 @@ OUTCOMES: list[Outcome] = [
     Snoozed(DELAY),
     Released("drain"),
     Cancelled("stopped"),
-    Crashed("hung"),
+    Crashed("its lease ended"),
+    Crashed("hung", at_fault=True),
     Crashed("killed", process_died=True),
 ]
 pick = st.integers(0, 99)
@@ -55,39 +58,52 @@ class Known:
     owner: str | None = None
     failures: int = 0
     crashes: int = 0
+    crashes_total: int = 0
+    solo: bool = False  #: of the next attempt, or of the one that runs; no worker here has slots for a group
     cancel_asked: bool = False
     silent_since: float = 0.0
     ended_at: float = 0.0
     ends: dict[int, str] = field(default_factory=dict[int, str])
 
-    def end(self, outcome: Outcome, now: float) -> None:
+    def end(self, outcome: Outcome, now: float, *, neighbours: bool = True) -> None:
         assert self.attempt not in self.ends, "an attempt ends once"
         self.ends[self.attempt] = type(outcome).__name__
         self.owner = None
         final = isinstance(outcome, Failed) and outcome.final
         self.failures += isinstance(outcome, Failed)
-        self.crashes += isinstance(outcome, Crashed)
+        dead = self.failures >= MAX_FAILURES or final
+        again = State.SCHEDULED
+        if isinstance(outcome, Crashed):
+            dead, again = self.crash(outcome, neighbours)
         match outcome:
             case Completed():
                 self.state = State.COMPLETED
-            case Failed() | Crashed() if not self.cancel_asked and self.spent(final):
+            case Failed() | Crashed() if not self.cancel_asked and dead:
                 self.state = State.DEAD
             case _ if self.cancel_asked or isinstance(outcome, Cancelled):
                 self.state = State.CANCELLED
             case Released():
                 self.state = State.QUEUED
-            case Crashed() if self.crashes == 1:
-                self.state = State.QUEUED
             case _:
-                self.state = State.SCHEDULED
+                self.state = again
         self.ended_at = now
 
     def ended_as(self, attempt: int, outcome: Outcome) -> bool:
         forgotten = isinstance(outcome, Completed) and (attempt, State.COMPLETED) != (self.attempt, self.state)
         return self.ends.get(attempt) == type(outcome).__name__ and not forgotten
 
-    def spent(self, final: bool) -> bool:
-        return final or self.failures >= MAX_FAILURES or self.crashes > MAX_CRASHES
+    def crash(self, outcome: Crashed, neighbours: bool) -> tuple[bool, State]:
+        """Is it dead, and where it goes if not. It is dead only if nothing else can have been the cause."""
+        self.crashes, self.crashes_total = self.crashes + 1, self.crashes_total + 1
+        worn_out = self.crashes_total > TOTAL_CRASHES
+        spent = self.crashes > MAX_CRASHES or worn_out
+        alone = self.solo and not neighbours
+        dead = spent and (outcome.at_fault or (alone and (outcome.process_died or worn_out)))
+        first = (self.crashes_total if spent else self.crashes) == 1
+        self.solo = self.solo or outcome.process_died or self.crashes >= 2
+        if not dead:
+            self.crashes = min(self.crashes, MAX_CRASHES)
+        return dead, State.QUEUED if first else State.SCHEDULED
 
 
 class Story(RuleBasedStateMachine):
@@ -100,6 +116,7 @@ class Story(RuleBasedStateMachine):
         self.jobs: dict[str, Known] = {}
         self.leases: list[Lease] = []
         self.workers: dict[str, float | None] = {}  # the end of its lease; None: dead
+        self.proved: set[str] = set()  # workers whose processes are known to be gone
 
     def teardown(self) -> None:
         self.world.close()
@@ -179,6 +196,7 @@ class Story(RuleBasedStateMachine):
         assert isinstance(answer, Landed) == (job.state in ENDED and not taken)
         if isinstance(answer, Landed):
             job.state, job.failures, job.crashes, job.cancel_asked = State.QUEUED, 0, 0, False
+            job.crashes_total, job.solo = 0, False
 
     def delete(self, n: int) -> None:
         job = self.jobs.get(self.a_job(n))
@@ -228,6 +246,9 @@ class Story(RuleBasedStateMachine):
     def claim_as(self, worker: str, limit: int, solo: bool) -> None:
         waiting = [view for view in everything(self.store) if view.state is State.QUEUED and view.solo == solo]
         expected = sorted(waiting, key=lambda view: (-view.priority, view.run_at, view.id))[:limit]
+        if solo:
+            owns = any(job.state is State.PROCESSING and job.owner == worker for job in self.jobs.values())
+            expected = [] if owns else expected[: group_size(view.together for view in expected)]
         ends = self.workers[worker]
         if ends is None or ends < self.boot():
             expected = []
@@ -305,6 +326,7 @@ class Story(RuleBasedStateMachine):
             case _:
                 worker = self.a_worker(n)
                 alive = self.workers[worker] is not None
+                self.proved |= {worker} if alive else set()
                 assert self.store.declare_dead([worker]) == (frozenset({worker}) if alive else frozenset())
                 self.workers[worker] = None
 
@@ -323,7 +345,8 @@ class Story(RuleBasedStateMachine):
         self.workers[worker] = None
         assert sorted(each.id for each in settled) == held
         for name in held:
-            self.jobs[name].end(verdict if name in held[:1] else rest, self.boot())
+            outcome = verdict if name in held[:1] else rest
+            self.jobs[name].end(outcome, self.boot(), neighbours=len(held) > 1)
         assert {each.id: each.state for each in settled} == {name: self.jobs[name].state for name in held}
 
     @rule()
@@ -338,12 +361,15 @@ class Story(RuleBasedStateMachine):
         rescued = self.store.rescue()
 
         assert {each.id for each in rescued} == set(lost)
+        beside = {owner: len(self.held_by(owner)) > 1 for owner in self.workers}
         silences = [lost[each.id] for each in rescued]
         assert silences == sorted(silences)
         for each in rescued:
             job = self.jobs[each.id]
             assert (each.attempt, each.worker_id) == (job.attempt, job.owner)
-            job.end(Crashed(""), self.boot())
+            dead = self.workers.get(each.worker_id) is None
+            crash = Crashed("", process_died=dead and each.worker_id in self.proved, at_fault=not dead)
+            job.end(crash, self.boot(), neighbours=beside[each.worker_id])
             assert each.state is job.state
 
     # ── what is always true ──
@@ -353,11 +379,15 @@ class Story(RuleBasedStateMachine):
         views = {view.id: view for view in everything(self.store)}
         assert views.keys() == self.jobs.keys(), "nothing lost, nothing invented"
         for name, job in self.jobs.items():
-            assert self.told(views[name]) == (job.state, job.attempt, job.owner, job.failures, job.crashes)
+            assert self.told(views[name]) == (
+                *(job.state, job.attempt, job.owner),
+                *(job.failures, job.crashes, job.crashes_total, job.solo),
+            )
         assert self.store.counts() == {state: sum(j.state is state for j in self.jobs.values()) for state in State}
 
-    def told(self, view: JobView) -> tuple[State, int, str | None, int, int]:
-        return view.state, view.attempt, view.worker_id, view.failures, view.crashes
+    def told(self, view: JobView) -> tuple[State, int, str | None, int, int, int, bool]:
+        spent = view.failures, view.crashes, view.crashes_total
+        return view.state, view.attempt, view.worker_id, *spent, view.solo
 
     @invariant()
     def a_worker_owns_what_the_model_says(self) -> None:

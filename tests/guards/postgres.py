@@ -13,7 +13,7 @@ SCHEDULES = "stores/postgres/schedules.py"
 RULES = "stores/rules.py"
 SCHEMA = "stores/migrations/postgres/0001_initial.sql"
 HELD_ROWS = "unit/test_postgres_held_rows.py"
-LIVES = "EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)"
+LIVES = "WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)"
 TABLE = Table(
     (
         Guard("an owner's write checks the attempt", STEPS, " AND j.attempt = {lease}.attempt", ""),
@@ -33,14 +33,18 @@ TABLE = Table(
         Guard("a refusal is told by the attempt of that worker", JOBS, "AND a.attempt = l.attempt AND a.worker_id = l.worker", "AND a.attempt = l.attempt"),
         Guard("a refusal is told by the attempt of that worker", JOBS, "AND a.attempt = l.attempt AND a.worker_id = l.worker", "AND a.worker_id = l.worker"),
         Guard("the first refusal stands", JOBS, " AND a.evidence::jsonb -> 'refused' IS NULL", ""),
-        Guard("a claim needs a worker that is registered", JOBS, LIVES, "NOT EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND (died_at IS NOT NULL OR expires_at <= @now))"),
+        Guard("a claim needs a worker that is registered", JOBS, LIVES, "WHERE NOT EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND (died_at IS NOT NULL OR expires_at <= @now))"),
         Guard("a claim needs a worker that is not dead", JOBS, LIVES, LIVES.replace("died_at IS NULL AND ", "")),
         Guard("a claim needs a lease that has not ended", JOBS, LIVES, LIVES.replace(" AND expires_at > @now", "")),
         Guard("a claim takes nothing from a paused queue", JOBS, "\n          AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)", ""),
         Guard("a claim takes only queued jobs", JOBS, "state = 'queued' AND queue = w.queue", "queue = w.queue", times=2),
-        Guard("a claim takes what must run alone only for who runs it alone", JOBS, " AND solo = %(solo)s", "", times=2),
+        Guard("a claim takes what must run alone only for who runs it alone", JOBS, " AND NOT solo", "", times=2),
         Guard("a claim takes no more than was asked for", JOBS, "\n        LIMIT %(limit)s)", ")"),
         Guard("a claim takes no more than was asked for", JOBS, "LIMIT w.want", "", times=3),
+        Guard("a group of suspects is no larger than each may run with", JOBS, "size = group_size(row[1] for row in first)", "size = len(first)"),
+        Guard("a worker that owns a job is given no suspect", JOBS, "\n          AND NOT EXISTS (SELECT FROM @.jobs WHERE state = 'processing' AND worker_id = %(worker)s)", ""),
+        Guard("a crash beside another job makes no job dead", WORKERS, "beside[lease] = Beside(slots, neighbours)", "beside[lease] = Beside(slots, False)"),
+        Guard("a replay makes a suspect an ordinary job", JOBS, "solo = isolated, together = 1,", "together = 1,"),
         Guard("the attempt number rises with every claim", JOBS, "attempt = j.attempt + 1", "attempt = greatest(j.attempt, 1)"),
         Guard("two claimers never get one job", JOBS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want", tests="conformance/test_races.py " + HELD_ROWS, times=2),
         Guard("two claimers never get one job", JOBS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want FOR NO KEY UPDATE", tests="conformance/test_races.py " + HELD_ROWS, times=2),
@@ -58,13 +62,13 @@ TABLE = Table(
         Guard("a rescue takes only what is processing", WORKERS, "which=\"j.id = %s AND (j.state || '') = 'processing'\"", 'which="j.id = %s"'),
         Guard("a rescue takes only from the dead, missing or hung", WORKERS, "AND (w.id IS NULL OR w.died_at", "AND (true OR w.died_at"),
         Guard("a hung job is its owner's business for two leases", WORKERS, "> (j.stale_after + 2 * w.lease) * interval", "> j.stale_after * interval"),
-        Guard("a rescue writes only over what it has read", WORKERS, "LIMIT %s FOR NO KEY UPDATE OF j {waiting}", "LIMIT %s"),
+        Guard("a rescue writes only over what it has read", WORKERS, "LIMIT %s FOR NO KEY UPDATE OF j {{waiting}}", "LIMIT %s"),
         Guard("a settle ends only what its worker held", WORKERS, "j.state = 'processing' AND j.worker_id = %s\n    ORDER", "j.state = 'processing' AND (true OR j.worker_id = %s)\n    ORDER"),
         Guard("a settle leaves nothing of what its worker held", WORKERS, "j.last_activity_at, j.id FOR NO KEY UPDATE", "j.last_activity_at, j.id"),
         Guard("a settle and the death are one step", WORKERS, "            connection.execute(self._sql(DECLARE), ([worker_id],))\n", ""),
         Guard("a redelivery declares only for who may", WORKERS, "if declare and row[1] is not None:", "if row[1] is not None:"),
         Guard("a redelivery takes only the job it names", WORKERS, 'which="j.id = %s AND', 'which="(true OR j.id = %s) AND'),
-        Guard("a cancel asked turns a retry into cancelled", STEPS, "(*budgets, cancel_reason is not None)", "(*budgets, False)"),
+        Guard("a cancel asked turns a retry into cancelled", STEPS, "(*budgets, cancel_reason is not None, *", "(*budgets, False, *"),
         Guard("a cancel ends only what waits", JOBS, " AND (state || '') IN ('scheduled', 'queued')", ""),
         Guard("a cancel touches nothing that has ended", JOBS, "(state || '') = 'processing' AND cancel_reason IS NULL", "cancel_reason IS NULL"),
         Guard("the first reason of a cancel stands", JOBS, " = 'processing' AND cancel_reason IS NULL", " = 'processing'"),

@@ -210,7 +210,11 @@ def decided(failures: int, crashes: int, cancel_asked: bool, ending: str) -> tup
         retry_base=1.0,
         retry_cap=30.0,
         isolated=False,
+        queue="default",
+        solo=True,
+        together=1,
         cancel_asked=cancel_asked,
+        neighbours=False,  # there is one job
     )
     decision = decide(charges, OUTCOMES[ending], draw=0.0)
     return decision.state, decision.failures, decision.crashes

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tenure.core import lifecycle
 from tenure.core.lifecycle import (
     ENDED,
+    GUARD,
     LIVE,
     MOVES,
     TOTAL_CRASHES,
@@ -26,6 +27,7 @@ from tenure.core.lifecycle import (
     Snoozed,
     State,
     decide,
+    group_size,
     legal,
     outcome_name,
 )
@@ -39,8 +41,15 @@ FRESH = Charges(
     retry_base=1.0,
     retry_cap=30.0,
     isolated=False,
+    queue="default",
+    solo=False,
+    together=1,
     cancel_asked=False,
 )
+ALONE = FRESH._replace(solo=True, together=1, neighbours=False)  # in its process, as the store's rows say
+DIED = Crashed("x", process_died=True)  # for a reason that is not known
+HUNG = Crashed("x", at_fault=True)
+LEASE_ENDED = Crashed("x")
 
 text = st.text(max_size=5)
 seconds = st.floats(0, 1e6)
@@ -50,7 +59,7 @@ outcomes: st.SearchStrategy[Outcome] = st.one_of(
     st.builds(Snoozed, seconds, text),
     st.builds(Released, text),
     st.builds(Cancelled, text),
-    st.builds(Crashed, text, process_died=st.booleans()),
+    st.builds(Crashed, text, process_died=st.booleans(), at_fault=st.booleans()),
 )
 charges = st.builds(
     Charges,
@@ -62,7 +71,12 @@ charges = st.builds(
     retry_base=st.floats(0, 100),
     retry_cap=st.floats(0, 1000),
     isolated=st.booleans(),
+    queue=st.sampled_from(["default", GUARD]),
+    solo=st.booleans(),
+    together=st.integers(1, 64),
     cancel_asked=st.booleans(),
+    slots=st.integers(1, 1000),
+    neighbours=st.booleans(),
 )
 draws = st.floats(0, 1, exclude_max=True)
 
@@ -139,7 +153,9 @@ def test_nothing_is_ever_paid_back(job: Charges, outcome: Outcome, draw: float) 
         decision.crashes_total - job.crashes_total,
     )
     failed, crashed = isinstance(outcome, Failed), isinstance(outcome, Crashed)
-    assert charged == (failed, crashed, crashed)
+    # A job that has used up its budget, and is not known to be the cause, keeps it used up.
+    kept = decision.state is not State.DEAD and job.crashes >= job.max_crashes
+    assert charged == (failed, crashed and not kept, crashed) or job.cancel_asked
 
 
 @given(charges, outcomes, draws)
@@ -164,7 +180,7 @@ def test_chance_moves_the_delay_and_nothing_else(job: Charges, outcome: Outcome,
 
 @given(charges, outcomes, draws)
 def test_an_isolated_job_stays_alone(job: Charges, outcome: Outcome, draw: float) -> None:
-    assert decide(job._replace(isolated=True), outcome, draw).solo
+    assert decide(job._replace(isolated=True, solo=True), outcome, draw).solo
 
 
 @pytest.mark.parametrize(
@@ -199,11 +215,81 @@ def test_max_failures_counts_failures(failures: int, state: State) -> None:
     [(0, State.QUEUED), (1, State.SCHEDULED), (2, State.SCHEDULED), (3, State.DEAD)],
 )
 def test_max_crashes_are_survived(crashes: int, state: State) -> None:
-    assert decide(FRESH._replace(crashes=crashes), Crashed("x"), 0.5).state is state
+    assert decide(FRESH._replace(crashes=crashes), HUNG, 0.5).state is state
+    assert decide(ALONE._replace(crashes=crashes), DIED, 0.5).state is state
 
 
-def test_a_job_without_a_crash_budget_dies_of_its_first() -> None:
-    assert decide(FRESH._replace(max_crashes=0), Crashed("x"), 0.5).state is State.DEAD
+def test_a_job_without_a_crash_budget_runs_alone_after_a_crash_that_may_be_anothers() -> None:
+    common = decide(FRESH._replace(max_crashes=0), DIED, 0.5)
+
+    assert (common.state, common.crashes, common.crashes_total) == (State.QUEUED, 0, 1)
+    assert (common.solo, common.together) == (True, 1)
+    assert decide(ALONE._replace(max_crashes=0), DIED, 0.5).state is State.DEAD
+
+
+@given(charges, st.sampled_from([DIED, LEASE_ENDED]), draws)
+def test_nobody_is_dead_for_the_crash_of_another_job(job: Charges, crash: Crashed, draw: float) -> None:
+    decision = decide(job, crash, draw)
+
+    alone = job.solo and job.together == 1 and not job.neighbours
+    if not alone and job.queue != GUARD:
+        assert decision.state is not State.DEAD
+        assert decision.crashes <= max(job.max_crashes, job.crashes)
+    if decision.state is not State.DEAD and job.crashes >= job.max_crashes:
+        assert (decision.solo, decision.together) == (True, 1)
+
+
+def test_what_takes_its_host_along_each_time_ends_after_twenty_crashes() -> None:
+    """Nobody can prove that its process died. Past its budget it runs alone, and later and later."""
+    job, delays = FRESH, list[float | None]()
+    while (decision := decide(job, LEASE_ENDED, 0.5)).state is not State.DEAD:
+        delays.append(decision.delay)
+        spent = {"crashes": decision.crashes, "crashes_total": decision.crashes_total}
+        job = job._replace(**spent, solo=decision.solo, together=decision.together, neighbours=False)
+
+    assert len(delays) == TOTAL_CRASHES
+    assert delays[:5] == [None, 0.5, 1.0, 2.0, 4.0]
+    assert delays[-1] == 15.0
+
+
+@given(charges, st.lists(outcomes, max_size=30), draws)
+def test_a_circle_of_suspects_never_grows(job: Charges, ends: list[Outcome], draw: float) -> None:
+    for outcome in ends:
+        decision = decide(job, outcome, draw)
+        assert decision.solo or not job.solo
+        if job.solo:
+            assert decision.together <= job.together
+        if isinstance(outcome, Crashed) and decision.solo:
+            assert decision.together <= -(-(job.together if job.solo else job.slots) // 8)
+        job = job._replace(solo=decision.solo, together=decision.together, crashes=0)
+
+
+@pytest.mark.parametrize(
+    ("slots", "circles"), [(1, [1, 1, 1]), (5, [1, 1, 1]), (8, [1, 1, 1]), (100, [13, 2, 1]), (500, [63, 8, 1])]
+)
+def test_each_common_crash_narrows_the_circle(slots: int, circles: list[int]) -> None:
+    job, found = FRESH._replace(slots=slots), list[int]()
+    for _ in circles:
+        decision = decide(job, DIED, 0.5)
+        found.append(decision.together)
+        job = job._replace(crashes=decision.crashes, solo=decision.solo, together=decision.together)
+
+    assert found == circles
+
+
+@given(st.lists(st.integers(1, 64), max_size=80))
+def test_in_a_group_each_runs_with_no_more_than_it_may(together: list[int]) -> None:
+    size = group_size(together)
+
+    assert (size > 0) == bool(together)
+    assert all(size <= each for each in together[:size])
+    if size < len(together):  # it is the largest such group
+        assert size + 1 > min(together[: size + 1])
+
+
+def test_a_guards_job_is_dead_however_its_guard_is_lost() -> None:
+    for crash in (DIED, HUNG, LEASE_ENDED):
+        assert decide(FRESH._replace(queue=GUARD, max_crashes=0), crash, 0.5).state is State.DEAD
 
 
 @pytest.mark.parametrize(
@@ -216,7 +302,10 @@ def test_a_job_without_a_crash_budget_dies_of_its_first() -> None:
     ],
 )
 def test_checkpoints_do_not_forgive_for_ever(total: int, max_crashes: int, state: State) -> None:
-    assert decide(FRESH._replace(crashes_total=total, max_crashes=max_crashes), Crashed("x"), 0.5).state is state
+    spent = {"crashes_total": total, "max_crashes": max_crashes}
+    assert decide(FRESH._replace(**spent), HUNG, 0.5).state is state
+    assert decide(ALONE._replace(**spent), DIED, 0.5).state is state
+    assert decide(FRESH._replace(**spent), DIED, 0.5).state is not State.DEAD
 
 
 @pytest.mark.parametrize(
@@ -226,12 +315,15 @@ def test_checkpoints_do_not_forgive_for_ever(total: int, max_crashes: int, state
         (0, Crashed("x", process_died=True), True),
         (1, Crashed("x"), True),
         (1, Released(), False),
-        (2, Released(), True),
-        (2, Failed("x"), True),
     ],
 )
 def test_whoever_may_have_killed_its_process_runs_alone(crashes: int, outcome: Outcome, solo: bool) -> None:
     assert decide(FRESH._replace(crashes=crashes), outcome, 0.5).solo == solo
+
+
+@given(charges, outcomes, draws)
+def test_a_suspect_is_one_until_it_ends(job: Charges, outcome: Outcome, draw: float) -> None:
+    assert decide(job._replace(solo=True), outcome, draw).solo
 
 
 def test_later_crashes_wait_longer() -> None:

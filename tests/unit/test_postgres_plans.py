@@ -60,13 +60,13 @@ def leases(**more: object) -> str:
 
 def ends() -> str:
     return leases(
-        state="scheduled", failures=1, crashes=0, total=0, solo=False, outcome="failed", ended=False, reason="no",
-        evidence="{}",
+        state="scheduled", failures=1, crashes=0, total=0, solo=False, together=1, outcome="failed", ended=False,
+        reason="no", evidence="{}",
     )  # fmt: skip
 
 
 def claims(place: Place) -> Mapping[str, object]:
-    queues = {"queues": ["a", "b"], "wants": [5, 5], "solo": False, "worker": "w", "limit": 5}
+    queues = {"queues": ["a", "b"], "wants": [5, 5], "worker": "w", "limit": 5}
     return {**queues, "ranks": [place[0]] * 2, "times": [place[1]] * 2, "ids": [place[2]] * 2}
 
 
@@ -91,8 +91,14 @@ CASES: Mapping[str, Case] = {
     ),
     "HUNG": Case(workers.HUNG, (["w", "v"],), {OF_WORKER}),
     "TO_RESCUE": Case(workers.TO_RESCUE, (100,), {OF_WORKER}),
-    "REDELIVERED": Case(workers.REDELIVERED, (ids(1)[0], 1), {PKEY}),
-    "SOLO_WAITING": Case(workers.SOLO_WAITING, (["a", "b"],), {("Index Only Scan", "jobs_queued")}),
+    "REDELIVERED": Case(workers.REDELIVERED, (ids(1)[0], 1), {PKEY, OF_WORKER}),
+    "SUSPECTS": Case(jobs.SUSPECTS, ("a", 64), {IN_ORDER}),
+    "CLAIM_GROUP": Case(
+        jobs.CLAIM_GROUP,
+        {"ids": ids(64), "size": 64, "worker": "w"},
+        {PKEY, BY_PLACE, ("Index Only Scan", "jobs_processing")},
+    ),
+    "SOLO_WAITING": Case(workers.SOLO_WAITING, (512, ["a", "b"]), {IN_ORDER}),
     "NEXT_DUE": Case(jobs.NEXT_DUE, (), {("Index Only Scan", "jobs_scheduled")}),
     "PRUNE": Case(jobs.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
     "PROMOTE": Case(jobs.PROMOTE, (1000,), {DUE, BY_PLACE}),

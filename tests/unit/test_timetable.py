@@ -356,9 +356,9 @@ def test_the_end_of_a_run_is_counted(outcome: Outcome, status: str, failures: in
 
 
 def test_a_crash_that_is_one_too_many_is_a_failure(clock: Clockwork) -> None:
-    clock.table.put(hourly(job=draft(id="", max_crashes=0)))
+    clock.table.put(hourly(job=draft(id="", max_crashes=0, isolated=True)))
     clock.fire(1)
-    lease = claim_one(clock.store, start(clock.store))
+    lease = claim_one(clock.store, start(clock.store), solo=True)
     clock.store.settle(lease.worker_id, {}, Crashed("killed by signal 9", process_died=True))
     clock.fire()
 

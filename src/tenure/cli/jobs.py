@@ -17,7 +17,7 @@ from tenure.events import headline
 from tenure.operations.explain import progress_text, stamp
 from tenure.operations.job_query import states_of
 from tenure.operations.jobs import CAN, DONE
-from tenure.ports import Filter
+from tenure.ports import Filter, JobView
 
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
@@ -124,6 +124,14 @@ def show(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
     return 0
 
 
+def _alone(job: JobView) -> str:
+    if not job.solo:
+        return ""
+    if job.together == 1:
+        return "yes, on a one-slot worker"
+    return f"in a group of at most {job.together} jobs whose processes died"
+
+
 def _facts(found: JobDetail) -> list[tuple[str, str]]:
     job = found.job
     rows = [
@@ -133,7 +141,7 @@ def _facts(found: JobDetail) -> list[tuple[str, str]]:
         ("state", str(job.state)),
         ("attempt", f"{job.attempt}; {job.failures} of {job.max_failures} failures, {job.crashes} crashes"),
         ("worker", job.worker_id or ""),
-        ("alone", "yes, on a one-slot worker" if job.solo else ""),
+        ("alone", _alone(job)),
         ("unique", job.unique or ""),
         ("progress", progress_text(job)),
         ("cancel requested", job.cancel_reason or ""),

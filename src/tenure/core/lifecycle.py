@@ -19,8 +19,8 @@ verb starts with a new row here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple, assert_never
 
@@ -107,12 +107,14 @@ class Cancelled:
 class Crashed:
     """The process died, stopped or hung, or its lease ended: charged as a crash. Never raised by a handler.
 
-    `process_died` makes the next attempt run alone in a one-slot worker, so that only the job at fault spends its
-    budget. `evidence` (signal, peak memory, last line) is kept with the attempt, to diagnose the dead letter.
+    `process_died`: there is proof that the process is gone, but any of its jobs may have been the cause. `at_fault`:
+    this job was the cause, because it hung. With neither, the lease has ended, and nobody knows why. `evidence`
+    (signal, peak memory, last line) is kept with the attempt, to diagnose the dead letter.
     """
 
     reason: str
     process_died: bool = False
+    at_fault: bool = False
     evidence: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
@@ -176,10 +178,17 @@ def legal(verb: str, source: State) -> bool:
 # ── The decision ────────────────────────────────────────────────────────────────────────────────────────────────
 
 TOTAL_CRASHES = 20  #: checkpoints reset `crashes` to 0; this many in total still end a job (or max_crashes, if higher)
+MOST_TOGETHER = 64  #: suspects in one process
+FEW_TOGETHER = 8  #: suspects in one process, if one more crash uses up their budgets
+MOST_GROUPS = 8  #: of suspects that one supervisor runs at a time
+NARROWER = 8  #: how many groups the jobs of a process that died are divided into, at least
 
 
 class Charges(NamedTuple):
-    """What `decide` needs of a job: its budgets, what is spent, and whether a cancel was requested."""
+    """What `decide` needs of a job: its budgets, what is spent, what it ran beside, and whether a cancel was requested.
+
+    The last two describe the process of the attempt. Their defaults are for an outcome that its own worker reports.
+    """
 
     failures: int
     crashes: int
@@ -189,7 +198,12 @@ class Charges(NamedTuple):
     retry_base: float  #: seconds
     retry_cap: float  #: seconds
     isolated: bool
+    queue: str
+    solo: bool  #: it was claimed as a suspect, or because it is isolated
+    together: int  #: how many jobs the process may have run then, this one included
     cancel_asked: bool
+    slots: int = 1  #: of the worker, for a job that was not solo
+    neighbours: bool = True  #: the same worker owned other jobs when the attempt ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +215,7 @@ class Decision:
     crashes: int
     crashes_total: int
     solo: bool
+    together: int = 1
     delay: float | None = None
 
 
@@ -208,40 +223,95 @@ def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
     """The single place that defines what an outcome means. Pure: `draw` (0 ≤ draw < 1) is the only source of jitter.
 
     >>> job = Charges(0, 0, 0, max_failures=2, max_crashes=3, retry_base=1, retry_cap=30,
-    ...               isolated=False, cancel_asked=False)
-    >>> decide(job, Failed("boom"), draw=0.5)
-    Decision(state=<State.SCHEDULED: 'scheduled'>, failures=1, crashes=0, crashes_total=0, solo=False, delay=1.0)
+    ...               isolated=False, queue="default", solo=False, together=1, cancel_asked=False)
+    >>> decision = decide(job, Failed("boom"), draw=0.5)
+    >>> decision.state, decision.failures, decision.delay
+    (<State.SCHEDULED: 'scheduled'>, 1, 1.0)
     """
-    failures, crashes, total = job.failures, job.crashes, job.crashes_total
-    solo = job.isolated or crashes >= 2
-    delay: float | None = None
+    spent = Decision(State.QUEUED, job.failures, job.crashes, job.crashes_total, job.solo, job.together)
     match outcome:
         case Completed():
-            return Decision(State.COMPLETED, failures, crashes, total, solo)
+            return replace(spent, state=State.COMPLETED)
         case Cancelled():
-            return Decision(State.CANCELLED, failures, crashes, total, solo)
+            return replace(spent, state=State.CANCELLED)
         case Failed(retry_in=retry_in, final=final):
-            failures += 1
-            if final or failures >= job.max_failures:
-                return Decision(State.CANCELLED if job.cancel_asked else State.DEAD, failures, crashes, total, solo)
-            state = State.SCHEDULED
+            failures = job.failures + 1
             delay = retry_in if retry_in is not None else full_jitter(failures, job.retry_base, job.retry_cap, draw)
-        case Snoozed(delay=snooze):
-            state, delay = State.SCHEDULED, snooze
+            dead = final or failures >= job.max_failures
+            decision = replace(spent, state=State.SCHEDULED, failures=failures, delay=delay)
+        case Snoozed(delay=delay):
+            dead, decision = False, replace(spent, state=State.SCHEDULED, delay=delay)
         case Released():
-            state = State.QUEUED
-        case Crashed(process_died=process_died):
-            crashes, total = crashes + 1, total + 1
-            solo = job.isolated or process_died or crashes >= 2
-            if crashes > job.max_crashes or total > max(TOTAL_CRASHES, job.max_crashes):
-                return Decision(State.CANCELLED if job.cancel_asked else State.DEAD, failures, crashes, total, solo)
-            state = State.QUEUED if crashes == 1 else State.SCHEDULED
-            delay = None if crashes == 1 else full_jitter(crashes - 2, job.retry_base, job.retry_cap, draw)
+            dead, decision = False, spent
+        case Crashed():
+            dead, decision = _crashed(job, outcome, draw)
         case _:
             assert_never(outcome)
     if job.cancel_asked:
-        return Decision(State.CANCELLED, failures, crashes, total, solo)
-    return Decision(state, failures, crashes, total, solo, delay)
+        return replace(decision, state=State.CANCELLED, delay=None)
+    return replace(decision, state=State.DEAD, delay=None) if dead else decision
+
+
+def _crashed(job: Charges, crash: Crashed, draw: float) -> tuple[bool, Decision]:
+    """Is the job dead, and the decision if it is not.
+
+    A job is dead only if it was the cause: it hung, or its process died while it ran nothing else. Where that is not
+    known, a job that has used up its budget keeps it used up, and runs alone next. Without proof that the process
+    died, twenty crashes in all end a job that ran alone: it may be what takes its host along, each time.
+    """
+    crashes, total = job.crashes + 1, job.crashes_total + 1
+    worn_out = total > max(TOTAL_CRASHES, job.max_crashes)
+    spent = crashes > job.max_crashes or worn_out
+    alone = job.solo and job.together == 1 and not job.neighbours
+    known = crash.at_fault or job.queue == GUARD  # a guard's process runs nothing else, and its job never again
+    dead = spent and (known or (alone and (crash.process_died or worn_out)))
+    tries = total if spent else crashes
+    solo = job.solo or job.isolated or crash.process_died or crashes >= 2 or spent
+    decision = Decision(
+        State.QUEUED if tries == 1 else State.SCHEDULED,
+        job.failures,
+        crashes if dead else min(crashes, max(job.max_crashes, job.crashes)),
+        total,
+        solo=solo,
+        together=_together(job, job.max_crashes - crashes) if solo and not (crash.at_fault or spent) else 1,
+        delay=None if tries == 1 else full_jitter(tries - 2, job.retry_base, job.retry_cap, draw),
+    )
+    return dead, decision
+
+
+def _together(job: Charges, left: int) -> int:
+    """How many suspects may run together, by what is left of the job's budget: each crash narrows the circle."""
+    most = MOST_TOGETHER if left >= 2 else FEW_TOGETHER if left == 1 else 1
+    was = job.together if job.solo else job.slots
+    return min(most, -(-was // NARROWER))
+
+
+def groups_of(together: Sequence[int], slots: int) -> int:
+    """How many groups these suspects make, in their order, for workers with so many slots; 8 at most.
+
+    >>> groups_of([63] * 70, 64), groups_of([63] * 70, 5), groups_of([8, 8, 1], 64)
+    (2, 8, 2)
+    """
+    groups, at = 0, 0
+    while at < len(together) and groups < MOST_GROUPS:
+        at += group_size(together[at : at + slots])
+        groups += 1
+    return groups
+
+
+def group_size(together: Iterable[int]) -> int:
+    """How many of these suspects, the first ones in order, one worker may claim as a group.
+
+    >>> group_size([63, 63, 8, 8]), group_size([63, 63, 1, 63]), group_size([1, 63]), group_size([])
+    (4, 2, 1, 0)
+    """
+    size, least = 0, MOST_TOGETHER
+    for each in together:
+        least = min(least, each)
+        if size >= least:
+            break
+        size += 1
+    return size
 
 
 def outcome_name(outcome: Outcome) -> str:

@@ -170,7 +170,9 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
         alone = [row for row in knowing if row.identity.runner == "solo"]
         if not any(map(has_free_slot, alone)):
             state = "they are all busy" if alone else "none is up yet: supervisors start one when such jobs wait"
-            yield f"it must run alone, since {why}, on a one-slot worker; {state}", ""
+            how = "alone" if job.together == 1 else f"in a group of at most {job.together} such jobs"
+            slots = "a one-slot worker" if job.together == 1 else "a worker for them"
+            yield f"it must run {how}, since {why}, on {slots}; {state}", ""
         return
     ordinary = [row for row in knowing if row.identity.runner != "solo"]
     if ordinary and not any(map(has_free_slot, ordinary)):

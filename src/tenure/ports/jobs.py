@@ -205,8 +205,10 @@ class JobStore(Protocol):
         """queued → processing under a new lease, for up to `limit` jobs, at most `wants[queue]` of each queue.
 
         Order in a queue: priority (higher first), run_at, id; queues are served in the order of `wants`. `solo` takes
-        only jobs that must run alone, False only the others. A worker whose row is missing, dead or expired claims
-        nothing, and nothing is claimed from a paused queue. One statement: two workers never claim the same job.
+        only suspects and isolated jobs, False only the others. With `solo` the answer is one group: the first such jobs
+        of one queue, no more of them than each may run with (`together`), and none for a worker that owns a job. A
+        worker whose row is missing, dead or expired claims nothing, and nothing is claimed from a paused queue. One
+        statement: two workers never claim the same job.
         The claim ends with the job whose payload and checkpoint make it `BATCH_BYTES` or more: `may_be_cut`.
         """
         ...

@@ -44,6 +44,7 @@ class JobView:
     crashes_total: int
     max_crashes: int
     solo: bool
+    together: int = 1  #: if `solo`: with how many jobs, at most, its next attempt shares a process; 1: it runs alone
     isolated: bool
     unique: str | None
     worker_id: str | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 
-from tenure.core.lifecycle import Lease, Outcome, State
+from tenure.core.lifecycle import MOST_TOGETHER, Lease, Outcome, State
 
 Runner = Literal["worker", "embedded", "solo", "guard"]
 
@@ -114,6 +114,6 @@ class WorkerStore(Protocol):
         """Jobs of these living workers that have been silent for longer than their `stale_after`. Changes nothing."""
         ...
 
-    def solo_waiting(self, queues: Sequence[str]) -> int:
-        """How many queued jobs of these queues must run alone. Changes nothing."""
+    def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
+        """How many groups the suspects queued here make, for workers with so many slots; 8 at most. Changes nothing."""
         ...

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from tenure.core.lifecycle import LIVE, Charges, State
 from tenure.ports import Claimed, Draft, JobView, QueueView, WorkerIdentity, WorkerView
-from tenure.stores.rules import json_of
+from tenure.stores.rules import Beside, json_of
 
 T = TypeVar("T")
 Decoders = Mapping[str, Callable[[Any], Any]]  #: the converter of a field's value, by the field's annotation
@@ -61,7 +61,9 @@ def reader(kind: type[T], decoders: Decoders | None = None) -> Callable[[Sequenc
 
 VIEW = names_of(JobView)
 CLAIMED = Claimed._fields
-CHARGED = tuple("cancel_reason" if name == "cancel_asked" else name for name in Charges._fields)
+CHARGED = tuple(
+    "cancel_reason" if name == "cancel_asked" else name for name in Charges._fields if name not in Beside._fields
+)
 COMPLETED_BY = "CASE WHEN state = 'completed' THEN last_worker_id END"
 
 #: The fields of a draft that are stored unchanged; the store turns the others into times.

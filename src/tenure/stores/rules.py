@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from random import random
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -39,8 +39,19 @@ _RESCUES: dict[str, tuple[Cause, Crashed]] = {
     "crash": ("crash", Crashed("the process of {worker} is gone", process_died=True)),
     "host": ("host", Crashed("the lease of {worker} ended: its host or its supervisor is lost")),
     "missing": ("host", Crashed("there is no row of worker {worker}")),
-    "hung": ("stale", Crashed("silent for longer than its stale_after, on {worker}")),
+    "hung": ("stale", Crashed("silent for longer than its stale_after, on {worker}", at_fault=True)),
 }
+
+
+class Beside(NamedTuple):
+    """What a rescue knows of the process of an attempt. The names are those of `Charges`."""
+
+    slots: int
+    neighbours: bool
+
+
+#: The worker itself reports the outcome, and so its process lives.
+AMONG_OTHERS = Beside(1, True)
 
 
 def json_of(value: object) -> str:
@@ -179,6 +190,7 @@ def ending(
         "crashes": decision.crashes,
         "total": decision.crashes_total,
         "solo": decision.solo,
+        "together": decision.together,
         "delay": decision.delay,
         "ended": decision.state in ENDED,
         "outcome": outcome_name(outcome),

@@ -99,15 +99,15 @@ class WorkerProcess:
         """
         reason = f"hung: silent for {spell(silent)}"
         if now - self.stalled_at > RECENT_SECONDS:
-            return {job_id: Crashed(reason)}
+            return {job_id: Crashed(reason, at_fault=True)}
         blocked = now - self.lifeline.tick if self.stall else 0.0
         if job_id not in self.blockers and blocked < HUNG_GRACE_SECONDS:
             return {}
         if not self.blockers:
             return {job_id: Crashed(f"{reason}, while unknown code blocked its worker's event loop", process_died=True)}
-        verdict = Crashed(
-            f"hung: it blocked its worker's event loop at {self.blocked_at}", process_died=len(self.blockers) > 1
-        )
+        known = len(self.blockers) == 1
+        reason = f"hung: it blocked its worker's event loop at {self.blocked_at}"
+        verdict = Crashed(reason, process_died=not known, at_fault=known)
         return dict.fromkeys(self.blockers, verdict)
 
     def kill(self, reason: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from tenure.core.lifecycle import MOST_GROUPS
 from tenure.liveness.host import end_leftovers, kill_group
 from tenure.ports import Runner
 from tenure.supervisor.mainloop import MainLoop
@@ -92,9 +93,9 @@ class ProcessTable:
         else:
             self._schedule_start()
 
-    def want_solo(self, waiting: int) -> None:
-        """Set how many jobs that must run alone are waiting."""
-        self._solo_wanted = waiting
+    def want_solo(self, groups: int) -> None:
+        """Set how many groups of suspects are waiting."""
+        self._solo_wanted = groups
 
     def start_due(self) -> None:
         now = self._boot()
@@ -103,8 +104,10 @@ class ProcessTable:
         for _ in due:
             self.start("worker")
         if self._solo_wanted:
-            running = sum(worker.runner == "solo" and not worker.draining for worker in self)
-            for _ in range(min(self._solo_wanted, os.cpu_count() or 1) - running):
+            running = [worker for worker in self if worker.runner == "solo" and not worker.draining]
+            waits_for_others = all(worker.ready for worker in running)  # they may all be busy, for hours
+            wanted = max(self._solo_wanted, len(running) + waits_for_others)
+            for _ in range(min(wanted, MOST_GROUPS) - len(running)):
                 self.start("solo")
         self._solo_wanted = 0
 

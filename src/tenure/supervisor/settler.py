@@ -11,7 +11,7 @@ from tenure.liveness.holder import RETRY_SECONDS
 from tenure.liveness.host import cause_of
 from tenure.supervisor import stalls
 from tenure.supervisor.process import Ended, WorkerProcess
-from tenure.supervisor.shared import Shared
+from tenure.supervisor.shared import Shared, suspects_waiting
 
 SETTLE_SECONDS = 5.0  #: how long to wait for an unavailable store when stopping, once no worker is left
 
@@ -46,6 +46,7 @@ class Settler:
     """Used by the main thread only. Calls `settled` after each worker that it has settled."""
 
     def __init__(self, shared: Shared, settled: Callable[[], None]) -> None:
+        self._shared = shared
         self._store, self._maintenance, self._processes = shared.store, shared.maintenance, shared.processes
         self._outage, self._boot, self._settled = shared.outage, shared.boot, settled
         self._unsettled: list[Unsettled] = []
@@ -88,7 +89,7 @@ class Settler:
             settled = self._store.settle(worker_id, verdicts, rest)
             outcomes = {each.id: outcome_name(verdicts.get(each.id, rest)) for each in settled}
             self._maintenance.report_rescued(settled, outcomes)
-            self._processes.want_solo(self._store.solo_waiting(sorted(self._processes.served)))
+            self._processes.want_solo(suspects_waiting(self._shared))
         except StoreError as error:
             self._outage.begin(error)
             return False

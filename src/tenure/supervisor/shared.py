@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tenure.config import Settings
+from tenure.core.lifecycle import MOST_TOGETHER, NARROWER
 from tenure.events import Events
 from tenure.maintenance.maintenance import Maintenance
 from tenure.ports import Store
@@ -24,3 +25,13 @@ class Shared:
     loop: MainLoop
     processes: ProcessTable
     outage: Outage
+
+
+def solo_slots(settings: Settings) -> int:
+    """The slots of a worker for suspects: as many as the largest group of jobs whose worker died here."""
+    return min(-(-settings.concurrency // NARROWER), MOST_TOGETHER)
+
+
+def suspects_waiting(shared: Shared) -> int:
+    """How many groups of suspects wait for a worker of this supervisor."""
+    return shared.store.solo_waiting(sorted(shared.processes.served), slots=solo_slots(shared.settings))

@@ -39,7 +39,7 @@ from tenure.supervisor.processes import ProcessTable
 from tenure.supervisor.renewer import Renewer
 from tenure.supervisor.reports import Reports
 from tenure.supervisor.settler import Settler, rest_of
-from tenure.supervisor.shared import Shared
+from tenure.supervisor.shared import Shared, solo_slots
 from tenure.supervisor.upkeep import Upkeep
 from tenure.supervisor.watch import Watch
 from tenure.worker.link import read_verdicts
@@ -249,7 +249,7 @@ class Supervisor:
     def _register(self, worker: WorkerProcess, shared: Shared) -> int:
         """Register its row in the store; return its number of slots."""
         tasks, queues, lease = worker.hello["tasks"], worker.hello["queues"], shared.settings.lease
-        slots = worker.slots = 1 if worker.runner == "solo" else shared.settings.concurrency
+        slots = worker.slots = solo_slots(shared.settings) if worker.runner == "solo" else shared.settings.concurrency
         row = identity(worker.runner, queues, tasks, slots, lease, pid=worker.process.pid, token=worker.token)
         holder = LeaseHolder(shared.store, row, self._clock)
         holder.register()

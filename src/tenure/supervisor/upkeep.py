@@ -9,7 +9,7 @@ from functools import partial
 from tenure.core.lifecycle import Lease, State
 from tenure.maintenance.roster import Row, Turn
 from tenure.supervisor.process import HUNG_GRACE_SECONDS
-from tenure.supervisor.shared import Shared
+from tenure.supervisor.shared import Shared, suspects_waiting
 
 SOON_SECONDS = 60.0  #: --until-empty waits for jobs that are due sooner than this
 CHECK_SECONDS = 0.5  #: between two checks whether the queues are empty or a file has changed
@@ -27,6 +27,7 @@ class Upkeep:
     def __init__(
         self, shared: Shared, *, empty: Callable[[], None] | None, changed: Callable[[str], None] | None
     ) -> None:
+        self._shared = shared
         self._store, self._maintenance, self._boot = shared.store, shared.maintenance, shared.boot
         self._lease = shared.settings.lease
         self._loop, self._processes = shared.loop, shared.processes
@@ -46,9 +47,9 @@ class Upkeep:
         return rows
 
     def _find_solo_jobs(self) -> None:
-        waiting = self._store.solo_waiting(sorted(self._processes.served))
-        if waiting:
-            self._loop.call(partial(self._processes.want_solo, waiting))
+        groups = suspects_waiting(self._shared)
+        if groups:
+            self._loop.call(partial(self._processes.want_solo, groups))
 
     def _find_hung_jobs(self) -> None:
         hung = self._store.hung([worker.id for worker in self._processes if worker.ready])

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tenure.core.lifecycle import Cancelled, Crashed, Failed, Outcome, Released
@@ -65,5 +66,10 @@ def write_verdicts(verdicts: Mapping[str, Outcome]) -> dict[str, list[str]]:
 
 
 def read_verdicts(written: Mapping[str, list[str]]) -> dict[str, Outcome]:
-    kinds = {"failed": Failed, "cancelled": Cancelled, "crashed": Crashed, "released": Released}
+    kinds: dict[str, Callable[[str], Outcome]] = {
+        "failed": Failed,
+        "cancelled": Cancelled,
+        "crashed": partial(Crashed, at_fault=True),
+        "released": Released,
+    }
     return {job_id: kinds[kind](text) for job_id, (kind, text) in written.items()}

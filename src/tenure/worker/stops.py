@@ -45,7 +45,7 @@ class StopWatch:
                 if limit is not None:
                     attempt.active += blocked  # it could not report while other code blocked the loop
                 if limit is not None and now - attempt.active > limit:
-                    attempt.request_stop("timeout", Crashed(f"hung: no progress for {spell(limit)}"))
+                    attempt.request_stop("timeout", Crashed(f"hung: no progress for {spell(limit)}", at_fault=True))
                 if attempt.stop_requested_at is not None and now - attempt.stop_requested_at > STOP_SECONDS:
                     stuck.append(attempt)
             if self._on_stuck is not None:

@@ -31,6 +31,7 @@ from tenure.errors import StoreError
 from tenure.ports import Claimed, Draft, Enqueued, JobView
 from tenure.ports.schedules import Schedule, Tick
 from tenure.stores.memory.rows import CHARGED, CLAIMED, Row, Worker, attempt, new_view
+from tenure.stores.rules import AMONG_OTHERS, Beside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,6 +77,12 @@ class MemoryBase:
 
     def _rows(self) -> list[Row]:
         return list(self._jobs.values())
+
+    def _waiting(self, queue: str, *, solo: bool) -> list[Row]:
+        """The jobs of this queue that may be claimed, in its order."""
+        found = [row for row in self._rows() if legal("claim", row.view.state)]
+        found = [row for row in found if (row.view.queue, row.view.solo) == (queue, solo)]
+        return sorted(found, key=lambda row: (-row.view.priority, row.view.run_at, row.view.id))
 
     def _named(self, ids: Iterable[str]) -> Iterator[tuple[str, Row | None]]:
         return ((name, self._jobs.get(name)) for name in dict.fromkeys(ids))
@@ -149,7 +156,9 @@ class MemoryBase:
             expired=view.attempt == 1 and view.expires_at is not None and self.now() > view.expires_at,
         )
 
-    def _end(self, verb: str, row: Row, lease: Lease, outcome: Outcome, **changes: Any) -> JobView:
+    def _end(
+        self, verb: str, row: Row, lease: Lease, outcome: Outcome, beside: Beside = AMONG_OTHERS, **changes: Any
+    ) -> JobView:
         """End the attempt as `decide` says, which takes a requested cancel into account."""
         view, draft, now = row.view, row.draft, self.now()
         charges = Charges(
@@ -157,6 +166,8 @@ class MemoryBase:
             retry_base=draft.retry_base,
             retry_cap=draft.retry_cap,
             cancel_asked=view.cancel_reason is not None,
+            slots=beside.slots,
+            neighbours=beside.neighbours,
         )
         decision = decide(charges, outcome, self._random.random())
         error = error_after(outcome, decision.state, view.cancel_reason)
@@ -174,6 +185,7 @@ class MemoryBase:
             crashes=decision.crashes,
             crashes_total=decision.crashes_total,
             solo=decision.solo,
+            together=decision.together,
             run_at=view.run_at if decision.delay is None else now + timedelta(seconds=decision.delay),
             worker_id=None,
             ended_at=now if decision.state in ENDED else None,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tenure.core.lifecycle import Lease, Outcome, State, legal
+from tenure.core.lifecycle import Lease, Outcome, State, group_size, legal
 from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -129,16 +129,16 @@ class MemoryJobs(MemoryBase):
 
     @atomic
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        if not self._may_own(worker_id):
+        if not self._may_own(worker_id) or (solo and self._held_by(worker_id)):
             return []
         claimed: list[Claimed] = []
         for queue, room in wants.items():
-            if queue in self._paused:
+            if queue in self._paused or (solo and claimed):  # a group is from one queue
                 continue
-            waiting = [row for row in self._rows() if legal("claim", row.view.state)]
-            waiting = [row for row in waiting if (row.view.queue, row.view.solo) == (queue, solo)]
-            waiting.sort(key=lambda row: (-row.view.priority, row.view.run_at, row.view.id))
-            for row in waiting[: max(min(room, limit - len(claimed)), 0)]:
+            waiting = self._waiting(queue, solo=solo)[: max(min(room, limit - len(claimed)), 0)]
+            if solo:
+                waiting = waiting[: group_size(row.view.together for row in waiting)]
+            for row in waiting:
                 if sum(map(bytes_of, claimed)) < BATCH_BYTES:
                     claimed.append(self._claim(row, worker_id))
         return claimed
@@ -234,7 +234,7 @@ class MemoryJobs(MemoryBase):
         if edit:
             row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
             fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
-        self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, **fresh)
+        self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, together=1, **fresh)
         for key, tick in self._ticks.items():
             # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
             if tick.job_id == view.id:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from tenure.core.lifecycle import Crashed, Lease, Outcome, State, legal
+from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Crashed, Lease, Outcome, State, groups_of, legal
 from tenure.ports import Hung, Rescued, WorkerIdentity
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.rows import Row, Worker, over
-from tenure.stores.rules import Cause, check_outcome, cleared, lost, rescued, used_before
+from tenure.stores.rules import Beside, Cause, check_outcome, cleared, lost, rescued, used_before
 
 
 class MemoryWorkers(MemoryBase):
@@ -54,14 +54,19 @@ class MemoryWorkers(MemoryBase):
             check_outcome(outcome)
         self._declare([worker_id], "crash")
         held = self._held_by(worker_id)
-        return [self._take_back("finish", row, lease, "crash", verdicts.get(lease.job_id, rest)) for row, lease in held]
+        beside = self._beside(worker_id)
+        return [
+            self._take_back("finish", row, lease, "crash", verdicts.get(lease.job_id, rest), beside)
+            for row, lease in held
+        ]
 
     @atomic
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
         held = [(row, row.lease) for row in self._rows() if row.lease and legal("rescue", row.view.state)]
         found = [(row, lease, self._lost(row, lease.worker_id)) for row, lease in held]
         taken = sorted(((r, lease, *why) for r, lease, why in found if why), key=lambda each: (each[0].active, each[1]))
-        return [self._take_back("rescue", *each) for each in taken[:limit]]
+        beside = {lease.worker_id: self._beside(lease.worker_id) for _, lease, _, _ in taken}
+        return [self._take_back("rescue", *each, beside[each[1].worker_id]) for each in taken[:limit]]
 
     @atomic
     def redelivered(
@@ -76,7 +81,7 @@ class MemoryWorkers(MemoryBase):
         why = self._lost(row, row.lease.worker_id)
         if why is None:
             return row.view.state
-        return self._take_back("rescue", row, row.lease, "queue", why[1])
+        return self._take_back("rescue", row, row.lease, "queue", why[1], self._beside(row.lease.worker_id))
 
     @atomic
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
@@ -85,10 +90,9 @@ class MemoryWorkers(MemoryBase):
         return [Hung(lease, r.view.task, age) for r, lease, age in silent if over(age, r.view.stale_after)]
 
     @atomic
-    def solo_waiting(self, queues: Sequence[str]) -> int:
-        open_queues = set(queues) - set(self._paused)
-        waiting = [row.view for row in self._rows() if legal("claim", row.view.state)]
-        return sum(view.solo and view.queue in open_queues for view in waiting)
+    def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
+        lanes = [self._waiting(queue, solo=True) for queue in set(queues) - set(self._paused)]
+        return min(sum(groups_of([row.view.together for row in lane], slots) for lane in lanes), MOST_GROUPS)
 
     def _credible(self, witness: str | None, until: datetime | None) -> bool:
         """Is the call in time, and its witness renewed recently enough that an expired lease proves the others dead?"""
@@ -118,7 +122,11 @@ class MemoryWorkers(MemoryBase):
     def _silent(self, row: Row) -> float:
         return self._clock.boot() - row.active
 
-    def _take_back(self, verb: str, row: Row, lease: Lease, cause: Cause, outcome: Outcome) -> Rescued:
+    def _beside(self, worker_id: str) -> Beside:
+        worker = self._workers.get(worker_id)
+        return Beside(worker.identity.slots if worker else 1, len(self._held_by(worker_id)) > 1)
+
+    def _take_back(self, verb: str, row: Row, lease: Lease, cause: Cause, outcome: Outcome, beside: Beside) -> Rescued:
         message = cleared(lease, outcome)
-        after = self._end(verb, row, lease, outcome, **({} if message is None else {"message": message}))
+        after = self._end(verb, row, lease, outcome, beside, **({} if message is None else {"message": message}))
         return rescued(lease, after.task, after.queue, cause, after.state, outcome)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from time import monotonic
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
 
-from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.core.lifecycle import MOST_TOGETHER, Completed, Lease, Outcome, State, group_size
 from tenure.errors import BadData, StoreBusy, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -71,6 +72,7 @@ T = TypeVar("T")
 HELD_SECONDS = 0.5
 OPERATED_SECONDS = 2.0  #: of a verb's eight, after which it commits and so releases the rows it has locked
 WARY_SECONDS = 5.0
+CLAIM_TRIES = 10  #: of a group that other workers claimed first
 MARK_FROM = 50  #: a claim of this many jobs may be from a long queue
 
 _CLAIMED = listed(
@@ -84,6 +86,11 @@ _CLAIMED = listed(
 )
 
 _BYTES = "octet_length(payload) + coalesce(octet_length(checkpoint), 0)"  # known without reading a large text
+_TAKE = f"""
+    UPDATE @.jobs AS j SET state = 'processing', attempt = j.attempt + 1, worker_id = %(worker)s,
+        started_at = @now, last_activity_at = @now
+    FROM chosen WHERE j.ctid = chosen.place
+    RETURNING {_CLAIMED}"""
 
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked in the statement
 # that claims. Each queue is read from a place (rank, run_at, id) on, so that a claim need not step over the index
@@ -97,22 +104,36 @@ CLAIM = f"""
         CROSS JOIN LATERAL (
             SELECT * FROM (
                 SELECT ctid, {_BYTES} AS bytes FROM @.jobs
-                WHERE state = 'queued' AND queue = w.queue AND solo = %(solo)s AND (-priority) < w.rank
+                WHERE state = 'queued' AND queue = w.queue AND NOT solo AND (-priority) < w.rank
                 ORDER BY (-priority), run_at, id LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED) AS before
             UNION ALL
             SELECT * FROM (
                 SELECT ctid, {_BYTES} AS bytes FROM @.jobs
-                WHERE state = 'queued' AND queue = w.queue AND solo = %(solo)s
+                WHERE state = 'queued' AND queue = w.queue AND NOT solo
                     AND ((-priority), run_at, id) > (w.rank, w.run_at, w.id)
                 ORDER BY (-priority), run_at, id LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED) AS past
             LIMIT w.want) AS j
         WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)
           AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)
         LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES})
-    UPDATE @.jobs AS j SET state = 'processing', attempt = j.attempt + 1, worker_id = %(worker)s,
-        started_at = @now, last_activity_at = @now
-    FROM chosen WHERE j.ctid = chosen.place
-    RETURNING {_CLAIMED}"""
+{_TAKE}"""
+
+#: How many each of the first suspects of a queue may run with, and its size, in the order in which they are claimed.
+SUSPECTS = f"""
+    SELECT id::text, together, {_BYTES} FROM @.jobs WHERE state = 'queued' AND queue = %s AND solo
+        AND NOT EXISTS (SELECT FROM @.queues WHERE name = queue)
+    ORDER BY (-priority), run_at, id LIMIT %s"""
+
+#: A group of suspects, all or those that no other worker has just claimed.
+CLAIM_GROUP = f"""
+    WITH chosen AS MATERIALIZED (
+        SELECT ctid AS place FROM @.jobs
+        WHERE id = ANY(%(ids)s::uuid[]) AND (state || '') = 'queued' AND solo AND together >= %(size)s
+          AND NOT EXISTS (SELECT FROM @.jobs WHERE state = 'processing' AND worker_id = %(worker)s)
+          AND EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)
+          AND NOT EXISTS (SELECT FROM @.queues WHERE name = queue)
+        ORDER BY (-priority), run_at, id FOR NO KEY UPDATE SKIP LOCKED)
+{_TAKE}"""
 
 PLACE = "SELECT -priority, run_at::text, id::text FROM @.jobs WHERE id = %s"
 
@@ -197,7 +218,7 @@ class PostgresJobs(PostgresBase):
         self._joins = Joins(self._here)
         self._commits: CommitWatch | None = None
         self._wary_until = 0.0
-        self._marks = (Marks(), Marks())  # for ordinary jobs, and for those that must run alone
+        self._marks = Marks()
 
     def _within(self, tx: object) -> Callable[[LiteralString, str], Rows]:
         inner = tx.tx if isinstance(tx, Awaited) else tx
@@ -322,13 +343,18 @@ class PostgresJobs(PostgresBase):
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
-        marks = self._marks[solo]
+        if solo:
+            for queue, want in wants.items():
+                if group := self._claim_group(worker_id, queue, min(want, limit)):
+                    return group
+            return []
+        marks = self._marks
         marks.refresh()
-        claimed = self._claim(worker_id, wants, limit, solo, [marks.of(queue) for queue in wants])
+        claimed = self._claim(worker_id, wants, limit, [marks.of(queue) for queue in wants])
         if len(claimed) < limit and marks and not may_be_cut(claimed):
             left = {queue: want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()}
             marks.clear()
-            claimed += self._claim(worker_id, left, limit - len(claimed), solo, [START] * len(left))
+            claimed += self._claim(worker_id, left, limit - len(claimed), [START] * len(left))
         elif len(claimed) >= MARK_FROM and marks.wanted():
             with suppress(StoreError):  # it is only a hint, and the claimed jobs must be returned
                 for last in {each.queue: each for each in claimed}.values():
@@ -336,20 +362,32 @@ class PostgresJobs(PostgresBase):
                         marks.put(last.queue, place)
         return claimed
 
-    def _claim(
-        self, worker_id: str, wants: Mapping[str, int], limit: int, solo: bool, places: Sequence[Place]
-    ) -> list[Claimed]:
+    def _claim(self, worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]) -> list[Claimed]:
         facts = {
             "queues": list(wants),
             "wants": list(wants.values()),
             "ranks": [place[0] for place in places],
             "times": [place[1] for place in places],
             "ids": [place[2] for place in places],
-            "solo": solo,
             "worker": worker_id,
             "limit": limit,
         }
-        sql = self._sql(CLAIM)
+        return self._take_queued(CLAIM, facts)
+
+    def _claim_group(self, worker_id: str, queue: str, want: int) -> list[Claimed]:
+        for _ in range(CLAIM_TRIES if want > 0 else 0):
+            first = self._server.fetch(SUSPECTS, queue, min(want, MOST_TOGETHER))
+            size = group_size(row[1] for row in first)
+            before = accumulate((row[2] for row in first), initial=0)
+            ids = [row[0] for row, total in zip(first[:size], before, strict=False) if total < BATCH_BYTES]
+            facts = {"ids": ids, "size": size, "worker": worker_id}
+            claimed = self._take_queued(CLAIM_GROUP, facts) if size else []
+            if claimed or not size:
+                return claimed
+        return []  # other workers were faster each time; the next poll asks again
+
+    def _take_queued(self, statement: str, facts: Mapping[str, Any]) -> list[Claimed]:
+        sql = self._sql(statement)
         return self._server.run(
             lambda connection: list(map(Claimed._make, connection.execute(sql, facts, binary=True).fetchall()))
         )
@@ -489,7 +527,7 @@ def _replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None) ->
         return key_held(holder[0], unique)
     other, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
     again = sql(
-        "UPDATE @.jobs SET state = 'queued', run_at = @now, solo = isolated, failures = 0, crashes = 0, "
+        "UPDATE @.jobs SET state = 'queued', run_at = @now, solo = isolated, together = 1, failures = 0, crashes = 0, "
         "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
         "ended_at = NULL, cancel_reason = NULL, expires_at = NULL, last_worker_id = NULL, last_outcome = NULL"
         f"{other} WHERE id = %s"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
@@ -11,7 +12,7 @@ from tenure.errors import LeaseLost
 from tenure.ports import Answer, Busy, Landed, NotLanded
 from tenure.stores.fields import CHARGED, listed
 from tenure.stores.postgres.server import Connection, Sql, Steps
-from tenure.stores.rules import COMPLETED, ending, evidence_of, json_of, lease_facts, standing
+from tenure.stores.rules import AMONG_OTHERS, COMPLETED, Beside, ending, evidence_of, json_of, lease_facts, standing
 
 # A row has a worker if and only if it is processing (a CHECK ensures it), so the condition need not name the state.
 UNDER_LEASE = "j.id = {lease}.id AND j.attempt = {lease}.attempt AND j.worker_id = {lease}.worker"
@@ -45,14 +46,14 @@ LOCK = f"""
 END = f"""
     WITH e AS MATERIALIZED (
         SELECT * FROM json_to_recordset(:p::json) AS e (id uuid, attempt integer, worker text, state text,
-            failures integer, crashes integer, total integer, solo boolean, outcome text, delay float8,
-            ended boolean, error text, reason text, evidence text, message text)
+            failures integer, crashes integer, total integer, solo boolean, together smallint,
+            outcome text, delay float8, ended boolean, error text, reason text, evidence text, message text)
     ), history AS (
         INSERT INTO @.attempts (job_id, attempt, worker_id, outcome, error, evidence, started_at, ended_at)
         SELECT j.id, j.attempt, j.worker_id, e.outcome, e.reason, e.evidence, j.started_at, @now
         FROM e JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="e")})
     UPDATE @.jobs AS j SET state = e.state, failures = e.failures, crashes = e.crashes, crashes_total = e.total,
-        solo = e.solo, run_at = coalesce(@now + e.delay * interval '1 second', j.run_at),
+        solo = e.solo, together = e.together, run_at = coalesce(@now + e.delay * interval '1 second', j.run_at),
         ended_at = CASE WHEN e.ended THEN @now END, error = coalesce(e.error, j.error),
         message = coalesce(e.message, j.message), last_worker_id = j.worker_id, last_outcome = e.outcome,
         worker_id = NULL, started_at = NULL, last_activity_at = NULL
@@ -112,7 +113,9 @@ def finish_or_raise(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer 
     return [landed.get(lease) or answers.pop(0) for lease, _ in ends]
 
 
-def end(ends: Sequence[tuple[Lease, Outcome, str | None]]) -> Steps[dict[Lease, Answer]]:
+def end(
+    ends: Sequence[tuple[Lease, Outcome, str | None]], beside: Mapping[Lease, Beside] = MappingProxyType({})
+) -> Steps[dict[Lease, Answer]]:
     """End attempts otherwise than completed, each with a message for people. Returns those that landed."""
     locked = yield LOCK.format(waiting=""), [lease_facts(lease) for lease, _, _ in ends]
     charges = {Lease(*row[:3]): row[3:] for row in locked}
@@ -122,7 +125,7 @@ def end(ends: Sequence[tuple[Lease, Outcome, str | None]]) -> Steps[dict[Lease, 
         if lease not in charges or lease in landed:
             continue
         *budgets, cancel_reason = charges[lease]
-        charged = Charges._make((*budgets, cancel_reason is not None))
+        charged = Charges._make((*budgets, cancel_reason is not None, *beside.get(lease, AMONG_OTHERS)))
         facts = ending(lease, outcome, charged, cancel_reason, message)
         rows.append({**facts, "evidence": json_of(evidence_of(outcome))})
         landed[lease] = Landed(facts["state"])

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, LiteralString
 
-from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Completed, Lease, Outcome, State, groups_of
 from tenure.errors import StoreBusy
 from tenure.ports import Answer, Hung, Landed, Rescued, WorkerIdentity
 from tenure.stores.fields import IDENTITY, identity_row, listed
 from tenure.stores.postgres import steps
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.server import Connection
-from tenure.stores.rules import COMPLETED, Cause, check_outcome, cleared, is_id, lost, rescued, used_before
+from tenure.stores.rules import COMPLETED, Beside, Cause, check_outcome, cleared, is_id, lost, rescued, used_before
 
 REGISTER = f"""
     INSERT INTO @.workers ({listed(IDENTITY)}, started_at, renewed_at, expires_at)
@@ -37,18 +37,24 @@ DECLARE_EXPIRED = """
         AND w.died_at IS NULL AND w.expires_at - @now > w.lease / 3 * interval '1 second'))
     RETURNING id"""
 
-HELD = """
-    SELECT j.id::text, j.attempt, j.task, j.queue FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s
+#: Slots of the worker, and whether it owns another job: also one whose row is locked, or beyond the batch.
+_BESIDE = """EXISTS (SELECT FROM @.jobs AS o
+        WHERE o.state = 'processing' AND o.worker_id = j.worker_id AND o.id <> j.id)"""
+
+HELD = f"""
+    SELECT j.id::text, j.attempt, j.task, j.queue,
+        coalesce((SELECT slots FROM @.workers WHERE id = j.worker_id), 1), {_BESIDE}
+    FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s
     ORDER BY j.last_activity_at NULLS FIRST, j.id FOR NO KEY UPDATE"""
 HELD_MS = 500  # how long `settle` waits for locked rows
 
-_TO_RESCUE = """
-    SELECT j.id::text, j.attempt, j.task, j.queue, j.worker_id,
+_TO_RESCUE = f"""
+    SELECT j.id::text, j.attempt, j.task, j.queue, coalesce(w.slots, 1), {_BESIDE}, j.worker_id,
         CASE WHEN w.id IS NULL THEN 'missing' WHEN w.died_at IS NOT NULL THEN w.death ELSE 'hung' END
     FROM @.jobs AS j LEFT JOIN @.workers AS w ON w.id = j.worker_id
-    WHERE {which} AND (w.id IS NULL OR w.died_at IS NOT NULL
+    WHERE {{which}} AND (w.id IS NULL OR w.died_at IS NOT NULL
         OR @now - j.last_activity_at > (j.stale_after + 2 * w.lease) * interval '1 second')
-    ORDER BY j.last_activity_at NULLS FIRST, j.id LIMIT %s FOR NO KEY UPDATE OF j {waiting}"""
+    ORDER BY j.last_activity_at NULLS FIRST, j.id LIMIT %s FOR NO KEY UPDATE OF j {{waiting}}"""
 
 TO_RESCUE = _TO_RESCUE.format(which="j.state = 'processing'", waiting="SKIP LOCKED")
 REDELIVERED = _TO_RESCUE.format(which="j.id = %s AND (j.state || '') = 'processing'", waiting="")
@@ -59,8 +65,9 @@ HUNG = """
       AND j.stale_after IS NOT NULL AND @now - j.last_activity_at > j.stale_after * interval '1 second'"""
 
 SOLO_WAITING = """
-    SELECT count(*) FROM @.jobs WHERE state = 'queued' AND solo AND queue = ANY(%s::text[])
-        AND queue NOT IN (SELECT name FROM @.queues)"""
+    SELECT ARRAY (SELECT together FROM @.jobs WHERE state = 'queued' AND queue = w.queue AND solo
+        ORDER BY (-priority), run_at, id LIMIT %s)
+    FROM unnest(%s::text[]) AS w (queue) WHERE NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)"""
 
 
 class PostgresWorkers(PostgresBase):
@@ -142,11 +149,13 @@ class PostgresWorkers(PostgresBase):
         return self._take(connection, taken)
 
     def _take(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> list[Rescued]:
-        """End the attempts of dead owners. Rows: id, attempt, task, queue, worker, outcome, cause."""
+        """End the attempts of dead owners. Rows: id, attempt, task, queue, *Beside, worker, outcome, cause."""
         ends: list[tuple[Lease, Outcome, str | None]] = []
+        beside: dict[Lease, Beside] = {}
         done: list[tuple[Lease, Completed]] = []
-        for job_id, attempt, _, _, worker_id, outcome, _ in rows:
+        for job_id, attempt, _, _, slots, neighbours, worker_id, outcome, _ in rows:
             lease = Lease(job_id, attempt, worker_id)
+            beside[lease] = Beside(slots, neighbours)
             if isinstance(outcome, Completed):
                 done.append((lease, outcome))
             else:
@@ -154,9 +163,9 @@ class PostgresWorkers(PostgresBase):
         steps.complete(connection, self._sql, done)
         landed: dict[Lease, Answer] = {lease: COMPLETED for lease, _ in done}
         if ends:
-            landed |= self._drive_on(connection, steps.end(ends))
+            landed |= self._drive_on(connection, steps.end(ends, beside))
         taken: list[Rescued] = []
-        for job_id, attempt, task, queue, worker_id, outcome, cause in rows:
+        for job_id, attempt, task, queue, _, _, worker_id, outcome, cause in rows:
             lease = Lease(job_id, attempt, worker_id)
             answer = landed[lease]
             assert isinstance(answer, Landed), "locked and written in one transaction"
@@ -167,5 +176,6 @@ class PostgresWorkers(PostgresBase):
         rows = self._server.fetch(HUNG, list(worker_ids))
         return [Hung(Lease(*row[:3]), row[3], row[4]) for row in rows]
 
-    def solo_waiting(self, queues: Sequence[str]) -> int:
-        return int(self._server.fetch(SOLO_WAITING, list(queues))[0][0])
+    def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
+        rows = self._server.fetch(SOLO_WAITING, MOST_TOGETHER * MOST_GROUPS, list(queues))
+        return min(sum(groups_of(row[0], slots) for row in rows), MOST_GROUPS)

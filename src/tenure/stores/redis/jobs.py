@@ -165,7 +165,7 @@ class RedisJobs(RedisBase):
             claimed += some
             size = 0 if len(some) == asked < MOST_CLAIMED else sum(map(bytes_of, some))
             room -= size
-            if room <= 0 or len(claimed) == limit or (len(some) < MOST_CLAIMED and size < most):
+            if solo or room <= 0 or len(claimed) == limit or (len(some) < MOST_CLAIMED and size < most):
                 return claimed
             for each in some:
                 left[each.queue] -= 1

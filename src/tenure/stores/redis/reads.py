@@ -161,6 +161,7 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
         payload=row["payload"],
         result=row.get("result", "null" if state is State.COMPLETED else None),
         solo=row.get("solo") == "1",
+        together=int(row.get("together", 1)),
         unique=None if unique is None else unique.partition("\0")[2],
         worker_id=row.get("worker_id") if state is State.PROCESSING else None,
         completed_by=row.get("worker_id") if state is State.COMPLETED else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
 from tenure.ports import Answer, Rescued
 from tenure.stores.redis.facts import decode_facts, millis
-from tenure.stores.rules import Cause, cleared, ending, evidence_of, json_of, rescued, standing
+from tenure.stores.rules import AMONG_OTHERS, Beside, Cause, cleared, ending, evidence_of, json_of, rescued, standing
 
 Taken = tuple[Sequence[Any], Outcome, Cause]  #: a row of `lost` or `held`, the outcome, the cause
 TRIES = 20
@@ -30,24 +31,40 @@ def what_stands(lease: Lease, outcome: Outcome, found: Sequence[Any]) -> Answer:
 def take(rows: Sequence[Taken], *, lost: bool) -> tuple[list[Rescued], list[str]]:
     """Attempts of dead owners: the rescued jobs, and the arguments of the script `end`.
 
-    Each row: id, attempt, worker, why, since when the job is silent, and its charges.
+    Each row: id, attempt, worker, why, since when the job is silent, slots and neighbours, and its charges.
     """
     found: list[Rescued] = []
     ends: list[str] = []
-    for (job_id, attempt, worker_id, _, since, *charges), outcome, cause in rows:
+    for (job_id, attempt, worker_id, _, since, identity, neighbours, *charges), outcome, cause in rows:
         lease = Lease(job_id, attempt, worker_id)
-        state, end = decided(lease, outcome, charges, cleared(lease, outcome), since if lost else None)
+        state, end = decided(
+            lease, outcome, charges, cleared(lease, outcome), since if lost else None, _beside(identity, neighbours)
+        )
         facts = decode_facts(charges[0])
         ends.append(end)
         found.append(rescued(lease, facts.task, facts.queue, cause, state, outcome))
     return found, ends
 
 
+def _beside(identity: str | None, neighbours: int) -> Beside:
+    return Beside(1 if identity is None else _slots(identity), bool(neighbours))
+
+
+@lru_cache(100)
+def _slots(identity: str) -> int:
+    return int(msgspec.json.decode(identity)["slots"])
+
+
 def decided(
-    lease: Lease, outcome: Outcome, found: Sequence[Any], message: str | None, silent_since: int | None = None
+    lease: Lease,
+    outcome: Outcome,
+    found: Sequence[Any],
+    message: str | None,
+    silent_since: int | None = None,
+    beside: Beside = AMONG_OTHERS,
 ) -> tuple[State, str]:
     """The state after an outcome, and the argument of the script `end`, with the charges the decision is based on."""
-    facts_text, failures, crashes, total, cancel_reason = found
+    facts_text, failures, crashes, total, cancel_reason, solo, together = found
     facts = decode_facts(facts_text)
     seen = [int(failures), int(crashes), int(total)]
     charges = Charges(
@@ -59,7 +76,12 @@ def decided(
         retry_base=facts.retry_base,
         retry_cap=facts.retry_cap,
         isolated=facts.isolated,
+        queue=facts.queue,
+        solo=solo == "1",
+        together=int(together or 1),
         cancel_asked=cancel_reason is not None,
+        slots=beside.slots,
+        neighbours=beside.neighbours,
     )
     end = ending(lease, outcome, charges, cancel_reason, message)
     end |= {"seen": seen, "asked": cancel_reason, "silent_since": silent_since}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from tenure.core.lifecycle import Lease, Outcome, State
+from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Lease, Outcome, State, groups_of
 from tenure.errors import StoreAway
 from tenure.ports import Hung, Rescued, WorkerIdentity
 from tenure.stores.redis.base import RedisBase
@@ -88,8 +88,9 @@ class RedisWorkers(RedisBase):
         rows = self._server.call("hung", *worker_ids)
         return [Hung(Lease(*row[:3]), decode_facts(row[3]).task, row[4] / 1000) for row in rows]
 
-    def solo_waiting(self, queues: Sequence[str]) -> int:
-        return int(self._server.call("solo_waiting", *queues))
+    def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
+        lanes = self._server.call("solo_waiting", MOST_TOGETHER * MOST_GROUPS, *queues)
+        return min(sum(groups_of(lane, slots) for lane in lanes), MOST_GROUPS)
 
 
 def _until(instant: datetime | None) -> str:

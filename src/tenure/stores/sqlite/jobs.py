@@ -14,7 +14,7 @@ from typing import TypeVar
 import apsw
 import msgspec
 
-from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.core.lifecycle import MOST_TOGETHER, Completed, Lease, Outcome, State, group_size
 from tenure.errors import LeaseLost, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -52,7 +52,7 @@ from tenure.stores.sqlite import steps
 from tenure.stores.sqlite.base import SqliteBase
 from tenure.stores.sqlite.file import Transaction, fetch, first
 from tenure.stores.sqlite.schedules import open_again
-from tenure.stores.sqlite.steps import LIVE_STATES, UNDER_LEASE
+from tenure.stores.sqlite.steps import LIVE_STATES, OWNS, SUSPECTS, UNDER_LEASE
 
 T = TypeVar("T")
 
@@ -231,8 +231,12 @@ class SqliteJobs(SqliteBase):
             now, boot = self._now(), self._boot()  # this write may have waited for its turn
             claimed: list[Claimed] = []
             room = BATCH_BYTES
+            if solo and first(connection, OWNS, (worker_id,)) is not None:
+                return claimed
             for queue, most in wants.items():
                 want = min(most, limit - len(claimed))
+                if solo:
+                    want = 0 if claimed else self._group(connection, queue, want)  # a group is from one queue
                 if want <= 0 or room <= 0:
                     continue
                 facts = {
@@ -254,6 +258,9 @@ class SqliteJobs(SqliteBase):
             return claimed
 
         return self._file.write(step)
+
+    def _group(self, connection: apsw.Connection, queue: str, want: int) -> int:
+        return group_size(row[0] for row in fetch(connection, SUSPECTS, (queue, min(want, MOST_TOGETHER))))
 
     def owned(self, worker_id: str) -> list[Owned]:
         rows = self._fetch(_OWNED, {"now": self._now(), "worker": worker_id})
@@ -357,7 +364,7 @@ def _replay(connection: apsw.Connection, job_id: str, now: int, edit: Edit | Non
         return key_held(holder[0], unique)
     others, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
     connection.execute(
-        "UPDATE jobs SET state = 'queued', run_at = ?, solo = isolated, failures = 0, crashes = 0, "
+        "UPDATE jobs SET state = 'queued', run_at = ?, solo = isolated, together = 1, failures = 0, crashes = 0, "
         "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
         "active_boot = NULL, ended_at = NULL, cancel_reason = NULL, "
         f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{others} "

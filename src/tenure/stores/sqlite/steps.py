@@ -12,12 +12,28 @@ import apsw
 from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
 from tenure.ports import Answer, Draft, Enqueued, Landed
 from tenure.stores.fields import CHARGED, NEW, kept, listed
-from tenure.stores.rules import COMPLETED, check_drafts, ending, evidence_of, json_of, lease_facts, standing
+from tenure.stores.rules import (
+    AMONG_OTHERS,
+    COMPLETED,
+    Beside,
+    check_drafts,
+    ending,
+    evidence_of,
+    json_of,
+    lease_facts,
+    standing,
+)
 from tenure.stores.sqlite.base import millis
 from tenure.stores.sqlite.file import first
 
 LIVE_STATES = "('scheduled', 'queued', 'processing')"
 UNDER_LEASE = "id = :id AND +state = 'processing' AND attempt = :attempt AND +worker_id = :worker"
+
+OWNS = "SELECT 1 FROM jobs INDEXED BY jobs_processing WHERE state = 'processing' AND worker_id = ? LIMIT 1"
+#: How many each of the first suspects of a queue may run with, in the order in which they are claimed.
+SUSPECTS = """
+    SELECT together FROM jobs INDEXED BY jobs_queued WHERE state = 'queued' AND queue = ? AND solo = 1
+    ORDER BY priority DESC, run_at, id LIMIT ?"""
 
 # ── Made ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -92,7 +108,7 @@ _COMPLETE = """
 
 _END = f"""
     UPDATE jobs SET state = :state, failures = :failures, crashes = :crashes, crashes_total = :total, solo = :solo,
-        run_at = coalesce(:run_at, run_at), ended_at = :ended_at, error = coalesce(:error, error),
+        together = :together, run_at = coalesce(:run_at, run_at), ended_at = :ended_at, error = coalesce(:error, error),
         message = coalesce(:message, message), last_worker_id = worker_id, last_outcome = :outcome,
         worker_id = NULL, started_at = NULL, last_activity_at = NULL, active_boot = NULL
     WHERE {UNDER_LEASE}"""
@@ -106,15 +122,24 @@ def complete(connection: apsw.Connection, worker_id: str, ends: Sequence[tuple[s
     return connection.changes() == len(ends)
 
 
-def end(connection: apsw.Connection, lease: Lease, outcome: Outcome, now: int, *, message: str | None = None) -> Answer:
+def end(
+    connection: apsw.Connection,
+    lease: Lease,
+    outcome: Outcome,
+    now: int,
+    *,
+    message: str | None = None,
+    beside: Beside = AMONG_OTHERS,
+) -> Answer:
     found = first(connection, _CHARGES, lease_facts(lease))
     if found is None:
         return _standing(connection, lease, outcome)
     if isinstance(outcome, Completed):
         complete(connection, lease.worker_id, [(lease.job_id, lease.attempt, outcome.result)], now)
         return COMPLETED
-    *budgets, isolated, cancel_reason, started_at = found
-    charges = Charges._make((*budgets, bool(isolated), cancel_reason is not None))
+    *budgets, isolated, queue, solo, together, cancel_reason, started_at = found
+    suspect = bool(isolated), queue, bool(solo), together
+    charges = Charges._make((*budgets, *suspect, cancel_reason is not None, *beside))
     facts = ending(lease, outcome, charges, cancel_reason, message)
     delay = facts["delay"]
     facts["run_at"] = None if delay is None else now + round(delay * 1000)

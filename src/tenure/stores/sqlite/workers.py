@@ -13,13 +13,13 @@ from typing import Any
 
 import apsw
 
-from tenure.core.lifecycle import Lease, Outcome, State
+from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Lease, Outcome, State, groups_of
 from tenure.ports import Hung, Landed, Rescued, WorkerIdentity
 from tenure.stores.fields import IDENTITY, identity_row, listed
-from tenure.stores.rules import Cause, check_outcome, cleared, json_of, lost, rescued, used_before
+from tenure.stores.rules import Beside, Cause, check_outcome, cleared, json_of, lost, rescued, used_before
 from tenure.stores.sqlite.base import SqliteBase, millis
 from tenure.stores.sqlite.file import fetch, first
-from tenure.stores.sqlite.steps import end
+from tenure.stores.sqlite.steps import SUSPECTS, end
 
 _REGISTER = f"""
     INSERT INTO workers ({listed(IDENTITY)}, started_at, renewed_at, expires_boot)
@@ -30,16 +30,17 @@ _EXPIRED = """died_at IS NULL AND (expires_boot < :boot OR boot_id <> :boot_id)
         AND w.expires_boot - :boot > w.lease * 1000 / 3))"""
 _TO_RESCUE = """
     SELECT j.id, j.attempt, j.task, j.queue, j.worker_id,
-        CASE WHEN w.id IS NULL THEN 'missing' WHEN w.died_at IS NOT NULL THEN w.death ELSE 'hung' END
+        CASE WHEN w.id IS NULL THEN 'missing' WHEN w.died_at IS NOT NULL THEN w.death ELSE 'hung' END,
+        coalesce(w.slots, 1), EXISTS (SELECT 1 FROM jobs AS o INDEXED BY jobs_processing
+            WHERE o.state = 'processing' AND o.worker_id = j.worker_id AND o.seq <> j.seq)
     FROM jobs j INDEXED BY jobs_processing LEFT JOIN workers w ON w.id = j.worker_id
     WHERE j.state = 'processing' AND (w.id IS NULL OR w.died_at IS NOT NULL
         OR :boot - j.active_boot > (j.stale_after + 2 * w.lease) * 1000)
         AND (:id IS NULL OR j.id = :id)
     ORDER BY j.last_activity_at, j.id LIMIT :limit"""
 
-_SOLO_WAITING = """
-    SELECT count(*) FROM jobs WHERE queue = ? AND solo = 1 AND state = 'queued' AND NOT EXISTS
-    (SELECT 1 FROM queues WHERE name = jobs.queue AND paused_at IS NOT NULL)"""
+
+_PAUSED = "SELECT 1 FROM queues WHERE name = ? AND paused_at IS NOT NULL"
 
 
 class SqliteWorkers(SqliteBase):
@@ -107,7 +108,9 @@ class SqliteWorkers(SqliteBase):
                 "ORDER BY last_activity_at, id",
                 (worker_id,),
             )
-            return [_take(connection, row, worker_id, verdicts.get(row[0], rest), "crash", now) for row in held]
+            slots = first(connection, "SELECT slots FROM workers WHERE id = ?", (worker_id,))
+            beside = Beside(slots[0] if slots else 1, len(held) > 1)
+            return [_take(connection, row, worker_id, verdicts.get(row[0], rest), "crash", now, beside) for row in held]
 
         return self._file.write(step)
 
@@ -140,9 +143,10 @@ class SqliteWorkers(SqliteBase):
         self, connection: apsw.Connection, facts: Mapping[str, Any], now: int, forced: Cause | None = None
     ) -> list[Rescued]:
         taken: list[Rescued] = []
-        for *row, worker_id, death in fetch(connection, _TO_RESCUE, facts):
+        for *row, worker_id, death, slots, neighbours in fetch(connection, _TO_RESCUE, facts):
             cause, outcome = lost(death, worker_id)
-            taken.append(_take(connection, row, worker_id, outcome, forced or cause, now))
+            beside = Beside(slots, bool(neighbours))
+            taken.append(_take(connection, row, worker_id, outcome, forced or cause, now, beside))
         return taken
 
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
@@ -154,20 +158,30 @@ class SqliteWorkers(SqliteBase):
         )
         return [Hung(Lease(*row[:3]), row[3], row[4]) for row in rows]
 
-    def solo_waiting(self, queues: Sequence[str]) -> int:
+    def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
         def step(connection: apsw.Connection) -> int:
-            found = [first(connection, _SOLO_WAITING, (queue,)) for queue in queues]
-            return sum(row[0] for row in found if row is not None)
+            groups = 0
+            for queue in queues:
+                suspects = [row[0] for row in fetch(connection, SUSPECTS, (queue, MOST_TOGETHER * MOST_GROUPS))]
+                if suspects and first(connection, _PAUSED, (queue,)) is None:
+                    groups += groups_of(suspects, slots)
+            return min(groups, MOST_GROUPS)
 
         return self._file.read(step)
 
 
 def _take(
-    connection: apsw.Connection, row: Sequence[Any], worker_id: str, outcome: Outcome, cause: Cause, now: int
+    connection: apsw.Connection,
+    row: Sequence[Any],
+    worker_id: str,
+    outcome: Outcome,
+    cause: Cause,
+    now: int,
+    beside: Beside,
 ) -> Rescued:
     job_id, attempt, task, queue = row
     lease = Lease(job_id, attempt, worker_id)
-    answer = end(connection, lease, outcome, now, message=cleared(lease, outcome))
+    answer = end(connection, lease, outcome, now, message=cleared(lease, outcome), beside=beside)
     assert isinstance(answer, Landed), "read and written in one transaction"
     return rescued(lease, task, queue, cause, answer.state, outcome)
 

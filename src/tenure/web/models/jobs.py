@@ -180,7 +180,7 @@ class Job(JobSummary):
     max_crashes: int
     crashes_total: int = Field(description="Including those before a checkpoint reset crashes to 0.")
     isolated: bool = Field(description="Its task always runs alone in a process.")
-    solo: bool = Field(description="Its next attempt runs alone in a process.")
+    solo: bool = Field(description="Its next attempt runs in a worker for jobs that run alone, or in a small group.")
     timeout: float | None = Field(description="The most seconds an attempt may take.")
     stale_after: float | None = Field(description="Seconds without progress after which it counts as hung.")
     attempts: list[Attempt] = Field(description="Attempts that did not complete, oldest first.")

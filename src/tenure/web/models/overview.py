@@ -35,7 +35,9 @@ class Worker(Model):
     id: str
     host: str
     pid: int
-    runner: str = Field(description="worker, embedded, solo (one slot, for jobs that must run alone) or guard.")
+    runner: str = Field(
+        description="worker, embedded, solo (for jobs that must run alone, or in a small group) or guard."
+    )
     queues: list[str] = Field(description="Empty: all.")
     tasks: list[str]
     slots: int

@@ -21,7 +21,7 @@ _STEPS = 20  #: steps of a bar: it is sent again only when it visibly moves
 RUNNERS: Mapping[str, str] = {
     "worker": "a process of tenure worker, watched by its supervisor",
     "embedded": "inside an app's own process: it asks code to stop, and never kills it",
-    "solo": "one slot, for jobs that run alone: the process of their last attempt died, or they are isolated",
+    "solo": "for jobs that run alone, or in a small group: a process in which they ran died, or they are isolated",
     "guard": "a user's own function or command, while it runs",
 }
 

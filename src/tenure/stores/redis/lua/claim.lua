@@ -3,12 +3,23 @@
 -- the job that reaches the bytes. Returns per job: id, attempt, facts, payload, enqueued_at, and the answer of `past`
 -- for the few jobs that need it.
 local worker, room, solo, bytes = ARGV[1], tonumber(ARGV[2]), ARGV[3] == '1', tonumber(ARGV[4])
-if not is_alive(worker) then return {} end
+if not is_alive(worker) or solo and redis.call('EXISTS', ns .. 'processing:' .. worker) == 1 then return {} end
+-- The first of these suspects, no more than each may run with (`group_size` in lifecycle.py).
+local function group(ids)
+  local some, least = {}, 64
+  for n, id in ipairs(ids) do
+    least = math.min(least, tonumber(redis.call('HGET', job(id), 'together') or 1))
+    if n > least then break end
+    some[n] = id
+  end
+  return some
+end
 local answer, held, stale, stamp = {}, {}, {}, string.format('%.0f', now)
 for i = 5, #ARGV, 2 do
   local queue, want, taken = ARGV[i], math.min(tonumber(ARGV[i + 1]), room), 0
   if want > 0 and bytes > 0 and redis.call('HEXISTS', ns .. 'paused', queue) == 0 then
     local ids = redis.call('ZRANGE', lane(queue, solo), 0, want - 1)
+    if solo then ids = group(ids) end
     for _, id in ipairs(ids) do
       local key = job(id)
       local f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt')
@@ -27,6 +38,7 @@ for i = 5, #ARGV, 2 do
     if taken > 0 then
       redis.call('ZREMRANGEBYRANK', lane(queue, solo), 0, taken - 1)
       room = room - taken
+      if solo then break end -- a group is from one queue
     end
   end
 end

@@ -39,6 +39,16 @@ local function silent_since(id)
   return tonumber(f[1] or f[2])
 end
 
+-- A processing job that may be taken back: id, attempt, worker, why, since when it is silent; the identity of its
+-- worker, and whether that owns other jobs; the job's charges.
+local function to_take(id, worker, why, since)
+  local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'failures', 'crashes', 'crashes_total', 'cancel_reason',
+    'solo', 'together')
+  return {id, tonumber(f[1]), worker, why, since, redis.call('HGET', ns .. 'worker:' .. worker, 'identity'),
+    redis.call('HLEN', ns .. 'processing:' .. worker) > 1 and 1 or 0,
+    f[2], f[3] or '0', f[4] or '0', f[5] or '0', f[6], f[7], f[8]}
+end
+
 -- Remove the job from the index of its state.
 local function leave(id, j)
   if j.state == 'queued' then

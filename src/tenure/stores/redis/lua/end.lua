@@ -32,7 +32,7 @@ for n, e in ipairs(ends) do
     j.solo = e.solo
     if e.delay then j.run_at = now + e.delay end
     redis.call('HSET', job(e.id), 'failures', e.failures, 'crashes', e.crashes, 'crashes_total', e.total,
-      'solo', e.solo and '1' or '0', 'run_at', j.run_at)
+      'solo', e.solo and '1' or '0', 'together', e.together, 'run_at', j.run_at)
     if e.result then
       redis.call('HSET', job(e.id), 'result', e.result)
     else

@@ -1,6 +1,6 @@
 #!lua flags=no-writes
 -- Jobs that may be rescued: their worker is dead or missing, or they are silent for two leases too long; longest silent
--- first. ARGV: limit. Returns per job: id, attempt, worker, why, since when it is silent, and its charges.
+-- first. ARGV: limit. Returns per job the answer of `to_take`.
 local found, limit = {}, tonumber(ARGV[1])
 local enough = 4 * limit -- candidates for the longest silent; more of them would block the server for too long
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
@@ -29,7 +29,6 @@ table.sort(found, function(a, b) return a[1] < b[1] or (a[1] == b[1] and a[2] < 
 local answers = {}
 for n = 1, math.min(#found, limit) do
   local since, id, worker, why = unpack(found[n])
-  local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'failures', 'crashes', 'crashes_total', 'cancel_reason')
-  answers[n] = {id, tonumber(f[1]), worker, why, since, f[2], f[3] or '0', f[4] or '0', f[5] or '0', f[6]}
+  answers[n] = to_take(id, worker, why, since)
 end
 return answers

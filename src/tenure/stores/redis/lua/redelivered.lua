@@ -2,11 +2,10 @@
 -- A queue redelivered this job. ARGV: id, whether its owner may be declared dead, the witness (empty: none), and until
 -- when. Returns its state and, if it may be rescued, the same as `lost`.
 local id = ARGV[1]
-local f = redis.call('HMGET', job(id), 'state', 'attempt', 'worker_id', 'facts', 'failures', 'crashes', 'crashes_total',
-  'cancel_reason', 'stale_after')
+local f = redis.call('HMGET', job(id), 'state', 'worker_id', 'stale_after')
 if not f[1] then return false end
 if f[1] ~= 'processing' then return {f[1]} end
-local worker = f[3]
+local worker = f[2]
 local ends = redis.call('ZSCORE', ns .. 'alive', worker)
 if ends and tonumber(ends) < now and ARGV[2] == '1' and credible(ARGV[3], ARGV[4]) then
   declare(worker, 'host')
@@ -16,9 +15,9 @@ local since = silent_since(id)
 local why
 if not ends then
   why = redis.call('HGET', ns .. 'worker:' .. worker, 'death') or 'missing'
-elseif f[9] and now - since > tonumber(f[9]) + 2 * tonumber(redis.call('HGET', ns .. 'worker:' .. worker, 'lease')) then
+elseif f[3] and now - since > tonumber(f[3]) + 2 * tonumber(redis.call('HGET', ns .. 'worker:' .. worker, 'lease')) then
   why = 'hung'
 else
   return {f[1]}
 end
-return {f[1], {id, tonumber(f[2]), worker, why, since, f[4], f[5] or '0', f[6] or '0', f[7] or '0', f[8]}}
+return {f[1], to_take(id, worker, why, since)}

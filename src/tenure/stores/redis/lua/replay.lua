@@ -45,7 +45,7 @@ for i = 1, #ARGV, 4 do
     end
     j.run_at, j.solo = now, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true
     redis.call('HDEL', job(id), 'result', 'error', 'expires_at', 'cancel_reason', 'failures', 'crashes',
-      'crashes_total', 'started_at', 'last_activity_at')
+      'crashes_total', 'together', 'started_at', 'last_activity_at')
     redis.call('HSET', job(id), 'run_at', now, 'solo', j.solo and '1' or '0')
     if j.unique then redis.call('HSET', ns .. 'unique', j.unique, id) end
     enter(id, j, 'queued')

@@ -1,0 +1,60 @@
+"""Kill -9 of a worker with many jobs: they run again in groups, and only those that crash alone are dead."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tenure.tasks.handle import JobHandle
+
+from . import shop
+from .conftest import Tell
+from .harness import FULL, Site, boot, send
+
+pytestmark = [pytest.mark.everywhere, pytest.mark.thorough, pytest.mark.timeout(1200)]
+
+MANY = 500 if FULL else 100
+TIMES = 25.0  #: as slow as the undisturbed run, at most; one after another they would be 50 or 250 times as slow
+
+
+def all_begin(site: Site, jobs: Sequence[JobHandle[Any]]) -> int:
+    """The process that runs all of them."""
+    names = {str(job.id) for job in jobs}
+    site.until(lambda: names <= {line.job for line in site.lines(event="begin")}, "all jobs to begin", 120.0)
+    return site.lines(jobs[0], "begin")[0].pid
+
+
+def test_the_jobs_of_a_killed_worker_run_again_in_groups(site: Site, tell: Tell) -> None:
+    site.supervisor(concurrency=MANY)
+    jobs = [shop.effect.enqueue(1.0) for _ in range(MANY)]
+    all_begin(site, jobs)
+    began = boot()
+    site.ended(*jobs, seconds=300.0)
+    undisturbed = boot() - began
+
+    jobs = [shop.effect.enqueue(1.0) for _ in range(MANY)]
+    send(all_begin(site, jobs), signal.SIGKILL)
+    killed = boot()
+    views = site.ended(*jobs, seconds=900.0)
+    took = boot() - killed
+
+    assert {(view.state, view.attempt, view.crashes_total) for view in views} == {("completed", 2, 1)}
+    assert took < TIMES * max(undisturbed, 1.0)
+    tell(f"{MANY} jobs of 1 s on one worker: {undisturbed:.1f} s, and {took:.1f} s after its kill -9")
+
+
+def test_the_guilty_are_found_among_many_and_nobody_else_is_dead(site: Site, tell: Tell) -> None:
+    site.supervisor(concurrency=MANY)
+    innocent = [shop.report.enqueue() for _ in range(MANY - 3)]
+    guilty = [shop.abort.enqueue() for _ in range(3)]
+
+    began = boot()
+    dead = site.ended(*guilty, seconds=900.0)
+    ended = site.ended(*innocent, seconds=300.0)
+
+    assert [(view.state, view.crashes, view.together) for view in dead] == [("dead", 4, 1)] * 3
+    assert {view.state for view in ended} == {"completed"}
+    tell(f"3 of {MANY} kill their process: all is over after {boot() - began:.1f} s")
