@@ -505,6 +505,38 @@ def test_a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone(
     assert held == [{State.QUEUED}, {State.COMPLETED, State.QUEUED}]
 
 
+def test_an_embedded_worker_runs_a_job_alone_beside_steady_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, jobs, beside = MemoryStore(system_clock()), Tenure("memory:"), list[int]()
+    monkeypatch.setattr("tenure.worker.claims.ALONE_SECONDS", 0.2, raising=False)
+    running = 0
+
+    @jobs.task
+    async def follow() -> None:
+        nonlocal running
+        running += 1
+        put(store, task="follow")
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    @jobs.task
+    async def pack() -> None:
+        beside.append(running)
+
+    for _ in range(6):  # twice as many as there are slots
+        put(store, task="follow")
+    put(store, task="pack", isolated=True)
+
+    async def story() -> None:
+        worker = worker_of(store, jobs, lambda _: None, runner="embedded")
+        worker.start()
+        while not beside:
+            await asyncio.sleep(0.01)
+        await worker.close()
+
+    asyncio.run(asyncio.wait_for(story(), SECONDS / 2))
+    assert beside == [0]
+
+
 def test_a_worker_of_jobs_that_run_alone_claims_the_next_as_soon_as_the_outcome_is_stored() -> None:
     store, jobs, runs = MemoryStore(system_clock()), Tenure("memory:"), list[str]()
 

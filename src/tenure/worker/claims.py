@@ -15,6 +15,7 @@ from tenure.worker.slots import Slots, woken
 
 MANY_SLOTS = 128
 HOLD_SECONDS = 1.0  #: how long permits may be held while all slots are busy
+ALONE_SECONDS = 5.0  #: how long an embedded worker goes on with other jobs while one that must run alone waits
 DEGRADED_SECONDS = 1.0  #: between two polls while the notifier is down
 FULL_SECONDS = 0.01  #: how long to wait for permits before repeating a poll that filled all slots
 
@@ -27,6 +28,7 @@ class ClaimLoop:
         self._slots, self._access, self._attempts = slots, slots.access, attempts
         self._beat, self._doorbell = beat, doorbell
         self._queues = list(plan.queues)
+        self._asked_alone_at = slots.loop.time()  # when an embedded worker last asked for a job that must run alone
         self._capped = any(cap is not None for cap in plan.queues.values())
         # With many slots, half of them run while the other half is claimed; few are not worth a second round trip.
         self._portion = Portion(plan.slots if plan.slots < MANY_SLOTS else plan.slots // 2)
@@ -65,22 +67,15 @@ class ClaimLoop:
 
     async def _claim(self, free: int, wants: dict[str, int] | None = None) -> list[Claimed]:
         """Claim jobs, start them and return them. Empty, after a pause, if the store did not answer."""
-        slots, ask = self._slots, self._access.ask
-        solo, embedded = self._plan.runner == "solo", self._plan.runner == "embedded"
+        slots = self._slots
         async with slots.claim_turn:
-            if embedded:
-                slots.alone = False  # else this claim would not have been made
             if wants is None:
                 wants = self._room(free)
             try:
-                if slots.running or slots.backlog.waiting or not self._access.store.capabilities.local:
-                    claimed = await ask(self._ask_store, wants, free, solo)
-                else:  # nothing runs that this would block, so save two thread switches before the first job starts
-                    claimed = self._access.ask_here(self._ask_store, wants, free, solo)
-                if embedded and not claimed and slots.empty:
-                    slots.alone = True  # before the claim: its reply may be lost
-                    claimed = await ask(self._ask_store, self._room(1), 1, True)
-                    slots.alone = bool(claimed)
+                if self._plan.runner == "embedded":
+                    claimed = await self._claim_embedded(wants, free)
+                else:
+                    claimed = await self._claim_now(wants, free)
             except StoreError as error:
                 self._portion.failed(free)
                 await self._retry_later(error)
@@ -92,6 +87,41 @@ class ClaimLoop:
                 slots.permits.bind(claimed)
             self._attempts.begin_all(claimed)
             return claimed
+
+    async def _claim_now(self, wants: dict[str, int], free: int) -> list[Claimed]:
+        slots, solo = self._slots, self._plan.runner == "solo"
+        if slots.running or slots.backlog.waiting or not self._access.store.capabilities.local:
+            return await self._access.ask(self._ask_store, wants, free, solo)
+        # Nothing runs that this would block, so save two thread switches before the first job starts.
+        return self._access.ask_here(self._ask_store, wants, free, solo)
+
+    async def _claim_embedded(self, wants: dict[str, int], free: int) -> list[Claimed]:
+        """Ordinary jobs, or one that must run alone: if there are no others, or if it is its turn."""
+        slots = self._slots
+        slots.alone = False  # else this claim would not have been made
+        its_turn = slots.loop.time() - self._asked_alone_at > ALONE_SECONDS
+        if its_turn and not slots.empty and await self._access.ask(self._suspects_wait):
+            slots.alone = True  # claim nothing else until nothing runs
+            return []
+        if its_turn and slots.empty and (alone := await self._claim_alone()):
+            return alone
+        claimed = await self._claim_now(wants, free)
+        return claimed if claimed or its_turn or not slots.empty else await self._claim_alone()
+
+    async def _claim_alone(self) -> list[Claimed]:
+        """In an embedded worker in which nothing runs: a job that must run alone, if there is one."""
+        self._asked_alone_at = self._slots.loop.time()
+        self._slots.alone = True  # before the claim: its reply may be lost
+        claimed = await self._access.ask(self._ask_store, self._room(1), 1, True)
+        self._slots.alone = bool(claimed)
+        return claimed
+
+    def _suspects_wait(self) -> bool:
+        """Asked now and then by an embedded worker in which something always runs."""
+        waiting = self._access.store.solo_waiting(self._queues) > 0
+        if not waiting:
+            self._asked_alone_at = self._slots.loop.time()
+        return waiting
 
     def _ask_store(self, wants: dict[str, int], limit: int, solo: bool) -> list[Claimed]:
         return self._access.store.claim(self._plan.worker_id, wants, limit, solo=solo)
@@ -153,6 +183,7 @@ class PermitLoop(ClaimLoop):
         await slots.wake.wait()
 
     async def _use_permits(self, permits: HeldPermits, limit: int) -> None:
+        slots = self._slots
         again = permits.offer(self._room(limit))
         if again:
             redelivered = await self._access.ask(permits.rescue_redelivered, again)
@@ -164,7 +195,7 @@ class PermitLoop(ClaimLoop):
             return
         limit = min(limit, sum(wants.values()))
         claimed = await self._claim(limit, wants)
-        if len(claimed) < limit and not may_be_cut(claimed):
+        if len(claimed) < limit and not may_be_cut(claimed) and not slots.alone:
             permits.settle_rest()
         else:
             permits.keep_rest()
