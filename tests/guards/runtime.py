@@ -79,10 +79,11 @@ TABLE = Table(
         Guard("only a worker with timely renewals judges others", "liveness/lifeline.py", "return 0.0 < self.quiet_until <= now < self._get(_AWAY)", "return 0.0 < self.quiet_until <= now", "unit/test_lifeline.py"),
         Guard("a closed lifeline is not written", "liveness/lifeline.py", "            if not self._closed:\n                self._numbers[slot]", "            if True:\n                self._numbers[slot]", "unit/test_lifeline.py"),
         # ── permits and bells ──
+        Guard("a permit that comes after its job was claimed is kept until the outcome is stored", "worker/permits.py", "            if lease is not None:\n", "            if False:\n", HERE + "a_permit_that_comes_after_a_poll_claimed_its_job_is_kept_until_the_outcome_is_stored"),
         Guard("a redelivery alone declares no worker dead", "worker/permits.py", "declare = self._may_declare()", "declare = True", HERE + "a_worker_that_may_not_judge_others_takes_no_job_for_a_redelivered_permit"),
         Guard("a redelivery names its witness and its time", "worker/permits.py", "declare=declare, witness=self._worker_id, until=until)", "declare=declare)", HERE + "a_worker_that_may_not_judge_others_takes_no_job_for_a_redelivered_permit"),
         Guard("a permit of a job with a living owner claims nothing", "worker/permits.py", "            elif found is State.PROCESSING:\n                answer.owned.append(permit)\n", "", HERE + "a_worker_that_may_not_judge_others_takes_no_job_for_a_redelivered_permit"),
-        Guard("a permit is acknowledged when its outcome is stored", "worker/permits.py", "self._running[Lease(each.id, each.attempt, self._worker_id)] = mine.pop()", "self._permits.settle([mine.pop()])", HERE + "a_permit_is_kept_until_the_outcome_of_its_job_is_stored"),
+        Guard("a permit is acknowledged when its outcome is stored", "worker/permits.py", "self._running[lease] = mine.pop()", "self._permits.settle([mine.pop()])", HERE + "a_permit_is_kept_until_the_outcome_of_its_job_is_stored"),
         Guard("a bell rings after the transaction has committed", "tasks/client.py", "            rings += rings_of(drafts, answers)\n", "            self.notifier.announce(rings_of(drafts, answers))\n", "unit/test_client.py"),
         # ── schedules ──
         Guard("a tick is one job, even if several processes fire it", "schedules/plan.py", "id=run_id(s.name, tick, cause + again)", "id=run_id(s.name, tick, cause + again + str(self.now))", "unit/test_ticks.py"),

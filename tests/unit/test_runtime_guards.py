@@ -977,11 +977,13 @@ class Dealt:
 
     def __init__(self) -> None:
         self.settled: list[tuple[Permit, float | None]] = []
+        self.arriving: list[Permit] = []
 
     def want(self, slots: Mapping[str, int]) -> None: ...
 
     def take(self) -> list[Permit]:
-        return []
+        arrived, self.arriving = self.arriving, []
+        return arrived
 
     def settle(self, permits: Iterable[Permit], *, again_in: float | None = None) -> None:
         self.settled += [(permit, again_in) for permit in permits]
@@ -1024,6 +1026,27 @@ def test_a_permit_is_kept_until_the_outcome_of_its_job_is_stored() -> None:
     assert dealt.settled == []
     permits.done([Lease(job_id, 1, me)])
     assert dealt.settled == [(permit, None)]
+
+
+def test_a_permit_that_comes_after_a_poll_claimed_its_job_is_kept_until_the_outcome_is_stored() -> None:
+    _, store = made_up()
+    me, job_id = start(store), put(store)
+    permits, dealt = permits_of(store, me)
+    permit, other = Permit("default", job_id, False, "1"), Permit("default", "another job", False, "2")
+    permits.bind(store.claim(me, {"default": 1}, 1))
+
+    dealt.arriving = [permit]
+    assert not permits.take(), "no other job may be claimed for it"
+    permits.offer({"default": 1})
+    permits.settle_rest()
+    assert dealt.settled == []
+    permits.done([Lease(job_id, 1, me)])
+    assert dealt.settled == [(permit, None)]
+
+    dealt.arriving = [permit, other]  # its job has ended: it may be used for others
+    assert permits.take()
+    permits.offer({"default": 2})
+    assert permits.offered == {"default": 2}
 
 
 # ── schedules ──

@@ -42,6 +42,7 @@ class HeldPermits:
         self._unused: dict[str, list[Permit]] = {}
         self._offered: dict[str, list[Permit]] = {}  # for the next claim, or the one in flight
         self._running: dict[Lease, Permit] = {}
+        self._awaited: dict[str, Lease] = {}  # running jobs without a permit, by id: a poll claimed them first
         self._paused: frozenset[str] = frozenset()
         self._pauses_known_until = 0.0
         self._scan_at = 0.0
@@ -49,11 +50,20 @@ class HeldPermits:
     # ── receiving permits ──
 
     def take(self) -> bool:
-        """Collect the permits that have arrived. True if there were any."""
-        arrived = self._permits.take()
-        for permit in arrived:
-            self._unused.setdefault(permit.queue, []).append(permit)
-        return bool(arrived)
+        """Collect the permits that have arrived. True if any of them can be used.
+
+        A permit of a job that a poll has claimed before is kept until the outcome is stored: if this host is lost, its
+        redelivery is what finds the job.
+        """
+        usable = False
+        for permit in self._permits.take():
+            lease = self._awaited.pop(permit.job_id, None)
+            if lease is not None:
+                self._running[lease] = permit
+            else:
+                self._unused.setdefault(permit.queue, []).append(permit)
+                usable = True
+        return usable
 
     def want(self, room: Mapping[str, int], free: int) -> None:
         """Request a permit for each free slot. Queues share the slots, at least one each: an empty queue sends none."""
@@ -128,8 +138,11 @@ class HeldPermits:
         """Assign a permit of its queue to each claimed job, if there is one."""
         for each in claimed:
             mine = self._offered.get(each.queue) or self._unused.get(each.queue)
+            lease = Lease(each.id, each.attempt, self._worker_id)
             if mine:
-                self._running[Lease(each.id, each.attempt, self._worker_id)] = mine.pop()
+                self._running[lease] = mine.pop()
+            else:
+                self._awaited[each.id] = lease
         self._unused = {queue: mine for queue, mine in self._unused.items() if mine}
 
     def keep_rest(self) -> None:
@@ -147,7 +160,12 @@ class HeldPermits:
 
     def done(self, leases: Iterable[Lease]) -> None:
         """Acknowledge the permits of these leases: their outcomes are stored."""
-        found = [permit for lease in leases if (permit := self._running.pop(lease, None)) is not None]
+        found = list[Permit]()
+        for lease in leases:
+            if (permit := self._running.pop(lease, None)) is not None:
+                found.append(permit)
+            elif self._awaited.get(lease.job_id) == lease:
+                del self._awaited[lease.job_id]
         if found:
             self._permits.settle(found)
 
