@@ -156,7 +156,10 @@ class Tenure:
         self._resources.append(_generator(fn, "resource", parameters=0))
 
     def around(self, fn: Callable[[Job], AsyncIterator[None] | Iterator[None]], /) -> None:
-        """Wrap every attempt: run the code before and after the `yield`. A plain one runs in a `def` task's thread."""
+        """Wrap every attempt: run the code before and after the `yield`. A plain one runs in a `def` task's thread.
+
+        An async one can't wrap `def` tasks: a worker of an app that has both refuses to start.
+        """
         self._arounds.append(_generator(fn, "around", parameters=1))
 
     # ── enqueueing ──
@@ -229,7 +232,7 @@ class Tenure:
         from tenure.worker.worker import queue_caps
 
         program = self.program
-        program.tasks.resolve()
+        program.check()
         settings = self.settings
         backends.check_timers(program, settings, queue_caps(program, settings, queues))
         opens = (backends.connect, backends.open_notifier)

@@ -152,7 +152,7 @@ def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settin
         app = load_app(order.get("app"))
         app.configure(_flags(order))
         log(app.settings)
-        app.tasks.resolve()
+        app.program.check()
         backends.check_timers(app.program, app.settings, queue_caps(app.program, app.settings))
         return Loaded(app.program, app.settings, backends.connect, backends.open_notifier)
 

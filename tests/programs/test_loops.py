@@ -618,3 +618,71 @@ def test_a_job_that_reports_is_not_hung_because_its_neighbour_blocks_the_loop(tm
     assert ran.code == 0, ran.err
     assert [(each["state"], each["crashes"]) for each in ran.told["told"]] == [("completed", 0)] * 6
     assert (ran.told["hung"]["state"], ran.told["hung"]["crashes"]) == ("dead", 1)
+
+
+# ── threads and slots ──
+
+
+def test_threads_of_handlers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        """
+        together = threading.Barrier(60)
+
+        @jobs.task(retry=1)
+        async def meets() -> None:
+            await asyncio.to_thread(together.wait, 20)  # all of them at once, or none
+
+        with jobs.worker(concurrency=60):
+            handles = jobs.enqueue_many(meets.bind() for _ in range(60))
+            for handle in handles:
+                handle.result("30s")
+        tell(met=True)
+        """,
+    )
+    assert ran.code == 0, ran.err
+    assert ran.told == {"met": True}
+
+
+def test_an_awaited_child_is_warned_about_as_a_waited_for_one(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        """
+        @jobs.task
+        async def child() -> int:
+            return 1
+
+        @jobs.task
+        async def parent() -> int:
+            return await (await child.aenqueue()).aresult("20s")
+
+        with jobs.worker(concurrency=2):
+            assert parent.enqueue().result("20s") == 1
+        """,
+    )
+    assert ran.code == 0, ran.err
+    assert "program.py:" in ran.err
+    assert "RuntimeWarning: parent waits for job" in ran.err
+
+
+@pytest.mark.parametrize("where", ["embedded", "tenure worker"])
+def test_an_async_around_beside_a_plain_task_is_refused_at_the_start(tmp_path: Path, where: str) -> None:
+    starts = {
+        "embedded": "with jobs.worker():\n    pass\n",
+        "tenure worker": "import subprocess\n"
+        "os.environ['TENURE_APP'] = 'program'\n"
+        "if __name__ == '__main__':\n"
+        '    command = \'from tenure.cli.main import main; main(["worker", "--until-empty"])\'\n'
+        "    sys.exit(subprocess.run([sys.executable, '-c', command]).returncode)\n",
+    }
+    app = """
+        @jobs.around
+        async def session(job):
+            yield
+
+        @jobs.task
+        def plain() -> None: ...
+    """
+    ran = run(tmp_path, textwrap.dedent(app) + starts[where])
+    assert ran.code != 0
+    assert "@jobs.around session is async, but the task plain is a plain function" in ran.err

@@ -184,13 +184,7 @@ class Client:
 
     def result(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
-        if running := current.get():
-            warnings.warn(
-                f"{running.task} waits for job {job_id} in its own slot; if every slot waits, nothing runs. "
-                "Let the other job enqueue the next step, or raise Snooze and check again",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        _warn_of_waiting_in_a_slot(job_id)
         poll = _ResultPoll(job_id, timeout, self.settings, self._why_queued)
         while True:
             found, pause = poll.next(partial(self.store.get, job_id))
@@ -200,6 +194,7 @@ class Client:
 
     async def aresult(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
+        _warn_of_waiting_in_a_slot(job_id)
         poll = _ResultPoll(job_id, timeout, self.settings, self._why_queued)
         while True:
             found, pause = await asyncio.to_thread(poll.next, partial(self.store.get, job_id))
@@ -230,6 +225,16 @@ class Client:
     async def acancel(self, job_id: str, reason: str) -> bool:
         """Cancel it, or request a stop. False: it had already ended."""
         return await asyncio.to_thread(self.cancel, job_id, reason)
+
+
+def _warn_of_waiting_in_a_slot(job_id: str) -> None:
+    if running := current.get():
+        warnings.warn(
+            f"{running.task} waits for job {job_id} in its own slot; if every slot waits, nothing runs. "
+            "Let the other job enqueue the next step, or raise Snooze and check again",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 class _ResultPoll:

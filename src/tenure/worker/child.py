@@ -38,7 +38,7 @@ from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
 from tenure.worker.tally import Tally, timed
-from tenure.worker.worker import Worker, run_loop
+from tenure.worker.worker import Worker, own_threads, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
 SWITCH_SECONDS = 0.0001  # a store thread back from disk needs the GIL: the default 5 ms would cost ten commits
@@ -170,6 +170,7 @@ class Child:
             poll_interval=settings.poll_interval,
             grace=settings.grace,
         )
+        asyncio.get_running_loop().set_default_executor(own_threads(plan.slots))
         store = timed(loaded.open_store(settings), self._tally)
         notifier = self._notifier = loaded.open_notifier(settings, store)
         events = Events()

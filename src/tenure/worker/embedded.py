@@ -33,7 +33,7 @@ from tenure.worker.caller import LOOK_SECONDS, CallersLoop, in_thread, shielded
 from tenure.worker.executor import open_resources
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
-from tenure.worker.worker import Worker, queue_caps, run_loop
+from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
 
 _log = logging.getLogger("tenure.worker")
 
@@ -90,6 +90,7 @@ class _Serving:
         self.loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             if self._caller is None:
+                self.loop.set_default_executor(own_threads(self._plan.slots))
                 resources: Mapping[type, object] = await stack.enter_async_context(
                     open_resources(self._program.resources)
                 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tenure.errors import InvalidOption
 from tenure.ports.schedules import Schedule
 from tenure.tasks.job import Job
 from tenure.tasks.registry import Registry
@@ -20,3 +22,14 @@ class Program:
     arounds: tuple[Callable[[Job[Any]], Any], ...] = ()
     source: str = ""  #: the module where the app is created, which owns these schedules
     schedules: Callable[[], Sequence[Schedule]] = tuple
+
+    def check(self) -> None:
+        """Raise InvalidOption for what could not run: annotations, and arounds that do not fit the tasks."""
+        self.tasks.resolve()
+        plain = next((task.name for task in self.tasks if not task.is_async), "")
+        for around in self.arounds:
+            if plain and inspect.isasyncgenfunction(around):
+                raise InvalidOption(
+                    f"@jobs.around {around.__name__} is async, but the task {plain} is a plain function that runs "
+                    "in a thread: write the around as a plain generator, which wraps both, or the task with async def"
+                )

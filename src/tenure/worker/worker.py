@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import TypeVar
 
@@ -186,6 +188,11 @@ class Worker:
                 {"message": f"tenure: {task.get_name()} failed; this worker stops", "exception": error}
             )
             self._loop.stop()
+
+
+def own_threads(slots: int) -> ThreadPoolExecutor:
+    """The default pool of a worker's own loop: `asyncio.to_thread` in one handler waits for no other handler."""
+    return ThreadPoolExecutor(max(slots, min(32, (os.cpu_count() or 1) + 4)), "tenure-to-thread")
 
 
 def run_loop(serve: Coroutine[object, object, T]) -> T:
