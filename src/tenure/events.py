@@ -28,6 +28,7 @@ class Running(NamedTuple):
     worker_id: str
 
 
+MISFIT = "arguments fit no worker's code"  #: how the reason of such a snooze begins
 #: The explanation of each rescue cause.
 RESCUE_REASONS: Mapping[str, str] = {
     "crash": "its worker died",

@@ -686,3 +686,97 @@ def test_an_async_around_beside_a_plain_task_is_refused_at_the_start(tmp_path: P
     ran = run(tmp_path, textwrap.dedent(app) + starts[where])
     assert ran.code != 0
     assert "@jobs.around session is async, but the task plain is a plain function" in ran.err
+
+
+# ── a deploy that changes arguments ──
+
+RELEASES = """
+import tenure.worker.misfits as misfits
+from datetime import timedelta
+from tenure.operations.explain import explain
+
+misfits.SHORTEST_SECONDS, misfits.LONGEST_SECONDS = 0.1, 0.3
+old, new = Tenure(), Tenure()
+
+@old.task(name="pay", retry=1)
+async def pay_before(order: int) -> int:
+    return order
+
+@new.task(name="pay", retry=1)
+async def pay_now(order: int, note: str) -> int:
+    return order
+
+@old.task(name="ship", retry=1)
+def ship_before(order: int, note: str) -> int:
+    return order
+
+@new.task(name="ship", retry=1)
+def ship_now(order: int) -> int:
+    return order
+
+calls = {"old": [pay_before.bind(1), ship_before.bind(2, "x")], "new": [pay_now.bind(1, "x"), ship_now.bind(2)]}
+"""
+
+
+@pytest.mark.parametrize("caller", ["old", "new"])
+def test_a_job_waits_uncharged_for_the_release_that_its_arguments_fit(tmp_path: Path, caller: str) -> None:
+    worker = {"old": "new", "new": "old"}[caller]
+    ran = run(
+        tmp_path,
+        RELEASES
+        + textwrap.dedent(f"""
+        caller, worker = {caller}, {worker}
+        handles = caller.enqueue_many([each for each in calls["{caller}"] for _ in range(3)])
+        store = jobs.client().store
+
+        def snoozed(handle):
+            return ends(handle)["outcomes"].count("snoozed")
+
+        with worker.worker(concurrency=3):
+            while any(snoozed(each) < 2 for each in handles):
+                time.sleep(0.02)
+            explained = explain(store, store.get(str(handles[0].id)))
+            with caller.worker():  # the old release and the new one, side by side
+                got = [each.result("30s") for each in handles]
+        tell(got=sorted(got), charged=[ends(each)["failures"] + ends(each)["crashes"] for each in handles],
+             verdict=explained.verdict, do=explained.what_to_do)
+        """),
+    )
+    assert ran.code == 0, ran.err
+    assert ran.told["got"] == [1, 1, 1, 2, 2, 2]
+    assert set(ran.told["charged"]) == {0}
+    expected = "missing argument 'note'" if caller == "old" else "unexpected argument 'note'"
+    assert f"its arguments fit no worker's code: pay: {expected}" in ran.told["verdict"]
+    assert ran.told["do"].startswith("deploy the code that takes them")
+    assert ran.err.count("jobs of pay wait for a worker whose code their arguments fit") == 1
+    assert ran.err.count("jobs of ship wait for a worker whose code their arguments fit") == 1
+
+
+def test_a_job_that_no_release_fits_is_dead_in_the_end_and_says_why(tmp_path: Path) -> None:
+    ran = run(
+        tmp_path,
+        RELEASES
+        + textwrap.dedent("""
+        misfits.PATIENCE = timedelta(seconds=2)
+
+        @old.task(retry=1)
+        def child(n: int) -> None: ...
+
+        @old.task(retry=1)
+        def calls_wrongly() -> None:
+            child.enqueue("x")
+
+        with old.worker():
+            handle, wrong = pay_now.enqueue(1, "x"), calls_wrongly.enqueue()
+            while {ends(handle)["state"], ends(wrong)["state"]} != {"dead"}:
+                time.sleep(0.02)
+        tell(job=ends(handle), wrong=ends(wrong))
+        """),
+    )
+    assert ran.code == 0, ran.err
+    outcomes = ran.told["job"]["outcomes"]
+    assert set(outcomes[:-1]) == {"snoozed"}
+    assert outcomes[-1] == "failed"
+    assert ran.told["job"]["error"].startswith("arguments fit no worker's code since 20")
+    assert "unexpected argument 'note'; it takes (order: int)" in ran.told["job"]["error"]
+    assert ran.told["wrong"]["outcomes"] == ["failed"]  # its own mistake is charged

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
-from tenure.events import headline
+from tenure.events import MISFIT, headline
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
@@ -92,11 +92,16 @@ def _scheduled(facts: _Facts) -> Explanation:
             )
         case _:
             waits = "it snoozed itself"
+    misfit = last is not None and last.error.startswith(MISFIT)
+    if last is not None and misfit:
+        waits = f"its {MISFIT}: {headline(last.error).partition(': ')[2]}"
     reasons = [f"the last attempt ended with: {headline(last.error)}"] if last else []
     blockers = list(_blockers(facts))
     if job.run_at > facts.now:
         verdict = f"{waits}: due in {facts.until(job.run_at)}, at {stamp(job.run_at)}"
         advice = f"run it now: tenure jobs promote {job.id}"
+        if misfit:
+            advice = "deploy the code that takes them, or cancel the job; after 24h it is a dead letter"
     else:
         verdict = f"{waits}, has been due for {facts.ago(job.run_at)}, and is queued at the next scan"
         advice = ""

@@ -38,6 +38,7 @@ from tenure.tasks.job import Job, Stopping
 from tenure.tasks.task import Task
 from tenure.worker.caller import CallersLoop
 from tenure.worker.job_log import JobLog
+from tenure.worker.misfits import misfit
 from tenure.worker.program import Program
 from tenure.worker.signals import came_of_a_stop, leaves, signal_in
 
@@ -136,7 +137,10 @@ class Attempt:
         outcome: Outcome | None
         try:
             task = self.task
-            args, kwargs = task.arguments.load(self.claimed.payload)
+            try:
+                args, kwargs = task.arguments.load(self.claimed.payload)
+            except InvalidArguments as error:
+                raise await asyncio.to_thread(misfit, self.host.store, self.claimed, str(error)) from error
             if task.takes_job:
                 args = (Job(self), *args)
             if program.arounds:
@@ -179,7 +183,10 @@ class Attempt:
         current.set(self._running())
         try:
             task = self.task
-            args, kwargs = task.arguments.load(self.claimed.payload)
+            try:
+                args, kwargs = task.arguments.load(self.claimed.payload)
+            except InvalidArguments as error:
+                raise misfit(self.host.store, self.claimed, str(error)) from error
             if task.takes_job:
                 args = (Job(self), *args)
             with ExitStack() as stack:

@@ -4,8 +4,8 @@ How a job runs:
 
 1. A ring, a freed slot or the poll interval wakes the claim loop (claims.py). It claims in one batch, for free slots
    only.
-2. Each claimed job becomes an `Attempt` (attempts.py). A job with an unknown task is snoozed, an expired one
-   cancelled.
+2. Each claimed job becomes an `Attempt` (attempts.py). A job of an unknown task or with arguments that do not
+   fit its code is snoozed, an expired one cancelled.
 3. The attempt's code stops with an outcome, which frees the slot (slots.py). The outcome joins the next flush; while
    one flush is in flight the next batch accumulates, so a thousand outcomes may cost one commit (flusher.py). If more
    than a thousand are unflushed, or any for longer than 50 ms, free slots are held back until the store catches up.
