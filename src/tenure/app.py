@@ -82,6 +82,7 @@ class Tenure:
             "keep_dead": keep_dead,
             **(_numbers(self._retry) if self._retry else {}),
         }
+        self._folder = config.current_folder()  # now, not at first use: a program may change it
         self._flags: Mapping[str, object] = {}
         self._settings: Settings | None = None
         self._policy: Retry | None = None
@@ -307,9 +308,9 @@ class Tenure:
 
     @property
     def settings(self) -> Settings:
-        """Flag > code > environment > `.env` > default; resolved on first use."""
+        """Flag > code > environment > `.env` > default; resolved on first use, in the folder where the app was made."""
         if self._settings is None:
-            self._settings = config.load(self._flags, self._code)
+            self._settings = config.load(self._flags, self._code, folder=self._folder)
         return self._settings
 
     def configure(self, flags: Mapping[str, object]) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
+from urllib.parse import quote
 
 from tenure.core.durations import seconds, spell
 from tenure.core.lifecycle import GUARD
@@ -39,6 +40,11 @@ _BETWEEN_SINKS = re.compile(r"[,\s]+(?=log(?:[,\s]|$)|[A-Za-z][A-Za-z0-9+.-]*://
 _BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}
 _USER_PART = re.compile(r"(://[^\s:@/?#]*):\S*@")
 _SECRET_QUERY = re.compile(r"([?&](?:ssl|sentinel_)?(?:password|passwd|pwd|token)=)[^&\s]*", re.IGNORECASE)
+# Files that libpq, redis-py or the NATS notifier would look for in the current folder. One with %XX stays as it is.
+_FILE_QUERY = re.compile(
+    r"([?&](?:ssl(?:root)?cert|sslkey|sslcrl|passfile|ssl_(?:ca_certs|certfile|keyfile)|creds)=)"
+    r"(?!system(?:&|$))([^/&%~][^&%]*)(?=&|$)"
+)
 # A Kubernetes Service called tenure or tenure-web puts such names into every pod of its namespace.
 _IGNORED = re.compile(r"TENURE_(HOST_ID|TEST_.*|(.*_)?SERVICE_.*|(.*_)?PORT(_.*)?)")
 
@@ -259,7 +265,7 @@ def _split(value: object, label: str) -> list[str]:
 
 def _folder(value: object, label: str) -> Path:
     if isinstance(value, str | Path) and str(value):
-        return Path(value).expanduser().absolute()
+        return Path(value).expanduser()
     raise InvalidOption(f"{label}: expected a folder, got {value!r}")
 
 
@@ -447,11 +453,13 @@ def load(
 ) -> Settings:
     """Resolve every setting: flag > code > environment > `.env` > default. A value of None counts as not given.
 
+    Relative paths are taken from `folder` (None: the current one), and so is `.env`: a later `chdir` changes nothing.
     Raises InvalidOption that names the source of the bad value. Logs a warning, once per process, for an unknown
     TENURE_ name, and for a url in the code that overrides a different TENURE_URL.
     """
     environment = os.environ if environ is None else environ
-    dotenv = _read_dotenv((Path.cwd() if folder is None else folder) / ".env")
+    folder = folder or current_folder()
+    dotenv = _read_dotenv(folder / ".env")
     _warn_of_unknown([*environment, *dotenv])
 
     given: dict[str, list[tuple[str, object]]] = {}
@@ -473,11 +481,31 @@ def load(
         label = {"code": row.name, ".env": f"{row.env} in .env"}.get(source, source)
         values[row.name] = None if value is None else row.parse(value, label)
         sources[row.name] = source
+    values["url"] = _fixed(values["url"], folder)
+    values["notifier"] = _fixed(values["notifier"], folder)
     values["queues"] = values["queues"] or {}
     values["tokens"] = values["tokens"] or ()
     values["hosts"] = values["hosts"] or ()
-    values["runtime_dir"] = values["runtime_dir"] or _runtime_dir(environment)
+    values["runtime_dir"] = folder / (values["runtime_dir"] or _runtime_dir(environment))
     return Settings(**values, sources=sources)
+
+
+def current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was deleted: what needs a file there says so
+        return Path("/proc/self/cwd")
+
+
+def _fixed(url: str, folder: Path) -> str:
+    """The URL with absolute paths: its SQLite file, and the certificates and keys that it names.
+
+    >>> _fixed("sqlite:///tenure.db", Path("/srv")), _fixed("redis://h/0?ssl_ca_certs=ca.pem", Path("/srv"))
+    ('sqlite:////srv/tenure.db', 'redis://h/0?ssl_ca_certs=/srv/ca.pem')
+    """
+    if url.startswith("sqlite:///") and (name := url.removeprefix("sqlite:///")) not in ("", ":memory:"):
+        return f"sqlite:///{folder / name}"
+    return _FILE_QUERY.sub(lambda found: f"{found[1]}{quote(str(folder))}/{found[2]}", url)
 
 
 def _read_dotenv(path: Path) -> dict[str, str]:

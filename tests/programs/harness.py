@@ -30,7 +30,11 @@ LIMIT = 60.0  #: seconds for a script; a busy machine needs more than a quiet on
 TOKEN = "PROGRAMS_TOKEN"
 _STACKS_SECONDS = 1.0
 # In the environment of every Python process of a script: a signal makes it print the stacks of its threads.
-_STACKS = "import faulthandler, signal\nfaulthandler.register(signal.SIGUSR2, all_threads=True)\n"
+_STACKS = """
+import faulthandler, signal, sys
+if sys.stderr is not None:
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+"""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def test_the_code_settles_what_it_says_and_flags_win_over_it(here: Path) -> None
     assert (jobs.retry.max_failures, jobs.retry.base, jobs.retry.cap) == (3, 2.0, 30.0)
 
     jobs.configure({"url": "sqlite:///other.db"})
-    assert jobs.settings.url == "sqlite:///other.db"
+    assert jobs.settings.url.endswith("/other.db")
     assert jobs.settings.keep == 86_400.0
 
 

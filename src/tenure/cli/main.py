@@ -67,10 +67,22 @@ for _name, (_place, _help) in _COMMANDS.items():
 
 def run() -> None:
     """The `tenure` command."""
+    _open_missing()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without the arrow character shows a question mark
     sys.exit(main(sys.argv[1:]))
+
+
+def _open_missing() -> None:
+    """Open /dev/null for each standard stream that is closed: the next file or socket would get its number."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -35,6 +35,7 @@ RETRY_SECONDS = 5.0  #: how long enqueues and reads of results are retried while
 _LONGEST_PAUSE = 1.0
 _LONGEST_BUSY_PAUSE = 0.25  # the store waits for a held key only for a moment at each try
 _SHORTEST_POLL, _LONGEST_POLL = 0.002, 0.2
+_NESTED = "a second transaction can't begin: pass the first one on, as an argument"
 _JOIN = "a job must join the transaction: write task.using(tx=tx).enqueue(…)"
 
 
@@ -148,6 +149,7 @@ class Client:
     @contextmanager
     def transaction(self) -> Generator[Any]:
         """The store's transaction; the notifier rings when it has committed."""
+        self._refuse_beside_transaction(_NESTED)
         with self.store.transaction() as tx:
             ours = self._open[id(tx)] = _Transaction(tx)
             token = _inside.set(ours)
@@ -160,6 +162,7 @@ class Client:
     @asynccontextmanager
     async def atransaction(self) -> AsyncGenerator[Any]:
         """The same from an event loop: begin, enqueues and commit run on a dedicated thread."""
+        self._refuse_beside_transaction(_NESTED)
         with ThreadPoolExecutor(1, "tenure-tx") as thread:
             manager = self.store.transaction()
             try:
@@ -213,6 +216,7 @@ class Client:
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel it, or request a stop. False: it had already ended."""
+        self._refuse_beside_transaction("a cancel writes beside it: call it before or after the block")
         before = self.store.get(job_id)
         if before is None:
             raise _unknown(job_id, self.settings)

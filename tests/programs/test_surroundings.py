@@ -1,0 +1,83 @@
+"""Programs that change their surroundings, or are started in odd ones: folder, umask, closed files, signals, locale."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from .harness import Programs
+
+APP = """
+import contextlib, os, sys
+from tenure import Tenure
+
+jobs = Tenure()
+
+@jobs.task
+def child() -> str:
+    return os.getcwd()
+
+@jobs.task
+def moves() -> bool:
+    os.makedirs("build", exist_ok=True)
+    with contextlib.chdir("build"):
+        return child.enqueue().created
+"""
+ENQUEUE = "import os, app; app.moves.enqueue()"
+
+
+@pytest.fixture
+def by_default(programs: Programs) -> Programs:
+    """The default URL: a file in the folder of the program."""
+    del programs.environment["TENURE_URL"]
+    programs.write(APP, "app.py")
+    return programs
+
+
+def test_a_handler_that_changes_the_folder_enqueues_where_its_worker_looks(by_default: Programs) -> None:
+    by_default.run(ENQUEUE)
+    by_default.work(APP)
+    with by_default.store() as store:
+        counts = store.counts()
+    assert (counts["completed"], sum(counts.values())) == (2, 2)
+    assert not (by_default.folder / "build" / "tenure.db").exists()
+
+
+def test_a_program_that_changes_its_folder_before_first_use_keeps_its_store_and_its_dotenv(
+    by_default: Programs,
+) -> None:
+    (by_default.folder / ".env").write_text("TENURE_URL=sqlite:///other.db\nTENURE_RUNTIME_DIR=run\n")
+    del by_default.environment["TENURE_RUNTIME_DIR"]
+    by_default.run("import os, app; os.mkdir('b'); os.chdir('b'); app.child.enqueue()")
+    assert (by_default.folder / "other.db").exists()
+    assert sorted(path.name for path in (by_default.folder / "b").iterdir()) == []
+
+
+SURROUNDINGS = {
+    "umask 077": "umask 077; exec {}",
+    "umask 0": "umask 0; exec {}",
+    "stdin closed": "exec {} <&-",
+    "all closed": "exec {} <&- >&- 2>&-",
+    "SIGINT ignored": "trap '' INT; exec {}",
+    "SIGTERM ignored": "trap '' TERM; exec {}",
+    "LANG=C": "LC_ALL=C LANG=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 exec {}",
+    "no HOME": "unset HOME; exec {}",
+}
+TENURE = f"{sys.executable} -c 'from tenure.cli.main import run; run()'"
+
+
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+def test_a_client_a_worker_and_a_guard_in_odd_surroundings(by_default: Programs, surroundings: str) -> None:
+    commands = (
+        f"{sys.executable} -c '{ENQUEUE}'",
+        f"{TENURE} worker app.py --until-empty",
+        f"{TENURE} guard nightly --every 1d -- touch guarded",
+    )
+    for command in commands:
+        with by_default.started("sh", "-c", SURROUNDINGS[surroundings].format(command)) as process:
+            by_default.ended(process)
+    assert (by_default.folder / "guarded").exists()
+    with by_default.store() as store:
+        counts = store.counts()
+    assert counts["completed"] == sum(counts.values()) >= 2
