@@ -65,11 +65,12 @@ class Handles:
 
 
 def run_child(handles: Handles, load: Callable[[], Loaded]) -> NoReturn:
-    code = 1
+    code, pid = 1, os.getpid()
     try:
         code = _run(handles, load)
     except BaseException:
-        traceback.print_exc()
+        if os.getpid() == pid:  # else a handler has forked, and its child has come back here
+            traceback.print_exc()
     finally:
         _leave(code)
 
@@ -85,7 +86,8 @@ def _leave(code: int) -> NoReturn:
 
 def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
     die_with_parent(handles.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, _ignore)  # not SIG_IGN, which the programs that a handler starts would inherit
+    reset_signals_in_forks()
     link = Link(socket.socket(fileno=handles.link))
     faulthandler.enable(os.fdopen(os.dup(handles.dump), "wb", 0))
     faulthandler.register(signal.SIGUSR1, os.fdopen(os.dup(handles.dump), "wb", 0), all_threads=True)
@@ -103,6 +105,35 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
     link.send("hello", **hello)
     sys.setswitchinterval(SWITCH_SECONDS)
     return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
+
+
+def _ignore(number: int, frame: object) -> None:
+    """The supervisor says when to stop."""
+
+
+_OURS = (signal.SIGTERM, signal.SIGINT)
+
+
+def reset_signals_in_forks() -> None:
+    """Give the forks of this process the default signals: theirs would be written to this process's event loop.
+
+    Both are blocked during a fork, so that a child that is ended at once dies of it.
+    """
+    masks: dict[int, set[int]] = {}
+
+    def block() -> None:
+        masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop(threading.get_ident()))
+
+    def reset() -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
 def _hello(loaded: Loaded) -> dict[str, Any]:
@@ -148,6 +179,7 @@ class Child:
 
     async def serve(self) -> NoReturn:
         self._loop = loop = asyncio.get_running_loop()
+        os.register_at_fork(after_in_child=loop.stop)  # a handler that forks leaves no second worker behind
         loop.add_reader(self._link.fileno(), self._receive)
         loop.add_signal_handler(signal.SIGTERM, self._drain, self._loaded.settings.grace)
         self._tick()

@@ -197,12 +197,15 @@ def own_threads(slots: int) -> ThreadPoolExecutor:
 
 def run_loop(serve: Coroutine[object, object, T]) -> T:
     """Like asyncio.run, but a task started by a handler that calls sys.exit() ends only itself, not the worker."""
-    runner = asyncio.Runner()
+    runner, pid = asyncio.Runner(), os.getpid()
     serving = runner.get_loop().create_task(serve)
     while True:
         try:
             result = runner.get_loop().run_until_complete(serving)
         except (SystemExit, KeyboardInterrupt) as stray:
+            if os.getpid() != pid:  # a handler has forked, and its child is not a second worker
+                code = stray.code if isinstance(stray, SystemExit) else 1
+                os._exit(code if isinstance(code, int) else int(code is not None))
             if serving.done():
                 raise
             logging.getLogger("tenure.worker").error("a task started by a handler ended with %r", stray)

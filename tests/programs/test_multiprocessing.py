@@ -1,0 +1,136 @@
+"""Handlers that start processes: no signal reaches the worker, every child can be ended, and nothing hangs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenure.ports import Filter
+
+from .harness import Programs
+
+APP = """
+import multiprocessing, os, signal, subprocess, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from tenure import Tenure
+
+jobs = Tenure()
+fork = multiprocessing.get_context("fork")
+
+def double(number: int) -> int:
+    return 2 * number
+
+def wait() -> None:
+    while True:
+        time.sleep(60)
+
+@jobs.task(timeout="40s")
+def pool_in_with() -> list[int]:
+    with fork.Pool(2) as pool:
+        return pool.map(double, range(4))
+
+@jobs.task(timeout="40s")
+def pool_left_early() -> bool:
+    with fork.Pool(2) as pool:
+        for found in pool.imap_unordered(double, range(1000)):
+            return found >= 0
+    return False
+
+@jobs.task(timeout="40s")
+def terminated_at_once() -> list[int]:
+    codes = []
+    for _ in range(10):
+        child = fork.Process(target=wait)
+        child.start()
+        child.terminate()
+        child.join(20)
+        codes.append(child.exitcode)
+    return codes
+
+@jobs.task(timeout="40s")
+def interrupted() -> int:
+    child = fork.Process(target=wait)
+    child.start()
+    time.sleep(0.2)
+    os.kill(child.pid, signal.SIGINT)
+    child.join(20)
+    return child.exitcode
+
+@jobs.task(timeout="40s")
+def executor(method: str) -> list[int]:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+        return list(pool.map(double, range(4)))
+
+@jobs.task(timeout="40s")
+def program(number: int) -> int:
+    said = "import time; print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", said], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        return process.wait(20)
+
+@jobs.task(timeout="40s")
+def sleep() -> int:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(signal.SIGINT)
+        return process.wait(20)
+
+@jobs.task(timeout="40s")
+async def on_the_loop() -> list[int]:
+    child = fork.Process(target=wait)
+    child.start()
+    child.terminate()
+    child.join(20)
+    with fork.Pool(2) as pool:
+        return [child.exitcode, *pool.map(double, range(2))]
+
+@jobs.task(timeout="40s")
+async def leaves_by_exit() -> int:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+@jobs.task
+def child_of_a_child() -> int:
+    return 1
+
+def enqueue() -> None:
+    child_of_a_child.enqueue()
+
+@jobs.task(timeout="40s")
+def enqueues_in_a_child() -> int:
+    child = fork.Process(target=enqueue)
+    child.start()
+    child.join(20)
+    return child.exitcode
+"""
+RESULTS = {
+    "pool_in_with.enqueue()": "[0,2,4,6]",
+    "pool_left_early.enqueue()": "true",
+    "terminated_at_once.enqueue()": str([-15] * 10).replace(" ", ""),
+    "interrupted.enqueue()": "1",
+    "executor.enqueue('fork')": "[0,2,4,6]",
+    "executor.enqueue('spawn')": "[0,2,4,6]",
+    "executor.enqueue('forkserver')": "[0,2,4,6]",
+    "program.enqueue(int(signal.SIGTERM))": "-15",
+    "program.enqueue(int(signal.SIGINT))": "-2",
+    "sleep.enqueue()": "-2",
+    "on_the_loop.enqueue()": "[-15,0,2]",
+    "leaves_by_exit.enqueue()": "1",
+}
+
+
+@pytest.mark.stores("sqlite", "postgres", "redis")
+def test_a_handler_starts_processes_and_ends_them(programs: Programs) -> None:
+    programs.write(APP, "app.py")
+    programs.run("from app import *\n" + "\n".join(RESULTS))
+
+    worked = programs.work(APP, "-c", "2", limit=100)
+
+    with programs.store() as store:
+        jobs = {job.id: job for job in store.search(Filter(), limit=100).jobs}
+    found = {job.task + (job.payload or ""): (job.state, job.attempt, job.result, job.error) for job in jobs.values()}
+    ran = [job for job in sorted(jobs.values(), key=lambda job: job.id) if job.task != "child_of_a_child"]
+    assert [job.result for job in ran] == list(RESULTS.values()), (found, worked.err)
+    assert {(job.state, job.attempt) for job in jobs.values()} == {("completed", 1)}, found
+    assert len(jobs) == len(RESULTS)
