@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from conformance.factories import World, claim_one, finish, look, memory_of, running, start
+from conformance.factories import World, claim_one, finish, look, memory_of, put, running, start
 from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
 from tenure.ports import AttemptView, Landed, NotLanded, Progress, Store
 
@@ -17,6 +17,20 @@ ENDINGS: list[Outcome] = [
     Cancelled("stopped"),
     Crashed("hung"),
 ]
+
+
+def test_of_many_attempts_the_first_and_the_latest_are_kept(store: Store) -> None:
+    worker, job_id = start(store), put(store)
+
+    for _ in range(104):
+        lease = claim_one(store, worker)
+        assert store.progress([Progress(lease=lease, log=f"line {lease.attempt}")]) == [True]
+        assert finish(store, lease, Released("again")) is State.QUEUED
+
+    kept = [1, *range(5, 105)]
+    assert [each.attempt for each in store.attempts(job_id)] == kept
+    assert list(store.logs(job_id)) == kept
+    assert look(store, job_id).attempt == 104
 
 
 def test_a_completed_job_keeps_its_result_and_leaves_no_attempt(world: World) -> None:

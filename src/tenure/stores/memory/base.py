@@ -31,7 +31,7 @@ from tenure.errors import StoreError
 from tenure.ports import Claimed, Draft, Enqueued, JobView
 from tenure.ports.schedules import Schedule, Tick
 from tenure.stores.memory.rows import CHARGED, CLAIMED, Row, Worker, attempt, new_view
-from tenure.stores.rules import AMONG_OTHERS, Beside
+from tenure.stores.rules import AMONG_OTHERS, ATTEMPTS_KEPT, Beside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -175,7 +175,14 @@ class MemoryBase:
             row = replace(row, lease=None)
             changes |= {"result": outcome.result, "completed_by": lease.worker_id}
         else:
-            row = replace(row, lease=None, attempts=(*row.attempts, attempt(view, lease, outcome, now)))
+            past = (*row.attempts, attempt(view, lease, outcome, now))
+            since = lease.attempt - ATTEMPTS_KEPT
+            row = replace(
+                row,
+                lease=None,
+                attempts=tuple(each for each in past if each.attempt == 1 or each.attempt > since),
+                logs={number: lines for number, lines in row.logs.items() if number == 1 or number > since},
+            )
             changes |= {"started_at": None, "last_activity_at": None}
         after = self._move(
             verb,

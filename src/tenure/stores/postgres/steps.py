@@ -12,7 +12,17 @@ from tenure.errors import LeaseLost
 from tenure.ports import Answer, Busy, Landed, NotLanded
 from tenure.stores.fields import CHARGED, listed
 from tenure.stores.postgres.server import Connection, Sql, Steps
-from tenure.stores.rules import AMONG_OTHERS, COMPLETED, Beside, ending, evidence_of, json_of, lease_facts, standing
+from tenure.stores.rules import (
+    AMONG_OTHERS,
+    ATTEMPTS_KEPT,
+    COMPLETED,
+    Beside,
+    ending,
+    evidence_of,
+    json_of,
+    lease_facts,
+    standing,
+)
 
 # A row has a worker if and only if it is processing (a CHECK ensures it), so the condition need not name the state.
 UNDER_LEASE = "j.id = {lease}.id AND j.attempt = {lease}.attempt AND j.worker_id = {lease}.worker"
@@ -51,7 +61,15 @@ END = f"""
     ), history AS (
         INSERT INTO @.attempts (job_id, attempt, worker_id, outcome, error, evidence, started_at, ended_at)
         SELECT j.id, j.attempt, j.worker_id, e.outcome, e.reason, e.evidence, j.started_at, @now
-        FROM e JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="e")})
+        FROM e JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="e")}
+    ), old_attempts AS (
+        DELETE FROM @.attempts AS a USING e
+        WHERE e.attempt > {ATTEMPTS_KEPT} AND a.job_id = e.id AND a.attempt > 1
+            AND a.attempt <= e.attempt - {ATTEMPTS_KEPT}
+    ), old_logs AS (
+        DELETE FROM @.job_logs AS a USING e
+        WHERE e.attempt > {ATTEMPTS_KEPT} AND a.job_id = e.id AND a.attempt > 1
+            AND a.attempt <= e.attempt - {ATTEMPTS_KEPT})
     UPDATE @.jobs AS j SET state = e.state, failures = e.failures, crashes = e.crashes, crashes_total = e.total,
         solo = e.solo, together = e.together, run_at = coalesce(@now + e.delay * interval '1 second', j.run_at),
         ended_at = CASE WHEN e.ended THEN @now END, error = coalesce(e.error, j.error),

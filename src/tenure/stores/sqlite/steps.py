@@ -14,6 +14,7 @@ from tenure.ports import Answer, Draft, Enqueued, Landed
 from tenure.stores.fields import CHARGED, NEW, kept, listed
 from tenure.stores.rules import (
     AMONG_OTHERS,
+    ATTEMPTS_KEPT,
     COMPLETED,
     Beside,
     check_drafts,
@@ -150,6 +151,10 @@ def end(
         "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (*lease, facts["outcome"], facts["reason"], evidence, started_at, now),
     )
+    if lease.attempt > ATTEMPTS_KEPT:
+        old = (lease.job_id, lease.attempt - ATTEMPTS_KEPT)
+        connection.execute("DELETE FROM attempts WHERE job_id = ? AND attempt > 1 AND attempt <= ?", old)
+        connection.execute("DELETE FROM job_logs WHERE job_id = ? AND attempt > 1 AND attempt <= ?", old)
     return Landed(facts["state"])
 
 

@@ -39,6 +39,10 @@ for n, e in ipairs(ends) do
       redis.call('HSET', ns .. 'attempts:' .. e.id, e.attempt, cjson.encode({worker = e.worker, outcome = e.outcome,
         error = e.reason, evidence = e.evidence, started_at = started, ended_at = string.format('%.0f', now)}))
       redis.call('HDEL', job(e.id), 'worker_id', 'started_at', 'last_activity_at')
+      if e.attempt > 101 then -- ATTEMPTS_KEPT of rules.py, and the first one
+        redis.call('HDEL', ns .. 'attempts:' .. e.id, e.attempt - 100)
+        redis.call('HDEL', ns .. 'log:' .. e.id, e.attempt - 100)
+      end
     end
     if e.error then redis.call('HSET', job(e.id), 'error', e.error) end
     if e.message then redis.call('HSET', job(e.id), 'message', e.message) end
