@@ -228,6 +228,17 @@ def test_until_empty_runs_what_there_is_and_exits_0(site: Site) -> None:
     assert {site.job(job).state for job in jobs} == {"completed"}
 
 
+def test_until_empty_says_what_a_paused_queue_holds_and_ends(site: Site) -> None:
+    site.store.pause("default", paused=True)
+    job = shop.effect.enqueue(0.01)
+
+    supervisor = site.supervisor(until_empty=True)
+
+    assert supervisor.exit_code(60) == 0
+    assert site.job(job).state == "queued"
+    assert "1 queued in default, which is paused" in supervisor.log()
+
+
 def test_until_empty_waits_for_a_job_that_must_run_alone(site: Site) -> None:
     job = shop.climb.enqueue()
     supervisor = site.supervisor(until_empty=True)

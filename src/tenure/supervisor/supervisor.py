@@ -160,8 +160,10 @@ class Supervisor:
             else:
                 self._drain(worker, self._grace if self._stopping == 1 else 0.0)
 
-    def _stop_when_empty(self) -> None:
+    def _stop_when_empty(self, left: str) -> None:
         if not self._stopping:
+            if left:
+                self._echo(f"nothing is left to do, but these jobs wait: {left}; tenure queues resume NAME")
             self._stop()
 
     def _restart_workers(self, changed: str) -> None:

@@ -20,12 +20,12 @@ SOLO_SPACING = 0.2
 class Upkeep:
     """Its duties run in the thread of the roster, and schedule what follows from them in the main thread.
 
-    `empty` is called when nothing is left to do, `changed` with the first source file that has changed. None: not
-    checked.
+    `empty` is called when nothing is left that can be done, with what paused queues hold, in words; `changed` with the
+    first source file that has changed. None: not checked.
     """
 
     def __init__(
-        self, shared: Shared, *, empty: Callable[[], None] | None, changed: Callable[[str], None] | None
+        self, shared: Shared, *, empty: Callable[[str], None] | None, changed: Callable[[str], None] | None
     ) -> None:
         self._shared = shared
         self._store, self._maintenance, self._boot = shared.store, shared.maintenance, shared.boot
@@ -65,25 +65,33 @@ class Upkeep:
                 worker.verdicts.update(guilty)
                 worker.kill("one of its jobs hung, and did not stop when asked")
 
-    def _check_empty(self, empty: Callable[[], None]) -> None:
+    def _check_empty(self, empty: Callable[[str], None]) -> None:
         if self._is_empty():
-            self._loop.call(empty)
+            self._loop.call(partial(empty, "; ".join(self._left()[1])))
 
     def _is_empty(self) -> bool:
         """True if nothing is queued, running or due soon: it waits for a retry, but not for tomorrow's job."""
         if not any(worker.ready and not worker.draining for worker in self._processes):
             return False
-        left = self._left()
+        left, _ = self._left()
         if any(counts[State.QUEUED] or counts[State.PROCESSING] for counts in left.values()):
             return False
         if not any(counts[State.SCHEDULED] for counts in left.values()):
             return True
         turn = self._maintenance.promote(1)
         soon = turn.more or (turn.next_due is not None and turn.next_due < SOON_SECONDS)
-        return not soon and self._left() == left  # else a job has moved between the reads
+        return not soon and self._left()[0] == left  # else a job has moved between the reads
 
-    def _left(self) -> dict[str, Mapping[State, int]]:
-        return {view.name: view.counts for view in self._store.queues() if view.name in self._processes.served}
+    def _left(self) -> tuple[dict[str, Mapping[State, int]], list[str]]:
+        """The live jobs of each served queue, without those that a pause holds; and what these are, in words."""
+        counts, held = dict[str, Mapping[State, int]](), list[str]()
+        for view in self._store.queues():
+            if view.name in self._processes.served:
+                counts[view.name] = view.counts
+                if view.paused_at is not None and view.counts[State.QUEUED]:
+                    counts[view.name] = {**view.counts, State.QUEUED: 0}
+                    held.append(f"{view.counts[State.QUEUED]:,} queued in {view.name}, which is paused")
+        return counts, held
 
     def _check_files(self, changed: Callable[[str], None]) -> None:
         file = self._changed_file()

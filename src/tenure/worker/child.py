@@ -41,6 +41,7 @@ from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, own_threads, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
+DUE_SECONDS = 0.2  #: between two messages that a job is due earlier than known
 SWITCH_SECONDS = 0.0001  # a store thread back from disk needs the GIL: the default 5 ms would cost ten commits
 
 
@@ -175,7 +176,7 @@ class Child:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._idle_since = 0.0
-        self._due_sent_at = 0.0
+        self._due_sent_at, self._due_waits = 0.0, False
 
     async def serve(self) -> NoReturn:
         self._loop = loop = asyncio.get_running_loop()
@@ -257,10 +258,15 @@ class Child:
         self._orders.put_nowait({"kind": "drain", "grace": grace})
 
     def _send_due(self) -> None:
-        now = time.monotonic()
-        if now - self._due_sent_at > 0.2:  # throttled: one message for a flood of rings
-            self._due_sent_at = now
-            self._link.send("due")
+        """One message for a flood of rings: what rings too soon after one is sent later, not dropped."""
+        if not self._due_waits:
+            self._due_waits = True
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._due_sent_at + DUE_SECONDS), self._send_due_now)
+
+    def _send_due_now(self) -> None:
+        self._due_waits, self._due_sent_at = False, asyncio.get_running_loop().time()
+        self._link.send("due")
 
     def _send_counts(self) -> None:
         self._link.send(
