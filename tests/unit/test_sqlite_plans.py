@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import apsw
 import pytest
 
 from conformance.factories import put, start
+from tenure.core.clock import system_clock
 from tenure.ports import Store
 from tenure.stores.sqlite import SqliteStore
 from tenure.stores.sqlite.file import DatabaseFile
@@ -55,3 +57,22 @@ def test_no_duty_sorts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for sql, bindings in looked.items():
             for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings):
                 assert "TEMP B-TREE FOR" not in detail, sql
+
+
+def test_an_empty_claim_from_very_many_queues_does_not_take_the_write_lock(tmp_path: Path) -> None:
+    """It has to look into each of them, and everybody else would wait for that."""
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.migrate()
+    store.open()
+    worker = start(store, boot_id=system_clock().boot_id)
+    queues = {f"queue-{number}": 5 for number in range(1000)}
+
+    with store.transaction() as others:  # this thread holds the lock, so a write would wait for itself
+        done = ThreadPoolExecutor(1).submit(store.claim, worker, queues, 5)
+        assert done.result(30.0) == []
+        others.execute("SELECT 1")
+    put(store, queue="queue-7")
+    (claimed,) = store.claim(worker, queues, 5)
+    store.close()
+
+    assert claimed.queue == "queue-7"
