@@ -165,7 +165,8 @@ class Loop:
     def run(self, seconds: float) -> None:
         end = self.time + seconds
         while self.time < end:
-            self.time += self.roster.step()
+            pause = self.roster.step()  # which lets time pass itself
+            self.time += pause
 
     def gaps(self, name: str) -> list[float]:
         """Seconds between its turns, also to the end."""
