@@ -1,0 +1,129 @@
+"""How late is each duty of the maintenance while jobs fall due without pause?
+
+    python -m bench.duties sqlite postgres redis --rate 150 --latency 0.003 --seconds 15
+
+For each store: a thread stores `--rate` jobs a second that fall due one to two seconds later, and the maintenance runs
+as in a supervisor. What is printed for a duty is its longest wait between two turns. `--latency` delays each direction of the
+connection, on servers; SQLite has none.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from random import random
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from proxy import Proxy
+from servers import shared_postgres, shared_valkey
+from tenure.backends import connect, open_store
+from tenure.config import Settings, load
+from tenure.core.ids import new_id
+from tenure.events import Events
+from tenure.maintenance import maintenance as module
+from tenure.maintenance.maintenance import Maintenance
+from tenure.notifiers.poll import PollNotifier
+from tenure.ports import Draft, Store
+
+STORES = ("sqlite", "postgres", "redis")
+VERBS = {"promote": "promotion", "rescue": "rescue", "due": "ticks", "prune": "pruning"}
+PRUNE_SECONDS = 2.0  #: of 60, so that a short run has several
+LEASE = 6.0  #: a scan a second
+EVERY = 0.05
+
+
+class Noted:
+    """A store that notes when each duty has called it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.ends: dict[str, list[float]] = {verb: [time.monotonic()] for verb in VERBS}
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name not in VERBS:
+            return found
+
+        def noted(*args: Any, **options: Any) -> Any:
+            answer = found(*args, **options)
+            self.ends[name].append(time.monotonic())
+            return answer
+
+        return noted
+
+    def longest_waits(self) -> dict[str, float]:
+        now = time.monotonic()
+        times = {verb: [*ends, now] for verb, ends in self.ends.items()}
+        return {verb: max(after - before for before, after in pairwise(each)) for verb, each in times.items()}
+
+
+@contextmanager
+def place(kind: str, latency: float) -> Generator[tuple[Settings, Settings]]:
+    """The settings of the maintenance, whose connection is slow, and those of the producer."""
+    with ExitStack() as stack:
+        if kind == "sqlite":
+            near = far = f"sqlite:///{stack.enter_context(tempfile.TemporaryDirectory())}/tenure.db"
+        else:
+            near = shared_postgres().create_database() if kind == "postgres" else shared_valkey().url
+            host, port = urlsplit(near).hostname or "127.0.0.1", urlsplit(near).port or 0
+            proxy = stack.enter_context(Proxy(host, port))
+            proxy.latency(latency)
+            far = near.replace(f"{host}:{port}", f"127.0.0.1:{proxy.port}")
+        settings = replace(load({"lease": f"{LEASE:g}s"}, environ={}), url=near)
+        open_store(settings).migrate()
+        yield replace(settings, url=far), settings
+
+
+def trickle(store: Store, rate: int, until: float) -> None:
+    begun, sent = time.monotonic(), 0
+    while (now := time.monotonic()) < until:
+        due = int((now - begun) * rate) - sent
+        drafts = [Draft(id=new_id(), task="t", payload="{}", delay=1.0 + random()) for _ in range(due)]
+        sent += len(store.enqueue(drafts))
+        time.sleep(EVERY)
+
+
+def run(kind: str, asked: Namespace) -> dict[str, float]:
+    module.PRUNE_SECONDS = PRUNE_SECONDS
+    with place(kind, asked.latency if kind != "sqlite" else 0.0) as (far, near):
+        producer, store = connect(near), Noted(connect(far))
+        maintenance = Maintenance(cast("Store", store), PollNotifier(), Events(), far, mine=lambda: frozenset[str]())
+        until = time.monotonic() + asked.seconds
+        thread = threading.Thread(target=trickle, args=(producer, asked.rate, until))
+        thread.start()
+        maintenance.start(failed=lambda error: sys.stderr.write(f"{error!r}\n"))
+        thread.join()
+        waits = store.longest_waits()
+        maintenance.stop()
+        maintenance.join()
+        producer.close()
+        return waits
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("stores", nargs="*", help="sqlite, postgres, redis; all if none is named")
+    parser.add_argument("--rate", type=int, default=150)
+    parser.add_argument("--latency", type=float, default=0.003)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    asked = parser.parse_args()
+    sys.stdout.write(f"| longest wait, seconds | {' | '.join(VERBS.values())} |\n")
+    for kind in asked.stores or STORES:
+        waits = run(kind, asked)
+        sys.stdout.write(f"| {kind} | {' | '.join(f'{waits[verb]:.2f}' for verb in VERBS)} |\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
