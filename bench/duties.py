@@ -3,8 +3,8 @@
     python -m bench.duties sqlite postgres redis --rate 150 --latency 0.003 --seconds 15
 
 For each store: a thread stores `--rate` jobs a second that fall due one to two seconds later, and the maintenance runs
-as in a supervisor. What is printed for a duty is its longest wait between two turns. `--latency` delays each direction of the
-connection, on servers; SQLite has none.
+as in a supervisor. What is printed for a duty is its longest wait between two turns. `--latency` delays each direction
+of the connection, on servers; SQLite has none.
 """
 
 from __future__ import annotations
