@@ -17,7 +17,7 @@ from conformance.factories import (
     running,
     start,
 )
-from tenure.core.lifecycle import Crashed, Failed, Outcome, Released, State
+from tenure.core.lifecycle import Crashed, Failed, Lease, Outcome, Released, State
 from tenure.ports import BATCH_BYTES, Claimed, Owned, Progress, Store, may_be_cut
 
 
@@ -225,6 +225,20 @@ def test_owned_answers_every_lease_and_every_cancel_asked(store: Store) -> None:
 
     assert sorted(owned) == [Owned(c, "not needed" if c.id == jobs[1] else None) for c in claimed]
     assert store.owned("host-1-nobody") == []
+
+
+def test_owned_reads_only_what_the_caller_does_not_know(store: Store) -> None:
+    worker = start(store)
+    jobs = [put(store, payload=f"[{n}]") for n in range(3)]
+    claimed = {Lease(each.id, each.attempt, worker): each for each in claim(store, worker, 3)}
+    store.cancel([jobs[0]], "not needed")
+    first, second, third = claimed
+    mine = claimed[first]._replace(payload="as the caller has it")
+
+    known = {first: mine, second._replace(attempt=7): mine, Lease(put(store), 1, worker): mine}
+    owned = store.owned(worker, known)
+
+    assert sorted(owned) == [Owned(mine, "not needed"), Owned(claimed[second], None), Owned(claimed[third], None)]
 
 
 def test_owned_forgets_what_has_ended(store: Store) -> None:

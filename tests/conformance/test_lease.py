@@ -183,3 +183,17 @@ def test_two_reports_of_one_batch_land_in_order(store: Store) -> None:
 
     view = look(store, lease.job_id)
     assert (view.message, view.checkpoint) == ("newer", "1")
+
+
+def test_log_lines_alone_are_stored_under_the_lease_and_are_activity(world: World) -> None:
+    store = world.store()
+    lease = running(store, stale_after=5.0)
+    world.advance(3)
+
+    assert store.progress([Progress(lease=lease, log="a line")]) == [True]
+    assert store.progress([Progress(lease=lease._replace(attempt=9), log="another")]) == [False]
+
+    seen = look(store, lease.job_id)
+    assert store.logs(lease.job_id) == {1: "a line"}
+    assert (seen.progress, seen.stage, seen.message, seen.checkpoint) == (None, None, None, None)
+    assert seen.last_activity_at == store.now()

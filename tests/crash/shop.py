@@ -26,8 +26,9 @@ import tenure.backends
 import tenure.worker.stops
 from tenure import Job, Retry, Tenure
 from tenure.config import Settings
+from tenure.core.lifecycle import Lease
 from tenure.errors import StoreAway
-from tenure.ports import Claimed, Owned, Store
+from tenure.ports import NONE_KNOWN, Claimed, Owned, Store
 
 FAULTS: dict[str, Any] = json.loads(os.environ.get("TENURE_TEST_FAULTS", "{}"))
 SOON = Retry(10, base="50ms", cap="200ms")
@@ -369,9 +370,9 @@ def _break_the_beat(store: Store) -> None:
     """A mistake in the engine itself: what a worker owns can't be read any more."""
     owned = store.owned
 
-    def broken(worker_id: str) -> list[Owned]:
+    def broken(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         if gone_ahead():
-            return owned(worker_id)
+            return owned(worker_id, known)
         raise ZeroDivisionError("a bug in the beat")
 
     store.owned = broken  # type: ignore[method-assign]

@@ -246,3 +246,18 @@ def test_a_key_that_an_open_transaction_holds_keeps_no_other_caller_waiting(
 
     assert len(waits[False]) == 36
     assert max(waits[False]) < min(waits[True]) / 3, waits
+
+
+def test_log_lines_do_not_undo_a_finish_in_a_transaction_with_an_older_snapshot(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    lease = running(store, start(store))
+    other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    other.execute("SELECT 1 FROM tenure.jobs")
+
+    assert store.progress([Progress(lease=lease, log="a line")]) == [True]
+    assert store.finish([(lease, Completed("7"))], tx=other) == [Landed(State.COMPLETED)]
+    other.commit()
+
+    assert look(store, lease.job_id).state is State.COMPLETED
+    assert store.logs(lease.job_id) == {1: "a line"}

@@ -594,6 +594,13 @@ def test_a_value_that_the_server_refuses_is_bad_data(rig: Rig, kind: Kind) -> No
         caller.rollback()
 
 
+def test_a_connection_whose_cursors_want_other_marks_is_joined(rig: Rig) -> None:
+    """Any error would abort the caller's transaction."""
+    with psycopg.connect(rig.here.dsn, cursor_factory=psycopg.RawCursor) as caller:
+        rig.put(caller, "100% of it")
+    assert rig.rows() == {"100% of it"}
+
+
 # ── The watch ──
 
 

@@ -28,7 +28,7 @@ from tenure.guards.guard import Guard
 from tenure.liveness.host import TOKEN_ENV
 from tenure.maintenance.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
-from tenure.ports import Answer, Busy, Claimed, Filter, JobView, Owned, Permit, Runner
+from tenure.ports import NONE_KNOWN, Answer, Busy, Claimed, Filter, JobView, Owned, Permit, Runner
 from tenure.ports.schedules import Change, Standing
 from tenure.schedules.plan import Plan as Ticks
 from tenure.schedules.timetable import Timetable, _declare
@@ -100,12 +100,12 @@ def test_what_has_ended_and_is_not_stored_yet_is_not_run_again(shop: Shop, monke
         assert looked.wait(SECONDS)
         return finish(ends, tx=tx)
 
-    def look(worker_id: str) -> list[Owned]:
+    def look(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         if ending.is_set():
             looks.append(1)
         if len(looks) > 1:  # what the first look saw has been settled
             looked.set()
-        return owned(worker_id)
+        return owned(worker_id, known)
 
     monkeypatch.setattr(shop.store, "finish", finish_late)
     monkeypatch.setattr(shop.store, "owned", look)
@@ -126,10 +126,10 @@ def test_what_is_stored_while_the_owned_ones_are_read_is_not_run_again(
     go, flushed, again = threading.Event(), threading.Event(), threading.Event()
     owned, flush = shop.store.owned, OutcomeFlusher._flush
 
-    def look(worker_id: str) -> list[Owned]:
+    def look(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         if flushed.is_set():
             again.set()
-        found = owned(worker_id)
+        found = owned(worker_id, known)
         if found:
             go.set()
             assert flushed.wait(SECONDS)
@@ -158,8 +158,8 @@ def test_a_claim_waits_until_the_owned_ones_are_read(shop: Shop, monkeypatch: py
     reading, claimed, again = threading.Event(), threading.Event(), threading.Event()
     owned, claim = shop.store.owned, shop.store.claim
 
-    def look(worker_id: str) -> list[Owned]:
-        found = owned(worker_id)
+    def look(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
+        found = owned(worker_id, known)
         if reading.is_set():
             again.set()
         else:
@@ -192,12 +192,12 @@ def test_code_that_ended_in_its_own_transaction_goes_on_until_it_is_done(
 ) -> None:
     ended, looked, looks, owned = threading.Event(), threading.Event(), list[int](), shop.store.owned
 
-    def look(worker_id: str) -> list[Owned]:
+    def look(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         if ended.is_set():
             looks.append(1)
         if len(looks) > 1:  # what the first look saw has been settled
             looked.set()
-        return owned(worker_id)
+        return owned(worker_id, known)
 
     monkeypatch.setattr(shop.store, "owned", look)
 
@@ -602,9 +602,9 @@ def test_a_disk_that_is_full_is_told_of_once_though_it_can_be_read(
     def told() -> list[str]:
         return [each.levelname for each in caplog.records if each.name == "tenure.store"]
 
-    def look(worker_id: str) -> list[Owned]:
+    def look(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         looks.append(1)
-        return owned(worker_id)
+        return owned(worker_id, known)
 
     monkeypatch.setattr(shop.store, "owned", look)
 

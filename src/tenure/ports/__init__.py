@@ -13,6 +13,7 @@ from __future__ import annotations
 from tenure.ports.jobs import (
     BATCH_BYTES,
     NO_EDITS,
+    NONE_KNOWN,
     Answer,
     Awaited,
     Busy,
@@ -37,6 +38,7 @@ from tenure.ports.workers import Hung, Rescued, Runner, WorkerIdentity, WorkerSt
 __all__ = [
     "ANY",
     "BATCH_BYTES",
+    "NONE_KNOWN",
     "NO_EDITS",
     "Answer",
     "AttemptView",

@@ -102,6 +102,9 @@ class Edit(NamedTuple):
 NO_EDITS: Mapping[str, Edit] = MappingProxyType({})
 
 
+NONE_KNOWN: Mapping[Lease, Claimed] = MappingProxyType({})
+
+
 class Landed(NamedTuple):
     """The write is stored. `state` is the job's new state: the store may know of a cancel the caller did not."""
 
@@ -213,8 +216,11 @@ class JobStore(Protocol):
         """
         ...
 
-    def owned(self, worker_id: str) -> list[Owned]:
-        """Every lease of this worker, and the cancels requested. Changes nothing."""
+    def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
+        """Every lease of this worker, and the cancels requested. Changes nothing.
+
+        `known`: what the caller has of some of them. Their payloads are not read again, and this is returned.
+        """
         ...
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:

@@ -48,7 +48,8 @@ class LeaseBeat:
             self._read_at = slots.loop.time()
             flushed_meanwhile = backlog.flushed_since_read = set[Lease]()
             try:
-                owned = await self._access.ask(self._access.store.owned, worker_id)
+                known = {attempt.lease: attempt.claimed for attempt in slots.running.values()}
+                owned = await self._access.ask(self._access.store.owned, worker_id, known)
             finally:
                 backlog.flushed_since_read = None
             unflushed = backlog.leases() | flushed_meanwhile

@@ -85,7 +85,7 @@ class Doorbell:
                     permits.forget_pauses()
             elif ring.kind == "due":
                 self._on_due()
-            elif ring.kind == "cancel":
+            elif ring.kind == "cancel" and (not ring.queue or ring.queue in self._slots.plan.queues):
                 self._beat.wake.set()
         if permits is not None and permits.take():
             wake.set()

@@ -16,6 +16,7 @@ from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
     NO_EDITS,
+    NONE_KNOWN,
     Answer,
     Awaited,
     Busy,
@@ -144,8 +145,9 @@ class MemoryJobs(MemoryBase):
         return claimed
 
     @atomic
-    def owned(self, worker_id: str) -> list[Owned]:
-        return [Owned(self._claimed(row), row.view.cancel_reason) for row, _ in self._held_by(worker_id)]
+    def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
+        held = self._held_by(worker_id)
+        return [Owned(known.get(lease) or self._claimed(row), row.view.cancel_reason) for row, lease in held]
 
     @atomic
     def progress(self, reports: Sequence[Progress]) -> list[bool]:

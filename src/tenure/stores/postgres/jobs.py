@@ -16,6 +16,7 @@ from tenure.errors import BadData, StoreBusy, StoreError
 from tenure.ports import (
     BATCH_BYTES,
     NO_EDITS,
+    NONE_KNOWN,
     Answer,
     Awaited,
     Busy,
@@ -85,6 +86,7 @@ _CLAIMED = listed(
     },
 )
 
+_LOG_ALONE = {"id", "attempt", "worker", "log"}
 _BYTES = "octet_length(payload) + coalesce(octet_length(checkpoint), 0)"  # known without reading a large text
 _TAKE = f"""
     UPDATE @.jobs AS j SET state = 'processing', attempt = j.attempt + 1, worker_id = %(worker)s,
@@ -139,7 +141,8 @@ PLACE = "SELECT -priority, run_at::text, id::text FROM @.jobs WHERE id = %s"
 
 OWNED = f"""
     SELECT {_CLAIMED}, j.cancel_reason
-    FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s"""
+    FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s AND j.id = ANY(%s::uuid[])"""
+LEASES = "SELECT id::text, attempt, cancel_reason FROM @.jobs WHERE state = 'processing' AND worker_id = %s"
 
 _PROGRESS = f"""
     WITH r AS MATERIALIZED (
@@ -164,6 +167,21 @@ PROGRESS_LOGGED = _PROGRESS.format(
         SELECT id, attempt, log FROM r WHERE log IS NOT NULL ORDER BY id
         ON CONFLICT (job_id, attempt) DO UPDATE SET lines = excluded.lines)"""
 )
+
+#: Log lines alone leave the row of their job as it is, so that a finish in a transaction with an older snapshot lands.
+#: They are activity, which only jobs with `stale_after` need to record.
+LOGGED = f"""
+    WITH r AS MATERIALIZED (
+        SELECT l.*
+        FROM json_to_recordset(%s) AS l (id uuid, attempt integer, worker text, log text)
+        JOIN @.jobs AS j ON {UNDER_LEASE.format(lease="l")} ORDER BY l.id
+    ), logged AS (
+        INSERT INTO @.job_logs (job_id, attempt, lines) SELECT id, attempt, log FROM r ORDER BY id
+        ON CONFLICT (job_id, attempt) DO UPDATE SET lines = excluded.lines
+    ), active AS (
+        UPDATE @.jobs AS j SET last_activity_at = @now
+        FROM r WHERE {UNDER_LEASE.format(lease="r")} AND j.stale_after IS NOT NULL)
+    SELECT id::text, attempt, worker FROM r"""
 
 #: The first refusal of an attempt is kept: a row that changed since it was read is checked again before the write.
 REFUSED = """
@@ -392,9 +410,17 @@ class PostgresJobs(PostgresBase):
             lambda connection: list(map(Claimed._make, connection.execute(sql, facts, binary=True).fetchall()))
         )
 
-    def owned(self, worker_id: str) -> list[Owned]:
-        rows = self._server.fetch(OWNED, worker_id)
-        return [Owned(Claimed._make(row[:-1]), row[-1]) for row in rows]
+    def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
+        held: list[Owned] = []
+        unknown: list[str] = []
+        for job_id, attempt, cancel_reason in self._server.fetch(LEASES, worker_id):
+            claimed = known.get(Lease(job_id, attempt, worker_id))
+            if claimed is None:
+                unknown.append(job_id)
+            else:
+                held.append(Owned(claimed, cancel_reason))
+        rows = self._server.fetch(OWNED, worker_id, unknown) if unknown else []
+        return held + [Owned(Claimed._make(row[:-1]), row[-1]) for row in rows]
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         check_reports(reports)
@@ -403,10 +429,13 @@ class PostgresJobs(PostgresBase):
             fields = {name: getattr(report, name) for name in ("fraction", "stage", "message", "checkpoint", "log")}
             known = newest.setdefault(report.lease, lease_facts(report.lease))
             known.update({name: value for name, value in fields.items() if value is not None})
-        rows = list(newest.values())
+        logs = [row for row in newest.values() if row.keys() == _LOG_ALONE]
+        rows = [row for row in newest.values() if row.keys() != _LOG_ALONE]
         sql = PROGRESS_LOGGED if any("log" in row for row in rows) else PROGRESS
-        landed = {Lease(*row) for row in self._server.fetch(sql, json_of(rows))}
-        if len(landed) < len(rows):
+        landed = {Lease(*row) for row in self._server.fetch(sql, json_of(rows))} if rows else set[Lease]()
+        if logs:
+            landed |= {Lease(*row) for row in self._server.fetch(LOGGED, json_of(logs))}
+        if len(landed) < len(newest):
             landed |= self._held(reports, landed)
         return [report.lease in landed for report in reports]
 

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
+from psycopg import AsyncCursor, Cursor
 from psycopg.rows import tuple_row
 
 from tenure.errors import BadData, StoreError
@@ -158,15 +159,17 @@ def _sqlalchemy(connection: Any, execute: Callable[[Any, dict[str, str]], Any] |
 
 
 def _psycopg(connection: Any) -> _Joined:
-    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
-        return list(connection.cursor(row_factory=tuple_row).execute(_percent(sql), texts).fetchall())
+    def fetch(sql: str, texts: tuple[str, ...]) -> Rows:  # not through its cursor_factory, which may want other marks
+        cursor: Any = Cursor(connection, row_factory=tuple_row)
+        return list(cursor.execute(_percent(sql), texts).fetchall())
 
     return _Joined(connection, _outside_psycopg(connection), fetch)
 
 
 def _psycopg_async(connection: Any, wait: _Wait) -> _Joined:
     async def afetch(sql: str, texts: tuple[str, ...]) -> Rows:
-        cursor = await connection.cursor(row_factory=tuple_row).execute(_percent(sql), texts)
+        cursor: Any = AsyncCursor(connection, row_factory=tuple_row)
+        await cursor.execute(_percent(sql), texts)
         return list(await cursor.fetchall())
 
     def fetch(sql: str, texts: tuple[str, ...]) -> Rows:

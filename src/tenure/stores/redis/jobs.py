@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from tenure.core.lifecycle import Completed, Lease, Outcome, State
+from tenure.core.lifecycle import Completed, Lease, Outcome, State, reason_of
 from tenure.errors import StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
     NO_EDITS,
+    NONE_KNOWN,
     Answer,
     Busy,
     Claimed,
@@ -24,7 +25,7 @@ from tenure.ports import (
     Promoted,
 )
 from tenure.stores.redis.base import RedisBase
-from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches, values
+from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches, cost, values
 from tenure.stores.redis.facts import decode_facts, millis, with_meta
 from tenure.stores.redis.steps import TRIES, decided, what_stands
 from tenure.stores.rules import (
@@ -170,8 +171,13 @@ class RedisJobs(RedisBase):
             for each in some:
                 left[each.queue] -= 1
 
-    def owned(self, worker_id: str) -> list[Owned]:
-        return [Owned(_claimed(*row[:6]), row[6]) for row in self._server.call("owned", worker_id)]
+    def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
+        held: list[Owned] = []
+        leases = [text for lease in known for text in lease[:2]]
+        for job_id, attempt, cancel_reason, *rest in self._server.call("owned", worker_id, *leases):
+            claimed = _claimed(job_id, attempt, *rest) if rest else known[Lease(job_id, int(attempt), worker_id)]
+            held.append(Owned(claimed, cancel_reason))
+        return held
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         check_reports(reports, ranges=True)
@@ -240,7 +246,7 @@ class RedisJobs(RedisBase):
     def _end(self, ends: Sequence[_End]) -> dict[int, Answer]:
         """End attempts otherwise than completed: read the charges of each, decide, and write if they still hold."""
         landed: dict[int, Answer] = {}
-        for batch in batches(ends):
+        for batch in batches(ends, lambda each: cost(reason_of(each[2]) or "")):
             waiting = list(batch)
             for _ in range(TRIES):
                 results = self._server.call("charges", *(text for _, lease, _ in waiting for text in lease))

@@ -10,7 +10,7 @@ from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Lease, Outcome, St
 from tenure.errors import StoreAway
 from tenure.ports import Hung, Rescued, WorkerIdentity
 from tenure.stores.redis.base import RedisBase
-from tenure.stores.redis.drafts import MOST
+from tenure.stores.redis.drafts import MOST, batches, cost
 from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.redis.steps import TRIES, Taken, take
 from tenure.stores.rules import Cause, check_outcome, check_text, is_id, json_of, used_before
@@ -50,13 +50,20 @@ class RedisWorkers(RedisBase):
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
-        # One step: if the death were visible before the jobs end, a scan could charge these jobs with a crash.
+        # The death is declared in one step with the last ends: were it visible before, a scan could charge these jobs
+        # with a crash.
+        settled: list[Rescued] = []
         for _ in range(TRIES):
             held = self._server.call("held", worker_id)
             taken: list[Taken] = [(row, verdicts.get(row[0], rest), "crash") for row in held]
-            rescued, ends = take(taken, lost=False)
-            if self._server.call("end", worker_id, *ends) == [1]:
-                return rescued
+            found, ends = take(taken, lost=False)
+            pairs = list(zip(found, ends, strict=True))
+            *before, last = list(batches(pairs, lambda pair: cost(pair[1]))) or [[]]
+            for batch in before:
+                fits = self._server.call("end", "", *(end for _, end in batch))
+                settled += [each for (each, _), fit in zip(batch, fits, strict=True) if fit]
+            if self._server.call("end", worker_id, *(end for _, end in last)) == [1]:
+                return settled + [each for each, _ in last]
         raise StoreAway(f"{self._server.url}: the jobs of worker {worker_id} changed faster than they could be read")
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:

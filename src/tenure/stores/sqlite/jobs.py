@@ -19,6 +19,7 @@ from tenure.errors import LeaseLost, StoreError
 from tenure.ports import (
     BATCH_BYTES,
     NO_EDITS,
+    NONE_KNOWN,
     Answer,
     Awaited,
     Busy,
@@ -90,7 +91,8 @@ _TAKE = """
         last_activity_at = :now, active_boot = :boot
     WHERE seq IN (SELECT value FROM json_each(:chosen)) AND +state = 'queued'"""
 _OWNED = f"""
-    SELECT json_array(json_array({_CLAIMED.format(attempt="attempt")})), cancel_reason FROM jobs
+    SELECT id, attempt, cancel_reason,
+        iif(attempt IS :known ->> id, NULL, json_array(json_array({_CLAIMED.format(attempt="attempt")}))) FROM jobs
     WHERE state = 'processing' AND worker_id = :worker"""
 
 _PROGRESS = f"""
@@ -274,9 +276,13 @@ class SqliteJobs(SqliteBase):
     def _group(self, connection: apsw.Connection, queue: str, want: int) -> int:
         return group_size(row[0] for row in fetch(connection, SUSPECTS, (queue, min(want, MOST_TOGETHER))))
 
-    def owned(self, worker_id: str) -> list[Owned]:
-        rows = self._fetch(_OWNED, {"now": self._now(), "worker": worker_id})
-        return [Owned(_decode_claimed(row[0])[0], row[1]) for row in rows]
+    def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
+        attempts = json_of({lease.job_id: lease.attempt for lease in known})
+        rows = self._fetch(_OWNED, {"now": self._now(), "worker": worker_id, "known": attempts})
+        return [
+            Owned(known[Lease(job_id, attempt, worker_id)] if row is None else _decode_claimed(row)[0], reason)
+            for job_id, attempt, reason, row in rows
+        ]
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         now, boot = self._now(), self._boot()
