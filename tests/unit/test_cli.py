@@ -281,6 +281,17 @@ def test_tasks_are_listed_with_what_they_take(run: Run) -> None:
     assert (add[4], add[5]) == ("5m", "shop.py:7")
     assert tag[0] == "tag"
     assert [task["name"] for task in json.loads(run("tasks", "shop", "--json")[1])] == ["add", "tag"]
+    assert run("tasks", "--app", "shop") == run("tasks", "shop")
+
+
+def test_the_shell_completes_commands_and_options(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    code, _, _ = run("--install-completion", "--shell", "bash")
+
+    (script,) = (tmp_path / ".local" / "share" / "bash-completion").rglob("tenure")
+    assert (code, "--until-empty" in script.read_text()) == (0, True)
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=60)
 
 
 def test_worker_becomes_the_supervisor_with_only_what_was_given(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,6 +435,9 @@ def test_workers_are_listed_dead_ones_on_request(run: Run, store: Store) -> None
     store.declare_dead([dead])
 
     assert [row[0] for row in rows(run("workers", "list")[1])[1:]] == [living]
+    assert run("workers") == run("workers", "list")
+    assert [row["identity"]["id"] for row in json.loads(run("workers", "--json")[1])] == [living]
+    assert run("queues", "--json") == run("queues", "list", "--json")
     shown = {row[0]: row[-1] for row in rows(run("workers", "list", "--dead")[1])[1:]}
     assert shown[dead].startswith("dead for")
 

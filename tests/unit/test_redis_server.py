@@ -370,6 +370,17 @@ def test_an_unknown_option_is_named_without_its_value() -> None:
     assert "got 'sentinel_pasword'" in told
 
 
+@pytest.mark.parametrize("login", ["me:pa%ffss", "m%ff:x", ":%c3%28"])
+def test_a_login_of_a_url_that_is_not_utf_8_is_refused_and_not_changed(login: str) -> None:
+    assert "expected a user and a password" in refused(lambda: RedisStore(f"redis://{login}@h"), InvalidOption)
+
+
+def test_a_tls_option_that_does_not_exist_is_found_when_the_url_is_read() -> None:
+    told = refused(lambda: RedisStore("rediss://h/0?ssl_cert_reqs=bogus"), InvalidOption)
+
+    assert told == "url: ssl_cert_reqs: expected required, optional, none, got 'bogus'"
+
+
 @pytest.mark.parametrize("odd", ["\udcff", "\0\udfff"])
 def test_a_password_that_cannot_be_sent_is_refused_untold(server: Valkey, odd: str) -> None:
     told = refused(lambda: look_in(f"redis://127.0.0.1:{server.port}", password=WRONG + odd), InvalidOption)

@@ -124,7 +124,7 @@ def _lenient(text: str, kind: Any) -> Any:
 # ── Listing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tasks(app: str | None = None, /, *, shared: Shared = SHARED) -> int:
+def tasks(app: str | None = None, *, shared: Shared = SHARED) -> int:
     """List the tasks of an app.
 
     Parameters

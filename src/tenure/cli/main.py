@@ -65,6 +65,9 @@ for _name, (_place, _help) in _COMMANDS.items():
     app.command(f"tenure.cli.{_place}", name=_name, help=_help, **_options)
 
 
+app.register_install_completion_command(add_to_startup=False)  # pyright: ignore[reportUnknownMemberType]
+
+
 def run() -> None:
     """The `tenure` command."""
     _open_missing()

@@ -22,6 +22,7 @@ SHARED = Shared()
 Name = Annotated[str, Parameter(help="The queue.")]
 
 
+@queues.default
 @queues.command(name="list")
 def list_(*, shared: Shared = SHARED) -> int:
     """List queues that hold live jobs or are paused."""
@@ -68,6 +69,7 @@ def _turned(shared: Shared, name: str, state: str, *, changed: bool) -> int:
     return print_result(shared, {"queue": name, "state": state, "changed": changed}, words)
 
 
+@workers.default
 @workers.command(name="list")
 def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, shared: Shared = SHARED) -> int:
     """List live workers.

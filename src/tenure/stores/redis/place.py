@@ -27,6 +27,7 @@ _SCHEMES = {
     "valkeys+sentinel": True,
 }
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
+_CERT_REQS = ("required", "optional", "none")
 _PASSWORD_OPTIONS = ("sentinel_password",)
 _WORDS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _OPTIONS = (*_TLS_OPTIONS, *_PASSWORD_OPTIONS, "sentinel_username")
@@ -74,7 +75,7 @@ def _read(url: str, password: str | None) -> tuple[Place, str] | None:
     strange = sorted(options.keys() - set(_OPTIONS))
     if strange:
         raise InvalidOption(f"url: expected only the options {', '.join(_OPTIONS)} after the ?, got {strange[0]!r}")
-    login |= {"username": unquote(name) or None, "password": password or unquote(secret) or None}
+    login |= {"username": _utf_8(name) or None, "password": password or _utf_8(secret) or None}
     if re.search("[\ud800-\udfff]", f"{login['username']}{login['password']}"):
         raise InvalidOption("url: expected a user and a password (TENURE_PASSWORD) in UTF-8, got other bytes")
     if not secure and any(name in options for name in _TLS_OPTIONS):
@@ -85,6 +86,11 @@ def _read(url: str, password: str | None) -> tuple[Place, str] | None:
     }
     shown = f"{scheme}://{quote(unquote(name)) + '@' if name else ''}{hosts}{where}"
     return Place(addresses, service, secure, login, sentinel, _tls(options)), shown
+
+
+def _utf_8(text: str) -> str:
+    """The text with its %xx decoded; bytes that are not UTF-8 become surrogates, which are refused."""
+    return unquote(text, errors="surrogateescape")
 
 
 def _parts(url: str) -> tuple[str, str, str, str]:
@@ -111,6 +117,8 @@ def _tls(options: Mapping[str, str]) -> dict[str, Any]:
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if name in options and not Path(options[name]).is_file():
             raise InvalidOption(f"url: {name}: expected a file, got {options[name]!r}")
+    if options.get("ssl_cert_reqs", "required") not in _CERT_REQS:
+        raise InvalidOption(f"url: ssl_cert_reqs: expected {', '.join(_CERT_REQS)}, got {options['ssl_cert_reqs']!r}")
     if "ssl_check_hostname" in options:
         word = options["ssl_check_hostname"].lower()
         if word not in _WORDS:
