@@ -14,7 +14,6 @@ from threading import Lock
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from tenure.core.durations import spell
-from tenure.core.lifecycle import State
 from tenure.ports import Rescued, Runner
 
 
@@ -43,10 +42,22 @@ current: ContextVar[Running | None] = ContextVar("tenure_current_job", default=N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """The base of all events. `str(event)` is one sentence for people; `fields()` is for machines."""
+    """The base of all events. `str(event)` is one sentence for people; `fields()` is for machines.
+
+    `words()` is that sentence as a template, the same for every event of its kind, and what is filled in: log
+    collectors group by the template. Each kind has either `words` or `__str__`.
+    """
 
     area: ClassVar[str] = "worker"  #: the logger is `tenure.<area>`
     level: ClassVar[int] = logging.INFO
+
+    def __str__(self) -> str:
+        template, *values = self.words()
+        return str(template) % tuple(values)
+
+    def words(self) -> tuple[object, ...]:
+        """The template of the sentence, and its values."""
+        return "%s", str(self)
 
     def fields(self) -> dict[str, Any]:
         """Those of job_id, task, queue, attempt and worker_id that this event has."""
@@ -61,9 +72,9 @@ class WorkerStarted(Event):
     queues: tuple[str, ...]
     runner: Runner = "worker"
 
-    def __str__(self) -> str:
+    def words(self) -> tuple[object, ...]:
         served = ", ".join(self.queues) or "all queues"
-        return f"worker {self.worker_id} started with {_count(self.slots, 'slot')} for {served}"
+        return "worker %s started with %s for %s", self.worker_id, _count(self.slots, "slot"), served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +88,10 @@ class WorkerDied(Event):
     cause: str
     evidence: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    def __str__(self) -> str:
+    def words(self) -> tuple[object, ...]:
         known = (self.cause, self.worker_id)
         seen = "".join(f", {name} {value}" for name, value in self.evidence.items() if value not in known)
-        return f"worker {self.worker_id} died: {self.cause}{seen}"
+        return "worker %s died: %s%s", self.worker_id, self.cause, seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +101,8 @@ class WorkerReplaced(Event):
     pid: int
     replaces: str
 
-    def __str__(self) -> str:
-        return f"worker {self.worker_id} replaces {self.replaces}"
+    def words(self) -> tuple[object, ...]:
+        return "worker %s replaces %s", self.worker_id, self.replaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +119,10 @@ class JobRescued(Event):
         running = Running(job.id, job.task, job.queue, job.attempt, job.worker_id)
         return {**running._asdict(), "cause": job.cause, "state": str(job.state)}
 
-    def __str__(self) -> str:
+    def words(self) -> tuple[object, ...]:
         job = self.rescued
         why = RESCUE_REASONS[job.cause]
-        return f"{job.task} {job.id} was rescued from {job.worker_id}: {why}; now {job.state}"
+        return "%s %s was rescued from %s: %s; now %s", job.task, job.id, job.worker_id, why, job.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +137,9 @@ class LeaseRefused(Event):
     worker_id: str
     stands: str
 
-    def __str__(self) -> str:
-        return (
-            f"{self.task} {self.job_id}: attempt {self.attempt} lost its lease; its write was refused ({self.stands})"
-        )
+    def words(self) -> tuple[object, ...]:
+        template = "%s %s: attempt %d lost its lease; its write was refused (%s)"
+        return template, self.task, self.job_id, self.attempt, self.stands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +154,11 @@ class AttemptFailed(Event):
     worker_id: str
     error: str
     failures: int
+    exception: BaseException | None = field(default=None, compare=False, repr=False)  #: what the code raised, if known
 
-    def __str__(self) -> str:
-        return f"{self.task} {self.job_id}: failure {self.failures}, will be retried: {headline(self.error)}"
+    def words(self) -> tuple[object, ...]:
+        template = "%s %s: failure %d, will be retried: %s"
+        return template, self.task, self.job_id, self.failures, headline(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +172,10 @@ class JobDied(Event):
     attempt: int
     worker_id: str
     error: str
+    exception: BaseException | None = field(default=None, compare=False, repr=False)  #: what the code raised, if known
 
-    def __str__(self) -> str:
-        return f"{self.task} {self.job_id} is {State.DEAD} after attempt {self.attempt}: {headline(self.error)}"
+    def words(self) -> tuple[object, ...]:
+        return "%s %s is dead after attempt %d: %s", self.task, self.job_id, self.attempt, headline(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,10 +189,10 @@ class StallSeen(Event):
     line: str
     seconds: float
 
-    def __str__(self) -> str:
+    def words(self) -> tuple[object, ...]:
         jobs = f" (jobs {', '.join(self.job_ids)})" if self.job_ids else ""
-        blocked = f"{self.worker_id}: its loop is blocked for {spell(self.seconds)}"
-        return f"{blocked} by {self.task or 'unknown code'} at {self.line or 'an unknown line'}{jobs}"
+        code, line = self.task or "unknown code", self.line or "an unknown line"
+        return "%s: its loop is blocked for %s by %s at %s%s", self.worker_id, spell(self.seconds), code, line, jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +201,8 @@ class StoreAway(Event):
     level: ClassVar[int] = logging.WARNING
     error: str
 
-    def __str__(self) -> str:
-        return f"the store is unavailable, retrying: {self.error}"
+    def words(self) -> tuple[object, ...]:
+        return "the store is unavailable, retrying: %s", self.error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +210,8 @@ class StoreBack(Event):
     area: ClassVar[str] = "store"
     seconds: float
 
-    def __str__(self) -> str:
-        return f"the store is available again after {spell(self.seconds)}"
+    def words(self) -> tuple[object, ...]:
+        return "the store is available again after %s", spell(self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +222,8 @@ class NotifierDegraded(Event):
     level: ClassVar[int] = logging.WARNING
     problem: str
 
-    def __str__(self) -> str:
-        return f"polling instead of listening: {self.problem}"
+    def words(self) -> tuple[object, ...]:
+        return "polling instead of listening: %s", self.problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +231,8 @@ class NotifierBack(Event):
     area: ClassVar[str] = "notifier"
     seconds: float
 
-    def __str__(self) -> str:
-        return f"listening again after {spell(self.seconds)}"
+    def words(self) -> tuple[object, ...]:
+        return "listening again after %s", spell(self.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +242,9 @@ class Drained(Event):
     worker_id: str
     released: int
 
-    def __str__(self) -> str:
+    def words(self) -> tuple[object, ...]:
         rest = f", {_count(self.released, 'job')} handed back" if self.released else ""
-        return f"worker {self.worker_id} has drained{rest}"
+        return "worker %s has drained%s", self.worker_id, rest
 
 
 E = TypeVar("E", bound=Event)
@@ -267,8 +280,10 @@ class Events:
 
 
 def log_event(event: Event) -> None:
-    """The default subscriber: stdlib logging, with the job's fields in `extra`."""
-    logging.getLogger(f"tenure.{event.area}").log(event.level, "%s", event, extra=event.fields())
+    """The default subscriber: stdlib logging, with the job's fields in `extra`, and the traceback of what it raised."""
+    raised = event.exception if isinstance(event, AttemptFailed | JobDied) else None
+    template, *values = event.words()
+    logging.getLogger(f"tenure.{event.area}").log(event.level, template, *values, exc_info=raised, extra=event.fields())
 
 
 def headline(error: str) -> str:

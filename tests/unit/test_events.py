@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
 from tenure.core.lifecycle import State
-from tenure.events import Drained, Event, Events, JobDied, JobRescued, StoreBack, WorkerDied
+from tenure.events import AttemptFailed, Drained, Event, Events, JobDied, JobRescued, StoreBack, WorkerDied
 from tenure.ports import Rescued
 
 DIED = JobDied(job_id="1", task="add", queue="sums", attempt=3, worker_id="w", error="ValueError: no\n\n  File …")
@@ -69,3 +70,22 @@ def test_sentences_say_nothing_twice() -> None:
     assert str(died) == "worker w died: exit code 1, memory 32 MiB"
     assert str(Drained(worker_id="w", released=0)) == "worker w has drained"
     assert str(Drained(worker_id="w", released=1)) == "worker w has drained, 1 job handed back"
+
+
+def test_events_of_a_kind_have_one_template_and_failures_their_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tenure")
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        raised = error
+    about: dict[str, Any] = {"queue": "sums", "attempt": 1, "worker_id": "w", "exception": raised}
+    for job_id, task in (("1", "add"), ("2", "50% off")):
+        Events().emit(JobDied(job_id=job_id, task=task, error="ValueError: 100%", **about))
+        Events().emit(AttemptFailed(job_id=job_id, task=task, error="ValueError: no", failures=1, **about))
+
+    here = [record for record in caplog.records if record.thread == threading.get_ident()]
+    assert len(here) == 4
+    assert len({record.msg for record in here}) == 2
+    assert all(record.exc_info and record.exc_info[1] is raised for record in here)
+    assert here[2].getMessage() == "50% off 2 is dead after attempt 1: ValueError: 100%"
+    assert "test_events.py" in caplog.text

@@ -78,6 +78,7 @@ class Attempt:
     stopping: Stopping | None = None
     verdict: Outcome | None = None
     stop_requested_at: float | None = None  #: when it was first asked to stop, by the loop's clock
+    raised: BaseException | None = None  #: what its code raised, for the log
     over = False  #: its code has stopped
     finished = False  #: job.finish(tx=…) was called; if that transaction did not commit, the code's own outcome counts
     _begun = False  #: the coroutine has taken its first step: if cancelled earlier, it would never reach `_end`
@@ -237,6 +238,7 @@ class Attempt:
             return Failed(f"its result can't be stored: {error}")
 
     def _raised(self, error: BaseException) -> Outcome | None:
+        self.raised = error
         try:
             return self._outcome_of(error)
         except BaseException as broken:  # for example in the task's own `delay`: the attempt must end all the same

@@ -135,10 +135,12 @@ class OutcomeFlusher:
             self.released += 1
         elif isinstance(outcome, Failed | Crashed):
             error = outcome.error if isinstance(outcome, Failed) else outcome.reason
+            raised = end.attempt.raised if end.attempt is not None else None
             if answer.state is State.DEAD:
-                self._events.emit(JobDied(**about, error=error))
+                self._events.emit(JobDied(**about, error=error, exception=raised))
             elif isinstance(outcome, Failed):
-                self._events.emit(AttemptFailed(**about, error=error, failures=job.failures + 1))
+                failed = AttemptFailed(**about, error=error, failures=job.failures + 1, exception=raised)
+                self._events.emit(failed)
 
 
 def _size(end: End) -> int:
