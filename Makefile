@@ -42,12 +42,15 @@ bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables gr
 	$(BIN)/python -m bench --dashboard --store redis --write docs/bench.md
 	$(BIN)/python -m bench --faults --write docs/bench.md
 
-chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECONDS=300 SEED=7
-	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) --seed $(or $(SEED),0)
+chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECONDS=300 SEED=7 LOAD=trickle SCALE=0.5
+	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) \
+		--seed $(or $(SEED),0) --load "$(LOAD)" --scale $(or $(SCALE),1)
 
-evidence: .venv/.dev  ## Half an hour of faults a store, the crash tests in full, the deleted guards (hours)
+evidence: .venv/.dev  ## Half an hour of faults a store, each load, the crash tests in full, the deleted guards (hours)
 	for store in sqlite sqlite-nats postgres postgres-poll postgres-nats redis redis-nats redis-cluster; do \
 		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 1800 || exit 1; done
+	for store in sqlite postgres redis; do \
+		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 300 --load all || exit 1; done
 	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash tests/chaos tests/web/test_browser*.py
 	$(BIN)/python -m tests.guards --json .chaos/guards.json
 	PYTHONPATH=tests $(BIN)/python -m chaos.evidence .chaos docs/evidence.md

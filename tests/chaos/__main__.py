@@ -4,6 +4,13 @@
     python -m chaos --store redis --seconds 1800 --each 300      six runs, each with a seed of its own
     python -m chaos --store sqlite --replay FOLDER/faults.json --seed 7
     python -m chaos --store sqlite --only "kill worker" --only "pause host"
+    python -m chaos --store postgres --seconds 60 --load trickle
+    python -m chaos --store redis --seconds 60 --load avalanche --scale 0.1
+    python -m chaos --store sqlite --seconds 60 --load all       a minute of each
+
+A run without --load shows that nothing is lost or run twice; it says nothing about load. With one, a lane of its own,
+whose worker always has a free slot and which no fault meets, shows how late others are: starts, ticks, rescues,
+enqueues. Each has a bound (bounds.py), which holds while the store answers, beyond what the machine itself is late.
 
 Each run leaves its faults, its history and its verdict in a folder of its own under --keep (.chaos); `--write FILE`
 adds them all up in that document. Exit code 1: a promise was broken, or nothing was tried.
@@ -17,41 +24,67 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import evidence, faults
+from . import evidence, faults, profiles
 from .run import RATE, Result, play
 from .stage import STORES
 
 EACH_SECONDS = 300.0
+ALL = "all"
 
 
 def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    draw = random.Random(given.seed)
-    left, wrong, seed = given.seconds, 0, given.seed
-    while left > 0:
-        seconds = min(left, given.each)
-        result = _one(given, seed, seconds)
-        sys.stdout.write(f"{evidence.summary(result)}\n")
-        sys.stdout.flush()
-        wrong += not result.passed
-        left -= seconds
-        seed = draw.randrange(1, 1 << 32)
+    loads = [each.name for each in profiles.PROFILES] if given.load == ALL else [given.load]
+    wrong = sum(_runs(given, load) for load in loads)
     if given.write:
         evidence.write(Path(given.write), Path(given.keep))
     return 1 if wrong else 0
 
 
-def _one(given: argparse.Namespace, seed: int, seconds: float) -> Result:
+def _runs(given: argparse.Namespace, load: str) -> int:
+    """How many of them were red."""
+    draw = random.Random(given.seed)
+    left, wrong, seed = given.seconds, 0, given.seed
+    while left > 0:
+        seconds = min(left, given.each)
+        try:
+            result = _one(given, seed, seconds, load)
+        except profiles.Unfit as unfit:
+            if given.load != ALL:
+                raise
+            sys.stdout.write(f"{unfit}\n")
+            return 0
+        sys.stdout.write(f"{evidence.summary(result)}\n")
+        sys.stdout.flush()
+        wrong += not result.passed
+        left -= seconds
+        seed = draw.randrange(1, 1 << 32)
+    return wrong
+
+
+def _one(given: argparse.Namespace, seed: int, seconds: float, load: str) -> Result:
     """In a folder of its own; what is worth keeping of it comes to --keep."""
     plan = faults.read(Path(given.replay)) if given.replay else None
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
         folder = Path(name)
-        result = play(given.store, folder, seconds=seconds, seed=seed, only=given.only, plan=plan, rate=given.rate)
-        kept = Path(given.keep, f"{given.store}-{seed}")
+        result = play(
+            given.store,
+            folder,
+            seconds=seconds,
+            seed=seed,
+            only=given.only,
+            plan=plan,
+            rate=given.rate,
+            load=load,
+            scale=given.scale,
+        )
+        beside = f"-{load.replace(' ', '-')}" if load else ""
+        kept = Path(given.keep, f"{given.store}{beside}-{seed}")
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)
         for each in (*folder.glob("*.json*"), *folder.glob("*.log")):
@@ -61,13 +94,26 @@ def _one(given: argparse.Namespace, seed: int, seconds: float) -> Result:
     return result
 
 
+def _folded(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent=" " * 16)
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m chaos", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos",
+        description=__doc__,
+        epilog="\n".join(["loads:", *(f"  {each.name:14}{_folded(each.about)}" for each in profiles.PROFILES)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--store", required=True, help=", ".join(STORES))
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults, in all (60)")
     parser.add_argument("--each", type=float, default=EACH_SECONDS, help="seconds of one run, at most (300)")
     parser.add_argument("--seed", type=int, default=0, help="repeats the faults and clients of that seed; 0: a new one")
     parser.add_argument("--rate", type=float, default=RATE, help="new jobs a second (12)")
+    parser.add_argument(
+        "--load", default="", metavar="NAME", help="a load beside the faults, one of those below (none)"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="how large the load is, of what is said below (1)")
     parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="this kind of fault; repeatable")
     parser.add_argument("--replay", metavar="FILE", help="the faults of an earlier run")
     parser.add_argument("--keep", default=".chaos", metavar="FOLDER", help="where runs are kept (.chaos)")

@@ -1,4 +1,4 @@
-"""Judges a run by what everybody saw (history.py): fourteen invariants, and the figures that show that it was tried.
+"""Judges a run by what everybody saw (history.py): eighteen invariants, and the figures that show that it was tried.
 
 The engine is never asked. The dump only says what is there at the end; what should be there, clients and handlers say.
 An answer that nobody heard is never judged as one: where an `info`, or a call without an end, could explain what is
@@ -12,6 +12,8 @@ there, it does. All clocks are one, so what ended before something else began di
     I5   every attempt ends once                   I13  what is done again is bounded by what was lost
     I6   what has ended stays so                   I14  nothing runs that nobody asked for
     I7   when faults are over, all jobs end
+
+I15 to I18 are bounds in time (bounds.py), and judged in runs with load only.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from itertools import accumulate, pairwise
 from math import ceil, floor, inf
 from typing import Any, NamedTuple
 
+from . import bounds
+from .bounds import Lags, Machine
 from .history import Dump, Event, Kept
 from .seen import CHARGED, ENDED, FINAL, ORDERLY, Allowed, Call, Claim, Seen, Span, Story, Timetable, by_time, higher
 
@@ -50,6 +54,8 @@ class Verdict:
     recoveries: Mapping[
         str, tuple[float, ...]
     ]  #: by name of a fault, seconds from it to the next begin of what it ended
+    lags: Mapping[str, Lags]  #: by duty, in a run with load
+    machine: Machine | None  #: what it was like, in a run with load
 
 
 def bites(verdict: Verdict) -> list[str]:
@@ -61,6 +67,15 @@ def bites(verdict: Verdict) -> list[str]:
         "no job was delivered again": verdict.redeliveries,
     }
     return [sentence for sentence, times in counted.items() if not times]
+
+
+def unmeasured(verdict: Verdict) -> list[str]:
+    """What nobody measured in a run with load. A run of which this is not empty says nothing about lateness."""
+    needed = {"start": "no start", "promote": "no delayed start", "tick": "no tick", "enqueue": "no enqueue"}
+    return [
+        *(f"{what} was measured" for duty, what in needed.items() if duty not in verdict.lags),
+        *([] if verdict.machine else ["the machine was not measured"]),
+    ]
 
 
 # ── The invariants: each takes all that was seen, and tells what is wrong ───────────────────────────────────────
@@ -584,6 +599,7 @@ def _i14(seen: Seen) -> Judged:
 INVARIANTS: Mapping[str, Callable[[Seen], Judged]] = {
     "I1": _i1, "I2": _i2, "I3": _i3, "I4": _i4, "I5": _i5, "I6": _i6, "I7": _i7,
     "I8": _i8, "I9": _i9, "I10": _i10, "I11": _i11, "I12": _i12, "I13": _i13, "I14": _i14,
+    "I15": bounds.i15, "I16": bounds.i16, "I17": bounds.i17, "I18": bounds.i18,
 }  # fmt: skip
 
 
@@ -595,6 +611,7 @@ def check(events: Sequence[Event], dump: Dump, allowed: Allowed | None = None) -
     seen = Seen(events, dump, allowed or Allowed())
     stories = seen.stories.values()
     again = [pair for story in stories for pair in _again(story)]
+    lateness = bounds.lateness(seen)
     return Verdict(
         violations=tuple(Violation(name, said) for name, judge in INVARIANTS.items() for said in judge(seen)),
         jobs=len(dump.jobs),
@@ -606,6 +623,8 @@ def check(events: Sequence[Event], dump: Dump, allowed: Allowed | None = None) -
         redeliveries=len(again),
         effects=Counter(len(story.of("effect")) for story in stories if story.job or story.events),
         recoveries=_recoveries(seen, again),
+        lags=lateness.by_duty() if lateness else {},
+        machine=lateness.machine() if lateness else None,
     )
 
 

@@ -10,15 +10,19 @@ import os
 import platform
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import history, matrix
+from . import history, matrix, profiles
+from .bounds import DUTIES
+from .checker import Violation
 from .run import Result
 
 FIGURES = ("jobs", "attempts", "kills", "refusals", "rescues", "redeliveries")
+TOLD = 10  #: violations of a kind that a summary tells
 
 
 def summary(result: Result) -> str:
@@ -26,15 +30,41 @@ def summary(result: Result) -> str:
     verdict = result.verdict
     figures = ", ".join(f"{getattr(verdict, name)} {name}" for name in FIGURES)
     wrong = [
-        *(f"{each.invariant}: {each.sentence}" for each in verdict.violations),
+        *_some(verdict.violations),
         *(f"it proves nothing: {each}" for each in result.toothless),
         *result.oddities,
     ]
+    load = f", {result.load} × {result.scale:g}" if result.load else ""
     line = (
-        f"{result.backend}, seed {result.seed}, {result.seconds:.0f} s: {len(result.faults)} faults, {figures}; "
+        f"{result.backend}{load}, seed {result.seed}, {result.seconds:.0f} s: {len(result.faults)} faults, {figures}; "
         f"drained in {result.drained:.1f} s; {len(verdict.violations)} violations"
     )
-    return "\n".join([line, *(f"    {each}" for each in wrong)])
+    return "\n".join([line, f"    {_lateness(result)}", *(f"    {each}" for each in wrong)])
+
+
+def _some(violations: Sequence[Violation]) -> Iterator[str]:
+    """Of many of a kind the first ones: all are in its folder."""
+    told = Counter[str]()
+    for each in violations:
+        told[each.invariant] += 1
+        if told[each.invariant] <= TOLD:
+            yield f"{each.invariant}: {each.sentence}"
+    yield from (f"{name}: and {times - TOLD} more" for name, times in told.items() if times > TOLD)
+
+
+def _lateness(result: Result) -> str:
+    machine = result.verdict.machine
+    if machine is None:
+        return "no load: it says nothing about how late anything is under load"
+    duties = (
+        f"{duty} {lags.half:.2f}/{lags.most:.2f} s of {lags.count}" + (f" ({lags.broken} too late)" * bool(lags.broken))
+        for duty, lags in result.verdict.lags.items()
+    )
+    stalls = (
+        f"stalls {machine.stall_half:.2f}/{machine.stall:.2f} s, {machine.slow_half:.1f}/{machine.slow:.1f} × slower"
+    )
+    store = f"a write of nobody's {machine.store_half:.2f}/{machine.store:.2f} s"
+    return f"half/most late: {', '.join(duties)}; the machine: load {machine.load:.1f}, {stalls}, {store}"
 
 
 def keep(result: Result, path: Path) -> None:
@@ -44,6 +74,10 @@ def keep(result: Result, path: Path) -> None:
         json.dumps(
             {
                 "backend": result.backend,
+                "load": result.load,
+                "scale": result.scale,
+                "lags": {duty: asdict(lags) for duty, lags in verdict.lags.items()},
+                "machine": asdict(verdict.machine) if verdict.machine else None,
                 "seed": result.seed,
                 "asked": result.asked,
                 "seconds": result.seconds,
@@ -89,7 +123,9 @@ def write(document: Path, folder: Path) -> None:
     by_store: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for each in results:
         by_store[each["backend"]].append(each)
+    loaded = [each for each in results if each.get("load")]
     sections = [_HEAD.format(today=datetime.now(UTC).date(), machine=_machine()), _totals(by_store)]
+    sections.append(_under_load(loaded))
     sections += [_faults(store, runs) for store, runs in by_store.items()]
     sections.append(_MATRIX.format(table=matrix.table()))
     guards = folder / "guards.json"
@@ -103,7 +139,7 @@ _HEAD = """# Faults survived
 `make chaos` wrote this, on {today}, {machine}.
 
 Real supervisors, workers, clients and servers; faults drawn from a seed, one after the other; handlers that write down
-what they did, clients that write down what they were told. A checker that never asks the engine then looks for fourteen
+what they did, clients that write down what they were told. A checker that never asks the engine then looks for eighteen
 kinds of broken promises ([history.py](../tests/chaos/history.py), [checker.py](../tests/chaos/checker.py)). What is
 promised stands in [delivery.md](delivery.md). A seed draws the same faults for as long as there are the same kinds of
 them."""
@@ -145,10 +181,58 @@ def _totals(by_store: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         f"- {run['backend']}, seed {run['seed']}: {each}"
         for runs in by_store.values()
         for run in runs
-        for each in (*(" ".join(pair) for pair in run["violations"]), *run["wrong"])
+        for each in (*_some([Violation(*pair) for pair in run["violations"]]), *run["wrong"])
     ]
     below = "\n\nWhat was wrong:\n\n" + "\n".join(told) if told else ""
     return f"## All runs\n\n{_table(head, rows)}{below}"
+
+
+def _under_load(runs: Sequence[Mapping[str, Any]]) -> str:
+    if not runs:
+        return "## Under load\n\nNo run here had a load: they say nothing about how late anything is under load."
+    by_load: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for run in runs:
+        by_load[f"{run['load']} × {run['scale']:g}", run["backend"]].append(run)
+    rows = [
+        (
+            load,
+            store,
+            f"{sum(run['seconds'] for run in mine) / 60:.1f}",
+            *(_worst(mine, duty) for duty in DUTIES),
+            f"{max(run['machine']['load'] for run in mine if run['machine']):.1f}",
+            f"{max(run['machine']['stall'] for run in mine if run['machine']):.2f} s",
+            f"{max(run['machine']['slow'] for run in mine if run['machine']):.1f} ×",
+            f"{max(run['machine']['store'] for run in mine if run['machine']):.2f} s",
+        )
+        for (load, store), mine in sorted(by_load.items())
+    ]
+    head = ("load", "store", "minutes", *DUTIES, "load average", "stall", "slower", "store")
+    loads = "\n".join(f"- {each.name}: {each.about}" for each in profiles.PROFILES)
+    means = "\n".join(f"- {duty}: {about}" for duty, about in DUTIES.items())
+    return (
+        f"{_LOAD_HEAD}\n\n{loads}\n\nThe most that each duty was late, and in brackets how often it was later than is "
+        f"promised:\n\n{means}\n\n{_table(head, rows)}"
+    )
+
+
+_LOAD_HEAD = """## Under load
+
+Beside the faults of these runs there was a load, and a lane of its own, with slots that are always free and on lines
+that no fault meets, whose jobs, enqueues and ticks show how late others are made. Lateness counts while the store
+answers: without the time of a fault that keeps it from answering, and a lease after it. A due job may start 1 s late, a
+tick fire 2 s late, a rescue come 2 s after a lease and a scan, an enqueue take 1 s or three times what the store itself
+takes. What the machine itself is late is allowed on top, because these runs share it: "stall" is the most that a
+process which wanted to sleep 10 ms slept too long, "slower" how many times as long as it computes a computation took,
+"store" the longest write that has nothing to do with Tenure. Of an answer and of a new worker nothing is promised. Runs
+without a load say nothing about lateness under load."""
+
+
+def _worst(runs: Sequence[Mapping[str, Any]], duty: str) -> str:
+    lags = [run["lags"][duty] for run in runs if duty in run["lags"]]
+    if not lags:
+        return "–"
+    broken = sum(each["broken"] for each in lags)
+    return f"{max(each['most'] for each in lags):.2f} s" + (f" (**{broken}**)" if broken else "")
 
 
 def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
@@ -172,7 +256,8 @@ def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
     effects = Counter[int]()
     for run in runs:
         effects.update({int(times): jobs for times, jobs in run["effects"].items()})
-    again = f"make chaos STORE={store} SECONDS={runs[0]['asked']:.0f} SEED={runs[0]['seed']}"
+    load = f" LOAD='{runs[0]['load']}' SCALE={runs[0]['scale']:g}" if runs[0].get("load") else ""
+    again = f"make chaos STORE={store} SECONDS={runs[0]['asked']:.0f} SEED={runs[0]['seed']}{load}"
     told = ", ".join(f"{times} × {jobs:,} jobs" for times, jobs in sorted(effects.items()))
     return (
         f"## {store}\n\nSeeds {seeds}. One of them again: `{again}`.\n\n"

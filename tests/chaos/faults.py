@@ -19,7 +19,8 @@ class Kind:
 
     `needs`: what the stage must have for it (`Stage.has`); `leases`: how long it
     lasts, drawn from these, in leases (of a line that is cut or slow: in seconds); `rest`: leases until the next one;
-    `target`: what it is done to; `often`: how often it is drawn among the others.
+    `target`: what it is done to; `often`: how often it is drawn among the others; `away`: on what kind of stage the
+    store does not answer meanwhile ("server", "file"; "bell": it answers, and no ring is heard).
     """
 
     name: str
@@ -28,10 +29,16 @@ class Kind:
     leases: tuple[float, ...] = (0.0,)
     rest: float = 0.4
     often: float = 1.0
+    away: frozenset[str] = frozenset()
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name} {self.target}".strip()
 
 
-def _kind(name: str, target: str = "", needs: str = "", **more: object) -> Kind:
-    return Kind(name=name, target=target, needs=frozenset(needs.split()), **more)  # type: ignore[arg-type]
+def _kind(name: str, target: str = "", needs: str = "", away: str = "", **more: object) -> Kind:
+    words = {"needs": frozenset(needs.split()), "away": frozenset(away.split())}
+    return Kind(name=name, target=target, **words, **more)  # type: ignore[arg-type]
 
 
 VITAL = 5.0
@@ -42,9 +49,9 @@ KINDS: tuple[Kind, ...] = (
     _kind("kill", "worker", often=VITAL + 1),
     _kind("kill", "supervisor", often=2.0, rest=0.6),
     _kind("kill", "client"),
-    _kind("pause", "worker", leases=(0.5, 1.0, 3.0), rest=1.0, often=2.0),
-    _kind("pause", "supervisor", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
-    _kind("pause", "host", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
+    _kind("pause", "worker", away="file", leases=(0.5, 1.0, 3.0), rest=1.0, often=2.0),
+    _kind("pause", "supervisor", away="file", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
+    _kind("pause", "host", away="file", leases=(0.5, 1.0, 3.0), rest=1.5, often=2.0),
     _kind("deploy", "supervisor", often=2.0, rest=0.6),
     _kind("clock", "host", "clock", leases=(1.0,)),
     # former owners
@@ -60,23 +67,24 @@ KINDS: tuple[Kind, ...] = (
     _kind("throttle", "line", "server", leases=(1.0,), rest=1.0),
     _kind("lost reply", "line", "server", leases=(0.5,), often=4.0),
     # servers
-    _kind("kill", "server", "server", leases=(0.0, 0.5, 2.0), rest=1.5, often=2.0),
-    _kind("stop", "server", "server", leases=(0.0, 0.5), rest=1.5),
-    _kind("freeze", "server", "server", leases=LONG, rest=1.5),
-    _kind("kill", "node", "cluster", leases=(0.0, 0.5, 2.0), rest=1.5, often=3.0),
-    _kind("disconnect", "server", "server"),
+    _kind("kill", "server", "server", "server", leases=(0.0, 0.5, 2.0), rest=1.5, often=2.0),
+    _kind("stop", "server", "server", "server", leases=(0.0, 0.5), rest=1.5),
+    _kind("freeze", "server", "server", "server", leases=LONG, rest=1.5),
+    _kind("kill", "node", "cluster", "cluster", leases=(0.0, 0.5, 2.0), rest=1.5, often=3.0),
+    _kind("disconnect", "server", "server", "server"),
     _kind("forget scripts", "server", "scripts", rest=0.1),
-    _kind("long transaction", "", "transactions", leases=(0.5, 1.5), rest=1.0),
+    _kind("long transaction", "", "transactions", "file", leases=(0.5, 1.5), rest=1.0),
     # the queue that delivers
-    _kind("kill", "queue", "nats", leases=(0.0, 1.0), rest=1.0, often=2.0),
-    _kind("wipe", "queue", "nats", rest=1.0),
-    _kind("blackhole", "queue", "nats", leases=(1.0, 3.0), rest=1.0),
-    _kind("reset", "queue", "nats"),
-    _kind("lost reply", "queue", "nats", leases=(0.5,)),
-    _kind("latency", "queue", "nats", leases=(1.0,)),
-    _kind("throttle", "queue", "nats", leases=(1.0,)),
+    _kind("kill", "queue", "nats", "bell", leases=(0.0, 1.0), rest=1.0, often=2.0),
+    _kind("wipe", "queue", "nats", "bell", rest=1.0),
+    _kind("blackhole", "queue", "nats", "bell", leases=(1.0, 3.0), rest=1.0),
+    _kind("reset", "queue", "nats", "bell"),
+    _kind("lost reply", "queue", "nats", "bell", leases=(0.5,)),
+    _kind("latency", "queue", "nats", "bell", leases=(1.0,)),
+    _kind("throttle", "queue", "nats", "bell", leases=(1.0,)),
     # the machine
-    _kind("full disk", "", "small-disk", leases=(0.25, 1.0, 2.0), rest=1.5),
+    _kind("full disk", "", "small-disk", "file", leases=(0.25, 1.0, 2.0), rest=1.5),
+    _kind("full memory", "server", "memory", "server", leases=(0.25, 1.0, 2.0), rest=1.5),
 )
 
 
@@ -95,14 +103,19 @@ class Fault:
         return f"{self.kind} {self.target}".strip()
 
 
+def away(has: Collection[str]) -> frozenset[str]:
+    """The faults in which a store of this kind ("file", "server") does not answer; of "bell": no ring is heard."""
+    return frozenset(kind.full_name for kind in KINDS if kind.away & set(has))
+
+
 def possible(has: Collection[str], only: Collection[str] = ()) -> list[Kind]:
     """The kinds that a backend can be tried with; of these those that are named, if any are."""
     found = [kind for kind in KINDS if kind.needs <= set(has)]
     if not only:
         return found
-    named = [kind for kind in found if f"{kind.name} {kind.target}".strip() in only]
+    named = [kind for kind in found if kind.full_name in only]
     if not named:
-        known = ", ".join(sorted(f"{kind.name} {kind.target}".strip() for kind in found))
+        known = ", ".join(sorted(kind.full_name for kind in found))
         raise SystemExit(f"no fault here is called {', '.join(only)}; there are: {known}")
     return named
 

@@ -14,7 +14,7 @@ A client's call is two events: `invoke`, then
     actor      op           data
     clients    enqueue      due (seconds of delay), unique (or ""), script, must (the state it is to end in, or "any");
                             tx: "commit" or "rollback" where it is inside a transaction with a row of the clients' own
-                            table; ok: id, created
+                            table; innocent: nobody may be in its way, and a slot is free for it; ok: id, created
                cancel       ok: state (as answered, null: no such job)
                replay       ok: landed
                delete       ok: landed
@@ -27,12 +27,19 @@ A client's call is two events: `invoke`, then
                made         name, value: inside of the function that `once` runs
                hand_in      job.finish(tx=) beside a row of the handlers' own table: invoke, then ok, fail or info
                end          how: return, raise, final, snooze, cancelled, exit; value: what is returned
+               there        a worker of the lane lives, every 250 ms
                tick         schedule, tick (as the job's meta tells): the run of a schedule
     nemesis    fault        kind, target, seconds, and what else describes it: invoke when it begins, ok when it is over
                kill         pid: SIGKILL is sent
                ended        pid, code, log: a supervisor has ended by itself, and is started again
                ghost        name: what a former owner writes, sent again by somebody else: fail (refused), or ok
                pause        pids: SIGSTOP is sent (invoke), SIGCONT is sent (ok)
+    load       load         profile, scale: invoke when its preparation begins, ok when the load is there
+               wave         key (what those of its jobs begin with), due (Unix time, of all of them), jobs
+               answer       a waiting result() has returned
+    gauge      gauge        of the last second: late (the most that a sleep of 10 ms took too long), slow (how many
+                            times as long as it computes a computation takes), store (the most that a write of
+                            nobody's took), load (the machine's load average), unix (the time)
     runner     calm         all faults are over, all clients have stopped: from now on the jobs must end
                drained      nothing is live any more
 """
@@ -43,7 +50,7 @@ import functools
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -79,6 +86,12 @@ class Pen:
         line = json.dumps([at, self.actor, op, phase, key, job, attempt, data], separators=(",", ":"))
         os.write(self._file, f"{line}\n".encode())
 
+    def note_each(self, op: str, phase: Phase, keys: Iterable[str], **data: Any) -> None:
+        """The same of many jobs at once, in one write."""
+        at = time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1e9
+        lines = (json.dumps([at, self.actor, op, phase, key, "", 0, data], separators=(",", ":")) for key in keys)
+        os.write(self._file, "".join(f"{line}\n" for line in lines).encode())
+
 
 def read(path: Path) -> list[Event]:
     """Every whole line, in order of time."""
@@ -104,6 +117,7 @@ class Kept:
     failures: int
     crashes: int  #: in all
     outcomes: Mapping[int, str]  #: by attempt, of those that did not complete
+    ended: Mapping[int, float] = field(default_factory=dict[int, float])  #: when those did, by the store's Unix time
     refused: int = 0  #: attempts whose row keeps a refused write
 
 
@@ -118,6 +132,8 @@ class Dump:
     handed_in: tuple[tuple[str, int], ...] = ()
     #: by schedule: the instants (Unix seconds) of every tick that the store knows, with the ids of the jobs it became
     ticks: Mapping[str, Mapping[int, tuple[str, ...]]] = field(default_factory=dict[str, Mapping[int, tuple[str, ...]]])
+    #: by schedule and tick: when it was fired, by the store's Unix time
+    decided: Mapping[str, Mapping[int, float]] = field(default_factory=dict[str, Mapping[int, float]])
 
 
 def write_dump(path: Path, dump: Dump) -> None:
@@ -127,13 +143,18 @@ def write_dump(path: Path, dump: Dump) -> None:
 def read_dump(path: Path) -> Dump:
     """As it was written: JSON knows neither tuples nor numbers as keys."""
     found = json.loads(path.read_text())
-    jobs = [Kept(**{**job, "outcomes": {int(n): how for n, how in job["outcomes"].items()}}) for job in found["jobs"]]
+    jobs = [Kept(**{**job, **{name: _by_number(job[name]) for name in ("outcomes", "ended")}}) for job in found["jobs"]]
     return Dump(
         jobs=tuple(jobs),
         rows=tuple(found["rows"]),
         handed_in=tuple((key, attempt) for key, attempt in found["handed_in"]),
         ticks={name: {int(at): tuple(jobs) for at, jobs in ticks.items()} for name, ticks in found["ticks"].items()},
+        decided={name: _by_number(ticks) for name, ticks in found["decided"].items()},
     )
+
+
+def _by_number(found: Mapping[str, Any]) -> dict[int, Any]:
+    return {int(number): value for number, value in found.items()}
 
 
 # ── The pen of a process ────────────────────────────────────────────────────────────────────────────────────────

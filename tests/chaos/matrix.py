@@ -180,7 +180,7 @@ MATRIX: tuple[Row, ...] = (
             redis="always: it ends; everysec, maxmemory: refused; S, L",
             nats="messages are refused, workers poll; S, L",
         ),
-        faults=("full disk",),
+        faults=("full disk", "full memory server"),
         tests={
             "sqlite": (CRASH + "faults.py::test_a_full_disk_loses_nothing",),
             "postgres": (BROKEN_DISK,),

@@ -70,6 +70,7 @@ class Nemesis:
                 f, lambda: self._queue_line.throttle(SLOW_BYTES), self._queue_line.heal
             ),
             "full disk": self._fill_the_disk,
+            "full memory server": self._fill_the_memory,
         }
 
     def strike(self, fault: Fault) -> None:
@@ -81,7 +82,7 @@ class Nemesis:
 
     def keep_all_running(self) -> None:
         """As a service manager does: restart every process that ended by itself, and record it."""
-        for host in self._stage.hosts:
+        for host in self._stage.supervised():
             if host.supervisor.process.poll() is not None:
                 code = host.supervisor.process.returncode
                 self._stage.pen.note("ended", pid=host.supervisor.pid, code=code, log=host.supervisor.log()[-2000:])
@@ -321,6 +322,14 @@ class Nemesis:
         assert self._stage.disk is not None
         with self._noted(fault), filled(self._stage.disk):
             time.sleep(fault.seconds)
+
+    def _fill_the_memory(self, fault: Fault) -> None:
+        """Every write that would need more is refused."""
+        process = self._server.process
+        with self._noted(fault):
+            process.execute("CONFIG SET", "maxmemory", max(1, process.execute("INFO", "memory")["used_memory"] // 2))
+            time.sleep(fault.seconds)
+            process.execute("CONFIG SET", "maxmemory", 0)
 
 
 class _RolledBackError(Exception):

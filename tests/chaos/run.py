@@ -16,9 +16,10 @@ from tenure.backends import open_notifier
 from tenure.errors import StoreError
 from tenure.operations.admin import Admin
 from tenure.ports import Filter, JobView, Store
+from tenure.ports.schedules import Tick
 
 from . import faults, history, workload
-from .checker import Verdict, bites, check
+from .checker import Verdict, bites, check, unmeasured
 from .faults import Fault
 from .history import Dump, Kept
 from .nemesis import Nemesis
@@ -28,7 +29,9 @@ from .stage import Stage
 LEASE = 3.0
 RATE = 12.0  # new jobs a second, of all clients
 DRAIN_SECONDS = 120.0
+PAGE = 500  #: jobs that are read at once when all is over: some are large
 CLIENTS_SECONDS = 60.0
+LOAD_SECONDS = 600.0  #: for a load to be there, and to be taken back
 AWAY = 75  #: how a supervisor ends that finds no store when it starts: its service manager starts it again
 #: A whole machine that was paused may run old code for about a second when it wakes (docs/delivery.md).
 WAKING_SECONDS = 1.0
@@ -39,6 +42,8 @@ class Result:
     """What a run did, and what is wrong with how it ended."""
 
     backend: str
+    load: str  #: the name of its profile; empty: none, and nothing is known of how late anybody was
+    scale: float
     seed: int
     asked: float  #: seconds of faults
     seconds: float  #: until calm
@@ -64,13 +69,17 @@ def play(
     plan: Sequence[Fault] | None = None,
     lease: float = LEASE,
     rate: float = RATE,
+    load: str = "",
+    scale: float = 1.0,
 ) -> Result:
     """Play one run in this folder, where its history and its faults stay."""
-    with Stage(backend, folder, lease=lease, seed=seed, rate=rate) as stage:
+    with Stage(backend, folder, lease=lease, seed=seed, rate=rate, load=load, scale=scale) as stage:
+        only = only or (stage.profile.only if stage.profile else ())
         if plan is None:
             plan = faults.plan(seed, seconds, lease, faults.possible(stage.has, only))
         faults.write(folder / "faults.json", plan)
         until(lambda: _answers(stage), "the first jobs to have run", 120)
+        _wait_for_the_load(stage)
         began, ticking_since = boot(), time.time()
         nemesis = Nemesis(stage)
         for fault in plan:
@@ -85,20 +94,24 @@ def play(
         calm = boot()
         drained = _drain(stage)
         oddities += _stop(stage)
-        dump = _dump(stage)
+        dump, bounds = _dump(stage), stage.bounds
     history.write_dump(folder / "dump.json", dump)
     events = history.read(folder / "history.jsonl")
     oddities += [f"ended: {event.data}" for event in events if event.op == "ended" and event.data["code"] != AWAY]
     schedules = {name: Timetable(period, *ticking) for name, period in workload.EVERY.items()}
-    verdict = check(events, dump, Allowed(waking=WAKING_SECONDS, drain=DRAIN_SECONDS, schedules=schedules))
+    verdict = check(
+        events, dump, Allowed(waking=WAKING_SECONDS, drain=DRAIN_SECONDS, schedules=schedules, bounds=bounds)
+    )
     return Result(
         backend=backend,
+        load=load,
+        scale=scale,
         seed=seed,
         asked=seconds,
         seconds=calm - began,
         faults=plan,
         verdict=verdict,
-        toothless=bites(verdict) if not only else (),
+        toothless=[*(bites(verdict) if not only else ()), *(unmeasured(verdict) if load else ())],
         oddities=oddities,
         drained=drained,
         folder=folder,
@@ -109,14 +122,26 @@ def _answers(stage: Stage) -> bool:
     return any(event.op == "end" for event in history.read(stage.history))
 
 
+def _wait_for_the_load(stage: Stage) -> None:
+    """The load is there, and the lane beside it; both have said so."""
+    deadline = boot() + LOAD_SECONDS
+    while stage.profile and stage.history.read_bytes().count(b',"load","ok",') < 2:
+        gone = [each.poll() for each in stage.loads]
+        if any(code is not None for code in gone) or boot() > deadline:
+            logs = "\n".join(path.read_text()[-3000:] for path in stage.history.parent.glob("[gl]*.log"))
+            raise AssertionError(f"the load {stage.profile.name!r} is not there; exit codes: {gone}\n{logs}")
+        time.sleep(0.5)
+
+
 def _caught_up(store: Store, end: float) -> bool:
     """Has every schedule fired its last tick up to this moment? A busy machine takes longer to."""
-    return all(max(_ticks(store, name), default=0) > end - period for name, period in workload.EVERY.items())
+    last = {name: max(_jobs_of(store.ticks(name, limit=1)), default=0) for name in workload.EVERY}
+    return all(last[name] > end - period for name, period in workload.EVERY.items())
 
 
 def _calm(stage: Stage) -> list[str]:
     """All faults are over, clients stop, and schedules fire no more: what is there now must end."""
-    codes = stage.stop_clients(CLIENTS_SECONDS)
+    codes = stage.stop_clients(LOAD_SECONDS if stage.profile else CLIENTS_SECONDS)
     store = stage.site.store
     notifier = open_notifier(workload.jobs.settings, store)
     admin = Admin(store, notifier, workload.jobs.settings)
@@ -149,8 +174,8 @@ def _patiently(call: Any) -> Any:
 
 
 def _stop(stage: Stage) -> list[str]:
-    pids = [pid for host in stage.hosts for pid in host.pids()]
-    codes = [host.supervisor.stop() for host in stage.hosts]
+    pids = [pid for host in stage.supervised() for pid in host.pids()]
+    codes = [host.supervisor.stop() for host in stage.supervised()]
     wrong = [f"a supervisor ended with {code}" for code in codes if code]
     left = [pid for pid in pids if alive(pid)]
     return wrong + ([f"{len(left)} processes are left after their supervisors"] if left else [])
@@ -162,11 +187,16 @@ def _stop(stage: Stage) -> list[str]:
 def _dump(stage: Stage) -> Dump:
     store = stage.site.store
     tables = store.capabilities.transactions
+    ticks = {name: store.ticks(name, limit=100_000) for name in workload.EVERY}
     return Dump(
         jobs=tuple(_kept(store, view) for view in _everything(store)),
         rows=tuple(str(key) for (key,) in workload.read_table("rows")) if tables else (),
         handed_in=tuple((str(k), int(n)) for k, n in workload.read_table("handed_in")) if tables else (),
-        ticks={name: _ticks(store, name) for name in workload.EVERY},
+        ticks={name: _jobs_of(mine) for name, mine in ticks.items()},
+        decided={
+            name: {int(tick.tick.timestamp()): tick.decided_at.timestamp() for tick in mine if tick.job_id}
+            for name, mine in ticks.items()
+        },
     )
 
 
@@ -174,7 +204,7 @@ def _everything(store: Store) -> list[JobView]:
     found: list[JobView] = []
     cursor: str | None = None
     while True:
-        page = store.search(Filter(), limit=1000, cursor=cursor)
+        page = store.search(Filter(), limit=PAGE, cursor=cursor)
         found += page.jobs
         cursor = page.cursor
         if cursor is None:
@@ -182,26 +212,28 @@ def _everything(store: Store) -> list[JobView]:
 
 
 def _kept(store: Store, view: JobView) -> Kept:
-    attempts = store.attempts(view.id) if view.attempt > 1 or view.state != "completed" else []
+    only_completed = view.state == "completed" and view.attempt == 1
+    attempts = store.attempts(view.id) if view.attempt and not only_completed else []
     return Kept(
         key=json.loads(view.payload).get("key", ""),  # those of schedules have none
         id=view.id,
         task=view.task,
         state=view.state,
         attempt=view.attempt,
-        result=None if view.result is None else json.loads(view.result),
+        result=None if view.result is None else workload.short(json.loads(view.result)),
         checkpoint=None if view.checkpoint is None else json.loads(view.checkpoint),
         unique=view.unique or "",
         failures=view.failures,
         crashes=view.crashes_total,
         outcomes={each.attempt: each.outcome for each in attempts},
+        ended={each.attempt: each.ended_at.timestamp() for each in attempts},
         refused=sum("refused" in each.evidence for each in attempts),
     )
 
 
-def _ticks(store: Store, name: str) -> dict[int, tuple[str, ...]]:
+def _jobs_of(ticks: Sequence[Tick]) -> dict[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
-    for tick in store.ticks(name, limit=100_000):
+    for tick in ticks:
         at = int(tick.tick.timestamp())
         found[at] = (*found.get(at, ()), *([tick.job_id] if tick.job_id else []))
     return found

@@ -40,6 +40,22 @@ class Timetable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """How late what may be, in seconds, while the store answers (bounds.py)."""
+
+    lease: float
+    scan: float
+    start: float = 1.0
+    rescue: float = 2.0  #: after a lease and a scan
+    tick: float = 2.0
+    enqueue: float = 1.0
+    #: is a delayed job due like any other? Behind many that were due before it, it waits for its turn
+    delayed: bool = True
+    away: frozenset[str] = frozenset()  #: faults in which the store does not answer
+    deaf: frozenset[str] = frozenset()  #: faults in which it answers, and no ring is heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
     """The exceptions that are declared, in seconds."""
 
@@ -50,6 +66,7 @@ class Allowed:
     #: from `calm` to `drained`
     drain: float = 60.0
     schedules: Mapping[str, Timetable] = field(default_factory=dict[str, Timetable])
+    bounds: Bounds | None = None  #: None: nothing was late, for all that is judged
 
 
 # ── Calls: an invoke and its answer ─────────────────────────────────────────────────────────────────────────────

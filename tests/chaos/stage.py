@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,11 +22,15 @@ from crash.harness import SOURCE, Site, Supervised, alive, children, small_disk
 from proxy import Answered, Proxy
 from servers import Nats, Postgres, Valkey, ValkeyCluster
 
-from . import workload
+from . import faults, profiles, workload
 from .history import Pen
+from .profiles import Profile
+from .seen import Bounds
 
 TESTS = Path(__file__).parent.parent
 HOSTS, WORKERS, SLOTS, CLIENTS = 2, 2, 5, 2
+LANE_SLOTS = 50
+POLL_SECONDS = 1.0  #: how often a worker asks where no ring is heard
 DISK_MIB = 128
 #: each with the doorbell that is named, or its own
 STORES = (
@@ -55,9 +60,12 @@ PUBLISHED = Reply(b"PUB", bool)
 class Host:
     """A supervisor, its workers and its wall clock."""
 
-    def __init__(self, stage: Stage, name: str, line: Proxy | None) -> None:
+    def __init__(
+        self, stage: Stage, name: str, line: Proxy | None, queues: Sequence[str], *, workers: int, slots: int
+    ) -> None:
         self.line = line
-        self._stage, self._name = stage, name
+        self._stage, self._name, self._queues = stage, name, queues
+        self._workers, self._slots = workers, slots
         self._clock = stage.site.folder / f"clock-{name}"
         self.set_clock(0.0)
         self.supervisor = self._start()
@@ -81,8 +89,10 @@ class Host:
             **({} if "file" in self._stage.has else {"TENURE_HOST_ID": self._name}),  # a file is of one machine
             "TENURE_TEST_CLOCK": str(self._clock),
             "TENURE_TEST_ACTOR": f"host-{self._name}",
+            "TENURE_QUEUES": ",".join(self._queues),
         }
-        order: dict[str, Any] = {"app": "chaos.workload", "workers": WORKERS, "concurrency": SLOTS, "grace": "1s"}
+        slots = {"workers": self._workers, "concurrency": self._slots}
+        order: dict[str, Any] = {"app": "chaos.workload", **slots, "grace": "1s"}
         return self._stage.site.supervisor(lease=f"{self._stage.lease:g}s", env=env, **order)
 
 
@@ -94,13 +104,16 @@ def _descendants(pid: int) -> list[int]:
 class Stage:
     """Everything that runs in one run. Leaving it ends all of it."""
 
-    def __init__(self, backend: str, folder: Path, *, lease: float, seed: int, rate: float) -> None:
+    def __init__(
+        self, backend: str, folder: Path, *, lease: float, seed: int, rate: float, load: str = "", scale: float = 1.0
+    ) -> None:
         if backend not in STORES:
             raise SystemExit(f"no store here is called {backend!r}; there are: {', '.join(STORES)}")
         self.store, _, self._notifier = backend.partition("-")
         cluster = self._notifier == "cluster"
         self.backend = next(each for each in BACKENDS if each.name == (backend if cluster else self.store))
-        self.lease, self.seed, self.rate = lease, seed, rate
+        self.lease, self.seed, self.rate, self.scale = lease, seed, rate, scale
+        self.profile = profiles.named(load) if load else None
         self.history = folder / "history.jsonl"
         self.pen = Pen(self.history, "nemesis")
         self.server: Server | None = None
@@ -110,7 +123,9 @@ class Stage:
         self.disk: Path | None = None
         self.lines: list[Proxy] = []
         self.hosts: list[Host] = []
+        self.lane: Host | None = None
         self.clients: list[subprocess.Popen[bytes]] = []
+        self.loads: list[subprocess.Popen[bytes]] = []
         self._folder = folder
         self._started = 0
         self._later = ExitStack()
@@ -118,9 +133,24 @@ class Stage:
     @property
     def has(self) -> frozenset[str]:
         clock = None if "file" in self.backend.has else "its own"  # a file's is that of all its processes
-        found = {"nats": self.nats, "cluster": self.cluster, "small-disk": self.disk, "clock": clock}
+        memory = self.server if self.store == "redis" else None
+        found = {"nats": self.nats, "cluster": self.cluster, "small-disk": self.disk, "clock": clock, "memory": memory}
         also = {name for name, there in found.items() if there is not None}
         return self.backend.has | also | ({"scripts"} if self.store == "redis" else set[str]())
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """How late what may be: only a run with load can tell."""
+        if self.profile is None:
+            return None
+        return Bounds(
+            lease=self.lease,
+            scan=self.lease / 6 * 1.2,
+            start=1.0 if "bell" in self.has else POLL_SECONDS + 1.0,
+            delayed=self.profile.delayed,
+            away=faults.away(self.has),
+            deaf=faults.away({"bell"}),
+        )
 
     @property
     def replies(self) -> list[Reply]:
@@ -129,17 +159,56 @@ class Stage:
     def __enter__(self) -> Self:
         with self._later:
             self.site = self._later.enter_context(Site(self._folder, self._place()))
+            if self.profile is not None:
+                profiles.refuse_unfit(self.profile, self.has)
             workload.jobs.configure(asdict(self.site.place))
             self._later.callback(workload.jobs.__exit__, None, None, None)
             if self.site.store.capabilities.transactions:
                 workload.make_tables()
             self._later.callback(self._end_clients)
-            self.hosts = [Host(self, name, line) for name, line in zip("ab", self._lines(HOSTS), strict=True)]
-            self._clients_line = self._lines(1)[0]
-            for _ in range(CLIENTS):
-                self.start_client()
+            self._start()
             self._later = self._later.pop_all()
         return self
+
+    def _start(self) -> None:
+        profile = self.profile
+        lines = self._lines(HOSTS)
+        for line in lines if profile and profile.rate else ():
+            if line is not None:
+                line.usual(latency=profile.latency, rate=profile.rate)
+        queues = profile.queues(self.scale) if profile else ("default",)
+        slots = profile.slots if profile else SLOTS
+        self.hosts = [
+            Host(self, name, line, queues, workers=WORKERS, slots=slots) for name, line in zip("ab", lines, strict=True)
+        ]
+        self._clients_line = self._lines(1)[0]
+        if profile is not None:
+            self._start_load(profile)
+        for _ in range(CLIENTS):
+            self.start_client()
+
+    def _start_load(self, profile: Profile) -> None:
+        """The load, and beside it what shows how late it makes others: on lines that no fault meets."""
+        lane, load = self._lines(1, sound=True)[0], self._lines(1, sound=True)[0]
+        self.lane = Host(self, "lane", lane, (profiles.LANE,), workers=1, slots=LANE_SLOTS)
+        self._spawn("gauge", None, "chaos.gauge", self.site.place.url, str(self.disk or self._folder))
+        about = (str(self.scale), str(self.seed), ",".join(sorted(self.has)))
+        self._spawn("lane", lane, "chaos.load", "lane", *about)
+        self._spawn("load", load, "chaos.load", profile.name, *about)
+
+    def _spawn(self, name: str, line: Proxy | None, *module: str) -> None:
+        env = {**self._clients_env(line), "TENURE_TEST_ACTOR": name}
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self.loads.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", *module],
+                    env=self.site.env(f"{self.lease:g}s", {}, env),
+                    cwd=self._folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
 
     def __exit__(self, *_: object) -> None:
         self._later.close()
@@ -162,14 +231,18 @@ class Stage:
             self.server = SERVERS[self.store]()
             self._later.callback(self.server.process.close)
             return Place(self.server.url, "chaos")
-        self.disk = self._later.enter_context(small_disk(self._folder, DISK_MIB))
+        mib = self.profile.disk_mib if self.profile else DISK_MIB
+        self.disk = self._later.enter_context(small_disk(self._folder, mib))
         return self._later.enter_context(self.backend.place(self.disk or self._folder))
 
-    def _lines(self, count: int) -> list[Proxy] | list[None]:
+    def _lines(self, count: int, *, sound: bool = False) -> list[Proxy] | list[None]:
+        """So many new ones; one that is `sound` is met by no fault."""
         if self.server is None:
             return [None] * count
         made = [self._later.enter_context(Proxy("127.0.0.1", self.server.process.port)) for _ in range(count)]
-        self.lines += made
+        for line in made if self.profile else ():
+            line.usual(latency=self.profile.latency)
+        self.lines += [] if sound else made
         return made
 
     def env(self, line: Proxy | None) -> dict[str, str]:
@@ -186,13 +259,20 @@ class Stage:
             found["TENURE_NOTIFIER"] = by_way_of(place.notifier, self.queue_line.port)
         return found
 
+    def supervised(self) -> list[Host]:
+        """The hosts that faults meet, and that of the lane."""
+        return [*self.hosts, *([self.lane] if self.lane else [])]
+
     # ── clients ──
+
+    def _clients_env(self, line: Proxy | None) -> dict[str, str]:
+        clock = self._folder / "clock-clients"
+        clock.write_text("0")
+        return {**self.env(line), "TENURE_TEST_CLOCK": str(clock)}
 
     def start_client(self) -> None:
         self._started += 1
-        clock = self._folder / "clock-clients"
-        clock.write_text("0")
-        more = {**self.env(self._clients_line), "TENURE_TEST_ACTOR": "client", "TENURE_TEST_CLOCK": str(clock)}
+        more = {**self._clients_env(self._clients_line), "TENURE_TEST_ACTOR": "client"}
         seed = str(self.seed * 1000 + self._started)
         log = (self._folder / f"client-{self._started}.log").open("wb")
         with log:
@@ -207,15 +287,16 @@ class Stage:
         self.clients.append(client)
 
     def stop_clients(self, seconds: float) -> list[int]:
-        """SIGTERM to all of them; their exit codes."""
-        for client in self.clients:
-            client.send_signal(signal.SIGTERM)
-        return [client.wait(seconds) for client in self.clients]
+        """SIGTERM to all of them, and to the load; their exit codes. A load takes back what has not run."""
+        everybody = [*self.clients, *self.loads]
+        for each in everybody:
+            each.send_signal(signal.SIGTERM)
+        return [each.wait(seconds) for each in everybody]
 
     def _end_clients(self) -> None:
-        for client in self.clients:
-            client.kill()
-            client.wait()
+        for each in (*self.clients, *self.loads):
+            each.kill()
+            each.wait()
 
     # ── servers ──
 

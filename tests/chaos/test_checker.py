@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chaos.checker import INVARIANTS, Verdict, bites, check
 from chaos.history import Dump, Event, Kept, Phase
-from chaos.seen import Allowed, Timetable
+from chaos.seen import Allowed, Bounds, Timetable
 
 MINUTE = 1_800_000_000  # a Unix time
 LOSSY = Allowed(lost_window={"kill server": 1.0})
@@ -28,6 +28,7 @@ class Run:
     rows: list[str] = field(default_factory=list[str])
     handed_in: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     ticks: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict[str, dict[int, tuple[str, ...]]])
+    decided: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
     allowed: Allowed = field(default_factory=Allowed)
     now: float = 1000.0
 
@@ -93,6 +94,9 @@ class Run:
     def kill(self, pid: int) -> None:
         self.fault("kill worker", lambda: self.note("nemesis", "kill", pid=pid))
 
+    def gauge(self, unix: float, *, late: float = 0.0, store: float = 0.0, slow: float = 1.0) -> None:
+        self.note("gauge-61", "gauge", late=late, store=store, slow=slow, load=1.0, unix=unix)
+
     def calm(self) -> None:
         self.note("runner", "calm")
         self.note("runner", "drained")
@@ -123,7 +127,11 @@ class Run:
 
     def judge(self) -> Verdict:
         dump = Dump(
-            jobs=tuple(self.jobs.values()), rows=tuple(self.rows), handed_in=tuple(self.handed_in), ticks=self.ticks
+            jobs=tuple(self.jobs.values()),
+            rows=tuple(self.rows),
+            handed_in=tuple(self.handed_in),
+            ticks=self.ticks,
+            decided=self.decided,
         )
         return check(self.events, dump, self.allowed)
 
@@ -142,6 +150,7 @@ def eventful() -> Run:
     _keys(run)
     _transactions(run)
     _scheduled(run)
+    _on_time(run)
     run.calm()
     return run
 
@@ -310,6 +319,21 @@ def _scheduled(run: Run) -> None:
         tick = {"schedule": "hourly", "tick": MINUTE + 60 * n}
         run.note("worker-11", "tick", "ok", "", 1, job=f"tick-{n}", **tick)
         run.keep(f"tick {n}", id=f"tick-{n}", result=None)
+
+
+def _on_time(run: Run) -> None:
+    """Innocents that nobody keeps waiting; it is about the time of a tick."""
+    run.allowed = replace(run.allowed, bounds=Bounds(lease=3.0, scan=1.0, away=frozenset({"freeze server"})))
+    run.gauge(MINUTE + 60)
+    run.decided["hourly"] = {MINUTE + 60: MINUTE + 60.0}
+    run.enqueue("innocent", innocent=True, due=0.0)
+    run.works("innocent")
+    run.keep("innocent")
+    run.enqueue("taken back")
+    run.begin("taken back", 1, pid=51)
+    run.kill(51)
+    run.works("taken back", 2, pid=52)
+    run.keep("taken back", attempt=2, outcomes={1: "crashed"}, crashes=1, ended={1: MINUTE + 60.1})
 
 
 def test_nothing_is_wrong_with_a_healthy_history() -> None:
@@ -482,6 +506,13 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("I14", "a rolled back job is there", lambda run: run.keep("rolled back", "cancelled", attempt=0)),
     ("I14", "a job runs under another id", _runs_as_another),
     ("I14", "an effect of an attempt that never began", _effect_of_the_unbegun),
+    ("I15", "a due job with a free slot waits",
+        lambda run: run.later("begin", "innocent", 1, at=run.find("enqueue", "innocent").at + 1.1)),
+    ("I16", "a dead owner's job is taken back late",
+        lambda run: run.stands("taken back", ended={1: run.jobs["taken back"].ended[1] + 6.1})),
+    ("I17", "a tick fires late", lambda run: run.decided["hourly"].update({MINUTE + 60: MINUTE + 62.1})),
+    ("I18", "an innocent enqueue waits", lambda run: run.later(
+        "enqueue", "innocent", phase="invoke", at=run.find("enqueue", "innocent").at - 1.1)),
 ]  # fmt: skip
 
 
@@ -674,14 +705,14 @@ def test_a_report_is_given_its_figures() -> None:
     verdict = eventful().judge()
 
     assert verdict.jobs == len(eventful().jobs)
-    assert verdict.attempts == 39
-    assert verdict.kills == 5
-    assert verdict.faults == {"kill worker": 5, "pause host": 1}
+    assert verdict.attempts == 42
+    assert verdict.kills == 6
+    assert verdict.faults == {"kill worker": 6, "pause host": 1}
     assert verdict.refusals == 1
-    assert verdict.rescues == 7
-    assert verdict.redeliveries == 6
+    assert verdict.rescues == 8
+    assert verdict.redeliveries == 7
     assert verdict.effects[2] == 4
-    assert {name: len(times) for name, times in verdict.recoveries.items()} == {"kill worker": 5, "pause host": 1}
+    assert {name: len(times) for name, times in verdict.recoveries.items()} == {"kill worker": 6, "pause host": 1}
     assert all(0 < seconds < 1 for times in verdict.recoveries.values() for seconds in times)
     assert bites(verdict) == []
 

@@ -12,14 +12,14 @@ from .matrix import COLUMNS, MATRIX, RUNS, Column, Row
 from .stage import STORES
 
 TESTS = Path(__file__).parents[1]
-KINDS = {f"{kind.name} {kind.target}".strip(): kind for kind in faults.KINDS}
+KINDS = {kind.full_name: kind for kind in faults.KINDS}
 #: what the stages of a column's runs have, as `Stage.has` tells it
 HAS: dict[Column, set[str]] = {
     "sqlite": {"file", "transactions", "small-disk"},
     "postgres": {"server", "transactions", "clock"},
-    "redis": {"server", "scripts", "clock", "cluster"},
-    "nats": {"nats", "server", "file", "small-disk", "clock", "transactions", "scripts"},
-    "redis doorbell": {"server", "scripts", "clock"},
+    "redis": {"server", "scripts", "memory", "clock", "cluster"},
+    "nats": {"nats", "server", "file", "small-disk", "clock", "transactions", "scripts", "memory"},
+    "redis doorbell": {"server", "scripts", "memory", "clock"},
 }
 
 

@@ -1,4 +1,7 @@
-"""A minute of faults on each store: nothing that was promised is broken, and something was tried."""
+"""A minute of faults on each store: nothing that was promised is broken, and something was tried.
+
+Loads have a few seconds here, at a fraction of their size: that shows that they are played and judged, not more.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import pytest
 from crash.conftest import Tell
 from crash.harness import FULL
 
-from . import evidence, faults
+from . import evidence, faults, history, profiles
+from .load import LOADS as LOADS_BY_NAME
 from .run import play
 from .stage import STORES
 
@@ -20,9 +24,56 @@ IN_SHORT = ("sqlite", "postgres", "redis")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "place" in metafunc.fixturenames:
+    if "place" in metafunc.fixturenames and "load" not in metafunc.fixturenames:
         short = IN_SHORT[:1] if metafunc.config.getoption("everyday") else IN_SHORT
         metafunc.parametrize("place", STORES if FULL else short)
+
+
+#: each on the store that has most to lose by it: the size, and how many of its jobs there are to be at least
+LOADS = [
+    pytest.param("postgres", "trickle", 0.3, 300, id="trickle"),
+    pytest.param("sqlite", "avalanche", 0.01, 3000, id="avalanche"),
+    pytest.param("redis", "heavy", 0.1, 16, id="heavy"),
+    pytest.param("postgres", "hot key", 0.2, 40, id="hot key"),
+    pytest.param("redis", "full memory", 0.5, 100, id="full memory"),
+    pytest.param("sqlite", "1,000 queues", 0.1, 300, id="1,000 queues"),
+    pytest.param("redis", "800 waiters", 0.1, 60, id="800 waiters"),
+    pytest.param("postgres", "bulk cancel", 0.2, 300, id="bulk cancel"),
+]
+LOAD_SECONDS = 10.0
+BOUNDS = {"I15", "I16", "I17", "I18"}  #: what so few seconds on a machine with other tests tell too little about
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("place", "load", "scale", "least"), LOADS)
+def test_a_load_is_played_and_measured_and_nothing_is_lost(
+    place: str, load: str, scale: float, least: int, tmp_path: Path, tell: Tell
+) -> None:
+    seed = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
+
+    result = play(place, tmp_path, seconds=LOAD_SECONDS, seed=seed, load=load, scale=scale)
+
+    tell(evidence.summary(result))
+    assert {each.invariant for each in result.verdict.violations} <= BOUNDS, evidence.summary(result)
+    assert not result.oddities, evidence.summary(result)
+    assert result.verdict.machine is not None
+    assert {"start", "promote", "tick", "enqueue"} <= result.verdict.lags.keys()
+    asked = [event for event in history.read(tmp_path / "history.jsonl") if event.op == "enqueue"]
+    assert sum(event.actor.startswith("load") and event.phase == "invoke" for event in asked) >= least
+
+
+def test_a_load_that_is_unknown_or_that_a_store_cannot_have_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="no load is called 'none'; there are: light, trickle, avalanche"):
+        profiles.named("none")
+    with pytest.raises(profiles.Unfit, match="the load 'full memory' needs memory or small-disk"):
+        profiles.refuse_unfit(profiles.named("full memory"), {"server"})
+
+
+def test_each_profile_has_a_load_and_a_smoke_test() -> None:
+    known = {each.name for each in profiles.PROFILES}
+
+    assert known == LOADS_BY_NAME.keys() - {"lane"}
+    assert known == {str(each.values[1]) for each in LOADS} | {"light"}
 
 
 @pytest.mark.everyday

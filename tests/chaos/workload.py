@@ -11,6 +11,7 @@ import ctypes
 import os
 import random
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -25,6 +26,7 @@ Script = Sequence[Step]
 Must = Literal["completed", "dead", "any"]
 
 ALIVE_SECONDS = 0.05
+THERE_SECONDS = 0.25
 MAX_CRASHES = 500  # kills by the nemesis are charged to the jobs that ran there
 SOON = Retry(500, base="50ms", cap="500ms")
 
@@ -103,6 +105,29 @@ async def fail(job: Job[Any], key: str, script: list[list[Any]]) -> None:
     note(job, key, "begin", checkpoint=None, pid=os.getpid())
     note(job, key, "end", how="raise")
     raise Trouble(key)
+
+
+@jobs.task(max_crashes=MAX_CRASHES)
+async def brief(job: Job[Any], key: str, seconds: float = 0.0, size: int = 0, ballast: str = "") -> Any:
+    """What loads are made of. Its result has so many bytes, which no compression makes fewer."""
+    note(job, key, "begin", pid=os.getpid())
+    value = f"{key}/{job.attempt}"
+    try:
+        await asyncio.sleep(seconds)
+    except BaseException as error:
+        note(job, key, "end", how=_how(error))
+        raise
+    note(job, key, "end", how="return", value=value)
+    return {"value": value, "ballast": random.Random(value).randbytes(size // 2).hex()} if size else value
+
+
+def short(result: Any) -> Any:
+    """A result as the history tells it: without its ballast, if that is whole."""
+    if not (isinstance(result, dict) and "ballast" in result):
+        return result
+    value, ballast = result["value"], result["ballast"]
+    whole = random.Random(value).randbytes(len(ballast) // 2).hex() == ballast != ""
+    return value if whole else f"{value}, and its ballast is not whole"
 
 
 @jobs.schedule(every="1s", name="every-second", overlap="allow", catch_up="all", catch_up_max=10_000)
@@ -326,5 +351,15 @@ def draw_script(draw: random.Random, *, transactions: bool, lease: float) -> tup
         case _:
             return place, [sleep, ["effect"]], "completed"
 
+
+def _show_that_it_is_there() -> None:
+    """While this worker lives, and nobody has stopped it, there are slots in the lane (bounds.py)."""
+    while True:
+        pen().note("there")
+        time.sleep(THERE_SECONDS)
+
+
+if os.environ.get("TENURE_TEST_ACTOR", "").startswith("host-lane"):
+    threading.Thread(target=_show_that_it_is_there, daemon=True).start()
 
 TASKS = {"act": act, "act_in_thread": act_in_thread, "poison": poison, "fail": fail}
