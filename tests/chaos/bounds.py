@@ -197,9 +197,10 @@ class Lateness:
 
     def _starts(self) -> Iterator[Lag]:
         last = self._last()
+        ready = max((e.at for e in self._seen.events if e.op == "load" and e.phase == "ok"), default=-inf)
         for story in self._seen.stories.values():
             call = story.acknowledged
-            if call is None or not call.data.get("innocent"):
+            if call is None or not call.data.get("innocent") or call.began < ready:  # then the lane has no worker yet
                 continue
             delay = float(call.data["due"])
             due = call.ended + delay

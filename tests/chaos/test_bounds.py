@@ -191,6 +191,18 @@ def test_no_start_is_late_while_there_is_no_worker_and_one_that_is_there_is_no_e
     assert run.judge().lags["worker"].most == pytest.approx(5.0 - there, abs=0.1)
 
 
+def test_a_start_is_not_judged_before_the_load_and_the_lane_are_there() -> None:
+    for told_first, broken in ((True, {"I15"}), (False, set[str]())):
+        run = a_run()
+        if told_first:
+            run.note("lane-1", "load", "ok", profile="lane")
+        start(run, 5.0)
+        if not told_first:
+            run.note("lane-1", "load", "ok", profile="lane")
+        run.calm()
+        assert run.broken() == broken
+
+
 def test_what_the_machine_was_late_at_another_time_excuses_nobody() -> None:
     run = a_run()
     run.gauge(run.now + UNIX, late=5.0)
