@@ -150,7 +150,7 @@ NAMES = ("A", "B", "a former worker")
 LOST = "lost"  #: asked to stop because the lease is lost: nothing will be stored
 OUTCOMES: dict[str, Outcome] = {
     outcome_name(outcome): outcome
-    for outcome in (Completed(), Failed("it raised"), Cancelled(), Released(), Crashed("it died"))
+    for outcome in (Completed(), Failed("it raised"), Cancelled(), Released(), Crashed("it died", process_died=True))
 }
 
 
