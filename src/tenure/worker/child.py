@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import faulthandler
 import os
 import signal
@@ -18,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -121,6 +122,9 @@ def reset_signals_in_forks() -> None:
     Both are blocked during a fork, so that a child that is ended at once dies of it.
     """
     masks: dict[int, set[int]] = {}
+    # At its exit a fork would join the threads of the pools here, which it does not have; and if it was forked in one,
+    # as by a plain handler, that fails, and a `multiprocessing.Process` that has done its work exits with 1.
+    pools: MutableMapping[Any, Any] = getattr(concurrent.futures.thread, "_threads_queues", {})
 
     def block() -> None:
         masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
@@ -132,6 +136,7 @@ def reset_signals_in_forks() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        pools.clear()
         unblock()
 
     os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
