@@ -435,6 +435,7 @@ class Settings:
     log_level: str
     log_format: Literal["text", "json"]
     sources: Mapping[str, str]
+    relative_url: bool = False  #: the URL was given with a path relative to the folder at hand
 
     def shown(self) -> list[tuple[Setting, str, str]]:
         """Each setting, its value as a person would write it (secrets starred), and where it came from."""
@@ -481,13 +482,14 @@ def load(
         label = {"code": row.name, ".env": f"{row.env} in .env"}.get(source, source)
         values[row.name] = None if value is None else row.parse(value, label)
         sources[row.name] = source
-    values["url"] = _fixed(values["url"], folder)
+    given_url, values["url"] = values["url"], _fixed(values["url"], folder)
     values["notifier"] = _fixed(values["notifier"], folder)
     values["queues"] = values["queues"] or {}
     values["tokens"] = values["tokens"] or ()
     values["hosts"] = values["hosts"] or ()
     values["runtime_dir"] = folder / (values["runtime_dir"] or _runtime_dir(environment))
-    return Settings(**values, sources=sources)
+    relative = given_url.startswith("sqlite:///") and given_url != values["url"]
+    return Settings(**values, sources=sources, relative_url=relative)
 
 
 def current_folder() -> Path:

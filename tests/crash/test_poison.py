@@ -31,8 +31,10 @@ def test_a_job_that_kills_its_process_is_dead_after_its_budget_and_its_neighbour
     ]
     assert all("MiB" in each.evidence["peak_memory"] for each in attempts)
     assert {view.state for view in views} == {"completed"}
-    assert max(view.crashes_total for view in views) <= 1
-    tell(f"{sum(view.crashes_total for view in views)} of 20 neighbours were charged, none more than once")
+    charged = sorted((view.crashes_total for view in views), reverse=True)
+    assert charged[0] <= 2
+    assert charged[2] <= 1, "after the common crash at most three run together, with 21 slots"
+    tell(f"of 20 neighbours {sum(map(bool, charged))} were charged, {charged.count(2)} of them twice")
 
 
 @pytest.mark.everywhere

@@ -45,11 +45,12 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_example_with_every_line_uncommented_is_what_the_defaults_are(tmp_path: Path) -> None:
+    defaults = load(environ={}, folder=tmp_path).shown()
     lines = (ROOT / ".env.example").read_text().splitlines()
     (tmp_path / ".env").write_text("\n".join(line.removeprefix("#") for line in lines if line.startswith("#TENURE_")))
 
-    assert load(environ={}, folder=tmp_path).shown()[0][1] == "sqlite:///tenure.db"
-    for (row, value, _), (_, default, _) in zip(
-        load(environ={}, folder=tmp_path).shown(), load(environ={}, folder=tmp_path / "empty").shown(), strict=True
-    ):
+    shown = load(environ={}, folder=tmp_path).shown()
+
+    assert shown[0][1:] == (f"sqlite:///{tmp_path}/tenure.db", ".env")
+    for (row, value, _), (_, default, _) in zip(shown, defaults, strict=True):
         assert value == default, row.name

@@ -64,7 +64,7 @@ TABLE = Table(
         Guard("a hung job is its owner's business for two leases", WORKERS, "> (j.stale_after + 2 * w.lease) * interval", "> j.stale_after * interval"),
         Guard("a rescue writes only over what it has read", WORKERS, "LIMIT %s FOR NO KEY UPDATE OF j {{waiting}}", "LIMIT %s"),
         Guard("a settle ends only what its worker held", WORKERS, "j.state = 'processing' AND j.worker_id = %s\n    ORDER", "j.state = 'processing' AND (true OR j.worker_id = %s)\n    ORDER"),
-        Guard("a settle leaves nothing of what its worker held", WORKERS, "j.last_activity_at, j.id FOR NO KEY UPDATE", "j.last_activity_at, j.id"),
+        Guard("a settle leaves nothing of what its worker held", WORKERS, "j.last_activity_at NULLS FIRST, j.id FOR NO KEY UPDATE", "j.last_activity_at NULLS FIRST, j.id"),
         Guard("a settle and the death are one step", WORKERS, "            connection.execute(self._sql(DECLARE), ([worker_id],))\n", ""),
         Guard("a redelivery declares only for who may", WORKERS, "if declare and row[1] is not None:", "if row[1] is not None:"),
         Guard("a redelivery takes only the job it names", WORKERS, 'which="j.id = %s AND', 'which="(true OR j.id = %s) AND'),

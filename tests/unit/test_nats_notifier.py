@@ -31,6 +31,7 @@ from tenure.core.ids import new_id
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.maintenance import Maintenance
+from tenure.maintenance.roster import Turn
 from tenure.notifiers.nats import NatsListener, NatsNotifier, connection
 from tenure.notifiers.nats.address import parse_url
 from tenure.ports import Filter, Permit, Ring, WorkerIdentity
@@ -555,6 +556,7 @@ def shop(wire: Wire, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generat
 def quiet_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the queue finds the dead here."""
     monkeypatch.setattr(Maintenance, "scan", lambda self: None)  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(Maintenance, "rescue", lambda self, limit: Turn())  # pyright: ignore[reportUnknownLambdaType]
 
 
 def empty(wire: Wire) -> None:

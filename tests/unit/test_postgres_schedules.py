@@ -356,7 +356,7 @@ def test_workers_of_the_version_before_go_on_while_it_migrates(before: PostgresS
 @pytest.mark.parametrize(
     "held",
     [
-        "SELECT FROM tenure.workers",  # as pg_dump does, for hours
+        "SELECT FROM tenure.workers, tenure.jobs",  # as pg_dump does, for hours
         "UPDATE tenure.jobs SET payload = payload",  # as whoever has enqueued in a transaction
     ],
 )

@@ -30,8 +30,8 @@ def test_no_duty_sorts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     store, said = SqliteStore(str(tmp_path / "tenure.db")), dict[str, Any]()
     connect = DatabaseFile._connect
 
-    def traced(file: DatabaseFile) -> apsw.Connection:
-        connection = connect(file)
+    def traced(file: DatabaseFile, *options: Any) -> apsw.Connection:
+        connection = connect(file, *options)
 
         def note(_: apsw.Cursor, sql: str, bindings: Any) -> bool:
             said[sql] = bindings

@@ -79,10 +79,10 @@ def guard(
         raise InvalidOption(f"--timeout: expected more than 0s, got {timeout}")
     schedule = declared(name, every=every, cron=cron, tz=tz)
     settings = shared.settings(grace=grace)
-    if settings.url.startswith("sqlite:///") and not settings.url.startswith("sqlite:////"):
+    if settings.relative_url:
         raise InvalidOption(
-            f"url: cron starts this in a different folder than your shell, so expected an absolute path, like "
-            f"sqlite:////srv/shop/tenure.db, got {settings.url!r}; set TENURE_URL at the top of the crontab"
+            "url: cron starts this in a different folder than your shell, so expected an absolute path, like "
+            "sqlite:////srv/shop/tenure.db, got one relative to this folder; set TENURE_URL at the top of the crontab"
         )
 
     def opened() -> tuple[Store, Notifier, Settings]:

@@ -57,6 +57,7 @@ _SUSPENDED = {dis.opmap["YIELD_VALUE"], dis.opmap["RESUME"]}  #: the last instru
 _UNCHANGEABLE: tuple[type, ...] = (str, bytes, int, float, complex, tuple, frozenset)
 _PLUMBING = {"_weakrefset", "asyncio", "contextlib", "importlib", "weakref"}
 _ENTERING = {"__enter__", "__aenter__", "__del__"}  #: if killed while entering, a block is never exited
+_COLLECTED = "weakref_cb"  #: what an executor of `concurrent.futures` has called when it is collected
 _LEAVING = {"__exit__", "__aexit__"}
 _ACTING = {"Job.once", "Job.aonce", "Client.once", "Client.aonce"}
 _ENCODING = {"Task.dump_once", "encode_result"}  #: called by those between the act and its record
@@ -176,7 +177,7 @@ def _is_plumbing(frame: FrameType) -> bool:
     name = frame.f_code.co_name
     if _module(frame).partition(".")[0] in _PLUMBING:
         return name not in _LEAVING
-    if name in _ENTERING or (name.startswith("<") and name != "<lambda>"):
+    if name in _ENTERING or name == _COLLECTED or (name.startswith("<") and name != "<lambda>"):
         return True
     return any(getattr(callback, "__code__", None) is frame.f_code for callback in gc.callbacks)
 

@@ -312,13 +312,14 @@ class Embedded:
         self._check_tasks()
         self._is_open, self._closes_once = False, threading.Lock()
         settings, program, events = self._settings, self._program, Events()
+        declares = Declaration(program.source, settings.release or "", tuple(program.schedules()))
         store, renewals = self._open_store(settings), self._open_store(settings)
         notifier = self._open_notifier(settings, store)
         self._opened = _Opened(store, renewals, notifier)
         self._maintenance = maintenance = Maintenance(
             store, notifier, events, settings, mine=lambda: frozenset({serving.holder.id})
         )
-        maintenance.declare(Declaration(program.source, settings.release or "", tuple(program.schedules())))
+        maintenance.declare(declares)
         self._alarm = self._new_alarm(settings, store, notifier, maintenance.lags) if self._new_alarm else None
         serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events, caller)
         self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)

@@ -141,7 +141,7 @@ PLACE = "SELECT -priority, run_at::text, id::text FROM @.jobs WHERE id = %s"
 
 OWNED = f"""
     SELECT {_CLAIMED}, j.cancel_reason
-    FROM @.jobs AS j WHERE j.state = 'processing' AND j.worker_id = %s AND j.id = ANY(%s::uuid[])"""
+    FROM @.jobs AS j WHERE (j.state || '') = 'processing' AND j.worker_id = %s AND j.id = ANY(%s::uuid[])"""
 LEASES = "SELECT id::text, attempt, cancel_reason FROM @.jobs WHERE state = 'processing' AND worker_id = %s"
 
 _PROGRESS = f"""
