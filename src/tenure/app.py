@@ -266,11 +266,10 @@ class Tenure:
         """
         from tenure.notifiers.poll import PollNotifier
         from tenure.stores.memory import MemoryStore
-        from tenure.tasks.client import Client
         from tenure.testing import TestQueue, VirtualClock
 
         clock = VirtualClock()
-        client = Client(MemoryStore(clock.clock), PollNotifier(), self.settings)
+        client = self._new_client(MemoryStore(clock.clock), PollNotifier())
         before = self._testing
         self._testing = TestQueue(self, self.program, client, clock, resources)
         try:
@@ -334,7 +333,12 @@ class Tenure:
         """The client, opened on first use."""
         if self._testing is not None:
             return self._testing.client
-        return self._client.current or self._client.open(lambda: self.settings)
+        return self._client.current or self._client.open(lambda: self.settings, self._new_client)
+
+    def _new_client(self, store: Store, notifier: Notifier) -> Client:
+        from tenure.tasks.client import Client
+
+        return Client(store, notifier, self.settings)
 
     async def aclient(self) -> Client:
         """The client, opened on first use in a thread."""

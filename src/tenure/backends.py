@@ -157,13 +157,10 @@ class OpenClient:
         self._lock = RLock()
         forks.add(self)
 
-    def open(self, settings: Callable[[], Settings]) -> Client:
+    def open(self, settings: Callable[[], Settings], new: Callable[[Store, Notifier], Client]) -> Client:
         with self._lock:  # the imports, too: a fork waits for them, or its child would wait for the importing thread
             if self.current is None:
-                from tenure.tasks.client import Client
-
-                found = settings()
-                self.current = Client(*connect_both(found), found)
+                self.current = new(*connect_both(settings()))
             return self.current
 
     def close(self) -> None:

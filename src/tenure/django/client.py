@@ -1,0 +1,47 @@
+"""The client of a Django project: what is enqueued inside `transaction.atomic()` belongs to that transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from django.db import connections, transaction
+
+from tenure.config import Settings
+from tenure.core.lifecycle import State
+from tenure.ports import Draft, Enqueued, Notifier, Store
+from tenure.tasks.client import Client
+
+
+class DjangoClient(Client):
+    """Joins the open transaction where the jobs are in its database; elsewhere it enqueues when that has committed."""
+
+    def __init__(self, store: Store, notifier: Notifier, settings: Settings, alias: str | None) -> None:
+        super().__init__(store, notifier, settings)
+        self._alias = alias
+        kind = store.url.partition(":")[0]
+        self._joins = kind == "postgresql" and alias is not None and connections[alias].vendor == "postgresql"
+        self._testing = kind == "memory"
+
+    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:
+        """Store all of them or none, with the open transaction if there is one."""
+        open_one = self._open_transaction() if tx is None else None
+        if self._joins:
+            return super().enqueue(drafts, tx=tx or open_one, shared=shared)
+        waits_for: Any = open_one or (self._testing and tx)
+        if not getattr(waits_for, "in_atomic_block", False):
+            return super().enqueue(drafts, tx=tx, shared=shared)
+        transaction.on_commit(partial(super().enqueue, drafts), using=waits_for.alias)
+        return [Enqueued(each.id, True, State.SCHEDULED if _is_later(each) else State.QUEUED) for each in drafts]
+
+    def _open_transaction(self) -> object | None:
+        if self._alias is None:
+            return None
+        connection: Any = connections[self._alias]
+        by_hand = self._joins and connection.connection is not None and not connection.autocommit
+        return connection if connection.in_atomic_block or by_hand else None
+
+
+def _is_later(draft: Draft) -> bool:
+    return bool(draft.delay) or draft.run_at is not None

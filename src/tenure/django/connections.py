@@ -1,0 +1,92 @@
+"""Django's database connections around each attempt, as Django treats them around each request.
+
+Connections belong to threads. A `def` handler uses those of its own thread; an async handler reaches the database
+through `sync_to_async`, in the one thread that asgiref keeps for this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from asgiref.sync import SyncToAsync
+from django.db import Error as DatabaseError
+from django.db import close_old_connections, connections
+
+from tenure.tasks.job import Job
+
+_log = logging.getLogger("tenure.worker")
+_lent: list[Any] = []  #: the connections of a test, which its handlers use too: their rows are not committed
+
+
+def fresh_connections(job: Job[Any]) -> Iterator[None]:
+    """No attempt meets a connection that an earlier one left broken, or that the server has closed since."""
+    run = _thread_of_connections()
+    run(_before)
+    try:
+        yield
+    finally:
+        run(_after)
+
+
+def _thread_of_connections() -> Callable[[Callable[[], None]], object]:
+    if not _on_loop():
+        return lambda step: step()
+    # Nobody waits for it: that thread runs one call after the other, and the handler's queries come later.
+    return SyncToAsync.single_thread_executor.submit
+
+
+def _on_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _before() -> None:
+    if _lent:
+        for connection in _lent:
+            connections[connection.alias] = connection
+        return
+    _close_old()
+    for connection in connections.all(initialized_only=True):
+        # Checked by the first query of this attempt, if there is one: it may have been closed while nothing ran.
+        connection.health_check_enabled = True
+
+
+def _after() -> None:
+    if _lent:
+        for connection in _lent:
+            del connections[connection.alias]
+        return
+    _close_old()
+
+
+def _close_old() -> None:
+    try:
+        close_old_connections()
+    except DatabaseError:  # the work is done: what remains of a broken connection must not fail the attempt
+        _log.warning("a database connection could not be closed", exc_info=True)
+
+
+@contextmanager
+def lent() -> Generator[None]:
+    """Let the handlers of this block use this thread's connections, on which a test has opened a transaction.
+
+    An async test's are those of another thread, which can't be reached from here: its handlers use their own.
+    """
+    mine = [] if _on_loop() else connections.all()
+    for connection in mine:
+        connection.inc_thread_sharing()
+    before = list(_lent)
+    _lent[:] = mine
+    try:
+        yield
+    finally:
+        _lent[:] = before
+        for connection in mine:
+            connection.dec_thread_sharing()

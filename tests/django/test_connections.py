@@ -1,0 +1,70 @@
+"""Connections that the server has closed, as after a restart or an idle timeout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from projects import TASKS, new_project, postgres
+
+RUN = """
+import psycopg
+from orders.models import Order
+from orders.tasks import apay, hold, jobs, pay
+from django.db import connection
+
+def cut(only="true"):
+    with psycopg.connect({url!r}, autocommit=True) as server:
+        server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE " + only +
+                       " AND datname = current_database() AND pid <> pg_backend_pid()")
+
+order = Order.objects.create().pk
+connection.close()
+with jobs.worker(concurrency=1):
+    {block}
+"""
+
+HOLD = """
+@jobs.task(retry=2)
+def hold(path: str) -> bool:
+    from pathlib import Path
+    from django.db import connection
+    first = not Path(path).exists()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        Path(path).touch()
+        cursor.execute("SELECT pg_sleep(%s)", [60 if first else 0])
+    return True
+"""
+
+IDLE = """
+    for task in (pay, apay, pay, apay):
+        assert task.enqueue(order).result("60s") == 1
+        cut()
+"""
+
+RUNNING = """
+    from pathlib import Path
+    from time import sleep
+    handle = hold.enqueue({mark!r})
+    while not Path({mark!r}).exists():
+        sleep(0.01)
+    cut("query LIKE '%pg_sleep%'")
+    assert handle.result("60s") is True
+    found = jobs.client().store.get(str(handle.id))
+    assert (found.attempt, found.failures) == (2, 1), found
+    assert pay.enqueue(order).result("60s") == 1
+"""
+
+
+@pytest.mark.parametrize("age", [pytest.param(None, marks=pytest.mark.everyday), 0, 600])
+@pytest.mark.parametrize("block", ["idle", "running"])
+def test_a_lost_connection_costs_only_the_attempt_that_it_cut(
+    age: int | None, block: str, database_url: str, tmp_path: Path
+) -> None:
+    database = postgres(database_url, CONN_MAX_AGE=age)
+    project = new_project(tmp_path, database, tasks=TASKS + HOLD, tenure={"RETRY_BASE": "1ms"})
+    project.manage("migrate", "--run-syncdb", "-v", "0")
+    text = IDLE if block == "idle" else RUNNING.format(mark=str(tmp_path / "mark"))
+
+    project.python(RUN.format(url=database_url, block=text.strip()))

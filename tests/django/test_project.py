@@ -1,0 +1,133 @@
+"""`TENURE` in Django's settings, the store that `DATABASES` gives, and `manage.py tenure …`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from projects import Project, new_project, settings, sqlite
+
+
+@pytest.mark.everyday
+def test_a_worker_of_the_project_runs_the_tasks_of_its_apps(project: Project) -> None:
+    project.python(
+        "from orders.models import Order; from orders.tasks import pay, apay; "
+        "pay.enqueue(Order.objects.create().pk); apay.enqueue(Order.objects.create().pk)"
+    )
+
+    project.manage("tenure", "worker", "--until-empty")
+
+    assert project.python("from orders.models import Order; print(Order.objects.filter(paid=True).count())") == "2\n"
+    listed = json.loads(project.manage("tenure", "jobs", "list", "--json"))
+    assert sorted((job["task"], job["state"]) for job in listed["jobs"]) == [
+        ("apay", "completed"),
+        ("pay", "completed"),
+    ]
+
+
+def test_the_jobs_of_a_project_on_sqlite_have_a_file_of_their_own(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path))
+
+    project.manage("tenure", "migrate")
+
+    assert (tmp_path / "db.tenure.sqlite3").exists()
+    assert not (tmp_path / "db.sqlite3").exists()
+
+
+def test_a_worker_is_started_from_any_folder(tmp_path: Path) -> None:
+    project = new_project(tmp_path / "srv", sqlite(tmp_path))
+    away = tmp_path / "away"
+    away.mkdir()
+
+    project.manage("tenure", "worker", "--until-empty", cwd=away)
+    project.manage("tenure", "worker", "--until-empty", "--settings", "project.settings", cwd=away)
+    project.manage("tenure", "worker", "--until-empty", "--settings=project.settings", cwd=away)
+
+
+def test_the_settings_of_the_project_reach_every_process(tmp_path: Path) -> None:
+    given = {"CONCURRENCY": 3, "LEASE": "90.5s", "QUEUES": ["default=2", "mail"], "HOSTS": ["a.example"]}
+    project = new_project(tmp_path, sqlite(tmp_path), tenure=given, more="TENURE['PASSWORD'] = 's3cret'\n")
+
+    shown = project.manage("tenure", "check", "--config", TENURE_CONCURRENCY="7")
+
+    table = {line.split()[0]: line.split()[1] for line in shown.splitlines() if line}
+    assert (table["concurrency"], table["lease"]) == ("3", "1m30s")
+    assert (table["queues"], table["hosts"]) == ("default=2,mail", "a.example")
+    assert "s3cret" not in shown
+
+
+@pytest.mark.parametrize(
+    ("tenure", "said"),
+    [
+        ({"CONCURENCY": 3}, "TENURE has no setting 'CONCURENCY'; did you mean 'CONCURRENCY'?"),
+        ({"LEASE": 30}, "lease: 30 has no unit"),
+        ({"DATABASE": "jobs"}, "TENURE['DATABASE']: DATABASES has no 'jobs'; it has 'default'"),
+        ({"APP": "shop:jobs"}, "TENURE['APP']: a Django project's app is tenure.django.jobs; leave it out"),
+        ({"IMPORTS": "shop.more"}, "write ['shop.more']"),
+        ({"IMPORTS": ["shop.more"]}, "imports: there is no module 'shop'"),
+        ({"URL": "mysql://db/shop"}, "unknown store 'mysql'"),
+        (["URL"], "TENURE: expected a dictionary like {\"CONCURRENCY\": 10}, got ['URL']"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence(tenure: object, said: str, tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path), tenure=tenure)
+
+    checked = project.manage("check", code=1)
+
+    assert said in checked
+    assert "Traceback" not in checked
+
+
+@pytest.mark.everyday
+def test_no_worker_starts_with_a_wrong_setting(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path), tenure={"LEASE": 30})
+
+    said = project.manage("tenure", "worker", "--until-empty", code=2)
+
+    assert said == 'lease: 30 has no unit; write "30s", "30m" or "30ms"\n'
+
+
+def test_a_database_that_can_hold_no_jobs_is_one_sentence(tmp_path: Path) -> None:
+    project = new_project(tmp_path, {"ENGINE": "django.db.backends.dummy"})
+
+    said = project.manage("tenure", "jobs", "list", code=2)
+
+    assert "DATABASES['default'] is django.db.backends.dummy, which can't hold jobs: set TENURE" in said
+
+
+def test_a_bad_task_is_found_by_the_system_check(tmp_path: Path) -> None:
+    project = new_project(
+        tmp_path, sqlite(tmp_path), tasks="from tenure.django import jobs\n@jobs.task\ndef f(n): ...\n"
+    )
+
+    assert "parameter 'n' has no annotation" in project.manage("check", code=1)
+
+
+def test_jobs_that_can_not_follow_a_transaction_are_a_warning(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path), tenure={"URL": f"sqlite:///{tmp_path}/jobs.db"})
+    assert "tenure.W001" in project.manage("check")
+
+    project.write(
+        {
+            "project/settings.py": settings(
+                sqlite(tmp_path), {"URL": f"sqlite:///{tmp_path}/jobs.db", "DATABASE": "default"}
+            )
+        }
+    )
+    assert "tenure.W001" not in project.manage("check")
+
+
+def test_schedules_belong_to_the_project_and_not_to_tenure(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path))
+
+    assert project.python("from tenure.django import jobs; print(jobs.program.source)") == "project\n"
+
+
+def test_call_command_runs_a_command_here(tmp_path: Path) -> None:
+    project = new_project(tmp_path, sqlite(tmp_path))
+    code = "import os; from django.core.management import call_command; call_command('tenure', 'tasks', '--json'); "
+
+    out = project.python(code + "assert 'TENURE_APP' not in os.environ")
+
+    assert {each["name"] for each in json.loads(out)} == {"pay", "apay"}
