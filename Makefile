@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_FROM := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all check bench chaos evidence docs site clean
+.PHONY: help demo test test-all test-django check bench chaos evidence docs site clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -19,6 +19,10 @@ test: .venv/.dev  ## The everyday tests: about five minutes on two cores
 
 test-all: .venv/.dev .venv/.browser  ## Every test there is: about a quarter of an hour on two cores
 	$(BIN)/python tests/run.py all
+	$(BIN)/python tests/django/tasks_suite/run.py
+
+test-django: .venv/.dev  ## Django's own tests of its tasks, against Tenure's backend (needs Python 3.12)
+	$(BIN)/python tests/django/tasks_suite/run.py
 
 check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from tenure.config import Settings
 from tenure.django import home
 from tenure.django.connections import fresh_connections, lent
 from tenure.django.home import Home
+from tenure.django.registry import ProjectRegistry, queues
 from tenure.ports import Notifier, Store
 from tenure.tasks.registry import Registry
 from tenure.worker.program import Program
@@ -31,6 +32,7 @@ class DjangoApp(Tenure):
 
     def __init__(self) -> None:
         super().__init__()
+        self._registry = self.registry = ProjectRegistry()
         self._home: Home | None = None
         self.around(fresh_connections)
 
@@ -71,7 +73,7 @@ class DjangoApp(Tenure):
     @property
     def program(self) -> Program:
         """What a worker runs."""
-        return replace(super().program, source=self.home.source)
+        return replace(super().program, source=self.home.source, queues=queues())
 
     @contextmanager
     def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures.thread
 import faulthandler
+import inspect
 import os
 import signal
 import socket
@@ -39,7 +40,7 @@ from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
 from tenure.worker.tally import Tally, timed
-from tenure.worker.worker import Worker, own_threads, run_loop
+from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
 DUE_SECONDS = 0.2  #: between two messages that a job is due earlier than known
@@ -147,12 +148,12 @@ def _hello(loaded: Loaded) -> dict[str, Any]:
     tasks, declares = program.tasks, Declaration(program.source, settings.release or "", tuple(program.schedules()))
     functions: dict[str, list[str]] = {}
     for task in tasks:
-        code = getattr(task.fn, "__code__", None)
+        code = getattr(inspect.unwrap(task.fn), "__code__", None)  # the function's own, under any decorator
         if code is not None:
             functions[task.name] = [code.co_filename, code.co_name]
     return {
         "tasks": tasks.names,
-        "queues": dict(settings.queues) or dict.fromkeys(sorted({task.queue for task in tasks})),
+        "queues": queue_caps(program, settings),
         "functions": functions,
         "files": _own_files(),
         "declares": msgspec.to_builtins(declares),

@@ -22,6 +22,7 @@ class Program:
     arounds: tuple[Callable[[Job[Any]], Any], ...] = ()
     source: str = ""  #: the module where the app is created, which owns these schedules
     schedules: Callable[[], Sequence[Schedule]] = tuple
+    queues: frozenset[str] = frozenset()  #: queues that its tasks may be put into, besides their own
 
     def check(self) -> None:
         """Raise InvalidOption for what could not run: annotations, and arounds that do not fit the tasks."""

@@ -58,7 +58,7 @@ def queue_caps(program: Program, settings: Settings, asked: Sequence[str] | None
     """The queues to serve, with their caps: those asked for, else those in the settings, else all that tasks name."""
     if asked is not None:
         return dict.fromkeys(asked)
-    return dict(settings.queues) or dict.fromkeys(sorted({task.queue for task in program.tasks}))
+    return dict(settings.queues) or dict.fromkeys(sorted(program.queues | {task.queue for task in program.tasks}))
 
 
 class Worker:

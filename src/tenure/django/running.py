@@ -1,0 +1,134 @@
+"""What a worker does with a job of a Django task: context, signals, the call, and the result as Django's JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from traceback import format_exception
+from typing import Any
+
+from django.tasks import Task as DjangoTask
+from django.tasks import TaskContext, TaskResult, TaskResultStatus
+from django.tasks.base import TaskError
+from django.tasks.signals import task_finished, task_started
+from django.utils.json import normalize_json
+
+from tenure.core.retry import Fail, Snooze
+from tenure.django import jobs
+from tenure.django.results import local, result_of, started
+from tenure.errors import JobStopped, TenureError
+from tenure.events import current
+from tenure.tasks.job import Job
+
+
+def handler(task: DjangoTask) -> Callable[..., Any]:
+    """The handler of this Django task's jobs."""
+    run = _on_loop(task) if inspect.iscoroutinefunction(task.func) else _in_thread(task)
+    parameters = {"job": Job[Any], "args": list[Any], "kwargs": dict[str, Any]}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    shape = inspect.Signature([inspect.Parameter(name, kind, annotation=each) for name, each in parameters.items()])
+    run.__annotations__ = {**parameters, "return": Any}
+    run.__dict__.update(__signature__=shape, __wrapped__=task.func, django_task=task)  # `__wrapped__`: where it is
+    return run
+
+
+def _in_thread(task: DjangoTask) -> Callable[..., Any]:
+    def run(job: Job[Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        attempt = _Attempt(task, job, {"args": args, "kwargs": kwargs})
+        task_started.send_robust(attempt.sender, task_result=attempt.result)
+        try:
+            value = normalize_json(task.func(*attempt.context, *args, **kwargs))
+        except BaseException as error:
+            if attempt.failed(error):
+                task_finished.send_robust(attempt.sender, task_result=attempt.result)
+            raise
+        attempt.succeeded(value)
+        task_finished.send_robust(attempt.sender, task_result=attempt.result)
+        return value
+
+    return run
+
+
+def _on_loop(task: DjangoTask) -> Callable[..., Awaitable[Any]]:
+    async def run(job: Job[Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        attempt = await _begun(task, job, {"args": args, "kwargs": kwargs})
+        await task_started.asend_robust(attempt.sender, task_result=attempt.result)
+        try:
+            value = normalize_json(await task.func(*attempt.context, *args, **kwargs))
+        except asyncio.CancelledError:
+            raise  # it is being stopped: whether it runs again is not decided here
+        except BaseException as error:
+            if await asyncio.to_thread(attempt.failed, error):
+                await task_finished.asend_robust(attempt.sender, task_result=attempt.result)
+            raise
+        attempt.succeeded(value)
+        await task_finished.asend_robust(attempt.sender, task_result=attempt.result)
+        return value
+
+    return run
+
+
+async def _begun(task: DjangoTask, job: Job[Any], payload: dict[str, Any]) -> _Attempt:
+    if job.attempt == 1:  # it reads nothing
+        return _Attempt(task, job, payload)
+    return await asyncio.to_thread(_Attempt, task, job, payload)
+
+
+class _Attempt:
+    """The `TaskResult` of a running attempt, as its context and the receivers of signals see it."""
+
+    def __init__(self, task: DjangoTask, job: Job[Any], payload: dict[str, Any]) -> None:
+        self._job = job
+        self.result = started(job, task, payload) if job.attempt == 1 else self._stored(task)
+        running = current.get()
+        if running is not None and len(self.result.worker_ids) < job.attempt:
+            self.result.worker_ids.append(running.worker_id)
+        self.sender = type(self.result.task.get_backend())
+        self.context = (TaskContext(task_result=self.result),) if task.takes_context else ()
+
+    def _stored(self, task: DjangoTask) -> TaskResult:
+        """With the workers and the errors of the attempts before this one."""
+        store, job_id = jobs.client().store, str(self._job.id)
+        found = store.get(job_id)
+        if found is None:
+            raise TenureError(f"job {job_id} was deleted while it was being started")
+        return result_of(found, store.attempts(job_id), task)
+
+    def succeeded(self, value: object) -> None:
+        self._end(TaskResultStatus.SUCCESSFUL)
+        object.__setattr__(self.result, "_return_value", value)
+
+    def failed(self, error: BaseException) -> bool:
+        """Add the error to the result. Has the job ended with it?"""
+        kind = type(error)
+        text = "".join(format_exception(error))
+        path = f"{kind.__module__}.{kind.__qualname__}"
+        self.result.errors.append(TaskError(exception_class_path=path, traceback=text))
+        ended = self._is_last(error)
+        if ended:
+            self._end(TaskResultStatus.FAILED)
+        return ended
+
+    def _is_last(self, error: BaseException) -> bool:
+        match error:
+            case Snooze():
+                return False
+            case JobStopped():
+                return self._job.stopping == "cancel"
+            case Fail(final=True):
+                return True
+            case Exception() if not isinstance(error, Fail) and not jobs.registry[self._job.task].retry.retries(error):
+                return True
+            case _:
+                pass
+        with suppress(TenureError):  # the store is away: it will decide
+            found = jobs.client().store.get(str(self._job.id))
+            return found is not None and self._job.failures + 1 >= found.max_failures
+        return False
+
+    def _end(self, status: TaskResultStatus) -> None:
+        object.__setattr__(self.result, "status", status)
+        object.__setattr__(self.result, "finished_at", local(datetime.now(UTC)))
