@@ -1,0 +1,67 @@
+"""The dashboard inside a Django site, for its staff."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlencode
+
+from asgiref.sync import sync_to_async
+from django import conf
+from django.contrib.auth import get_user
+from django.db import close_old_connections
+from django.http import HttpRequest
+from django.shortcuts import resolve_url
+
+from tenure.backends import extra
+from tenure.django import jobs
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def with_dashboard(application: Application, path: str = "/jobs") -> Application:
+    """Serve the dashboard below `path`. Example, in `asgi.py`: `application = with_dashboard(get_asgi_application())`
+
+    Staff may look, superusers may do everything; visitors without a session are sent to `LOGIN_URL`.
+    """
+    dashboard = jobs.dashboard(auth=staff)
+    root = path.rstrip("/")
+
+    async def either(
+        scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
+    ) -> None:
+        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{root}/"):
+            scope = {**scope, "root_path": f"{scope.get('root_path', '')}{root}"}
+            await dashboard(scope, receive, send)
+        else:
+            await application(scope, receive, send)
+
+    return either
+
+
+@sync_to_async
+def staff(request: Any) -> object:
+    """Who is asking, by the site's own session."""
+    with extra("web"):
+        from starlette.exceptions import HTTPException
+
+        from tenure.web.access import User
+
+    close_old_connections()
+    try:
+        asked = HttpRequest()
+        key = request.cookies.get(conf.settings.SESSION_COOKIE_NAME)
+        asked.session = import_module(conf.settings.SESSION_ENGINE).SessionStore(key)
+        user = get_user(asked)
+    finally:
+        close_old_connections()
+    if not user.is_authenticated:
+        login = resolve_url(conf.settings.LOGIN_URL)
+        raise HTTPException(303, headers={"Location": f"{login}?{urlencode({'next': request.url.path}, safe='/')}"})
+    if not (user.is_active and user.is_staff):
+        return None
+    return User(user.get_username(), "admin" if user.is_superuser else "read", payloads=user.is_superuser)

@@ -1,0 +1,80 @@
+"""examples/django_shop: what its README says works, and who sees the dashboard of a Django site."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from waiting import until
+
+SHOP = Path(__file__).resolve().parents[2] / "examples/django_shop"
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A copy: the example writes its database beside itself."""
+    return shutil.copytree(SHOP, tmp_path / "shop", ignore=shutil.ignore_patterns("db.*", "__pycache__"))
+
+
+def environ(**more: str) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {name: value for name, value in os.environ.items() if not name.startswith("TENURE_")} | {"PATH": path} | more
+
+
+@pytest.fixture
+def site(shop: Path) -> Iterator[httpx.Client]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(["sh", str(shop / "run.sh")], env=environ(PORT=str(port)), start_new_session=True)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+
+        def answers() -> bool:
+            assert process.poll() is None, "run.sh has ended"
+            try:
+                return client.get("/").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        try:
+            until(answers, "the site")
+            yield client
+        finally:
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+            process.wait(60)
+
+
+def csrf(page: str) -> str:
+    (token,) = re.findall(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+    return token
+
+
+def test_the_site_its_worker_and_its_dashboard_run(site: httpx.Client) -> None:
+    asked = site.get("/jobs/")
+    assert (asked.status_code, asked.headers["location"]) == (303, "/admin/login/?next=/jobs/")
+
+    site.post("/", data={"csrfmiddlewaretoken": csrf(site.get("/").text)})
+    until(lambda: "Order 1: paid" in site.get("/").text, "the worker to pay for it")
+
+    form = {"username": "admin", "password": "admin", "csrfmiddlewaretoken": csrf(site.get("/admin/login/").text)}
+    assert site.post("/admin/login/", data=form).status_code == 302
+    assert '<a href="/jobs/">Jobs</a>' in site.get("/admin/").text
+    assert site.get("/jobs/").status_code == 200
+    assert "pay" in site.get("/jobs/jobs").text
+
+
+def test_its_own_tests_pass(shop: Path) -> None:
+    command = [sys.executable, "manage.py", "test"]
+    done = subprocess.run(command, cwd=shop, env=environ(), capture_output=True, text=True, timeout=110, check=False)
+
+    assert done.returncode == 0, done.stderr
