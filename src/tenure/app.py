@@ -229,15 +229,9 @@ class Tenure:
         `@jobs.resource`. Plain tasks always run in threads of the worker. Leaving the block waits for running jobs, up
         to `grace`; a block that is cancelled hands them back at once. Raises TenureError if the worker failed.
         """
-        from tenure.worker.embedded import Embedded
-        from tenure.worker.worker import queue_caps
-
         program = self.program
         program.check()
-        settings = self.settings
-        backends.check_timers(program, settings, queue_caps(program, settings, queues))
-        opens = (backends.connect, backends.open_notifier)
-        return Embedded(program, *opens, settings, queues, concurrency, new_alarm=backends.new_alarm)
+        return backends.embedded(program, self.settings, queues, concurrency)
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
         """The dashboard and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
@@ -246,17 +240,7 @@ class Tenure:
         True (an admin) or None (access denied). Without it TENURE_TOKENS apply; without those only requests from this
         machine are accepted.
         """
-        from tenure.operations.admin import Admin
-
-        def admin() -> Admin:
-            client = self.client()
-            _ = self.tasks
-            return Admin(client.store, client.notifier, self.settings)
-
-        with backends.extra("web"):
-            from tenure.web.dashboard import create
-
-            return create(admin, self.settings, tasks=self._registry, auth=auth)
+        return backends.dashboard(self.client, lambda: self.tasks, self._registry, self.settings, auth)
 
     @contextmanager
     def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:

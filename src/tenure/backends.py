@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
     from tenure.maintenance.roster import Lag
     from tenure.tasks.client import Client
+    from tenure.tasks.registry import Registry
+    from tenure.worker.embedded import Embedded
     from tenure.worker.program import Program
 
 _NATS = ("nats://", "tls://")
@@ -117,6 +119,36 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
         case name:
             known = "auto, poll, nats://host:port, postgresql://host/database (one without a pooler), redis://host:port"
             raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")
+
+
+def embedded(program: Program, settings: Settings, queues: Sequence[str] | None, concurrency: int | None) -> Embedded:
+    """A worker embedded in this process, not yet started."""
+    from tenure.worker.embedded import Embedded
+    from tenure.worker.worker import queue_caps
+
+    check_timers(program, settings, queue_caps(program, settings, queues))
+    return Embedded(program, connect, open_notifier, settings, queues, concurrency, new_alarm=new_alarm)
+
+
+def dashboard(
+    client: Callable[[], Client],
+    load: Callable[[], Registry],
+    tasks: Registry,
+    settings: Settings,
+    auth: Callable[..., Any] | None,
+) -> Any:
+    """The dashboard as an ASGI app. On its first use it opens the client and loads the modules of tasks."""
+    from tenure.operations.admin import Admin
+
+    def admin() -> Admin:
+        found = client()
+        load()
+        return Admin(found.store, found.notifier, settings)
+
+    with extra("web"):
+        from tenure.web.dashboard import create
+
+        return create(admin, settings, tasks=tasks, auth=auth)
 
 
 def check_timers(program: Program, settings: Settings, queues: Iterable[str]) -> None:

@@ -198,13 +198,10 @@ class Attempt:
             return self._raised(error)
 
     def _end(self, outcome: Outcome | None) -> None:
-        if self._caller is not None:
-            self._end_there(outcome)
+        if self._caller is None:
+            self.over = True
+            self._report_end(outcome)
             return
-        self.over = True
-        self._report_end(outcome)
-
-    def _end_there(self, outcome: Outcome | None) -> None:
         if self.over:  # it was released when its loop was closed; then the garbage collector ended its code
             return
         self.over = True
@@ -240,28 +237,9 @@ class Attempt:
     def _raised(self, error: BaseException) -> Outcome | None:
         self.raised = error
         try:
-            return self._outcome_of(error)
+            return _outcome_of(self, error)
         except BaseException as broken:  # for example in the task's own `delay`: the attempt must end all the same
             return Failed(f"{describe(error)}\n\nand then, while deciding whether to retry: {describe(broken)}")
-
-    def _outcome_of(self, error: BaseException) -> Outcome | None:
-        retry = self.task.retry
-        failures = self.claimed.failures + 1
-        match signal_in(error):
-            case Fail(final=True) if len(leaves(error)) > 1:
-                return Failed(describe(error), final=True)
-            case Snooze(delay=delay, reason=reason):
-                return Snoozed(delay, clean(reason, MAX_ERROR))
-            case Fail(reason=reason, retry_in=retry_in, final=final):
-                return Failed(clean(reason, MAX_ERROR), retry_in, final)
-            case LeaseLost():
-                return None
-            case _ if self.stopping and came_of_a_stop(error):
-                return self.verdict
-            case Exception() as raised:
-                return Failed(describe(raised), retry.wait(raised, failures), final=not retry.retries(raised))
-            case _:
-                return Failed(describe(error))
 
     # ── stopping ──
 
@@ -392,6 +370,27 @@ class Attempt:
 
     def resource(self, kind: type[T]) -> T:
         return find_resource(self.host.resources, kind)
+
+
+def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
+    """What an error of the code means for its job."""
+    retry = attempt.task.retry
+    failures = attempt.claimed.failures + 1
+    match signal_in(error):
+        case Fail(final=True) if len(leaves(error)) > 1:
+            return Failed(describe(error), final=True)
+        case Snooze(delay=delay, reason=reason):
+            return Snoozed(delay, clean(reason, MAX_ERROR))
+        case Fail(reason=reason, retry_in=retry_in, final=final):
+            return Failed(clean(reason, MAX_ERROR), retry_in, final)
+        case LeaseLost():
+            return None
+        case _ if attempt.stopping and came_of_a_stop(error):
+            return attempt.verdict
+        case Exception() as raised:
+            return Failed(describe(raised), retry.wait(raised, failures), final=not retry.retries(raised))
+        case _:
+            return Failed(describe(error))
 
 
 def _new_task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:

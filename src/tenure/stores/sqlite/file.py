@@ -34,6 +34,14 @@ BUSY_SECONDS = TRANSACTION_SECONDS + 2.0  # longer: who waits for a transaction 
 CLOSE_SECONDS = BUSY_SECONDS + 1.0
 LARGEST_LOG = 64 << 20  # bytes of write-ahead log that a checkpoint leaves allocated for reuse
 ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: upkeep checkpoints from the first, a writer from the second
+_PRAGMAS: dict[str, str | int] = {
+    "synchronous": "FULL",
+    "foreign_keys": "ON",
+    "mmap_size": 0,
+    # Upkeep makes the checkpoints; this is for a file without upkeep. A writer would have to wait for it.
+    "wal_autocheckpoint": MOST_FRAMES,
+    "journal_size_limit": LARGEST_LOG,
+}
 _CREATE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse", "virtiofs", "afs", "ceph", "glusterfs", "lustre")
 
@@ -276,7 +284,7 @@ class DatabaseFile:
         try:
             with self._turn, self._reading:
                 self._writer = self._connect(_CREATE)
-                self._check_ours(self._writer)
+                _check_ours(self.path, self._writer)
                 self._reader = self._connect(_CREATE)
         except BaseException as error:
             self.close()
@@ -292,26 +300,12 @@ class DatabaseFile:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode is None or mode[0] != "wal":
                 raise StoreError(f"{self.path}: this file system can't keep SQLite's write-ahead log; use a local disk")
-            for pragma, value in (
-                ("synchronous", "FULL"),
-                ("foreign_keys", "ON"),
-                ("mmap_size", 0),
-                # Upkeep makes the checkpoints; this is for a file without upkeep. A writer would have to wait for it.
-                ("wal_autocheckpoint", MOST_FRAMES),
-                ("journal_size_limit", LARGEST_LOG),
-            ):
+            for pragma, value in _PRAGMAS.items():
                 connection.pragma(pragma, value)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _check_ours(self, connection: apsw.Connection) -> None:
-        application = connection.pragma("application_id")
-        if application == APPLICATION_ID:
-            return
-        if application != 0 or connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
-            raise StoreError(f"{self.path} is a SQLite database, but not Tenure's: give another path in TENURE_URL")
 
     def migrate(self, scripts: list[tuple[int, str]]) -> int:
         newest = scripts[-1][0]
@@ -540,6 +534,14 @@ class DatabaseFile:
                 copied.close()
 
         self.read(copy)
+
+
+def _check_ours(path: str, connection: apsw.Connection) -> None:
+    application = connection.pragma("application_id")
+    if application == APPLICATION_ID:
+        return
+    if application != 0 or connection.execute("SELECT count(*) FROM sqlite_schema").fetchone() != (0,):
+        raise StoreError(f"{path} is a SQLite database, but not Tenure's: give another path in TENURE_URL")
 
 
 def _left(until: float) -> float:
