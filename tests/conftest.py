@@ -103,7 +103,7 @@ def store(world: World) -> Store:
 
 #: Of these, and of what drives a browser, only what is marked `everyday` runs in `make test`; of all else what is not
 #: marked `thorough`.
-THOROUGH = ("tests/chaos/", "tests/crash/", "tests/django/", "tests/web/test_browser")
+THOROUGH = ("tests/chaos/", "tests/crash/", "tests/django/", "tests/programs/", "tests/web/test_browser")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -28,6 +28,7 @@ fork = multiprocessing.get_context("fork")
 # ── a client that forks ──
 
 
+@pytest.mark.everyday
 @pytest.mark.stores("sqlite", "postgres", "redis")
 @pytest.mark.parametrize("uses", ["task", "other"])
 @pytest.mark.parametrize("parent", ["leaves the block", "exits", "goes on"])

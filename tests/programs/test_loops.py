@@ -77,6 +77,7 @@ def of(ended: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
 # ── whose loop ──
 
 
+@pytest.mark.everyday
 def test_async_handlers_run_on_the_loop_of_the_block_and_share_what_belongs_to_it(tmp_path: Path) -> None:
     ran = run(
         tmp_path,
@@ -429,6 +430,7 @@ def test_a_loop_blocked_for_longer_than_a_lease_loses_its_jobs_and_begins_anew(t
 # ── exceptions ──
 
 
+@pytest.mark.everyday
 def test_cleanup_that_fails_while_its_job_is_handed_back_is_not_charged(tmp_path: Path) -> None:
     ran = run(
         tmp_path,
@@ -498,6 +500,7 @@ def test_cleanup_that_fails_while_its_job_is_handed_back_is_not_charged(tmp_path
     assert (unrelated["state"], unrelated["failures"]) == ("dead", 1)
 
 
+@pytest.mark.everyday
 def test_a_signal_raised_in_a_group_means_what_it_means_alone(tmp_path: Path) -> None:
     ran = run(
         tmp_path,

@@ -31,6 +31,7 @@ def holds(job: Job) -> str:
 """
 
 
+@pytest.mark.everyday
 @pytest.mark.stores("sqlite", "postgres")
 def test_what_writes_beside_a_transaction_is_refused_and_the_transaction_goes_on(programs: Programs) -> None:
     ran = programs.run(
