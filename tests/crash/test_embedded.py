@@ -213,9 +213,8 @@ with shop.jobs.worker():
 """
 
 
-@pytest.mark.parametrize("duty", ["renew", "promote"])
-def test_a_heartbeat_or_upkeep_that_fails_takes_the_worker_down_and_is_told(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, duty: str
+def test_a_heartbeat_that_fails_takes_the_worker_down_and_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise TypeError("a mistake in the store")
@@ -224,7 +223,7 @@ def test_a_heartbeat_or_upkeep_that_fails_takes_the_worker_down_and_is_told(
     with pytest.raises(TenureError, match="failed while the block ran") as raised, shop.jobs.worker():
         job = shop.wait.enqueue()
         site.seen(job, "begin")
-        monkeypatch.setattr(type(site.store), duty, broken)
+        monkeypatch.setattr(type(site.store), "renew", broken)
         site.seen(job, "stopped shutdown")
         site.until(lambda: not site.store.workers(), "its death to be declared")
         later = shop.effect.enqueue(0.0)
