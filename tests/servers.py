@@ -217,7 +217,7 @@ class Postgres(_Server, Databases):
     def __init__(self, settings: Mapping[str, object] | None = None) -> None:
         programs = _postgres_programs()
         _Server.__init__(self, "postgres", user=_unprivileged() if os.geteuid() == 0 else None)
-        self._settings = dict(settings or {})
+        self._settings = {"max_connections": 300, **(settings or {})}  # the default of 100 is what one load takes
         password = secrets.token_hex(16)
         Databases.__init__(self, f"postgresql://tenure:{password}@127.0.0.1:{self.port}/postgres")
         try:
@@ -605,7 +605,7 @@ def shared_postgres() -> Databases:
         elsewhere = Databases(url)
         atexit.register(elsewhere.drop_databases)
         return elsewhere
-    server = Postgres({"max_connections": 300})
+    server = Postgres()
     atexit.register(server.close)
     return server
 

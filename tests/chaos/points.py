@@ -39,7 +39,19 @@ from tenure.worker.worker import Worker
 READS = frozenset(
     (
         *("open", "close", "capabilities", "url", "now", "owned", "hung", "solo_waiting", "paused", "due", "schedules"),
-        *("ticks", "notes", "get", "search", "ended", "logs", "counts", "attempts", "workers", "queues"),
+        *(
+            "ticks",
+            "notes",
+            "get",
+            "search",
+            "ended",
+            "latest_ended",
+            "logs",
+            "counts",
+            "attempts",
+            "workers",
+            "queues",
+        ),
         *("listen", "problem", "permits", "fileno", "interval", "drain", "want", "take"),
     )
 )
