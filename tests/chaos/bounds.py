@@ -29,7 +29,7 @@ from typing import NamedTuple
 from .history import Event
 from .seen import Bounds, Seen, Span
 
-HOPS = 4  #: who has to wake up, or to be answered, from an enqueue to a handler: client, bell, worker, store
+HOPS = 4  #: wake-ups and answers between an enqueue and its handler: client, bell, worker, store
 WORK = 0.05  #: seconds of computing, of all of them, on that way
 SAMPLE_SECONDS = 1.0  #: what one event of the gauge tells about
 DUTIES = {

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
 TRANSACTION_SECONDS = 5.0
-BUSY_SECONDS = TRANSACTION_SECONDS + 2.0  # longer: who waits for a transaction that is too long gets its turn
+BUSY_SECONDS = TRANSACTION_SECONDS + 2.0  # longer: a caller behind a transaction that is too long gets its turn
 CLOSE_SECONDS = BUSY_SECONDS + 1.0
 LARGEST_LOG = 64 << 20  # bytes of write-ahead log that a checkpoint leaves allocated for reuse
 ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: upkeep checkpoints from the first, a writer from the second
@@ -255,7 +255,7 @@ class DatabaseFile:
         self._open = False
         self._writer: apsw.Connection | None = None
         self._reader: apsw.Connection | None = None
-        self._transaction: Transaction | None = None  #: the last one; who has the turn waits for its end
+        self._transaction: Transaction | None = None  #: the last one; the caller that has the turn waits for its end
         self._turn = threading.Lock()
         self._reading = threading.Lock()
         self._waiting: deque[_Op] = deque()
