@@ -16,7 +16,7 @@ from servers import Postgres
 from tenure.backends import open_notifier
 from tenure.core.lifecycle import Completed, Lease
 from tenure.errors import StoreError
-from tenure.ports import AttemptView, Filter, Landed, Progress, Ring, Store
+from tenure.ports import AttemptView, Filter, JobView, Landed, Progress, Ring, Store
 
 from . import workload
 from .faults import Fault
@@ -24,7 +24,7 @@ from .stage import PUBLISHED, Host, Stage
 
 HOUR = 3600.0
 GHOSTS = 20
-TRIES = 5
+GHOST_SECONDS = 6.0  #: of looking for a job that has lost an owner
 BUSY_SECONDS = 3.0  #: how long it is waited for a worker that runs something
 SLOW_BYTES = 8000  #: a second: a line of 64 kbit/s
 
@@ -182,13 +182,26 @@ class Nemesis:
         """What a former owner had sent arrives only now: checkpoints and outcomes under leases that are lost."""
         store = self._stage.site.store
         with self._noted(fault):
-            for _ in range(TRIES):  # our own connections may have been closed since we used them last
-                with suppress(StoreError):
-                    views = [view for view in store.search(Filter(), limit=200).jobs if view.attempt > 1]
-                    for view in self._draw.sample(views, min(len(views), GHOSTS)):
-                        for ended in store.attempts(view.id):
-                            self._haunt(store, json.loads(view.payload).get("key", ""), view.id, ended)
-                    return
+            last = time.monotonic() + GHOST_SECONDS
+            while time.monotonic() < last:
+                with suppress(StoreError):  # our own connections may have been closed since we used them last
+                    if views := self._begun_again(store, last):
+                        for view in self._draw.sample(views, min(len(views), GHOSTS)):
+                            for ended in store.attempts(view.id):
+                                self._haunt(store, json.loads(view.payload).get("key", ""), view.id, ended)
+                        return
+                time.sleep(0.1)
+
+    @staticmethod
+    def _begun_again(store: Store, last: float) -> list[JobView]:
+        """Jobs that have lost an owner. Soon after the first kill there may be none yet, on a machine under load."""
+        found: list[JobView] = []
+        page = store.search(Filter(), limit=200)
+        while True:
+            found += [view for view in page.jobs if view.attempt > 1]
+            if len(found) >= GHOSTS or page.cursor is None or time.monotonic() > last:
+                return found
+            page = store.search(Filter(), limit=200, cursor=page.cursor)
 
     def _haunt(self, store: Store, key: str, job: str, ended: AttemptView) -> None:
         lease = Lease(job, ended.attempt, ended.worker_id)
