@@ -271,6 +271,49 @@ def test_a_batch_that_takes_too_long_is_halved_and_grows_again_while_it_is_full(
     assert limits[-1] == 1000 - 1000 % 62 or limits[-1] == 1000
 
 
+def test_a_duty_of_slow_calls_keeps_up_with_what_comes(loop: Loop) -> None:
+    """On a machine under load each call takes longer than the budget, however small its batch."""
+    waiting = 0.0
+
+    def does(limit: int) -> Turn:
+        nonlocal waiting
+        waiting += 45 * 0.2
+        waiting -= (taken := min(limit, int(waiting)))
+        return Turn(more=taken >= limit)
+
+    loop.duty("promote", 1.0, takes=0.2, does=does, batch=1000, spacing=0.02)
+    loop.run(60.0)
+
+    assert waiting < 45 * 1.5
+
+
+def test_a_slow_turn_that_found_little_to_do_keeps_its_batch(loop: Loop) -> None:
+    limits: list[int] = []
+    loop.duty("promote", 1.0, takes=0.2, does=lambda limit: limits.append(limit) or Turn(), batch=1000)  # type: ignore[func-returns-value]
+    loop.run(10.0)
+
+    assert set(limits) == {1000}
+
+
+def test_a_batch_that_failed_is_halved_to_one_and_grows_when_one_works(loop: Loop) -> None:
+    limits: list[int] = []
+
+    def does(limit: int) -> Turn:
+        limits.append(limit)
+        if limit > 1 and not works:
+            raise StoreAway("out of memory")
+        return Turn(more=True)
+
+    works = False
+    loop.duty("prune", 1.0, takes=0.2, does=does, batch=128)
+    loop.run(30.0)
+    assert limits[:9] == [128, 64, 32, 16, 8, 4, 2, 1, 2]
+
+    works = True
+    loop.run(30.0)
+    assert limits[-1] == 8
+
+
 def test_a_duty_that_is_hurried_during_its_turn_has_another_one(loop: Loop) -> None:
     loop.duty("promote", 60.0, does=lambda _: Turn(more=False) if loop.roster.hurry("promote") else Turn())
 

@@ -23,6 +23,7 @@ from tenure.liveness.holder import RETRY_SECONDS
 
 _log = logging.getLogger("tenure.maintenance")
 BUDGET_SECONDS = 0.1
+LEAST = 16  #: slow batches shrink to this part of their size: a smaller one is no faster where each call is slow
 SHARE = 4.0  #: after a failure that took a second, the duty leaves the loop to the others for at least four
 
 
@@ -41,7 +42,7 @@ class Row:
     turn: Callable[[int], Turn]
     period: float  #: between two turns, ± 20%; less if the turn before says that something is due earlier
     batch: int = 1
-    budget: float = BUDGET_SECONDS  #: a batch that takes longer, or fails, is halved; it grows again while it is full
+    budget: float = BUDGET_SECONDS  #: a full batch that takes longer is halved, to a sixteenth; one that fails, to one
     spacing: float = 0.0  #: between two turns at the least, unless the batch was full
     first: float = 0.0  #: until the first turn
 
@@ -131,9 +132,10 @@ class Roster:
 
     def _done(self, place: _Place, turn: Turn, began: float) -> None:
         row, now = place.row, self._clock()
-        if now - began > row.budget:
-            place.batch = max(1, place.batch // 2)
-        elif turn.more and now - began < row.budget / 2:
+        least = max(1, row.batch // LEAST)
+        if turn.more and now - began > row.budget and place.batch > least:
+            place.batch = max(least, place.batch // 2)
+        elif turn.more and (now - began < row.budget / 2 or place.batch < least):
             place.batch = min(row.batch, place.batch * 2)
         if place.error:
             _log.warning("%s works again after %s", row.name, spell(round(now - place.failed_at, 1)))
