@@ -134,9 +134,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_everyday(item: pytest.Item) -> bool:
+    if item.get_closest_marker("thorough") is not None:
+        return False
     if item.nodeid.startswith(THOROUGH) or "browser" in getattr(item, "fixturenames", ()):
         return item.get_closest_marker("everyday") is not None
-    return item.get_closest_marker("thorough") is None
+    return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -163,7 +163,14 @@ def town(world: World) -> tuple[Store, dict[str, Filter]]:
     }
 
 
-def test_pages_that_look_at_few_rows_show_all_that_any_page_shows(world: World) -> None:
+@pytest.mark.parametrize(
+    "narrow",
+    [
+        pytest.param([(3, 1), (10, 25)], id="two widths"),
+        pytest.param([(1, 1), (2, 5), (5, 2), (4, 4), (100, 1000)], id="many", marks=pytest.mark.thorough),
+    ],
+)
+def test_pages_that_look_at_few_rows_show_all_that_any_page_shows(world: World, narrow: list[tuple[int, int]]) -> None:
     store, filters = town(world)
     everything = walk(store, Filter(), limit=1000)
     assert len(everything) > 60
@@ -171,11 +178,11 @@ def test_pages_that_look_at_few_rows_show_all_that_any_page_shows(world: World) 
     for name, where in filters.items():
         expected = walk(store, where, limit=1000)
         assert expected == [view for view in everything if view in expected], name
-        for limit, within in ((1, 1), (3, 1), (2, 5), (5, 2), (4, 4), (10, 25), (100, 1000)):
+        for limit, within in narrow:
             assert walk(store, where, limit=limit) == expected, (name, limit)
-            narrow = list(pages(store, where, limit=limit, within=within))
-            assert [view for page in narrow for view in page.jobs] == expected, (name, limit, within)
-            assert all(len(page.jobs) <= limit for page in narrow), (name, limit, within)
+            walked = list(pages(store, where, limit=limit, within=within))
+            assert [view for page in walked for view in page.jobs] == expected, (name, limit, within)
+            assert all(len(page.jobs) <= limit for page in walked), (name, limit, within)
 
 
 def test_a_page_that_may_look_no_further_says_where_to_go_on(store: Store) -> None:

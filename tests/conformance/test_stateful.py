@@ -402,14 +402,15 @@ class Story(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(400)  # a failure takes its time to be shrunk to a short story
-def test_any_story_ends_as_the_model_says(new_world: NewWorld) -> None:
+def test_any_story_ends_as_the_model_says(new_world: NewWorld, request: pytest.FixtureRequest) -> None:
     durable = new_world().store().capabilities.durable
     told = type("Told", (Story,), {"new_world": new_world})
 
     run_state_machine_as_test(
         told,
         settings=settings(
-            max_examples=25 if durable else 300,  # each step of a durable store waits for its disk
+            # each step of a durable store waits for its disk
+            max_examples=(25 if durable else 300) // (3 if request.config.getoption("everyday") else 1),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -20,7 +20,7 @@ def database_url() -> Iterator[str]:
     server.drop_database(url)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.thorough)])
 def project(request: pytest.FixtureRequest, tmp_path: Path) -> Project:
     """A project with its tables."""
     database = sqlite(tmp_path) if request.param == "sqlite" else postgres(request.getfixturevalue("database_url"))

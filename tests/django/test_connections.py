@@ -58,7 +58,7 @@ RUNNING = """
 
 
 @pytest.mark.parametrize("age", [pytest.param(None, marks=pytest.mark.everyday), 0, 600])
-@pytest.mark.parametrize("block", ["idle", "running"])
+@pytest.mark.parametrize("block", [pytest.param("idle", marks=pytest.mark.thorough), "running"])
 def test_a_lost_connection_costs_only_the_attempt_that_it_cut(
     age: int | None, block: str, database_url: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -147,16 +148,22 @@ def _told_by(folder: Path, *words: str) -> list[str]:
     return re.findall(r"^│ ([a-z]+) ", commands.partition("╰")[0], re.MULTILINE)
 
 
-@pytest.mark.parametrize("line", command_lines())
-def test_every_command_on_a_page_exists_with_its_options(line: str, tmp_path: Path) -> None:
-    _, *words = shlex.split(line, comments=True)
-    words = words[: words.index("--")] if "--" in words else words  # what follows is the command of a guard
-    verb = words[:2] if words[0] in {"jobs", "dead", "queues", "workers", "schedules"} else words[:1]
+def options_on_pages() -> dict[str, set[str]]:
+    """By command, the options that any page gives it."""
+    found = defaultdict[str, set[str]](set)
+    for line in command_lines():
+        _, *words = shlex.split(line, comments=True)
+        words = words[: words.index("--")] if "--" in words else words  # what follows is the command of a guard
+        verb = words[:2] if words[0] in {"jobs", "dead", "queues", "workers", "schedules"} else words[:1]
+        found[" ".join(verb)] |= {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help"}
+    return found
 
-    shown = tenure_command(tmp_path, *verb, "--help")
+
+@pytest.mark.parametrize(("verb", "options"), options_on_pages().items())
+def test_every_command_on_a_page_exists_with_its_options(verb: str, options: set[str], tmp_path: Path) -> None:
+    shown = tenure_command(tmp_path, *verb.split(), "--help")
 
     assert shown.returncode == 0, shown.stderr
-    options = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help"}
     assert options - set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", shown.stdout)) == set()
 
 

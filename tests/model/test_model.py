@@ -11,7 +11,13 @@ RULES = [pytest.param(model, rule, id=f"{model.name}-{rule}") for model in MODEL
 
 
 @pytest.mark.timeout(600)  # seconds of computing, of which a busy machine gives few
-@pytest.mark.parametrize("model", MODELS, ids=[model.name for model in MODELS])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(model, id=model.name, marks=() if model.name == "ownership" else pytest.mark.thorough)
+        for model in MODELS
+    ],
+)
 def test_the_protocol_holds(model: Model) -> None:
     reports = model.whole()
 

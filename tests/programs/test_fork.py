@@ -28,10 +28,9 @@ fork = multiprocessing.get_context("fork")
 # ── a client that forks ──
 
 
-@pytest.mark.everyday
 @pytest.mark.stores("sqlite", "postgres", "redis")
 @pytest.mark.parametrize("uses", ["task", "other"])
-@pytest.mark.parametrize("parent", ["leaves the block", "exits", "goes on"])
+@pytest.mark.parametrize("parent", [pytest.param("leaves the block", marks=pytest.mark.everyday), "exits", "goes on"])
 def test_a_program_and_its_child_both_store_all_that_they_enqueue(programs: Programs, uses: str, parent: str) -> None:
     programs.run(f"""{APP}
 def work() -> None:

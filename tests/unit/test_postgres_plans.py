@@ -42,6 +42,10 @@ UNIQUE: Scan = ("Index Scan", "jobs_unique")
 DUE: Scan = ("Index Scan", "jobs_scheduled")
 
 
+#: of a prepared statement, and for the values at hand
+MODES = ["generic", pytest.param("custom", marks=pytest.mark.thorough)]
+
+
 class Case(NamedTuple):
     """A statement, values for its parameters, and how it must find its jobs."""
 
@@ -213,7 +217,7 @@ def _scans(node: dict[str, Any]) -> Iterator[Scan]:
         yield from _scans(child)
 
 
-@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
 def test_the_one_index_that_fits_is_taken(name: str, mode: str, server: Server) -> None:
     case = CASES[name]
@@ -269,7 +273,7 @@ def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from nodes(child)
 
 
-@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("within", [2_000, None])
 @pytest.mark.parametrize("name", RARE)
 def test_what_is_rare_is_found_by_the_index_that_holds_it(
@@ -283,7 +287,7 @@ def test_what_is_rare_is_found_by_the_index_that_holds_it(
         assert {found for _, found in _scans(plan(recorded, sql, values, mode))} == {index}
 
 
-@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("within", [2_000, None])
 @pytest.mark.parametrize("cursor", [None, f"before-{UUID(int=ROWS)}"])
 @pytest.mark.parametrize("name", COMMON)
@@ -298,7 +302,7 @@ def test_what_no_index_leads_to_is_read_in_order_and_never_sorted(
         assert not [node for node in nodes(found) if "Sort" in node["Node Type"]]
 
 
-@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("server", "state", "index"),
     [
@@ -323,7 +327,7 @@ def test_of_too_many_in_an_index_only_so_many_are_counted_before_all_are_walked(
     assert recorded.fetch(sql, *values) == [(2_001,)]
 
 
-@pytest.mark.parametrize("mode", ["custom", "generic"])
+@pytest.mark.parametrize("mode", MODES)
 def test_what_ended_is_counted_by_its_index(mode: str, recorded: Recorded) -> None:
     PostgresReads(recorded).ended(SOON, SOON)
 

@@ -356,7 +356,8 @@ def test_workers_of_the_version_before_go_on_while_it_migrates(before: PostgresS
 @pytest.mark.parametrize(
     "held",
     [
-        "SELECT FROM tenure.workers, tenure.jobs",  # as pg_dump does, for hours
+        # as pg_dump does, for hours
+        pytest.param("SELECT FROM tenure.workers, tenure.jobs", marks=pytest.mark.thorough),
         "UPDATE tenure.jobs SET payload = payload",  # as whoever has enqueued in a transaction
     ],
 )
