@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from pathlib import Path
 from threading import enumerate as living_threads
 from time import monotonic
 
+import psycopg
 import pytest
 from hypothesis import settings
+from psycopg import sql
 
 import watchdog
 from conformance.factories import NewWorld, World
@@ -43,8 +46,30 @@ _run = secrets.token_hex(4)  # a server of TENURE_TEST_… outlives a run, and a
 def postgres(_: Path) -> Callable[[Clock], Store]:
     from tenure.stores.postgres import PostgresStore
 
-    url, schema = shared_postgres().url(), f"world_{_run}_{next(_schemas)}"
+    url, schema = shared_postgres().url(), _left.pop() if _left else f"world_{_run}_{next(_schemas)}"
+    _taken.append(schema)
     return lambda clock: PostgresStore(url, schema=schema, clock=clock)
+
+
+_taken, _left = list[str](), list[str]()
+
+
+def _leave_empty() -> None:
+    """The next worlds take the schemas of those that were closed: to make one takes longer than most tests."""
+    while _taken:
+        schema = _taken.pop()
+        with _emptying().transaction():
+            tables = _emptying().execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
+            for (table,) in tables:
+                if table != "migrations":
+                    name = sql.Identifier(schema, table)
+                    _emptying().execute(sql.SQL("DELETE FROM {}").format(name))
+        _left.append(schema)
+
+
+@functools.cache
+def _emptying() -> psycopg.Connection:
+    return psycopg.connect(shared_postgres().url(), autocommit=True)
 
 
 def redis(_: Path, *, server: Callable[[], Keys] = shared_valkey) -> Callable[[Clock], Store]:
@@ -87,6 +112,7 @@ def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWor
         thread.join(max(until - monotonic(), 0.0))  # it was told to end just now
     left = set(living_threads()) - before
     assert not left, f"closing the store left its threads alive: {left}"
+    _leave_empty()
 
 
 @pytest.fixture

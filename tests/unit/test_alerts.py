@@ -13,7 +13,7 @@ from threading import Event
 
 import pytest
 
-from conformance.factories import World, claim, draft, identity, put
+from conformance.factories import LEASE, World, claim, draft, identity, put
 from tenure.config import load, sink_label
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome
 from tenure.core.retry import Fail, Snooze
@@ -31,6 +31,7 @@ from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
 
+RENEWED = 0.8 * LEASE  #: so often, in seconds, that no lease ends
 HOOK = "https://hooks.example/T0/B0?token=s3cret"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -60,9 +61,9 @@ class Scene:
     def passes(self, seconds: float) -> None:
         """Time, in which workers renew."""
         while seconds > 0:
-            self.world.advance(min(seconds, 10.0))
+            self.world.advance(min(seconds, RENEWED))
             self.store.renew(self._living)
-            seconds -= 10.0
+            seconds -= RENEWED
 
     def scheduled(self, name: str = "nightly", **options: object) -> None:
         given = {"name": name, "rule": "every 1h", "job": draft(max_failures=1), **options}
