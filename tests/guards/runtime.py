@@ -66,6 +66,7 @@ TABLE = Table(
         Guard("a process that no longer renews declares no worker dead", "maintenance/judge.py", " and now - self._renewed <= self._lease * AWAY_AFTER", "", HERE + "a_process_that_no_longer_renews_declares_no_worker_dead"),
         Guard("a process that was cut off declares no worker dead for a lease", "maintenance/judge.py", "if now - self._renewed > self._lease * AWAY_AFTER:", "if False:", HERE + "after_an_outage_other_workers_have_a_lease_to_renew"),
         Guard("the duty that is due first has its turn first", "maintenance/roster.py", "min(ready, key=lambda each: each.due)", "ready[0]", ROSTER + "a_duty_that_always_has_more_holds_up_no_other"),
+        Guard("a slow batch does not shrink to nothing", "maintenance/roster.py", "max(1, row.batch // LEAST)", "1", ROSTER + "a_duty_of_slow_calls_keeps_up_with_what_comes"),
         Guard("a duty that fails leaves the others their turns", "maintenance/roster.py", "        place.not_before = now + pause\n", "", ROSTER + "a_duty_that_always_fails_backs_off_alone_and_is_told_once"),
         Guard("a scan names its witness", "maintenance/maintenance.py", "declare_expired(witness=self.judge.witness, until=until)", "declare_expired(until=until)", HERE + "a_process_with_a_dead_worker_of_its_own_declares_no_worker_dead"),
         Guard("a scan says until when it counts", "maintenance/maintenance.py", "declare_expired(witness=self.judge.witness, until=until)", "declare_expired(witness=self.judge.witness)", HERE + "a_declaration_that_was_delayed_in_flight_declares_no_worker_dead"),
