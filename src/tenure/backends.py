@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from tenure.worker.program import Program
 
 _NATS = ("nats://", "tls://")
-_REDIS = tuple(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel"))
+_REDIS = (
+    *(f"{kind}{tls}{via}" for kind in ("redis", "valkey") for tls in ("", "s") for via in ("", "+sentinel")),
+    "unix",
+)
 _POSTGRES = ("postgresql://", "postgres://")
 
 _KNOWN = "known: sqlite, postgresql, redis, valkey"

@@ -45,7 +45,7 @@ from conformance.factories import (
 )
 from servers import Sentinel, Valkey, ValkeyCluster, free_port
 from tenure.app import Tenure
-from tenure.backends import open_store
+from tenure.backends import open_notifier, open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
 from tenure.core.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
@@ -282,6 +282,22 @@ def ring_the_bell(store: RedisStore, namespace: str) -> None:
 # ── URLs ──
 
 
+def test_a_unix_socket_is_a_way_in(tmp_path: Path) -> None:
+    socket = tmp_path / "redis.sock"
+    with Valkey({"unixsocket": socket, "unixsocketperm": 777}) as server:
+        url = f"unix://:{server.password}@{socket}?db=2"
+        store = RedisStore(url)
+        store.open()
+        try:
+            assert finish(store, running(store), Completed()) is State.COMPLETED
+            notifier = open_notifier(load({"url": url}, environ={}, folder=tmp_path), store)
+            until(lambda: not notifier.problem(), "the doorbell")
+            notifier.close()
+        finally:
+            store.close()
+    assert store.url == f"unix://{socket}?db=2"
+
+
 @pytest.mark.parametrize(
     ("url", "hosts", "secure", "service", "database", "shown"),
     [
@@ -296,6 +312,8 @@ def ring_the_bell(store: RedisStore, namespace: str) -> None:
         (" Redis://h/1\n", [("h", 6379)], False, "", 1, "redis://h/1"),
         ("redis://a%40b:x@h", [("h", 6379)], False, "", 0, "redis://a%40b@h"),
         ("redis+sentinel://a,b:7/main", [("a", 26379), ("b", 7)], False, "main", 0, "redis+sentinel://a,b:7/main"),
+        ("unix:///run/redis.sock", [("/run/redis.sock", 0)], False, "", 0, "unix:///run/redis.sock"),
+        ("unix://me:x@/my%20run/r.sock?db=3", [("/my run/r.sock", 0)], False, "", 3, "unix://me@/my%20run/r.sock?db=3"),
         ("valkeys+sentinel://a/m/4?sentinel_password=x", [("a", 26379)], True, "m", 4, "valkeys+sentinel://a/m/4"),
     ],
 )
@@ -344,6 +362,10 @@ BAD = [
     "redis://::1/0",
     "redis+sentinel://h",
     "redis+sentinel://h/main/0/1",
+    "unix://",
+    "unix:///",
+    "unix://run/redis.sock",
+    "unix:///run/redis.sock?db=one",
     f"redis://:pa/{WRONG}@h/0",
     f"redis://:pa?{WRONG}@h/0",
     f"redis://:pa#{WRONG}@h/0",

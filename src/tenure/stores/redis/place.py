@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from tenure.errors import InvalidOption
 
-Address = tuple[str, int]
+Address = tuple[str, int]  #: host and port; the path of a socket and 0
 
 _SHAPE = "redis://[USER:PASSWORD@]HOST[:PORT][,HOST…][/DATABASE]"
 _URL = re.compile(r"([a-zA-Z+]+)://([^/?]*)([^?]*)(?:\?(.*))?")
@@ -19,6 +19,7 @@ _DROPPED = dict.fromkeys(map(ord, "\t\r\n"))  #: as all URL parsers do
 _SCHEMES = {
     "redis": False,
     "valkey": False,
+    "unix": False,
     "rediss": True,
     "valkeys": True,
     "redis+sentinel": False,
@@ -50,8 +51,9 @@ def read(url: str, password: str | None) -> tuple[Place, str]:
     found = _read(url, password)
     if found is None:  # raised here, outside of any exception whose text may repeat a password
         raise InvalidOption(
-            f"url: expected {_SHAPE}, rediss:// for TLS, or redis+sentinel://HOST[,HOST…]/SERVICE[/DATABASE]; got one "
-            "that can't be read. In a password write %40 for @, %2F for /, %3A for : and %23 for #"
+            f"url: expected {_SHAPE}, rediss:// for TLS, redis+sentinel://HOST[,HOST…]/SERVICE[/DATABASE], or "
+            "unix://[USER:PASSWORD@]/PATH/OF/SOCKET[?db=DATABASE]; got one that can't be read. "
+            "In a password write %40 for @, %2F for /, %3A for : and %23 for #"
         )
     return found
 
@@ -62,11 +64,15 @@ def _read(url: str, password: str | None) -> tuple[Place, str] | None:
         secure = _SCHEMES[scheme]
         user, _, hosts = place.rpartition("@")
         name, _, secret = user.partition(":")
-        addresses = tuple(_address(host, sentinel="+" in scheme) for host in hosts.split(","))
+        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
         path = [unquote(each) for each in where.split("/") if each]
         service = path.pop(0) if "+" in scheme else ""
-        (database,) = path or ["0"]
-        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+        addresses: tuple[Address, ...]
+        if scheme == "unix":
+            addresses, database = (_socket(hosts, where),), options.pop("db", "0")
+        else:
+            addresses = tuple(_address(host, sentinel="+" in scheme) for host in hosts.split(","))
+            (database,) = path or ["0"]
     except (ValueError, KeyError, IndexError):
         return None
     if "#" in url or not re.fullmatch(r"\d{1,9}", database, re.ASCII):
@@ -85,6 +91,8 @@ def _read(url: str, password: str | None) -> tuple[Place, str] | None:
         "password": options.pop("sentinel_password", None),
     }
     shown = f"{scheme}://{quote(unquote(name)) + '@' if name else ''}{hosts}{where}"
+    if scheme == "unix" and database != "0":
+        shown += f"?db={database}"
     return Place(addresses, service, secure, login, sentinel, _tls(options)), shown
 
 
@@ -110,6 +118,12 @@ def _address(host: str, *, sentinel: bool) -> Address:
     if not 0 < port < 65536:
         raise ValueError
     return found[1].strip("[]"), port
+
+
+def _socket(host: str, path: str) -> Address:
+    if host or len(path) < 2:  # else a relative path would be taken for a host
+        raise ValueError
+    return unquote(path), 0
 
 
 def _tls(options: Mapping[str, str]) -> dict[str, Any]:

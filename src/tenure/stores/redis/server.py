@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from redis import exceptions
 from redis.connection import Connection as PlainConnection
-from redis.connection import SSLConnection
+from redis.connection import SSLConnection, UnixDomainSocketConnection
 
 from tenure.core.clock import Clock
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreError
@@ -129,7 +129,7 @@ class Server:
     def local(self) -> bool:
         """Is it on this machine? Its answer then takes less time than handing the wait to another thread."""
         return not self._place.service and all(
-            host in ("localhost", "::1") or host.startswith("127.") for host, _ in self._place.hosts
+            host in ("localhost", "::1") or host.startswith(("127.", "/")) for host, _ in self._place.hosts
         )
 
     # ── life ──
@@ -227,17 +227,23 @@ class Server:
         raise exceptions.ConnectionError(f"the Sentinels name no primary: {problem}")
 
     def _new(self, address: Address, login: Mapping[str, Any], name: str) -> Connection:
+        shared: dict[str, Any] = {
+            **login,
+            "client_name": name,
+            "protocol": 2,
+            "decode_responses": True,
+            "socket_timeout": ANSWER_SECONDS,
+            "socket_connect_timeout": CONNECT_SECONDS,
+        }
+        host, port = address
+        if not port:
+            return cast(Callable[..., Connection], UnixDomainSocketConnection)(path=host, **shared)
         kind = cast(Callable[..., Connection], SSLConnection if self._place.secure else PlainConnection)
         return kind(
-            host=address[0],
-            port=address[1],
-            **login,
+            host=host,
+            port=port,
+            **shared,
             **(self._place.tls if self._place.secure else {}),
-            client_name=name,
-            protocol=2,
-            decode_responses=True,
-            socket_timeout=ANSWER_SECONDS,
-            socket_connect_timeout=CONNECT_SECONDS,
             socket_keepalive=True,
             socket_keepalive_options=_keepalive(),
         )
