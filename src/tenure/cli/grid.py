@@ -1,4 +1,4 @@
-"""Columns that fit the terminal: the widest shrink first, and a long note moves to its own line."""
+"""Columns that fit the terminal: the widest shrink first, and what has no room beside its row moves under it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.text import Text
 Cell = str | Text
 _GAP = 2
 _LEAST = 6
+_READABLE = 12  #: a text that would be cut to less moves under its row
 
 
 def grid(
@@ -24,21 +25,30 @@ def grid(
     """Rows under their headings, none wider than `width` if possible.
 
     Columns in `fixed` are never shortened, those in `right` are right-aligned. The column `below` moves under its row
-    if there is no room beside it.
+    if there is no room beside it; all others that are not fixed move there too if they could not be read beside it.
     """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     shown = [place for place in range(len(heads)) if any(row[place].plain for row in cells) or heads[place] in fixed]
+    shown = shown if cells else list(range(len(heads)))
     widths = {place: max(cell_len(heads[place]), *(row[place].cell_len for row in cells), 0) for place in shown}
-    under = heads.index(below) if below in heads and _total(widths) > width else None
-    if under is not None:
-        widths.pop(under, None)
-    _shrink(widths, [place for place in widths if heads[place] not in fixed], width)
+    flexible = [place for place in shown if heads[place] not in fixed]
+    titles = [Text(head.upper(), style="bold") for head in heads]
+    under: list[int] = []
+    if below in heads and _total(widths) > width:
+        under = [heads.index(below)] if widths.pop(heads.index(below), None) else []
+        beside = [place for place in flexible if place in widths]
+        fitted = _shrunk(widths, beside, width)
+        if any(fitted[place] < min(widths[place], _READABLE) for place in beside):
+            under, widths = flexible, {place: widths[place] for place in widths if place not in flexible}
+    widths = _shrunk(widths, [place for place in flexible if place in widths], width)
 
-    lines = [_line([Text(head.upper(), style="bold") for head in heads], widths, heads, right)]
+    lines = [_line(titles, widths, heads, right)]
+    if len(under) > 1:
+        lines.append(_under(titles, under, width))
     for row in cells:
         lines.append(_line(row, widths, heads, right))
-        if under is not None and row[under].plain:
-            lines.append(_cut(Text.assemble(("  └ ", "bright_black"), row[under]), width))
+        if any(row[place].plain for place in under):
+            lines.append(_under(row, under, width))
     return Text("\n").join(lines)
 
 
@@ -46,12 +56,14 @@ def _total(widths: dict[int, int]) -> int:
     return sum(widths.values()) + _GAP * (len(widths) - 1)
 
 
-def _shrink(widths: dict[int, int], flexible: list[int], width: int) -> None:
-    while _total(widths) > width and flexible:
-        widest = max(flexible, key=lambda place: widths[place])
-        if widths[widest] <= _LEAST:
-            return
-        widths[widest] -= 1
+def _shrunk(widths: dict[int, int], flexible: list[int], width: int) -> dict[int, int]:
+    found = dict(widths)
+    while _total(found) > width and flexible:
+        widest = max(flexible, key=lambda place: found[place])
+        if found[widest] <= _LEAST:
+            break
+        found[widest] -= 1
+    return found
 
 
 def _line(row: Sequence[Text], widths: dict[int, int], heads: Sequence[str], right: Collection[str]) -> Text:
@@ -63,6 +75,11 @@ def _line(row: Sequence[Text], widths: dict[int, int], heads: Sequence[str], rig
     line = Text(" " * _GAP).join(parts)
     line.rstrip()
     return line
+
+
+def _under(row: Sequence[Text], places: Sequence[int], width: int) -> Text:
+    texts = Text(" · ").join(row[place] for place in places if row[place].plain)
+    return _cut(Text.assemble(("  └ ", "bright_black"), texts), width)
 
 
 def _cut(cell: Text, width: int) -> Text:
