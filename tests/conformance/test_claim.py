@@ -310,3 +310,50 @@ def test_a_job_larger_than_a_batch_is_claimed(store: Store) -> None:
     assert (claimed.id, claimed.payload) == (first, large)
     assert may_be_cut([claimed])
     assert [each.id for each in claim(store, worker, 2)] == [second]
+
+
+# ── From very many queues: the store looks only into those that have something ──
+
+
+@pytest.mark.parametrize("solo", [False, True], ids=["ordinary", "solo"])
+def test_a_claim_from_very_many_queues_takes_the_same_as_one_from_few(solo: bool, store: Store) -> None:
+    queues = [f"queue-{number}" for number in range(100)]
+    for number in (70, 7, 55, 30):
+        put(store, queue=f"queue-{number}", isolated=solo)
+        put(store, queue=f"queue-{number}", isolated=not solo)
+    put(store, queue="queue-20", delay=60.0)
+    put(store, queue="queue-21", isolated=not solo)
+    put(store, queue="not-served", isolated=solo)
+    store.pause("queue-30", paused=True)
+    served = dict.fromkeys([*queues[50:], *queues[:50]], 5)  # in the order in which they are asked for
+
+    taken: list[Claimed] = []
+    while more := store.claim(start(store), served, 2, solo=solo):
+        taken += more
+
+    assert [each.queue for each in taken] == ["queue-55", "queue-70", "queue-7"]
+    assert {view.name for view in store.queues()} >= {"queue-20", "queue-21", "queue-30", "not-served"}
+
+
+def test_a_queue_that_was_empty_is_claimed_from_as_soon_as_it_has_a_job(world: World) -> None:
+    store = world.store()
+    served = {f"queue-{number}": 5 for number in range(100)}
+    worker = start(store)
+    for _ in range(3):  # what the store learned of an empty queue is forgotten in time
+        assert store.claim(worker, served, 5) == []
+        now, later = put(store, queue="queue-7"), put(store, queue="queue-8", delay=1.0)
+        assert ids(store.claim(worker, served, 5)) == [now]
+        world.advance(1)
+        store.promote()
+        assert ids(store.claim(worker, served, 5)) == [later]
+        finish(store, Lease(later, 1, worker), Released("drain"))
+        assert ids(store.claim(worker, served, 5)) == [later]
+
+
+def test_among_more_queues_of_other_workers_ones_own_are_found(store: Store) -> None:
+    store.enqueue([draft(queue=f"other-{number}") for number in range(100)])
+    wanted = put(store, queue="zone-7")
+
+    assert ids(store.claim(start(store), {f"zone-{number}": 5 for number in range(25)}, 5)) == [wanted]
+    put(store, queue="zone-8", isolated=True)
+    assert store.solo_waiting([f"zone-{number}" for number in range(25)]) == 1

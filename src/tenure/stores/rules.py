@@ -34,6 +34,7 @@ _encode = msgspec.json.Encoder().encode
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
 COMPLETED = Landed(State.COMPLETED)
 ATTEMPTS_KEPT = 100  #: the latest attempts of a job, with their logs; also the first, which says when it began
+MANY_QUEUES = 20  #: who serves as many first asks which of them have jobs
 WORKER_KEPT = 86_400.0  #: seconds a worker's row outlives its death
 Cause = Literal["crash", "host", "stale", "queue"]
 _RESCUES: dict[str, tuple[Cause, Crashed]] = {

@@ -15,6 +15,16 @@ from tenure.stores.rules import json_of
 
 T = TypeVar("T")
 
+#: Queues and kinds of jobs that are queued: a look into the index for each of them, however many are served.
+WITH_JOBS = """
+    WITH RECURSIVE lanes AS (
+        (SELECT queue, solo FROM @.jobs WHERE state = 'queued' ORDER BY queue, solo LIMIT 1)
+        UNION ALL
+        SELECT following.* FROM lanes CROSS JOIN LATERAL (
+            SELECT queue, solo FROM @.jobs WHERE state = 'queued' AND (queue, solo) > (lanes.queue, lanes.solo)
+            ORDER BY queue, solo LIMIT 1) AS following)
+    SELECT queue, solo FROM lanes LIMIT %s"""
+
 
 class PostgresBase:
     """The server. Each statement is a transaction of its own, unless a verb needs several."""
@@ -25,6 +35,12 @@ class PostgresBase:
 
     def now(self) -> datetime:
         return self._server.fetch("SELECT @now")[0][0].astimezone(UTC)  # type: ignore[no-any-return]
+
+    def _with_jobs(self, queues: Sequence[str], *, solo: bool) -> Sequence[str]:
+        """Those in which jobs are queued, in the same order; or all, if there are more queues of other workers."""
+        most = 2 * len(queues)
+        lanes = set(self._server.fetch(WITH_JOBS, most + 1))
+        return queues if len(lanes) > most else [queue for queue in queues if (queue, solo) in lanes]
 
     def _drive(self, steps: Steps[T], run: Callable[[LiteralString, str], Rows]) -> T:
         """Run the steps of a verb, each with `run`: on a connection of the store, or in a caller's transaction."""

@@ -53,6 +53,7 @@ from tenure.stores.postgres.server import Connection, Server, Sql, Transaction
 from tenure.stores.postgres.steps import UNDER_LEASE
 from tenure.stores.rules import (
     COMPLETED,
+    MANY_QUEUES,
     NOT_DELETED,
     ages,
     check_drafts,
@@ -361,6 +362,10 @@ class PostgresJobs(PostgresBase):
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        if len(wants) >= MANY_QUEUES:
+            wants = {queue: wants[queue] for queue in self._with_jobs(list(wants), solo=solo)}
+            if not wants:
+                return []
         if solo:
             for queue, want in wants.items():
                 if group := self._claim_group(worker_id, queue, min(want, limit)):

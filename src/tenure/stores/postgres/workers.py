@@ -13,7 +13,18 @@ from tenure.stores.fields import IDENTITY, identity_row, listed
 from tenure.stores.postgres import steps
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.server import Connection
-from tenure.stores.rules import COMPLETED, Beside, Cause, check_outcome, cleared, is_id, lost, rescued, used_before
+from tenure.stores.rules import (
+    COMPLETED,
+    MANY_QUEUES,
+    Beside,
+    Cause,
+    check_outcome,
+    cleared,
+    is_id,
+    lost,
+    rescued,
+    used_before,
+)
 
 REGISTER = f"""
     INSERT INTO @.workers ({listed(IDENTITY)}, started_at, renewed_at, expires_at)
@@ -177,5 +188,7 @@ class PostgresWorkers(PostgresBase):
         return [Hung(Lease(*row[:3]), row[3], row[4]) for row in rows]
 
     def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
-        rows = self._server.fetch(SOLO_WAITING, MOST_TOGETHER * MOST_GROUPS, list(queues))
+        if len(queues) >= MANY_QUEUES:
+            queues = self._with_jobs(queues, solo=True)
+        rows = self._server.fetch(SOLO_WAITING, MOST_TOGETHER * MOST_GROUPS, list(queues)) if queues else []
         return min(sum(groups_of(row[0], slots) for row in rows), MOST_GROUPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from tenure.stores.redis.facts import instant
@@ -16,3 +17,11 @@ class RedisBase:
 
     def now(self) -> datetime:
         return instant(self._server.call("now"))
+
+    def _with_jobs(self, queues: Sequence[str], *, solo: bool) -> Sequence[str]:
+        """Those in which jobs are queued, in the same order; or all, if there are more queues of other workers."""
+        found = self._server.call("with_jobs", int(solo), 2 * len(queues))
+        if found is None:
+            return queues
+        waiting = set(found)
+        return [queue for queue in queues if queue in waiting]

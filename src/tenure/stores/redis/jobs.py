@@ -31,6 +31,7 @@ from tenure.stores.redis.steps import TRIES, decided, what_stands
 from tenure.stores.rules import (
     COMPLETED,
     GUARDED,
+    MANY_QUEUES,
     NOT_DELETED,
     WORKER_KEPT,
     ages,
@@ -157,6 +158,10 @@ class RedisJobs(RedisBase):
     # ── owners ──
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
+        if len(wants) >= MANY_QUEUES:
+            wants = {queue: wants[queue] for queue in self._with_jobs(list(wants), solo=solo)}
+            if not wants:
+                return []
         left, claimed, room = dict(wants), list[Claimed](), BATCH_BYTES
         while True:
             asked, most = min(limit - len(claimed), MOST_CLAIMED), min(room, MOST_BYTES)

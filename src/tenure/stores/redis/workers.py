@@ -13,7 +13,7 @@ from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, batches, cost
 from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.redis.steps import TRIES, Taken, take
-from tenure.stores.rules import Cause, check_outcome, check_text, is_id, json_of, used_before
+from tenure.stores.rules import MANY_QUEUES, Cause, check_outcome, check_text, is_id, json_of, used_before
 from tenure.stores.rules import lost as why_lost
 
 
@@ -96,6 +96,8 @@ class RedisWorkers(RedisBase):
         return [Hung(Lease(*row[:3]), decode_facts(row[3]).task, row[4] / 1000) for row in rows]
 
     def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
+        if len(queues) >= MANY_QUEUES:
+            queues = self._with_jobs(queues, solo=True)
         lanes = self._server.call("solo_waiting", MOST_TOGETHER * MOST_GROUPS, *queues)
         return min(sum(groups_of(lane, slots) for lane in lanes), MOST_GROUPS)
 

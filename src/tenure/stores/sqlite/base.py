@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from tenure.core.clock import Clock, system_clock
 from tenure.stores.sqlite.file import DatabaseFile, fetch
+
+#: The queues with queued jobs: a look into the index or two for each of them, however many are served.
+_WITH_JOBS = """
+    WITH RECURSIVE names (queue) AS (
+        SELECT min(queue) FROM jobs INDEXED BY jobs_queued WHERE state = 'queued'
+        UNION ALL
+        SELECT (SELECT min(queue) FROM jobs INDEXED BY jobs_queued WHERE state = 'queued' AND queue > names.queue)
+        FROM names WHERE names.queue IS NOT NULL)
+    SELECT queue, EXISTS (
+        SELECT 1 FROM jobs INDEXED BY jobs_queued WHERE state = 'queued' AND queue = names.queue AND solo = :solo)
+    FROM names WHERE queue IS NOT NULL LIMIT :most"""
 
 
 class SqliteBase:
@@ -22,6 +34,12 @@ class SqliteBase:
     def _fetch(self, sql: str, bindings: Any = ()) -> list[tuple[Any, ...]]:
         """All rows of one read statement."""
         return self._file.read(lambda connection: fetch(connection, sql, bindings))
+
+    def _with_jobs(self, queues: Sequence[str], *, solo: bool) -> Sequence[str]:
+        """Those in which jobs are queued, in the same order; or all, if there are more queues of other workers."""
+        most = 2 * len(queues)
+        found = dict(self._fetch(_WITH_JOBS, {"solo": int(solo), "most": most + 1}))
+        return queues if len(found) > most else [queue for queue in queues if found.get(queue)]
 
     def _now(self) -> int:
         return int(self._clock.unix() * 1000)

@@ -37,6 +37,7 @@ from tenure.ports import (
 from tenure.stores.fields import CLAIMED, listed
 from tenure.stores.rules import (
     COMPLETED,
+    MANY_QUEUES,
     NOT_DELETED,
     WORKER_KEPT,
     ages,
@@ -57,8 +58,6 @@ from tenure.stores.sqlite.schedules import open_again
 from tenure.stores.sqlite.steps import LIVE_STATES, OWNS, SUSPECTS, UNDER_LEASE
 
 T = TypeVar("T")
-
-MANY_QUEUES = 20  #: a claim from as many first reads which of them have jobs
 
 _CLAIMED = listed(
     CLAIMED,
@@ -83,9 +82,6 @@ _CHOOSE = f"""
                   AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
                 ORDER BY priority DESC, run_at, id LIMIT :want))
         WHERE total - bytes < :room) CROSS JOIN jobs USING (seq)"""
-_WAITING = """
-    SELECT value FROM json_each(:queues) WHERE EXISTS (
-        SELECT 1 FROM jobs INDEXED BY jobs_queued WHERE state = 'queued' AND queue = value AND solo = :solo)"""
 _TAKE = """
     UPDATE jobs SET state = 'processing', attempt = attempt + 1, worker_id = :worker, started_at = :now,
         last_activity_at = :now, active_boot = :boot
@@ -236,8 +232,7 @@ class SqliteJobs(SqliteBase):
 
     def claim(self, worker_id: str, wants: Mapping[str, int], limit: int, *, solo: bool = False) -> list[Claimed]:
         if len(wants) >= MANY_QUEUES:  # the write lock is taken only if there is something, and for those queues
-            waiting = {row[0] for row in self._fetch(_WAITING, {"queues": json_of(list(wants)), "solo": int(solo)})}
-            wants = {queue: most for queue, most in wants.items() if queue in waiting}
+            wants = {queue: wants[queue] for queue in self._with_jobs(list(wants), solo=solo)}
             if not wants:
                 return []
 

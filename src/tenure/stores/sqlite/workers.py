@@ -16,7 +16,17 @@ import apsw
 from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Lease, Outcome, State, groups_of
 from tenure.ports import Hung, Landed, Rescued, WorkerIdentity
 from tenure.stores.fields import IDENTITY, identity_row, listed
-from tenure.stores.rules import Beside, Cause, check_outcome, cleared, json_of, lost, rescued, used_before
+from tenure.stores.rules import (
+    MANY_QUEUES,
+    Beside,
+    Cause,
+    check_outcome,
+    cleared,
+    json_of,
+    lost,
+    rescued,
+    used_before,
+)
 from tenure.stores.sqlite.base import SqliteBase, millis
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.steps import SUSPECTS, end
@@ -159,6 +169,9 @@ class SqliteWorkers(SqliteBase):
         return [Hung(Lease(*row[:3]), row[3], row[4]) for row in rows]
 
     def solo_waiting(self, queues: Sequence[str], *, slots: int = MOST_TOGETHER) -> int:
+        if len(queues) >= MANY_QUEUES:
+            queues = self._with_jobs(queues, solo=True)
+
         def step(connection: apsw.Connection) -> int:
             groups = 0
             for queue in queues:

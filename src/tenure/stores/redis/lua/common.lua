@@ -80,6 +80,17 @@ local function enter(id, j, state)
   end
 end
 
+-- Forget the names of those of these queues that have no job.
+local function forget_queues(queues)
+  for _, queue in ipairs(queues) do
+    local scheduled = tonumber(redis.call('HGET', ns .. 'scheduled_of', queue) or 0)
+    if scheduled == 0 and redis.call('EXISTS', lane(queue, false), lane(queue, true)) == 0 then
+      redis.call('SREM', ns .. 'queues', queue)
+      redis.call('HDEL', ns .. 'scheduled_of', queue)
+    end
+  end
+end
+
 local function forget(id)
   redis.call('UNLINK', job(id), ns .. 'attempts:' .. id, ns .. 'once:' .. id, ns .. 'log:' .. id)
   redis.call('ZREM', ns .. 'jobs', id)

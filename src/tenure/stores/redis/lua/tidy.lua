@@ -5,10 +5,4 @@ for _, worker in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'died', '-inf', before
   redis.call('UNLINK', ns .. 'worker:' .. worker)
   redis.call('ZREM', ns .. 'died', worker)
 end
-for _, queue in ipairs(redis.call('SRANDMEMBER', ns .. 'queues', 200)) do
-  local scheduled = tonumber(redis.call('HGET', ns .. 'scheduled_of', queue) or 0)
-  if scheduled == 0 and redis.call('EXISTS', lane(queue, false), lane(queue, true)) == 0 then
-    redis.call('SREM', ns .. 'queues', queue)
-    redis.call('HDEL', ns .. 'scheduled_of', queue)
-  end
-end
+forget_queues(redis.call('SRANDMEMBER', ns .. 'queues', 200))
