@@ -666,6 +666,30 @@ def test_who_stays_open_is_asked_for_ever_more_rarely_while_others_come_and_go(
     assert looks < len(asked) / 2
 
 
+def test_a_commit_after_a_tenth_of_a_second_costs_a_dozen_questions_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    now = [1_000.0]  # by the real clock a slow machine asks less often
+    monkeypatch.setattr(commits, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    heard = threading.Event()
+
+    class Leaping(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            now[0] += timeout or 0.0
+            return super().wait(0.001)
+
+    def ask(xids: Any) -> dict[str, str | None]:
+        asked.append(now[0])
+        return dict.fromkeys(xids, "committed" if now[0] > 1_000.1 else None)
+
+    watch = CommitWatch(ask)
+    watch._changed = Leaping()
+    watch.add("1", heard.set)
+    assert heard.wait(30)
+    watch.close()
+
+    assert len(asked) <= 12
+
+
 def test_a_watch_that_is_closed_looks_once_more_and_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     asked: list[list[str]] = []

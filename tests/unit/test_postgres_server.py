@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString, cast
 from urllib.parse import quote, urlsplit
 
 import psycopg
@@ -1072,10 +1072,88 @@ def test_when_all_connections_are_taken_the_next_is_told(store: PostgresStore, m
     monkeypatch.setattr(module, "BUSY_SECONDS", 0.05)
     with ExitStack() as stack:
         for _ in range(module.MOST_CONNECTIONS):
-            stack.enter_context(store.transaction())
+            stack.enter_context(store._server.connection())
         assert f"all {module.MOST_CONNECTIONS} connections" in refused(lambda: store.counts(), StoreAway)
 
     assert store.counts()[State.QUEUED] == 0
+
+
+def test_callers_transactions_wait_for_each_other_and_no_verb_waits_for_them(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TURN_SECONDS", 0.05)
+
+    def one_more() -> None:
+        with store.transaction():
+            pass
+
+    with ExitStack() as stack:
+        for _ in range(module.MOST_TRANSACTIONS):
+            stack.enter_context(store.transaction())
+        assert store.counts()[State.QUEUED] == 0
+        told = refused(one_more, StoreAway)
+        assert f"{module.MOST_TRANSACTIONS} transactions" in told
+        assert "none ended within 0.05s" in told
+        monkeypatch.setattr(module, "TURN_SECONDS", 60.0)
+        with ThreadPoolExecutor(1) as thread:
+            waits = thread.submit(one_more)
+            stack.close()
+            waits.result(60)
+
+
+def test_transactions_in_turn_share_a_connection(server: Postgres, store: PostgresStore) -> None:
+    backends = [transacted(store, "SELECT pg_backend_pid()") for _ in range(20)]
+
+    assert len(set(backends)) == 1
+    assert sessions(server, store.url) == 2  # and that of the verbs
+
+
+#: What a transaction may leave in its session, and a query that tells whether it is there.
+LEFT = {
+    "SET work_mem = '77MB'": "SELECT current_setting('work_mem') = '77MB'",
+    "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY": "SELECT current_setting('transaction_read_only') = 'on'",
+    "SET ROLE pg_monitor": "SELECT current_user = 'pg_monitor'",
+    "SET search_path = nowhere": "SELECT current_setting('search_path') = 'nowhere'",
+    "CREATE TEMP TABLE mine ()": "SELECT to_regclass('mine') IS NOT NULL",
+    "PREPARE mine AS SELECT 1": "SELECT EXISTS (SELECT FROM pg_prepared_statements)",
+    "DECLARE mine CURSOR WITH HOLD FOR SELECT 1": "SELECT EXISTS (SELECT FROM pg_cursors WHERE name = 'mine')",
+    "LISTEN mine": "SELECT EXISTS (SELECT FROM pg_listening_channels())",
+    "SELECT pg_advisory_lock(1)": "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory')",
+}
+
+
+@pytest.mark.parametrize("leave", LEFT)
+def test_nothing_of_a_transaction_is_there_in_the_next(leave: LiteralString, store: PostgresStore) -> None:
+    query = cast(LiteralString, f"SELECT pg_backend_pid(), ({LEFT[leave]})")
+    with store.transaction() as tx:
+        tx.execute(leave)
+        there = tx.execute(query).fetchone()
+    with store.transaction() as tx:
+        then = tx.execute(query).fetchone()
+
+    assert there is not None
+    assert there[1] or leave.startswith(("SET SESSION", "LISTEN"))  # these are there after the commit
+    assert then == (there[0], False)
+
+
+def test_whoever_keeps_a_cursor_or_a_connection_cannot_reach_the_next_transaction(store: PostgresStore) -> None:
+    with store.transaction() as tx:
+        cursor = tx.execute("SELECT pg_backend_pid()")
+    mine = cursor.fetchone()
+    with store.transaction() as tx:
+        connection = tx.execute("SELECT 1").connection
+        yours = tx.execute("SELECT pg_backend_pid()").fetchone()
+
+    theirs = transacted(store, "SELECT pg_backend_pid()")
+    assert len({mine, yours, theirs}) == 3
+    for stale in (cursor, connection):
+        with pytest.raises(psycopg.OperationalError, match="closed"):
+            stale.execute("SELECT 1")
+
+
+def transacted(store: PostgresStore, query: LiteralString) -> object:
+    with store.transaction() as tx:
+        return tx.execute(query).fetchone()
 
 
 def test_a_forked_child_is_told_and_harms_its_parent_by_nothing(store: PostgresStore) -> None:

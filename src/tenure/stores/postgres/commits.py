@@ -19,7 +19,7 @@ STATUS = """
     SELECT x::text, CASE WHEN pg_visible_in_snapshot(x, pg_current_snapshot()) THEN pg_xact_status(x) END
     FROM unnest(%s::text[]::xid8[]) AS x"""
 
-_SHORTEST, _LONGEST = 0.002, 0.25  # pauses: a quarter of the time since this id was added
+_SHORTEST, _LONGEST = 0.002, 0.25  # pauses: half of the time since this id was added
 _PATIENCE = 600.0  # jobs of a transaction that commits later are found by polling
 _IDLE = 5.0
 _CLOSING = 1.0
@@ -109,7 +109,7 @@ class CommitWatch:
             for xid in xids:
                 status, each = statuses.get(xid), self._waiting[xid]
                 age = now - each.since
-                each.look = now + min(max(age / 4, _SHORTEST), _LONGEST)
+                each.look = now + min(max(age / 2, _SHORTEST), _LONGEST)
                 if status in ("committed", "aborted") or age > _PATIENCE:
                     del self._waiting[xid]
                     ended += each.committed if status == "committed" else ()

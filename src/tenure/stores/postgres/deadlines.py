@@ -25,6 +25,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     _seconds = _answer_by = math.inf
     _strict = False
+    reached = False  #: a caller has this object, and may use it at any time
 
     @contextmanager
     def within(self, seconds: float, *, strict: bool = False) -> Generator[None]:
@@ -53,3 +54,15 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             elif time.monotonic() > self._answer_by:
                 self.close()
                 raise psycopg.OperationalError(f"no answer in {self._seconds:g}s")
+
+
+class GivenCursor(psycopg.Cursor[tuple[Any, ...]]):
+    """A cursor for a caller: if the caller takes the connection from it, that connection is marked as `reached`."""
+
+    given = False  #: until then only the driver asks for the connection
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        if self.given and isinstance(self._conn, Connection):
+            self._conn.reached = True
+        return self._conn

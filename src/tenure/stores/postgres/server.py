@@ -17,6 +17,7 @@ from importlib import resources
 from random import uniform
 from typing import Any, LiteralString, TypeVar, cast
 from urllib.parse import quote
+from weakref import WeakSet
 
 import psycopg
 from psycopg import conninfo, pq
@@ -33,7 +34,9 @@ Sql = Callable[[str], LiteralString]  #: fits a statement to the schema
 
 OLDEST = 14
 MOST_CONNECTIONS = 20
+MOST_TRANSACTIONS = 15  #: of those, for callers' transactions: the rest are for verbs, which end soon
 BUSY_SECONDS = 5.0
+TURN_SECONDS = 30.0  #: how long a caller's transaction waits until another one has ended
 ANSWER_SECONDS = 8.0  #: of silence; for a renewal in all: one that times out can still be repeated in time
 READ_SECONDS = 60.0  #: of silence, for reads by people
 TRIES = 5
@@ -60,6 +63,10 @@ _DURABLE: LiteralString = (
     "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 )
 _OWN: LiteralString = f"{_DURABLE}; SET idle_in_transaction_session_timeout = '60s'"
+# As DISCARD ALL, which can't share a round trip: nothing that a caller's transaction left is there for the next one.
+_AS_NEW: LiteralString = f"""
+    RESET SESSION AUTHORIZATION; RESET ALL; CLOSE ALL; DEALLOCATE ALL; UNLISTEN *; SELECT pg_advisory_unlock_all();
+    DISCARD TEMP; DISCARD SEQUENCES; {_OWN}"""
 # Longer than deadlock_timeout (1 s), so that a deadlock is reported as one.
 _SESSION: LiteralString = f"""
     {_FORMATS};
@@ -169,8 +176,10 @@ class Server:
         self.schema = _checked(schema)
         self._clock = clock
         self._idle: list[Connection] = []
+        self._idle_own: list[Connection] = []  # for callers' transactions, with other settings
         self._lock = threading.Lock()
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._turns = threading.BoundedSemaphore(MOST_TRANSACTIONS)
         self._sql: dict[str, LiteralString] = {}
         self.pid = os.getpid()
         self._open = False
@@ -202,7 +211,7 @@ class Server:
         if os.getpid() != self.pid:  # they are the parent's: closing them here would end its sessions
             return
         with self._lock:
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._idle_own = self._idle + self._idle_own, [], []
         for connection in idle:
             connection.close()
 
@@ -216,16 +225,25 @@ class Server:
     def transaction(self) -> Generator[Transaction]:
         """A caller's transaction: only errors of the server are mapped to ours, not those of the caller's own code.
 
-        It has a connection of its own, with the settings of its role: a SET in it must not outlive it.
+        Its connections are kept apart from those of verbs: they have the settings of the role, and a SET in one
+        transaction must not outlive it. A connection that its caller can still reach is not used again.
         """
-        with self._lent(own=True) as connection:
-            transaction = Transaction(connection, self)
-            try:
-                yield transaction
-            except BaseException:
-                transaction.end(commit=False)
-                raise
-            transaction.end(commit=True)
+        if not self._turns.acquire(timeout=TURN_SECONDS):
+            raise StoreAway(
+                f"this process has {MOST_TRANSACTIONS} transactions open at {self.url}, the most at a time, and none "
+                f"ended within {TURN_SECONDS:g}s: do slow work before a transaction, or open fewer"
+            )
+        try:
+            with self._lent(own=True) as connection:
+                transaction = Transaction(connection, self)
+                try:
+                    yield transaction
+                except BaseException:
+                    transaction.end(commit=False)
+                    raise
+                transaction.end(commit=True)
+        finally:
+            self._turns.release()
 
     @contextmanager
     def mapping_errors(self, *, theirs: bool = False) -> Generator[None]:
@@ -244,7 +262,7 @@ class Server:
             raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
         try:
             with self.mapping_errors():
-                connection = self.connect(_OWN) if own else self._take()
+                connection = self._take(own=own)
             read_only = False
             try:
                 if self._clock is not None:
@@ -255,10 +273,10 @@ class Server:
                 read_only = getattr(error.__cause__, "sqlstate", None) == _READ_ONLY
                 raise
             finally:
-                if own:
+                if own and not self._made_as_new(connection):
                     self._end(connection)
-                else:
-                    self._put_back(connection, good=not read_only)  # a new connection looks for the primary again
+                else:  # a new connection looks for the primary again
+                    self._put_back(connection, good=not read_only, own=own)
         finally:
             self._room.release()
 
@@ -266,12 +284,13 @@ class Server:
         if os.getpid() != self.pid:
             raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
 
-    def _take(self) -> Connection:
+    def _take(self, *, own: bool) -> Connection:
         while True:
             with self._lock:
-                connection = self._idle.pop() if self._idle else None
+                stack = self._idle_own if own else self._idle
+                connection = stack.pop() if stack else None
             if connection is None:
-                return self.connect()
+                return self._connect_own() if own else self.connect()
             if not _closed_by_server(connection):
                 return connection
             connection.close()
@@ -293,22 +312,39 @@ class Server:
             raise
         return connection
 
+    def _connect_own(self) -> Connection:
+        connection = self.connect(_OWN)
+        connection.prepare_threshold = None  # the driver would not notice that they are gone
+        return connection
+
+    def _made_as_new(self, connection: Connection) -> bool:
+        """After a caller's transaction: has nothing of it stayed, and can the caller not reach this connection?"""
+        idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        if not idle or self._pooled or connection.reached or os.getpid() != self.pid:
+            return False
+        try:
+            with connection.within(ANSWER_SECONDS):
+                connection.execute(_AS_NEW)
+        except psycopg.Error:
+            return False
+        return True
+
     def _end(self, connection: Connection) -> None:
         if os.getpid() == self.pid:
             with suppress(psycopg.Error):
                 connection.close()
 
-    def _put_back(self, connection: Connection, *, good: bool) -> None:
+    def _put_back(self, connection: Connection, *, good: bool, own: bool) -> None:
         if os.getpid() != self.pid:
             return
         good = good and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
         with self._lock:
             if good and self._open:
-                self._idle.append(connection)
+                (self._idle_own if own else self._idle).append(connection)
                 return
             stale: list[Connection] = []
             if not good:  # its server is gone, so the other connections are dead too
-                stale, self._idle = self._idle, []
+                stale, self._idle, self._idle_own = self._idle + self._idle_own, [], []
         for each in (connection, *stale):
             self._end(each)
 
@@ -417,6 +453,7 @@ class Transaction:
         self.server = server
         self.committed: list[Callable[[], None]] = []  #: called after the commit
         self._open = True
+        self._cursors = WeakSet[psycopg.Cursor[tuple[Any, ...]]]()
         with server.mapping_errors():
             connection.execute("BEGIN")
 
@@ -424,7 +461,11 @@ class Transaction:
         """Run your own SQL in the transaction, as psycopg does."""
         self._check()
         with self.server.mapping_errors(theirs=True):
-            return self._connection.execute(sql, params)
+            cursor = deadlines.GivenCursor(self._connection)
+            cursor.execute(sql, params)
+        cursor.given = True
+        self._cursors.add(cursor)
+        return cursor
 
     def run(self, sql: LiteralString, text: str) -> list[tuple[Any, ...]]:
         self._check()
@@ -437,6 +478,8 @@ class Transaction:
                 self._check()
         finally:
             self._open = False
+            if self._cursors:  # the caller has kept one, and could go on with it in somebody else's transaction
+                self._connection.reached = True
         status = self._connection.pgconn.transaction_status
         if status == pq.TransactionStatus.UNKNOWN or os.getpid() != self.server.pid:
             return
