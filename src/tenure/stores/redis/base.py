@@ -18,6 +18,11 @@ class RedisBase:
     def now(self) -> datetime:
         return instant(self._server.call("now"))
 
+    def _held(self, worker_id: str) -> list[str]:
+        """The ids of the jobs that a worker owns."""
+        held: list[str] = self._server.run("HKEYS", f"{self._server.prefix}processing:{worker_id}")
+        return held
+
     def _with_jobs(self, queues: Sequence[str], *, solo: bool) -> Sequence[str]:
         """Those in which jobs are queued, in the same order; or all, if there are more queues of other workers."""
         found = self._server.call("with_jobs", int(solo), 2 * len(queues))

@@ -178,10 +178,15 @@ class RedisJobs(RedisBase):
 
     def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
         held: list[Owned] = []
-        leases = [text for lease in known for text in lease[:2]]
-        for job_id, attempt, cancel_reason, *rest in self._server.call("owned", worker_id, *leases):
-            claimed = _claimed(job_id, attempt, *rest) if rest else known[Lease(job_id, int(attempt), worker_id)]
-            held.append(Owned(claimed, cancel_reason))
+        attempts = {lease.job_id: lease.attempt for lease in known}
+        left = self._held(worker_id)
+        while left:
+            asked = [text for job_id in left[:MOST] for text in (job_id, attempts.get(job_id, ""))]
+            looked, *rows = self._server.call("owned", worker_id, MOST_BYTES, *asked)
+            for job_id, attempt, cancel_reason, *rest in rows:
+                claimed = _claimed(job_id, attempt, *rest) if rest else known[Lease(job_id, int(attempt), worker_id)]
+                held.append(Owned(claimed, cancel_reason))
+            del left[:looked]
         return held
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:

@@ -54,7 +54,8 @@ class RedisWorkers(RedisBase):
         # with a crash.
         settled: list[Rescued] = []
         for _ in range(TRIES):
-            held = self._server.call("held", worker_id)
+            held = [row for ids in batches(self._held(worker_id)) for row in self._server.call("held", worker_id, *ids)]
+            held.sort(key=_silent_longest)
             taken: list[Taken] = [(row, verdicts.get(row[0], rest), "crash") for row in held]
             found, ends = take(taken, lost=False)
             pairs = list(zip(found, ends, strict=True))
@@ -100,6 +101,11 @@ class RedisWorkers(RedisBase):
             queues = self._with_jobs(queues, solo=True)
         lanes = self._server.call("solo_waiting", MOST_TOGETHER * MOST_GROUPS, *queues)
         return min(sum(groups_of(lane, slots) for lane in lanes), MOST_GROUPS)
+
+
+def _silent_longest(row: Sequence[Any]) -> tuple[int, str]:
+    """Sorts rows of `held`: by the time of the last report, then by id."""
+    return row[4], row[0]
 
 
 def _until(instant: datetime | None) -> str:

@@ -1,8 +1,9 @@
 #!lua flags=no-writes
--- The jobs of a worker, longest silent first. ARGV: worker. Returns per job the same as `lost`.
+-- What a worker holds of these jobs. ARGV: worker, then ids. Returns per job the same as `lost`.
 local answers = {}
-for n, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. ARGV[1])) do
-  answers[n] = to_take(id, ARGV[1], 'crash', silent_since(id))
+for n = 2, #ARGV do
+  if redis.call('HEXISTS', ns .. 'processing:' .. ARGV[1], ARGV[n]) == 1 then
+    answers[#answers + 1] = to_take(ARGV[n], ARGV[1], 'crash', silent_since(ARGV[n]))
+  end
 end
-table.sort(answers, function(a, b) return a[5] < b[5] or (a[5] == b[5] and a[1] < b[1]) end)
 return answers

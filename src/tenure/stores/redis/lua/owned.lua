@@ -1,15 +1,21 @@
 #!lua flags=no-writes
--- Every lease of a worker. ARGV: worker, then id and attempt per lease that the caller knows. Returns per lease: id,
--- attempt, the reason of a requested cancel, and for one that the caller does not know the rest of what `claim` returns.
-local answers, known = {}, {}
-for i = 2, #ARGV, 2 do known[ARGV[i]] = ARGV[i + 1] end
-for _, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. ARGV[1])) do
-  local f = redis.call('HMGET', job(id), 'attempt', 'cancel_reason')
-  if known[id] == f[1] then
-    answers[#answers + 1] = {id, f[1], f[2]}
-  else
-    local g = redis.call('HMGET', job(id), 'facts', 'payload', 'enqueued_at')
-    answers[#answers + 1] = {id, f[1], f[2], g[1], g[2], g[3], (past(job(id), f[1]))}
+-- What a worker holds of these jobs. ARGV: worker, bytes, then per job its id and the attempt that the caller knows
+-- (empty: none). It ends with the job that reaches the bytes. Returns how many it looked at, and per lease: id, attempt,
+-- the reason of a requested cancel, and for one that the caller does not know the rest of what `claim` returns.
+local answers, room = {0}, tonumber(ARGV[2])
+for i = 3, #ARGV, 2 do
+  local id = ARGV[i]
+  if redis.call('HEXISTS', ns .. 'processing:' .. ARGV[1], id) == 1 then
+    local f = redis.call('HMGET', job(id), 'attempt', 'cancel_reason')
+    if ARGV[i + 1] == f[1] then
+      answers[#answers + 1] = {id, f[1], f[2]}
+    else
+      local g, earlier = redis.call('HMGET', job(id), 'facts', 'payload', 'enqueued_at'), past(job(id), f[1])
+      answers[#answers + 1] = {id, f[1], f[2], g[1], g[2], g[3], earlier}
+      room = room - #g[2] - (earlier[3] and #earlier[3] or 0)
+    end
   end
+  answers[1] = answers[1] + 1
+  if room <= 0 then break end
 end
 return answers
