@@ -474,7 +474,7 @@ def test_a_second_attempt_goes_on_from_the_checkpoint_of_the_first(
     monkeypatch.setattr(Mirror, "walk", break_once)
     with jobs.testing() as queue:
         handle = code_evolution.enqueue(str(repo.path), str(tmp_path / "x.svg"), cache=str(cache))
-        queue.drain()
+        queue.drain(failures="retry")
         queue.advance("1m")
         queue.drain()
 

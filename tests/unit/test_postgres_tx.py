@@ -77,7 +77,7 @@ class Shop:
         """Run the next job, as a worker would. None: nothing is left to finish."""
         (found,) = claim(self.store, start(self.store))
         worker_id = self.store.workers()[0].identity.id
-        return asyncio.run(run_inline(self.jobs.program, self.store, found, worker_id, {}))
+        return asyncio.run(run_inline(self.jobs.program, self.store, found, worker_id, {}))[0]
 
     def close(self) -> None:
         self._own.close()

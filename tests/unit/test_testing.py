@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import pytest
 
 from tenure import Fail, Job, JobHandle, Retry, Secret, Snooze, Task, Tenure
 from tenure.core.lifecycle import State
-from tenure.errors import InvalidOption, JobFailed, LeaseLost, TenureError, UnknownTask, WouldBlock
+from tenure.errors import InvalidArguments, InvalidOption, JobFailed, LeaseLost, TenureError, UnknownTask, WouldBlock
 from tenure.testing import TestQueue
 from tenure.testing import queue as testing
 
@@ -111,13 +112,189 @@ def test_a_failure_waits_for_its_retry_and_then_the_jobs_death_raises_its_error(
 
     with jobs.testing() as queue:
         handle = fetch.enqueue()
-        assert queue.drain() == 1
+        assert queue.drain(failures="retry") == 1
 
         queue.advance("1m")
         with pytest.raises(LookupError, match="no such host"):
-            queue.drain()
+            queue.drain(failures="retry")
         with pytest.raises(JobFailed, match="no such host"):
             handle.result("0s")
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A handler that fails, what `drain` raises of it, and a line of the traceback."""
+
+    declare: Callable[[Tenure], Task[[], Any]]
+    raises: type[BaseException]
+    says: str
+    line: str = ""
+
+
+def _plain(jobs: Tenure) -> Task[[], Any]:
+    @jobs.task
+    def fetch() -> None:
+        raise LookupError("no such host")
+
+    return fetch
+
+
+def _async(jobs: Tenure) -> Task[[], Any]:
+    @jobs.task
+    async def fetch() -> None:
+        raise LookupError("no such host")
+
+    return fetch
+
+
+def _given_up(jobs: Tenure) -> Task[[], Any]:
+    @jobs.task
+    def fetch() -> None:
+        raise Fail("no such host", retry_in="1m")
+
+    return fetch
+
+
+def _late(jobs: Tenure) -> Task[[], Any]:
+    @jobs.task(timeout="20ms")
+    async def fetch() -> None:
+        await asyncio.sleep(60)
+
+    return fetch
+
+
+def _late_in_a_thread(jobs: Tenure) -> Task[[], Any]:
+    @jobs.task(timeout="20ms")
+    def fetch(job: Job) -> None:
+        while True:
+            job.progress(0.5)
+
+    return fetch
+
+
+def _too_large(jobs: Tenure) -> Task[[], Any]:
+    @jobs.task
+    def fetch() -> str:
+        return "x" * 300_000
+
+    return fetch
+
+
+def _exiting(jobs: Tenure) -> Task[[], Any]:
+    @jobs.task
+    def fetch() -> None:
+        sys.exit("no such host")
+
+    return fetch
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Failing(_plain, LookupError, "no such host", "raise LookupError"),
+        Failing(_async, LookupError, "no such host", "raise LookupError"),
+        Failing(_given_up, Fail, "no such host", "raise Fail"),
+        Failing(_late, JobFailed, "timed out after 20ms"),
+        Failing(_late_in_a_thread, JobFailed, "timed out after 20ms"),
+        Failing(_too_large, JobFailed, "the limit is 256 KiB"),
+        Failing(_exiting, JobFailed, "no such host"),
+    ],
+    ids=lambda case: case.declare.__name__.strip("_"),
+)
+def test_the_first_failure_of_a_job_is_raised_though_it_would_be_retried(case: Failing, jobs: Tenure) -> None:
+    fetch = case.declare(jobs)
+
+    with jobs.testing() as queue:
+        handle = fetch.enqueue()
+        with pytest.raises(case.raises, match=case.says) as caught:
+            queue.drain()
+
+        shown = "".join(traceback.format_exception(caught.value))
+        assert case.line in shown
+        assert f"fetch {handle.id} failed in attempt 1" in shown
+        assert 'drain(failures="retry")' in shown
+
+        job = jobs.client().store.get(str(handle.id))  # it is stored, as in production
+        assert job is not None
+        assert (job.state, job.failures) == (State.SCHEDULED, 1)
+
+
+def test_a_failure_is_raised_with_the_cause_that_its_handler_gave_it(jobs: Tenure) -> None:
+    @jobs.task
+    def fetch() -> None:
+        raise LookupError("no such host") from ConnectionError("refused")
+
+    with jobs.testing() as queue:
+        fetch.enqueue()
+        with pytest.raises(LookupError) as caught:
+            queue.drain()
+
+    assert str(caught.value.__cause__) == "refused"
+
+
+@pytest.mark.parametrize("make", [_plain, _async])
+def test_a_failure_is_raised_on_a_loop_too(make: Callable[[Tenure], Task[[], Any]], jobs: Tenure) -> None:
+    fetch = make(jobs)
+
+    async def main() -> None:
+        with jobs.testing() as queue:
+            await fetch.aenqueue()
+            with pytest.raises(LookupError, match="no such host"):
+                await queue.adrain()
+            await fetch.aenqueue()
+            assert await queue.adrain(failures="retry") == 1
+
+    asyncio.run(main())
+
+
+def test_arguments_that_do_not_fit_are_raised_though_a_worker_would_wait_for_other_code(jobs: Tenure) -> None:
+    @jobs.task
+    def charge(cents: int) -> None: ...
+
+    with jobs.testing() as queue:
+        job = charge.bind(1)
+        job._payload = '{"euros":1}'
+        job.enqueue()
+        with pytest.raises(InvalidArguments, match="euros"):
+            queue.drain()
+
+
+def test_what_costs_no_failure_is_not_raised(jobs: Tenure) -> None:
+    @jobs.task
+    def wait() -> None:
+        raise Snooze("10m")
+
+    @jobs.task
+    def unwanted(job: Job) -> None:
+        jobs.handle(job.id).cancel("not wanted")
+        raise LookupError("it has lost its interest")
+
+    with jobs.testing() as queue:
+        wait.enqueue()
+        handle = unwanted.enqueue()
+        assert queue.drain() == 2
+        with pytest.raises(JobFailed, match="is cancelled"):
+            handle.result("0s")
+
+
+def test_jobs_before_the_one_that_is_to_be_killed_and_its_second_run_may_not_fail_unseen(jobs: Tenure) -> None:
+    fetch = _plain(jobs)
+
+    @jobs.task
+    def fine() -> None: ...
+
+    with jobs.testing() as queue:
+        fetch.enqueue()
+        with pytest.raises(LookupError, match="no such host"):
+            queue.kill_after(fine.bind(), "start")
+        queue.drain()
+        with pytest.raises(LookupError, match="no such host"):
+            queue.run_twice(fetch.bind())
+
+
+def test_another_word_for_failures_is_refused(jobs: Tenure) -> None:
+    with jobs.testing() as queue, pytest.raises(InvalidOption, match="failures: expected 'raise' or 'retry'"):
+        queue.drain(failures="ignore")  # type: ignore[arg-type]
 
 
 def test_signals_of_the_handler_are_obeyed(jobs: Tenure) -> None:
@@ -227,7 +404,7 @@ def test_a_checkpoint_and_once_survive_into_the_next_attempt(jobs: Tenure) -> No
 
     with jobs.testing() as queue:
         handle = work.enqueue()
-        queue.drain()
+        queue.drain(failures="retry")
         queue.advance("1m")
         queue.drain()
         assert handle.result("0s") == 7

@@ -24,14 +24,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from tenure.core.clock import Clock
 from tenure.core.durations import Duration, seconds, spell
-from tenure.core.lifecycle import ENDED, Cancelled, Crashed, Lease, State
-from tenure.errors import JobFailed, StoreError
+from tenure.core.lifecycle import ENDED, Cancelled, Crashed, Failed, Lease, Outcome, Snoozed, State
+from tenure.errors import InvalidOption, JobFailed, StoreError
+from tenure.events import MISFIT
 from tenure.liveness.holder import LeaseHolder, identity
-from tenure.ports import Claimed, Filter, JobView, Store
+from tenure.ports import Claimed, Filter, JobView, Landed, Store
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
@@ -45,6 +46,7 @@ from tenure.worker.program import Program
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Failures = Literal["raise", "retry"]
 Point = str | Callable[..., object]  #: a name as above, or a function: the end of its first call
 
 _LEASE = 60.0
@@ -78,7 +80,6 @@ class TestQueue:
         self.resources = resources
         self._app = app
         self._clock = clock
-        self._errors: dict[str, Exception] = {}
         self._program = replace(program, arounds=(self._watch, *program.arounds))
         self._store = client.store
         self._gate = _Gate(client.store)
@@ -101,20 +102,23 @@ class TestQueue:
         there = "\n  ".join(redacted(job.payload) for job in jobs) or "none"
         raise AssertionError(f"no job of {task.name} with {redacted(wanted)}; there are:\n  {there}")
 
-    def drain(self) -> int:
-        """Run all due jobs until none is left, and return the number of attempts.
+    def drain(self, *, failures: Failures = "raise") -> int:
+        """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here.
 
-        The error of a job that ends dead is raised here. A job that waits for its retry is due after `advance`.
+        What is raised is what the handler raised, else JobFailed. `failures="retry"` raises only the error of a job
+        that ends dead; others wait for their retry, as in production, and are due after `advance`.
         """
         refuse_on_loop("drain()", "await queue.adrain()")
-        return asyncio.run(self.adrain())
+        return asyncio.run(self.adrain(failures=failures))
 
-    async def adrain(self) -> int:
-        """Run all due jobs until none is left, and return the number of attempts."""
+    async def adrain(self, *, failures: Failures = "raise") -> int:
+        """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here."""
+        if failures not in ("raise", "retry"):
+            raise InvalidOption(f"failures: expected 'raise' or 'retry', got {failures!r}")
         count = 0
         while claimed := self._claim():
             count += 1
-            await self._run(claimed)
+            await self._run(claimed, failures=failures)
         return count
 
     def advance(self, by: Duration) -> None:
@@ -225,34 +229,52 @@ class TestQueue:
                 return claimed[0]
         return None
 
-    async def _run(self, claimed: Claimed, trap: Trap | None = None) -> None:
+    async def _run(self, claimed: Claimed, trap: Trap | None = None, *, failures: Failures = "raise") -> None:
         lease = Lease(claimed.id, claimed.attempt, self._holder.id)
         if claimed.expired:
             self._store.finish([(lease, Cancelled("expired before it could start"))])
             return
         self._trap = trap
+        raised: BaseException | None = None
+        failed = False
         try:
-            await self._attempt(claimed, lease, trap)
+            raised, failed = await self._attempt(claimed, lease, trap)
         except Killed:
-            self._errors.pop(claimed.id, None)
+            pass
         finally:
             self._trap = None
             if trap is not None and trap.struck is not None:
                 self._gate.shut = False
                 self._start_worker()
         job = self._store.get(claimed.id)
-        error = self._errors.pop(claimed.id, None)
-        if job is not None and job.state is State.DEAD:
-            raise error or JobFailed(job.id, job.state, job.error or "")
+        if job is None or (job.state is not State.DEAD and not (failed and failures == "raise")):
+            return
+        error = raised if isinstance(raised, Exception) else JobFailed(job.id, job.state, job.error or "")
+        if job.state is not State.DEAD:
+            error.add_note(
+                f"{job.task} {job.id} failed in attempt {claimed.attempt} and would be tried again: "
+                'queue.drain(failures="retry") leaves it to its retries'
+            )
+        if error is raised:
+            raise error  # with its own cause
+        raise error from raised
 
-    async def _attempt(self, claimed: Claimed, lease: Lease, trap: Trap | None) -> None:
-        outcome = await run_inline(self._program, self._store, claimed, lease.worker_id, self.resources)
+    async def _attempt(self, claimed: Claimed, lease: Lease, trap: Trap | None) -> tuple[BaseException | None, bool]:
+        """What the handler raised, and whether the attempt failed: a retry would follow, or the job is dead."""
+        outcome, raised = await run_inline(self._program, self._store, claimed, lease.worker_id, self.resources)
         if trap is not None:
             trap.at("end")
+        failed = False
         if outcome is not None:
-            self._store.finish([(lease, outcome)])
+            (answer,) = self._store.finish([(lease, outcome)])
+            landed = isinstance(answer, Landed) and answer.state is not State.CANCELLED
+            failed = landed and isinstance(outcome, Failed)
+            if landed and _is_misfit(outcome):
+                assert raised is not None
+                failed, raised = True, raised.__cause__
         if trap is not None:
             trap.at("outcome")
+        return raised, failed
 
     def _watch(self, job: Job[Any]) -> Iterator[None]:
         trap = self._trap
@@ -261,9 +283,6 @@ class TestQueue:
             if trap is not None:
                 trap.watch(cast("Attempt", job._attempt))
             yield
-        except Exception as error:
-            self._errors[str(job.id)] = error
-            raise
         finally:
             if trap is not None:
                 sys.setprofile(before)
@@ -274,7 +293,7 @@ class TestQueue:
         trap = Trap(fault, name=point) if isinstance(point, str) else Trap(fault, call=Call(point))
         handle = await job.aenqueue() if isinstance(job, NewJob) else job
         claimed = await self._reach(handle)
-        await self._run(claimed, trap)
+        await self._run(claimed, trap, failures="retry")
         if trap.struck is None:
             reached = "\n  ".join(trap.passed)
             raise AssertionError(
@@ -329,16 +348,21 @@ class TestQueue:
 
     async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: Trap) -> None:
         handle = await job.aenqueue() if isinstance(job, NewJob) else job
-        await self._run(await self._reach(handle), trap)
+        await self._run(await self._reach(handle), trap, failures="retry")
         await self._see_through(handle)
 
     async def _see_through(self, handle: JobHandle[Any]) -> None:
         for _ in range(_MOST_ATTEMPTS):
-            await self.adrain()
+            await self.adrain(failures="retry")
             if not (wait := self._wait(handle)):
                 return
             self._clock.advance(wait)
         raise AssertionError(f"{handle} has not ended after {_MOST_ATTEMPTS} attempts")
+
+
+def _is_misfit(outcome: Outcome) -> bool:
+    """Its arguments do not fit the code. A worker waits for other code, a test has no other."""
+    return isinstance(outcome, Snoozed) and outcome.reason.startswith(MISFIT)
 
 
 # ── Faults ──────────────────────────────────────────────────────────────────────────────────────────────────────

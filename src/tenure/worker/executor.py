@@ -426,13 +426,13 @@ class _Inline:
 
 async def run_inline(
     program: Program, store: Store, claimed: Claimed, worker_id: str, resources: Mapping[type, object]
-) -> Outcome | None:
-    """Run one claimed job on this loop, as a worker would. None: there is no outcome to store."""
+) -> tuple[Outcome | None, BaseException | None]:
+    """Run one claimed job on this loop, as a worker would. Its outcome, if there is one to store; what it raised."""
     host = _Inline(store, worker_id, resources)
     attempt = Attempt(host, program.tasks[claimed.task], claimed, asyncio.get_running_loop())
     with ThreadPoolExecutor(1) as pool:
         attempt.start(program, pool)
-        return await host.done
+        return await host.done, attempt.raised
 
 
 # ── Around and resources ────────────────────────────────────────────────────────────────────────────────────────

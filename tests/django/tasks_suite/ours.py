@@ -81,7 +81,7 @@ class Workers(TransactionTestCase):
         with jobs.testing() as queue:
             result = tasks.fails.enqueue(2)
             for _ in range(3):
-                queue.drain()
+                queue.drain(failures="retry")
                 queue.advance("1h")
             result.refresh()
             self.assertEqual(result.return_value, [1, 2, 3])  # context.attempt, as each attempt saw it
