@@ -36,6 +36,7 @@ from tenure.schedules.declarations import Declarations, Options, Scheduled, call
 from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.job import Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.named import ByName
 from tenure.tasks.once import decode_result
 from tenure.tasks.registry import Registry, task_decorator
 from tenure.tasks.task import NewJob, returned
@@ -53,7 +54,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Tenure:
+class Tenure(ByName):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
@@ -243,19 +244,16 @@ class Tenure:
         return backends.dashboard(self.client, lambda: self.tasks, self._registry, self.settings, auth)
 
     @contextmanager
-    def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:
+    def testing(
+        self, *, resources: Mapping[type, object] = MappingProxyType({}), elsewhere: Sequence[str] = ()
+    ) -> Generator[TestQueue]:
         """Keep jobs in memory, under a virtual clock, and run them when the test says so.
 
         Example: `with jobs.testing() as queue: signup(); queue.assert_enqueued(send_welcome, "a@b.c"); queue.drain()`
+        `elsewhere` names tasks of other processes, which `jobs.enqueue("name", …)` may name: `drain` leaves their jobs.
         """
-        from tenure.notifiers.poll import PollNotifier
-        from tenure.stores.memory import MemoryStore
-        from tenure.testing import TestQueue, VirtualClock
-
-        clock = VirtualClock()
-        client = self._new_client(MemoryStore(clock.clock), PollNotifier())
         before = self._testing
-        self._testing = TestQueue(self, self.program, client, clock, resources)
+        self._testing = backends.test_queue(self, self.program, self._new_client, resources, elsewhere)
         try:
             yield self._testing
         finally:

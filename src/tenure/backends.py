@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
     from tenure.maintenance.roster import Lag
     from tenure.tasks.client import Client
+    from tenure.tasks.handle import AppPort
     from tenure.tasks.registry import Registry
+    from tenure.testing import TestQueue
     from tenure.worker.embedded import Embedded
     from tenure.worker.program import Program
 
@@ -131,6 +133,23 @@ def embedded(program: Program, settings: Settings, queues: Sequence[str] | None,
 
     check_timers(program, settings, queue_caps(program, settings, queues))
     return Embedded(program, connect, open_notifier, settings, queues, concurrency, new_alarm=new_alarm)
+
+
+def test_queue(
+    app: AppPort,
+    program: Program,
+    new_client: Callable[[Store, Notifier], Client],
+    resources: Mapping[type, object],
+    elsewhere: Sequence[str],
+) -> TestQueue:
+    """The queue of `jobs.testing()`: in memory, under a virtual clock."""
+    from tenure.notifiers.poll import PollNotifier
+    from tenure.stores.memory import MemoryStore
+    from tenure.testing import TestQueue, VirtualClock
+
+    clock = VirtualClock()
+    client = new_client(MemoryStore(clock.clock), PollNotifier())
+    return TestQueue(app, program, client, clock, resources, elsewhere)
 
 
 def dashboard(

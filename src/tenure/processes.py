@@ -25,8 +25,8 @@ def load_app(target: str | None = None) -> Tenure:
     Without a target: TENURE_APP, else `app` of [tool.tenure] in the nearest pyproject.toml. The current folder comes
     first on the import path. Raises InvalidOption that says what is missing.
     """
-    target = target or config.load().app or _app_of_pyproject()
-    if not target:
+    target = app_named(target)
+    if target is None:
         raise InvalidOption(
             "no app: name its module (tenure worker shop.jobs), or set TENURE_APP, or set app in [tool.tenure] of "
             "pyproject.toml"
@@ -41,6 +41,11 @@ def load_app(target: str | None = None) -> Tenure:
         raise InvalidOption(f"app: {target} is a {type(app).__name__}, not a Tenure")
     _ = app.tasks
     return app
+
+
+def app_named(target: str | None = None) -> str | None:
+    """The app that `load_app` imports; None: it is named nowhere."""
+    return target or config.load().app or _app_of_pyproject() or None
 
 
 def _app_of_pyproject() -> str | None:

@@ -144,6 +144,64 @@ def test_what_cannot_be_is_one_sentence_and_an_exit_code(
     assert "hunter2" not in err
 
 
+class TestWithoutTheApp:
+    """`tenure enqueue` where no app is named: the store knows what workers have registered."""
+
+    @pytest.fixture(autouse=True)
+    def nowhere(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TENURE_APP", raising=False)
+        (folder / "pyproject.toml").write_text("")
+
+    def test_a_task_that_a_worker_has_registered_is_enqueued(self, run: Run, store: Store) -> None:
+        alive(store, tasks=("charge",), queues=("billing",))
+
+        code, out, _ = run("enqueue", "charge", "order:=7", "note=x", "-q", "billing", "--unique", "order:7")
+
+        job = store.get(out.strip())
+        assert code == 0
+        assert job is not None
+        assert (job.task, job.queue, job.unique, json.loads(job.payload)) == (
+            "charge",
+            "billing",
+            "order:7",
+            {"order": 7, "note": "x"},
+        )
+
+    @pytest.mark.parametrize(
+        ("argv", "words"),
+        [(["chrage"], "did you mean 'charge'"), (["charge"], "serve billing, not the queue 'default'")],
+    )
+    def test_what_no_worker_would_run_is_stored_only_unchecked(
+        self, run: Run, store: Store, argv: list[str], words: str
+    ) -> None:
+        alive(store, tasks=("charge",), queues=("billing",))
+
+        code, out, err = run("enqueue", *argv)
+        assert (code, out) == (2, "")
+        assert words in err
+        assert store.search(Filter()).jobs == ()
+
+        code, out, _ = run("enqueue", *argv, "--unchecked")
+        assert code == 0
+        assert store.get(out.strip()) is not None
+
+    def test_no_store_is_made_for_a_check(self, run: Run, folder: Path) -> None:
+        code, _, err = run("enqueue", "charge")
+
+        assert code == 1
+        assert f"there is no {folder / 'tenure.db'} yet" in err
+        assert not (folder / "tenure.db").exists()
+
+
+def test_a_task_that_the_app_does_not_have_can_be_enqueued_unchecked(run: Run, store: Store) -> None:
+    code, out, _ = run("enqueue", "ad", "a:=1", "--unchecked")
+
+    job = store.get(out.strip())
+    assert code == 0
+    assert job is not None
+    assert (job.task, job.payload) == ("ad", '{"a":1}')
+
+
 def test_looking_into_a_folder_without_a_store_makes_none(run: Run, folder: Path) -> None:
     code, _, err = run("jobs", "list")
 

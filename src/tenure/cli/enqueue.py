@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from cyclopts import Parameter
 
 from tenure.cli.output import show_json, table
-from tenure.cli.shared import Shared, app_of, awaited, print_result, wait_limit
+from tenure.cli.shared import Shared, app_of, awaited, print_result, store_of, wait_limit
 from tenure.core.durations import spell
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.tasks.arguments import redacted
+from tenure.tasks.named import Using, elsewhere, with_options
 
 if TYPE_CHECKING:
+    from tenure.app import Tenure
     from tenure.tasks.task import Task
 
 SHARED = Shared()
@@ -33,6 +35,7 @@ def enqueue(
     queue: Annotated[str | None, Parameter(name=["--queue", "-q"])] = None,
     priority: int | None = None,
     unique: str | None = None,
+    unchecked: bool = False,
     wait: bool = False,
     timeout: str | None = None,
     shared: Shared = SHARED,
@@ -57,23 +60,49 @@ def enqueue(
         From -100 to 100; higher runs first.
     unique
         Unique key: at most one live job of this task has it. If there is one, its id is printed.
+    unchecked
+        Store it though no worker has registered this task. Without the app, the name and the queue are else checked
+        against what workers have registered; every name=text is a text there, so write depth:=3 for a number.
     wait
         Wait for the result and print it.
     timeout
         How long to wait at most.
     """
     limit = wait_limit(wait, timeout)
-    with app_of(shared, app) as jobs:
-        known = jobs.tasks[task]
-        sending = known.using(
-            delay=delay, run_at=None if at is None else _instant(at), queue=queue, priority=priority, unique=unique
-        )
-        handle = sending.enqueue(**read_arguments(known, arguments))
+    options: Using = {
+        "delay": delay,
+        "run_at": None if at is None else _instant(at),
+        "queue": queue,
+        "priority": priority,
+        "unique": unique,
+    }
+    with _app(shared, app, may_create=unchecked) as jobs:
+        known = jobs.tasks.find(task)
+        if known is None and len(jobs.tasks) and not unchecked:
+            known = jobs.tasks[task]
+        if known is None:
+            words = read_arguments(elsewhere(jobs, task), arguments)
+            handle = jobs.enqueue(task, words, unchecked=unchecked, **options)
+        else:
+            handle = with_options(known, options).enqueue(**read_arguments(known, arguments))
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
             return print_result(shared, stored, str(handle.id))
         result = awaited(str(handle.id), lambda: jobs.client().result(str(handle.id), limit))
     return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
+
+
+def _app(shared: Shared, spec: str | None, *, may_create: bool) -> Tenure:
+    """The app with its tasks; if none is named anywhere, one without tasks, for those that workers have registered."""
+    from tenure.app import Tenure
+    from tenure.processes import app_named
+
+    if app_named(spec) is not None:
+        return app_of(shared, spec)
+    store_of(shared.settings(), may_create=may_create)
+    app = Tenure()
+    app.configure({"url": shared.url})
+    return app
 
 
 def _instant(text: str) -> datetime:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -76,13 +76,15 @@ class DjangoApp(Tenure):
         return replace(super().program, source=self.home.source, queues=queues())
 
     @contextmanager
-    def testing(self, *, resources: Mapping[type, object] = MappingProxyType({})) -> Generator[TestQueue]:
+    def testing(
+        self, *, resources: Mapping[type, object] = MappingProxyType({}), elsewhere: Sequence[str] = ()
+    ) -> Generator[TestQueue]:
         """Keep jobs in memory, and run them when the test says so, on the test's own database connections.
 
         A job that is enqueued inside `transaction.atomic()` is in the queue once that block has committed. In a
         `TestCase` write `with self.captureOnCommitCallbacks(execute=True):` around the code that enqueues it.
         """
-        with lent(), super().testing(resources=resources) as queue:
+        with lent(), super().testing(resources=resources, elsewhere=elsewhere) as queue:
             yield queue
 
     def _new_client(self, store: Store, notifier: Notifier) -> Client:

@@ -27,11 +27,13 @@ from tenure.events import current
 from tenure.ports import Draft, Enqueued, JobView, Notifier, Ring, Store
 from tenure.tasks.gather import Gatherer
 from tenure.tasks.loops import awaited, settled
+from tenure.tasks.named import check_registered
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
 
 T = TypeVar("T")
 
 RETRY_SECONDS = 5.0  #: how long enqueues and reads of results are retried while the store is unavailable
+REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
 _LONGEST_PAUSE = 1.0
 _LONGEST_BUSY_PAUSE = 0.25  # the store waits for a held key only for a moment at each try
 _SHORTEST_POLL, _LONGEST_POLL = 0.002, 0.2
@@ -59,6 +61,7 @@ class Client:
         self.notifier = notifier
         self.settings = settings
         self._open: dict[int, _Transaction] = {}
+        self._registered: dict[tuple[str, str], float] = {}
         self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
 
     def close(self) -> None:
@@ -68,6 +71,14 @@ class Client:
         self.notifier.close()
 
     # ── enqueue ──
+
+    def check_registered(self, task: str, queue: str) -> None:
+        """Check a job of a task that this process does not have against what workers have registered. Remembered."""
+        now = time.monotonic()
+        if self._registered.get((task, queue), 0.0) <= now:
+            rows = _retried(partial(self.store.workers, dead=True))
+            check_registered(rows, task, queue, redact(self.store.url))
+            self._registered[task, queue] = now + REMEMBERED_SECONDS
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:
         """Store all of them or none. While the store is unavailable, this is retried: the ids make it idempotent.

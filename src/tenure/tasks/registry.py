@@ -59,12 +59,12 @@ def task_decorator(app: AppPort, registry: Registry, **options: Any) -> TaskDeco
             raise unknown_option("@jobs.task", unknown[0], _OPTIONS)
         if fn is None:
             return task_decorator(app, registry, **options, **more)
-        return registry.add(_declared(app, fn, **options, **more))
+        return registry.add(declared(app, fn, **options, **more))
 
     return cast("TaskDecorator", decorate)
 
 
-def _declared(
+def declared(
     app: AppPort,
     fn: Callable[..., Any],
     *,
@@ -79,6 +79,7 @@ def _declared(
     max_crashes: int = 3,
     aliases: Sequence[str] = (),
 ) -> Task[..., Any]:
+    """The task that this function and these options make. Raises InvalidOption."""
     if not callable(fn) or isinstance(fn, type | Task):
         raise InvalidOption(f"@jobs.task: expected a function, got {fn!r}; a name goes in name=")
     label = valid_name(getattr(fn, "__name__", None) if name is None else name, "task name")
@@ -111,7 +112,7 @@ def _declared(
     return task
 
 
-_OPTIONS = tuple(name for name in inspect.signature(_declared).parameters if name not in ("app", "fn"))
+_OPTIONS = tuple(name for name in inspect.signature(declared).parameters if name not in ("app", "fn"))
 
 
 def _place(fn: Callable[..., Any]) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar, cast
@@ -32,13 +32,13 @@ from tenure.core.lifecycle import ENDED, Cancelled, Crashed, Failed, Lease, Outc
 from tenure.errors import InvalidOption, JobFailed, StoreError
 from tenure.events import MISFIT
 from tenure.liveness.holder import LeaseHolder, identity
-from tenure.ports import Claimed, Filter, JobView, Landed, Store
-from tenure.tasks.arguments import redacted
+from tenure.ports import Claimed, Landed, Store
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop
-from tenure.tasks.task import NewJob, Task
+from tenure.tasks.task import NewJob
+from tenure.testing.listing import Listing
 from tenure.testing.trap import Call, Killed, Trap
 from tenure.worker.executor import Attempt, run_inline
 from tenure.worker.program import Program
@@ -50,6 +50,7 @@ Failures = Literal["raise", "retry"]
 Point = str | Callable[..., object]  #: a name as above, or a function: the end of its first call
 
 _LEASE = 60.0
+_ELSEWHERE_SECONDS = 300.0
 _MOST_POINTS = 1000
 _MOST_ATTEMPTS = 100  # a job that always snoozes never ends
 
@@ -68,39 +69,31 @@ class VirtualClock:
         self._now += by
 
 
-class TestQueue:
+class TestQueue(Listing):
     """The jobs of a test. `drain` runs them, in this thread; `advance` lets time pass."""
 
     __test__ = False  # pytest must not collect it
 
     def __init__(
-        self, app: AppPort, program: Program, client: Client, clock: VirtualClock, resources: Mapping[type, object]
+        self,
+        app: AppPort,
+        program: Program,
+        client: Client,
+        clock: VirtualClock,
+        resources: Mapping[type, object],
+        elsewhere: Sequence[str],
     ) -> None:
         self.client = client
         self.resources = resources
-        self._app = app
+        self._elsewhere = frozenset(elsewhere)
         self._clock = clock
         self._program = replace(program, arounds=(self._watch, *program.arounds))
-        self._store = client.store
+        super().__init__(app, client.store)
         self._gate = _Gate(client.store)
         client.store = cast("Store", self._gate)
         self._trap: Trap | None = None
         self._workers = 0
         self._start_worker()
-
-    def enqueued(self, task: Task[..., R]) -> list[JobHandle[R]]:
-        """Every job of this task so far, oldest first."""
-        return [self._handle(task, job) for job in self._jobs(task)]
-
-    def assert_enqueued(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
-        """The newest job of this task with these arguments. Else an AssertionError that lists the jobs there are."""
-        wanted = task.arguments.dump(task.arguments.bind(args, kwargs), self._app.settings.max_payload)
-        jobs = self._jobs(task)
-        for job in reversed(jobs):
-            if job.payload == wanted:
-                return self._handle(task, job)
-        there = "\n  ".join(redacted(job.payload) for job in jobs) or "none"
-        raise AssertionError(f"no job of {task.name} with {redacted(wanted)}; there are:\n  {there}")
 
     def drain(self, *, failures: Failures = "raise") -> int:
         """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here.
@@ -117,6 +110,10 @@ class TestQueue:
             raise InvalidOption(f"failures: expected 'raise' or 'retry', got {failures!r}")
         count = 0
         while claimed := self._claim():
+            if claimed.task in self._elsewhere:  # as a worker does with a task that it does not know
+                lease = Lease(claimed.id, claimed.attempt, self._holder.id)
+                self._store.finish([(lease, Snoozed(_ELSEWHERE_SECONDS, "its task runs elsewhere"))])
+                continue
             count += 1
             await self._run(claimed, failures=failures)
         return count
@@ -199,23 +196,10 @@ class TestQueue:
 
     # ── inside ──
 
-    def _jobs(self, task: Task[..., Any]) -> list[JobView]:
-        found: list[JobView] = []
-        cursor: str | None = None
-        while True:
-            page = self._store.search(Filter(task=task.name), limit=1000, cursor=cursor)
-            found += page.jobs
-            cursor = page.cursor
-            if cursor is None:
-                return sorted(found, key=lambda job: (job.enqueued_at, job.id))
-
-    def _handle(self, task: Task[..., R], job: JobView) -> JobHandle[R]:
-        return JobHandle(self._app, job.id, created=True, decode=task.decode_result)
-
     def _start_worker(self) -> None:
         """Register a new worker: an id that was declared dead is never used again."""
         self._workers += 1
-        me = identity("embedded", (), self._program.tasks.names, 1, _LEASE)
+        me = identity("embedded", (), (*self._program.tasks.names, *self._elsewhere), 1, _LEASE)
         self._holder = LeaseHolder(self._store, replace(me, id=f"test-worker-{self._workers}"), self._clock.clock)
         self._holder.register()
 

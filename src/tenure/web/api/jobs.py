@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 from uuid import UUID
 
 from fastapi import APIRouter, Body, Query, Response
 
 from tenure.core.lifecycle import State
 from tenure.operations.jobs import Acted, Verb
+from tenure.tasks.named import Using, own_job
 from tenure.tasks.task import Task
 from tenure.web.api.common import Administrator, Caller, JobId, Operator, Reader, can, operation_id
 from tenure.web.models import jobs as models
@@ -67,7 +67,9 @@ def enqueue_job(caller: Operator, job: models.NewJob, response: Response) -> mod
     return enqueue(caller, job.task, job.args, response, meta=job.meta or None, **options)
 
 
-def enqueue(caller: Caller, name: str, args: dict[str, Any], response: Response, **options: Any) -> models.Enqueued:
+def enqueue(
+    caller: Caller, name: str, args: dict[str, Any], response: Response, **options: Unpack[Using]
+) -> models.Enqueued:
     if caller.site.tasks is None:
         raise Problem(
             HTTPStatus.CONFLICT,
@@ -80,8 +82,7 @@ def enqueue(caller: Caller, name: str, args: dict[str, Any], response: Response,
         options["queue"] = demo.queue  # the only one that its workers serve
     admin = caller.admin  # in a mounted dashboard, all tasks are registered only by now
     task = caller.site.tasks[name]
-    positional, keywords = task.arguments.load(json.dumps(args))
-    (answer,) = admin.jobs.enqueue([task.using(**options).bind(*positional, **keywords).draft()])
+    (answer,) = admin.jobs.enqueue([own_job(task, args, options).draft()])
     caller.site.acted()
     response.status_code = HTTPStatus.CREATED if answer.created else HTTPStatus.OK
     response.headers["Location"] = f"{caller.root}/api/v1/jobs/{answer.id}"

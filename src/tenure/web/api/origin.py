@@ -46,7 +46,7 @@ def enqueue_plain(caller: Operator, job: models.PlainJob, response: Response) ->
     """Enqueue a job."""
     if (job.name is None) == (job.type is None):
         raise InvalidOption("expected the task's name, in name or in type")
-    delay = f"{job.delay:f}s" if isinstance(job.delay, float) else job.delay
+    delay = f"{job.delay:f}s" if isinstance(job.delay, float | int) else job.delay
     return enqueue(caller, job.name or job.type or "", job.payload, response, queue=job.queue, delay=delay)
 
 

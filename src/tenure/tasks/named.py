@@ -1,0 +1,197 @@
+"""Jobs of tasks by name, in a process that does not have their code: `jobs.enqueue("charge", {"order": 7})`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from uuid import UUID
+
+from tenure.core.durations import Duration
+from tenure.core.retry import Retry
+from tenure.errors import InvalidArguments, InvalidOption, UnknownTask
+from tenure.ports import WorkerView
+from tenure.tasks.arguments import dump
+from tenure.tasks.handle import AppPort, JobHandle
+from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.registry import Registry, declared
+from tenure.tasks.task import NewJob, Task
+
+if TYPE_CHECKING:
+    from tenure.tasks.client import Client
+
+_NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
+
+
+class Using(TypedDict, total=False):
+    """The options of `task.using`."""
+
+    queue: str | None
+    priority: int | None
+    delay: Duration | None
+    run_at: datetime | None
+    expires: Duration | None
+    unique: str | None
+    retry: Retry | int | None
+    timeout: Duration | None
+    meta: Mapping[str, str] | None
+    id: UUID | None
+    tx: object
+
+
+class NamedTasks(AppPort, Protocol):
+    """What `ByName` needs of its app."""
+
+    @property
+    def tasks(self) -> Registry: ...
+
+    def client(self) -> Client: ...
+
+    async def aclient(self) -> Client: ...
+
+
+class ByName:
+    """The part of an app that enqueues jobs of tasks by name."""
+
+    def bind(
+        self: NamedTasks,
+        task: str,
+        args: Mapping[str, object] = _NO_ARGUMENTS,
+        /,
+        *,
+        unchecked: bool = False,
+        **options: Unpack[Using],
+    ) -> NewJob:
+        """A job of the task of this name, not yet stored; for `enqueue_many`. As `enqueue` in all else."""
+        refuse_on_loop("jobs.bind(…)", "await jobs.abind(…)")
+        job = job_of(self, task, args, options)
+        if not unchecked and self.tasks.find(task) is None:
+            self.client().check_registered(task, job.draft().queue)
+        return job
+
+    async def abind(
+        self: NamedTasks,
+        task: str,
+        args: Mapping[str, object] = _NO_ARGUMENTS,
+        /,
+        *,
+        unchecked: bool = False,
+        **options: Unpack[Using],
+    ) -> NewJob:
+        """A job of the task of this name, not yet stored; for `aenqueue_many`. As `aenqueue` in all else."""
+        job = job_of(self, task, args, options)
+        if not unchecked and self.tasks.find(task) is None:
+            from asyncio import to_thread
+
+            await to_thread((await self.aclient()).check_registered, task, job.draft().queue)
+        return job
+
+    def enqueue(
+        self,
+        task: str,
+        args: Mapping[str, object] = _NO_ARGUMENTS,
+        /,
+        *,
+        unchecked: bool = False,
+        **options: Unpack[Using],
+    ) -> JobHandle:
+        """Store a job of a task whose code this process does not have; options as in `task.using`.
+
+        Example: `jobs.enqueue("charge", {"order": 7}, queue="billing", unique="charge:7")`. The name and the queue are
+        checked against what the workers of this store have registered; `unchecked=True` stores the job as it is. Only
+        the worker can check the arguments: a job whose arguments do not fit waits. A task of this app is checked here,
+        arguments too. Of any other, this process does not know the queue, retries and timeout that `@jobs.task` gives
+        it: give those that matter. Raises UnknownTask, InvalidOption, InvalidArguments.
+        """
+        refuse_on_loop("jobs.enqueue(…)", "await jobs.aenqueue(…)")
+        app: Any = self
+        job: NewJob = app.bind(task, args, unchecked=unchecked, **options)
+        return job.enqueue()
+
+    async def aenqueue(
+        self,
+        task: str,
+        args: Mapping[str, object] = _NO_ARGUMENTS,
+        /,
+        *,
+        unchecked: bool = False,
+        **options: Unpack[Using],
+    ) -> JobHandle:
+        """Store a job by its task's name. Example: `await jobs.aenqueue("charge", {"order": 7}, queue="billing")`"""
+        app: Any = self
+        job: NewJob = await app.abind(task, args, unchecked=unchecked, **options)
+        return await job.aenqueue()
+
+
+def job_of(app: NamedTasks, name: str, args: Mapping[str, object], options: Using) -> NewJob:
+    """A job of the app's own task of this name, or else of one elsewhere."""
+    known = app.tasks.find(name)
+    if known is not None:
+        return own_job(known, args, options)
+    task = with_options(elsewhere(app, name), options)
+    return NewJob(task, payload_of(app, name, args), task.key)
+
+
+def own_job(task: Task[..., Any], args: Mapping[str, object], options: Using) -> NewJob:
+    """A job of a task whose code is here, from arguments by name, as JSON has them."""
+    positional, keywords = task.arguments.load(payload_of(task.app, task.name, args))
+    return with_options(task, options).bind(*positional, **keywords)
+
+
+def with_options(task: Task[..., Any], options: Using) -> Task[..., Any]:
+    """`task.using(**options)`."""
+    using: Callable[..., Task[..., Any]] = task.using  # checkers take a TypedDict to have keys beyond its own
+    return using(**options)
+
+
+def elsewhere(app: AppPort, name: str) -> Task[..., Any]:
+    """A task that another process has: its name, and the defaults of every other option."""
+    return declared(app, _code_elsewhere, name=name)
+
+
+def _code_elsewhere() -> Any:
+    """Stands for code that this process does not have."""
+
+
+def payload_of(app: AppPort, name: str, args: Mapping[str, object] = _NO_ARGUMENTS) -> str:
+    """Arguments by name as the JSON of a payload. Raises InvalidArguments."""
+    if not isinstance(args, Mapping) or not all(isinstance(each, str) for each in args):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidArguments(f'{name}: expected arguments by name like {{"order": 7}}, got {args!r:.80}')
+    return dump(dict(args), name, app.settings.max_payload).decode()
+
+
+# ── What workers have registered ────────────────────────────────────────────────────────────────────────────────
+
+
+def check_registered(rows: Iterable[WorkerView], task: str, queue: str, store: str) -> None:
+    """Raise UnknownTask if no worker has registered this task, InvalidOption if none of those that have serves it."""
+    workers = [row for row in rows if row.identity.runner != "guard"]
+    if not workers:
+        raise UnknownTask(
+            f"{task!r} can't be checked: no worker has used this store ({store}) in the last day; start one, or write "
+            "unchecked=True (in a shell --unchecked)"
+        )
+    living = [row for row in workers if row.died_at is None] or workers
+    able = [row for row in living if task in row.identity.tasks] or [
+        row for row in workers if task in row.identity.tasks
+    ]
+    if not able:
+        raise unknown_task(task, {name for row in workers for name in row.identity.tasks})
+    served = {name for row in able for name in row.identity.queues}
+    if queue not in served and all(row.identity.queues for row in able):
+        raise InvalidOption(
+            f"{task}: the workers that run it serve {', '.join(sorted(served))}, not the queue {queue!r}: "
+            f"give queue={min(served)!r}"
+        )
+
+
+def unknown_task(task: str, known: Collection[str]) -> UnknownTask:
+    """The error for a name that no worker has registered."""
+    near = difflib.get_close_matches(task, known, n=3)
+    which = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
+    return UnknownTask(
+        f"no worker of this store has registered a task named {task!r}; {which} "
+        "unchecked=True (in a shell --unchecked) stores the job all the same"
+    )

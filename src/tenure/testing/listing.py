@@ -1,0 +1,64 @@
+"""The jobs that a test has enqueued, found by their task and arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ParamSpec, TypeVar, overload
+
+from tenure.ports import Filter, JobView, Store
+from tenure.tasks.arguments import redacted
+from tenure.tasks.handle import AppPort, JobHandle
+from tenure.tasks.named import elsewhere, payload_of
+from tenure.tasks.task import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Listing:
+    """The jobs of a test."""
+
+    def __init__(self, app: AppPort, store: Store) -> None:
+        self._app = app
+        self._store = store
+
+    @overload
+    def enqueued(self, task: Task[..., R]) -> list[JobHandle[R]]: ...
+    @overload
+    def enqueued(self, task: str) -> list[JobHandle]: ...
+    def enqueued(self, task: Task[..., Any] | str) -> list[JobHandle]:
+        """Every job of this task, or of the task of this name, so far; oldest first."""
+        known = elsewhere(self._app, task) if isinstance(task, str) else task
+        return [self._handle(known, job) for job in self._jobs(known)]
+
+    def assert_enqueued(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """The newest job of this task with these arguments. Else an AssertionError that lists the jobs there are."""
+        return self._newest(
+            task, task.arguments.dump(task.arguments.bind(args, kwargs), self._app.settings.max_payload)
+        )
+
+    def assert_enqueued_by_name(self, task: str, args: Mapping[str, object], /) -> JobHandle:
+        """The same for a task of another process: `queue.assert_enqueued_by_name("charge", {"order": 7})`."""
+        return self._newest(elsewhere(self._app, task), payload_of(self._app, task, args))
+
+    def _jobs(self, task: Task[..., Any]) -> list[JobView]:
+        found: list[JobView] = []
+        cursor: str | None = None
+        while True:
+            page = self._store.search(Filter(task=task.name), limit=1000, cursor=cursor)
+            found += page.jobs
+            cursor = page.cursor
+            if cursor is None:
+                return sorted(found, key=lambda job: (job.enqueued_at, job.id))
+
+    def _newest(self, task: Task[..., R], wanted: str) -> JobHandle[R]:
+        jobs = self._jobs(task)
+        for job in reversed(jobs):
+            if json.loads(job.payload) == json.loads(wanted):
+                return self._handle(task, job)
+        there = "\n  ".join(redacted(job.payload) for job in jobs) or "none"
+        raise AssertionError(f"no job of {task.name} with {redacted(wanted)}; there are:\n  {there}")
+
+    def _handle(self, task: Task[..., R], job: JobView) -> JobHandle[R]:
+        return JobHandle(self._app, job.id, created=True, decode=task.decode_result)
