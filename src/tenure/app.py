@@ -253,11 +253,12 @@ class Tenure(ByName):
         `elsewhere` names tasks of other processes, which `jobs.enqueue("name", …)` may name: `drain` leaves their jobs.
         """
         before = self._testing
-        self._testing = backends.test_queue(self, self.program, self._new_client, resources, elsewhere)
+        self._testing = queue = backends.test_queue(self, self.program, self._new_client, resources, elsewhere)
         try:
-            yield self._testing
+            yield queue
         finally:
             self._testing = before
+            queue.close()
 
     @property
     def tasks(self) -> Registry:

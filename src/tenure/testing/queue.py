@@ -32,13 +32,14 @@ from tenure.core.lifecycle import ENDED, Cancelled, Crashed, Failed, Lease, Outc
 from tenure.errors import InvalidOption, JobFailed, StoreError
 from tenure.events import MISFIT
 from tenure.liveness.holder import LeaseHolder, identity
-from tenure.ports import Claimed, Landed, Store
+from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, Store
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop
-from tenure.tasks.task import NewJob
+from tenure.tasks.task import NewJob, Task
 from tenure.testing.listing import Listing
+from tenure.testing.transactions import Transactions, wait_for_django
 from tenure.testing.trap import Call, Killed, Trap
 from tenure.worker.executor import Attempt, run_inline
 from tenure.worker.program import Program
@@ -89,7 +90,9 @@ class TestQueue(Listing):
         self._clock = clock
         self._program = replace(program, arounds=(self._watch, *program.arounds))
         super().__init__(app, client.store)
-        self._gate = _Gate(client.store)
+        self._transactions = Transactions(client.store)
+        self._owner = _Gate(client.store, self._transactions)  # a handler's: its lease is checked
+        self._gate = _Gate(client.store, self._transactions)
         client.store = cast("Store", self._gate)
         self._trap: Trap | None = None
         self._workers = 0
@@ -203,7 +206,16 @@ class TestQueue(Listing):
         self._holder = LeaseHolder(self._store, replace(me, id=f"test-worker-{self._workers}"), self._clock.clock)
         self._holder.register()
 
+    def close(self) -> None:
+        """Warn of jobs in transactions that are still open."""
+        self._transactions.close()
+
+    def _jobs(self, task: Task[..., Any]) -> list[JobView]:
+        self._transactions.settle()
+        return super()._jobs(task)
+
     def _claim(self) -> Claimed | None:
+        self._transactions.settle()
         self._holder.renew()  # time may have advanced past the end of its lease
         while self._store.promote().jobs:
             pass
@@ -245,7 +257,9 @@ class TestQueue(Listing):
 
     async def _attempt(self, claimed: Claimed, lease: Lease, trap: Trap | None) -> tuple[BaseException | None, bool]:
         """What the handler raised, and whether the attempt failed: a retry would follow, or the job is dead."""
-        outcome, raised = await run_inline(self._program, self._store, claimed, lease.worker_id, self.resources)
+        outcome, raised = await run_inline(
+            self._program, cast("Store", self._owner), claimed, lease.worker_id, self.resources
+        )
         if trap is not None:
             trap.at("end")
         failed = False
@@ -355,15 +369,30 @@ def _is_misfit(outcome: Outcome) -> bool:
 class _Gate:
     """The store as the app sees it: shut while the code of a killed process is still running."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, transactions: Transactions) -> None:
         self._store = store
+        self._transactions = transactions
         self.shut = False
 
     def __getattr__(self, name: str) -> Any:
         # A hold of jobs.once expires after its process has died; here no time passes, so it is released.
         if name != "swap":
             self._refuse(name)
+        self._transactions.settle()
         return getattr(self._store, name)
+
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        self._refuse("enqueue")
+        waiting = wait_for_django(self._store, drafts, tx)
+        if waiting is not None:
+            return waiting
+        return self._store.enqueue(drafts, tx=self._transactions.joined(tx, drafts), committed=committed)
+
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        self._refuse("finish")
+        return self._store.finish(ends, tx=self._transactions.joined(tx))
 
     @contextmanager
     def transaction(self) -> Generator[Any]:

@@ -1,0 +1,231 @@
+"""Transactions of other libraries in a test: a job is in the queue once they commit, and is gone if they roll back.
+
+Each is mirrored by a transaction of the test's own store, which ends as the other one does. SQLAlchemy tells by events,
+Django by `on_commit`. Libraries are recognized by the classes they have loaded; none is imported here.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from tenure.core.lifecycle import State
+from tenure.errors import StoreError
+from tenure.ports import Awaited, Draft, Enqueued, Store
+
+
+class _RolledBack(Exception):
+    """Ends the mirror of a transaction that was rolled back."""
+
+
+class _Mirror:
+    """A transaction of the test's store that ends as another library's does."""
+
+    def __init__(self, store: Store, tx: object) -> None:
+        self.of = tx  # kept, so that its id is not used again
+        self.jobs: list[str] = []
+        self.marks: dict[object, int] = {}
+        self.committing = False
+        self._block = store.transaction()
+        self.tx: Any = self._block.__enter__()
+
+    def mark(self, savepoint: object) -> None:
+        """A savepoint begins here, unless it has begun before."""
+        self.marks.setdefault(savepoint, len(self.tx.steps))
+
+    def back_to(self, savepoint: object) -> None:
+        """Undo what was done since; one that began before the first job undoes all."""
+        since = self.marks.get(savepoint, 0)
+        del self.tx.steps[since:]
+
+    def end(self, *, committed: bool) -> None:
+        if committed:
+            self._block.__exit__(None, None, None)
+        else:
+            with suppress(_RolledBack):
+                self._block.__exit__(_RolledBack, _RolledBack(), None)
+
+
+class Transactions:
+    """The open transactions of other libraries that have jobs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._open: dict[int, _Mirror] = {}
+        self._listening: list[tuple[object, str, Callable[..., None]]] = []
+
+    def joined(self, tx: object, drafts: Sequence[Draft] = ()) -> object:
+        """The store's transaction for a `tx=`. Raises StoreError for one whose end can't be seen in a test."""
+        inner: Any = tx.tx if isinstance(tx, Awaited) else tx
+        if _is(inner, "sqlalchemy.orm:scoped_session", "sqlalchemy.ext.asyncio:async_scoped_session"):
+            inner = inner.registry()
+        if _is(inner, "sqlalchemy.ext.asyncio:AsyncSession"):
+            inner = inner.sync_session
+        if _is(inner, "sqlalchemy.orm:Session"):
+            mirror = self._session(inner)
+        elif _is(inner, "sqlalchemy:Connection", "sqlalchemy.ext.asyncio:AsyncConnection"):
+            mirror = self._connection(getattr(inner, "sync_connection", inner))
+        elif type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2", "asyncpg"):
+            raise StoreError(
+                f"tx is a {type(inner).__module__.partition('.')[0]} connection, which can't tell a test how its "
+                "transaction ends: in jobs.testing() pass a SQLAlchemy session or connection, Django's connection, or "
+                "what `with jobs.transaction() as tx` gives; or test it with a store in PostgreSQL"
+            )
+        else:
+            return tx
+        mirror.jobs += [f"{draft.task} {draft.id}" for draft in drafts]
+        return mirror.tx
+
+    def settle(self) -> None:
+        """End the mirrors of connections whose commit has succeeded since."""
+        for key, mirror in list(self._open.items()):
+            if mirror.committing:
+                self._end(key, committed=True)
+
+    def close(self) -> None:
+        """Stop listening, and warn of jobs whose transaction is still open."""
+        self.settle()
+        event: Any = getattr(sys.modules.get("sqlalchemy"), "event", None)
+        for target, name, listener in self._listening:
+            event.remove(target, name, listener)
+        self._listening.clear()
+        left = [job for mirror in self._open.values() for job in mirror.jobs]
+        for key in list(self._open):
+            self._end(key, committed=False)
+        if left:
+            warnings.warn(
+                "these jobs were enqueued in a transaction that the test neither committed nor rolled back inside "
+                f"`with jobs.testing()`, so they were never in the queue: {', '.join(left)}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def _end(self, key: int, *, committed: bool) -> None:
+        mirror = self._open.pop(key, None)
+        if mirror is not None:
+            mirror.end(committed=committed)
+
+    def _mirror(self, tx: object, listeners: dict[str, Callable[..., None]]) -> _Mirror:
+        found = self._open.get(id(tx))
+        if found is None:
+            found = self._open[id(tx)] = _Mirror(self._store, tx)
+        if not any(target is tx for target, _, _ in self._listening):
+            for name, listener in listeners.items():
+                self._listen(tx, name, listener)
+        return found
+
+    def _listen(self, target: object, name: str, listener: Callable[..., None]) -> None:
+        event: Any = sys.modules["sqlalchemy"].event
+        event.listen(target, name, listener)
+        self._listening.append((target, name, listener))
+
+    # ── SQLAlchemy ──
+
+    def _session(self, session: Any) -> _Mirror:
+        """Its own commit counts, also one that only releases the savepoint which a test has put around it."""
+        if not session.in_transaction():
+            session.begin()
+        key, committed = id(session), set[object]()
+
+        def after_commit(session: Any) -> None:
+            ending = session.get_nested_transaction() or session.get_transaction()
+            committed.add(ending)
+            if not ending.nested:
+                self._end(key, committed=True)
+
+        def after_transaction_end(session: Any, ended: Any) -> None:
+            mirror = self._open.get(key)
+            if mirror is None or ended in committed:
+                committed.discard(ended)
+            elif ended.nested:
+                if ended in mirror.marks:
+                    mirror.back_to(ended)
+            elif ended.parent is None:
+                self._end(key, committed=False)
+
+        mirror = self._mirror(session, {"after_commit": after_commit, "after_transaction_end": after_transaction_end})
+        around = session.get_nested_transaction()
+        while around is not None:
+            if around.nested:
+                mirror.mark(around)
+            around = around.parent
+        return mirror
+
+    def _connection(self, connection: Any) -> _Mirror:
+        """Its events come before the driver's own call, so a commit counts once no error has followed it."""
+        if connection is None or not connection.in_transaction():
+            raise StoreError("tx is a Connection in no transaction: use it inside `with engine.begin() as tx:`")
+        self.settle()
+        key = id(connection)
+
+        def committing(_: Any) -> None:
+            if (mirror := self._open.get(key)) is not None:
+                mirror.committing = True
+
+        def failed(context: Any) -> None:
+            mirror = self._open.get(key)
+            if mirror is not None and mirror.committing and context.connection is connection:
+                self._end(key, committed=False)
+
+        def rolled_back(_: Any) -> None:
+            self._end(key, committed=False)
+
+        def savepoint(_: Any, __: object) -> None:  # its name is not known yet; savepoints end in the reverse order
+            if (mirror := self._open.get(key)) is not None:
+                mirror.mark(len(mirror.marks))
+
+        def released(_: Any, __: object, ___: object) -> None:
+            if (mirror := self._open.get(key)) is not None and mirror.marks:
+                mirror.marks.popitem()
+
+        def back_to(_: Any, __: object, ___: object) -> None:
+            if (mirror := self._open.get(key)) is not None:
+                mirror.back_to(len(mirror.marks) - 1)
+                if mirror.marks:
+                    mirror.marks.popitem()
+
+        new = not any(target is connection for target, _, _ in self._listening)
+        mirror = self._mirror(
+            connection,
+            {
+                "commit": committing,
+                "rollback": rolled_back,
+                "savepoint": savepoint,
+                "release_savepoint": released,
+                "rollback_savepoint": back_to,
+            },
+        )
+        if new:
+            self._listen(connection.engine, "handle_error", failed)
+        return mirror
+
+
+# ── Django ──
+
+
+def wait_for_django(store: Store, drafts: Sequence[Draft], tx: Any) -> list[Enqueued] | None:
+    """Enqueue when Django's transaction commits; its own callbacks know of savepoints. None: `tx` is not Django's."""
+    inner: Any = tx.tx if isinstance(tx, Awaited) else tx
+    if not _is(inner, "django.utils.connection:ConnectionProxy", "django.db.backends.base.base:BaseDatabaseWrapper"):
+        return None
+    if not inner.in_atomic_block:
+        raise StoreError("tx is Django's connection, but in no transaction: use it inside `with transaction.atomic():`")
+    inner.on_commit(lambda: store.enqueue(drafts))
+    later = [draft.delay is not None or draft.run_at is not None for draft in drafts]
+    return [
+        Enqueued(draft.id, True, State.SCHEDULED if wait else State.QUEUED)
+        for draft, wait in zip(drafts, later, strict=True)
+    ]
+
+
+def _is(tx: object, *names: str) -> bool:
+    """Is it an instance of one of these classes? A library that is not loaded can't have made it."""
+    for name in names:
+        module, _, kind = name.partition(":")
+        found = getattr(sys.modules.get(module), kind, None)
+        if isinstance(found, type) and isinstance(tx, found):
+            return True
+    return False

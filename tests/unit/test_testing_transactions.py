@@ -1,0 +1,334 @@
+"""`tx=` of other libraries in `jobs.testing()`: the job is there exactly when that transaction commits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+from servers import shared_postgres
+from tenure import Job, Task, Tenure
+from tenure.errors import StoreError
+from tenure.testing import TestQueue
+
+
+class Shop:
+    def __init__(self, queue: TestQueue, pay: Task[[int], int]) -> None:
+        self.queue, self.pay = queue, pay
+
+    @property
+    def orders(self) -> list[int]:
+        """The orders of the jobs that are in the queue."""
+        found = [self.queue.client.store.get(str(handle.id)) for handle in self.queue.enqueued(self.pay)]
+        return [json.loads(job.payload)["order"] for job in found if job is not None]
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = create_engine("sqlite://", poolclass=StaticPool)
+
+    @event.listens_for(engine, "connect")
+    def by_hand(connection: Any, _: object) -> None:  # else sqlite3 begins no transaction before a savepoint
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys = ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE a (id int PRIMARY KEY)"))
+        connection.execute(text("CREATE TABLE b (a int REFERENCES a (id) DEFERRABLE INITIALLY DEFERRED)"))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    jobs = Tenure("sqlite:////nowhere/at/all.db")
+
+    @jobs.task
+    def pay(order: int) -> int:
+        return order
+
+    with jobs.testing() as queue:
+        yield Shop(queue, pay)
+
+
+@pytest.fixture(params=["session", "scoped", "joined", "connection"])
+def tx(request: pytest.FixtureRequest, engine: Engine) -> Iterator[Any]:
+    """An open transaction: of a session, of one inside a test's own transaction, of a connection."""
+    with engine.connect() as connection:
+        match request.param:
+            case "session":
+                with Session(connection) as session:
+                    yield session
+            case "scoped":
+                scoped = scoped_session(sessionmaker(connection))
+                yield scoped
+                scoped.remove()
+            case "joined":  # the usual recipe of a test: its rollback undoes what the session has committed
+                outer = connection.begin()
+                with Session(connection, join_transaction_mode="create_savepoint") as session:
+                    yield session
+                outer.rollback()
+            case _:
+                connection.begin()
+                yield connection
+
+
+def test_a_job_is_there_once_its_transaction_has_committed(shop: Shop, tx: Any) -> None:
+    shop.pay.using(tx=tx).enqueue(1)
+    assert shop.orders == []
+    assert shop.queue.drain() == 0
+
+    tx.commit()
+
+    assert shop.orders == [1]
+    assert shop.queue.drain() == 1
+
+
+def test_a_job_is_gone_when_its_transaction_is_rolled_back(shop: Shop, tx: Any) -> None:
+    shop.pay.using(tx=tx).enqueue(1)
+    tx.rollback()
+    assert shop.orders == []
+
+    if isinstance(tx, Connection):
+        tx.begin()
+    shop.pay.using(tx=tx).enqueue(2)  # the next transaction of the same session
+    tx.commit()
+    if isinstance(tx, Connection):
+        tx.begin()
+    shop.pay.using(tx=tx).enqueue(3)
+    assert shop.orders == [2]
+    tx.rollback()
+    assert shop.orders == [2]
+
+
+def test_a_savepoint_takes_only_its_own_jobs_with_it(shop: Shop, tx: Any) -> None:
+    shop.pay.using(tx=tx).enqueue(1)
+    with suppress(ZeroDivisionError), tx.begin_nested():
+        shop.pay.using(tx=tx).enqueue(2)
+        raise ZeroDivisionError
+    with tx.begin_nested():
+        shop.pay.using(tx=tx).enqueue(3)
+        with suppress(ZeroDivisionError), tx.begin_nested():
+            shop.pay.using(tx=tx).enqueue(4)
+            raise ZeroDivisionError
+    assert shop.orders == []
+
+    tx.commit()
+
+    assert shop.orders == [1, 3]
+
+
+def test_a_savepoint_that_began_before_the_first_job_takes_it_with_it(shop: Shop, tx: Any) -> None:
+    with suppress(ZeroDivisionError), tx.begin_nested():
+        shop.pay.using(tx=tx).enqueue(1)
+        raise ZeroDivisionError
+    tx.commit()
+    assert shop.orders == []
+
+
+def test_a_commit_that_the_database_refuses_stores_nothing(shop: Shop, engine: Engine) -> None:
+    def break_it(tx: Any) -> None:
+        tx.execute(text("INSERT INTO b VALUES (7)"))  # there is no such row in a: checked at the commit
+        shop.pay.using(tx=tx).enqueue(1)
+        with pytest.raises(Exception, match="FOREIGN KEY"):
+            tx.commit()
+
+    with Session(engine) as session:
+        break_it(session)
+        session.rollback()
+    assert shop.orders == []
+    with engine.connect() as connection:
+        break_it(connection)
+    assert shop.orders == []
+
+
+def _close(tx: Any) -> None:
+    tx.close()
+
+
+def _leave(tx: Any) -> None:
+    with suppress(ZeroDivisionError), tx:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("end", [_close, _leave])
+@pytest.mark.parametrize("kind", [Session, Engine.connect])
+def test_a_transaction_that_is_closed_is_rolled_back(
+    shop: Shop, engine: Engine, kind: Callable[[Engine], Any], end: Callable[[Any], None]
+) -> None:
+    tx = kind(engine)
+    if isinstance(tx, Connection):
+        tx.begin()
+    shop.pay.using(tx=tx).enqueue(1)
+    end(tx)
+    assert shop.orders == []
+
+
+def test_flushes_do_not_end_a_transaction(shop: Shop, engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        shop.pay.using(tx=session).enqueue(1)
+        session.flush()
+        shop.pay.using(tx=session).enqueue(2)
+        session.execute(text("SELECT 1"))
+    assert shop.orders == [1, 2]
+
+
+def test_the_answer_and_the_unique_key_are_those_of_the_store(shop: Shop, engine: Engine) -> None:
+    with Session(engine) as session:
+        first = shop.pay.using(tx=session, unique="k").enqueue(1)
+        again = shop.pay.using(tx=session, unique="k").enqueue(2)
+        assert (first.created, again.created, again.id) == (True, False, first.id)
+        session.commit()
+    assert shop.orders == [1]
+
+
+def test_a_handler_finishes_with_a_foreign_transaction(engine: Engine) -> None:
+    jobs = Tenure("sqlite:////nowhere/at/all.db")
+
+    @jobs.task
+    def pay(job: Job, commit: bool) -> str:
+        with Session(engine) as session:
+            job.finish("with the effect", tx=session)
+            if commit:
+                session.commit()
+        return "by itself"
+
+    with jobs.testing() as queue:
+        handle = pay.enqueue(True)
+        assert queue.drain() == 1
+        assert handle.result("0s") == "with the effect"
+
+
+def test_jobs_whose_transaction_never_ended_are_named(engine: Engine) -> None:
+    jobs = Tenure("sqlite:////nowhere/at/all.db")
+
+    @jobs.task
+    def pay(order: int) -> None: ...
+
+    with Session(engine) as session:
+        with pytest.warns(RuntimeWarning, match="neither committed nor rolled back") as warned, jobs.testing():
+            handle = pay.using(tx=session).enqueue(1)
+        assert f"pay {handle.id}" in str(warned[0].message)
+        assert warned[0].filename == __file__
+        session.commit()  # nobody listens any more
+
+
+def test_nothing_listens_after_the_test(engine: Engine) -> None:
+    jobs = Tenure("sqlite:////nowhere/at/all.db")
+
+    @jobs.task
+    def pay(order: int) -> None: ...
+
+    session = Session(engine)
+    with jobs.testing() as queue:
+        for order in range(20):
+            pay.using(tx=session).enqueue(order)
+            session.commit()
+        assert len(queue.enqueued(pay)) == 20
+    assert list(session.dispatch.after_commit) == []
+    session.close()
+    gc.collect()
+
+
+def test_a_connection_that_can_not_tell_is_refused_with_what_to_pass(shop: Shop) -> None:
+    class Connection: ...
+
+    Connection.__module__ = "psycopg"
+    with pytest.raises(StoreError, match="pass a SQLAlchemy session or connection"):
+        shop.pay.using(tx=Connection()).enqueue(1)
+    with pytest.raises(StoreError, match="tx: expected"):
+        shop.pay.using(tx=object()).enqueue(1)
+
+
+def test_a_connection_in_no_transaction_is_refused(shop: Shop, engine: Engine) -> None:
+    with engine.connect() as connection, pytest.raises(StoreError, match=r"engine\.begin\(\)"):
+        shop.pay.using(tx=connection).enqueue(1)
+
+
+DJANGO = """
+from django.conf import settings
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+import django; django.setup()
+from django.db import connection, transaction
+from tenure import Tenure
+
+jobs = Tenure("sqlite:////nowhere/at/all.db")
+
+@jobs.task
+def pay(order: int) -> None: ...
+
+with jobs.testing() as queue:
+    with transaction.atomic():
+        pay.using(tx=connection).enqueue(1)
+        try:
+            with transaction.atomic():
+                pay.using(tx=connection).enqueue(2)
+                raise ValueError
+        except ValueError:
+            pass
+        print(len(queue.enqueued(pay)))
+    queue.assert_enqueued(pay, 1)
+    print(len(queue.enqueued(pay)))
+    try:
+        pay.using(tx=connection).enqueue(3)
+    except Exception as error:
+        print(error)
+"""
+
+
+def test_django_s_connection_in_an_app_that_is_not_django_s() -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    ran = subprocess.run([sys.executable, "-c", DJANGO], capture_output=True, text=True, env=env, check=True)
+    assert ran.stdout.splitlines()[:2] == ["0", "1"]
+    assert "transaction.atomic()" in ran.stdout.splitlines()[2]
+
+
+@pytest.mark.parametrize("kind", ["session", "connection"])
+def test_the_async_kinds(kind: str) -> None:
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    jobs = Tenure("sqlite:////nowhere/at/all.db")
+
+    @jobs.task
+    async def pay(order: int) -> int:
+        return order
+
+    async def main() -> None:
+        engine = create_async_engine(
+            shared_postgres().create_database().replace("postgresql://", "postgresql+asyncpg://")
+        )
+        try:
+            with jobs.testing() as queue:
+                async with AsyncSession(engine) if kind == "session" else engine.connect() as tx:
+                    await tx.execute(text("SELECT 1"))
+                    await pay.using(tx=tx).aenqueue(1)
+                    async with tx.begin_nested() as savepoint:
+                        await pay.using(tx=tx).aenqueue(2)
+                        await savepoint.rollback()
+                    assert await queue.adrain() == 0
+                    await tx.commit()
+                    assert [handle.created for handle in queue.enqueued(pay)] == [True]
+                    assert await queue.adrain() == 1
+                    await tx.execute(text("SELECT 1"))
+                    await pay.using(tx=tx).aenqueue(3)
+                    await tx.rollback()
+                    assert await queue.adrain() == 0
+        finally:
+            await engine.dispose()
+
+    asyncio.run(main())
