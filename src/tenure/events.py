@@ -32,7 +32,7 @@ MISFIT = "arguments fit no worker's code"  #: how the reason of such a snooze be
 RESCUE_REASONS: Mapping[str, str] = {
     "crash": "its worker died",
     "host": "its worker's lease ended",
-    "stale": "it hung in a living worker, so old code may still run",
+    "stale": "it hung",
     "queue": "the queue redelivered it",
 }
 
@@ -113,6 +113,7 @@ class JobRescued(Event):
     level: ClassVar[int] = logging.WARNING
     rescued: Rescued
     outcome: str = "crashed"
+    may_run: bool = False  #: its code was not seen to stop: it hangs in a living worker
 
     def fields(self) -> dict[str, Any]:
         job = self.rescued
@@ -121,7 +122,7 @@ class JobRescued(Event):
 
     def words(self) -> tuple[object, ...]:
         job = self.rescued
-        why = RESCUE_REASONS[job.cause]
+        why = RESCUE_REASONS[job.cause] + (", and its old code may still run" if self.may_run else "")
         return "%s %s was rescued from %s: %s; now %s", job.task, job.id, job.worker_id, why, job.state
 
 

@@ -294,6 +294,14 @@ def hang_in_thread(job: Job) -> None:
     time.sleep(FOREVER)
 
 
+@jobs.task(stale_after="500ms", max_crashes=0)
+def linger(job: Job) -> None:
+    """Silent in its thread, and deaf, until told."""
+    note(job, "begin")
+    while not gone_ahead():
+        time.sleep(0.01)
+
+
 @jobs.task
 def garble(job: Job) -> None:
     note(job, "begin")

@@ -277,8 +277,9 @@ def test_without_any_scan_the_jobs_of_a_lost_host_run_again_by_redelivery_alone(
     assert {(view.state, view.attempt, view.crashes_total) for view in views} == {("completed", 2, 1)}
     assert {view.attempt for view in site.ended(*jobs) if view.id not in {str(job.id) for job in lost}} == {1}
     assert (near.log() + other.log()).count("the queue redelivered it") == len(lost) == 10
-    rescued = 'tenure_rescues_total{cause="queue"}'
-    site.until(lambda: metric(site, near, rescued) == 10, "the count of what the queue rescued")
+    rescued = 'tenure_rescues_total{cause="%s"}'
+    site.until(lambda: metric(site, near, rescued % "queue") == 10, "the count of what the queue rescued")
+    assert [metric(site, near, rescued % cause) for cause in ("crash", "host", "stale")] == [0, 0, 0]
     emptied(site, stream)
     tell(f"from the loss of the host to the next start, by an ack_wait of {ACK_WAIT:g} s alone: {spread(waits)}")
 

@@ -13,6 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tenure.core.lifecycle import Released
+from tenure.maintenance.maintenance import Maintenance
+from tenure.maintenance.roster import Turn
 
 from . import shop
 from .harness import Site, Supervised, send
@@ -35,6 +37,12 @@ def scrape(url: str) -> dict[str, float]:
         for family in text_string_to_metric_families(exposed)
         for sample in family.samples
     }
+
+
+def rescues(url: str) -> dict[str, float]:
+    """How often each cause was counted, of those that were."""
+    found = re.compile(r"tenure_rescues_total\{cause=(\w+)}")
+    return {said[1]: number for key, number in scrape(url).items() if number and (said := found.fullmatch(key))}
 
 
 def health(url: str) -> tuple[int, dict[str, Any]]:
@@ -97,13 +105,65 @@ def test_a_killed_worker_is_a_death_and_its_job_a_rescue_after_a_crash(site: Sit
     found = scrape(url)
     assert found["tenure_worker_deaths_total{}"] == 1
     assert found["tenure_outcomes_total{outcome=crashed,task=climb}"] == 1
-    assert {key: number for key, number in found.items() if key.startswith("tenure_rescues_total")} == {
-        "tenure_rescues_total{cause=crash}": 1,
-        "tenure_rescues_total{cause=host}": 0,
-        "tenure_rescues_total{cause=queue}": 0,
-        "tenure_rescues_total{cause=stale}": 0,
-    }
+    assert rescues(url) == {"crash": 1}
     assert found["tenure_workers{}"] >= 1
+
+
+@pytest.mark.everywhere
+@pytest.mark.parametrize(
+    ("task", "outcome"), [("hang", "crashed"), ("hang_in_thread", "crashed"), ("deaf_in_thread", "failed")]
+)
+def test_code_that_hangs_is_a_stale_rescue_whether_it_stops_when_asked_or_its_process_is_killed(
+    site: Site, task: str, outcome: str
+) -> None:
+    supervisor = site.supervisor(metrics_listen=ANYWHERE, grace="500ms", faults={"stop_seconds": 0.5})
+    url = base(site, supervisor)
+    job = getattr(shop, task).enqueue()
+
+    assert site.ended(job)[0].state == "dead"
+
+    site.until(lambda: rescues(url), "the rescue to be counted")
+    assert rescues(url) == {"stale": 1}
+    assert scrape(url)[f"tenure_outcomes_total{{outcome={outcome},task={task}}}"] == 1
+    assert f"{task} {job.id} was rescued from" in supervisor.log()
+
+
+@pytest.mark.everywhere
+def test_a_job_that_hangs_where_no_process_can_be_killed_is_a_stale_rescue_by_another_supervisor(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Maintenance, "rescue", lambda self, limit: Turn())  # this process does not do it itself
+    monkeypatch.setenv("TENURE_TEST_LEDGER", str(site.ledger))
+    shop._ledger.cache_clear()
+    site.configure(lease="1s", grace="1s")
+    with shop.jobs.worker():
+        job = shop.linger.enqueue()
+        site.seen(job, "begin")
+        supervisor = site.supervisor(metrics_listen=ANYWHERE, lease="1s")
+        url = base(site, supervisor)
+
+        assert site.ended(job)[0].state == "dead"
+
+        site.until(lambda: rescues(url), "the rescue to be counted")
+        site.go()
+    assert rescues(url) == {"stale": 1}
+    assert "it hung, and its old code may still run" in supervisor.log()
+
+
+@pytest.mark.everywhere
+@pytest.mark.needs("server")
+def test_the_jobs_of_a_lost_host_are_rescues_by_its_lease(site: Site) -> None:
+    far = site.supervisor(lease="1s", env={"TENURE_HOST_ID": "far"})
+    jobs = [shop.wait.enqueue() for _ in range(2)]
+    for job in jobs:
+        site.seen(job, "begin")
+    url = base(site, site.supervisor(lease="1s", metrics_listen=ANYWHERE, env={"TENURE_HOST_ID": "near"}))
+
+    for pid in [far.pid, *far.workers()]:
+        send(pid, signal.SIGKILL)
+
+    site.until(lambda: sum(rescues(url).values()) == len(jobs), "both to be rescued")
+    assert rescues(url) == {"host": 2}
 
 
 def test_the_refused_write_of_a_former_owner_is_counted(site: Site) -> None:

@@ -58,10 +58,9 @@ def test_every_event_is_logged_as_a_sentence_with_its_fields(caplog: pytest.LogC
 def test_a_rescue_tells_its_cause_for_metrics() -> None:
     rescued = Rescued(id="1", task="add", queue="sums", attempt=2, worker_id="w", cause="stale", state=State.QUEUED)
 
-    event = JobRescued(rescued=rescued)
-
-    assert event.fields()["cause"] == "stale"
-    assert "old code may still run" in str(event)
+    assert JobRescued(rescued=rescued).fields()["cause"] == "stale"
+    assert str(JobRescued(rescued=rescued)) == "add 1 was rescued from w: it hung; now queued"
+    assert "it hung, and its old code may still run" in str(JobRescued(rescued=rescued, may_run=True))
 
 
 def test_sentences_say_nothing_twice() -> None:

@@ -221,7 +221,8 @@ class Maintenance:
         """Emit an event for each rescued job, and ring for it. `outcomes` is by job id; the default is crashed."""
         rings: list[Ring] = []
         for each in rescued:
-            self._events.emit(JobRescued(rescued=each, outcome=outcomes.get(each.id, "crashed")))
+            may_run = each.cause == "stale" and each.id not in outcomes
+            self._events.emit(JobRescued(rescued=each, outcome=outcomes.get(each.id, "crashed"), may_run=may_run))
             if each.state is State.QUEUED:
                 rings.append(Ring("queued", each.queue, (each.id,), each.message))
             elif each.state is State.SCHEDULED:

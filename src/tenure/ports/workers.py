@@ -31,7 +31,7 @@ class WorkerIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescued:
-    """One rescued job and its last owner. `cause`: crash (proof of death), host (lease ended), stale (hung), queue."""
+    """One rescued job and its last owner. `cause`: crash (process died), host (lease ended), stale (hung), queue."""
 
     id: str
     task: str
@@ -89,7 +89,8 @@ class WorkerStore(Protocol):
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
         """The worker's process is gone: declare it dead, end each of its leases with its verdict (by job id) or `rest`.
 
-        One transaction. Only leases of this worker: a job rescued meanwhile is not touched.
+        A job with a verdict is why the process was killed: it hung, so its cause is `stale`; that of the rest is
+        `crash`. One transaction. Only leases of this worker: a job rescued meanwhile is not touched.
         """
         ...
 

@@ -241,10 +241,15 @@ def used_before(worker_id: str) -> StoreError:
     return StoreError(f"worker id {worker_id} was used before: every process start takes a new one")
 
 
-def lost(death: str, worker_id: str) -> tuple[Cause, Crashed]:
+def lost(death: str, worker_id: str) -> tuple[Crashed, Cause]:
     """Why a job is rescued, by the fate of its owner: crash, host, missing or hung."""
     cause, outcome = _RESCUES[death]
-    return cause, replace(outcome, reason=outcome.reason.format(worker=worker_id))
+    return replace(outcome, reason=outcome.reason.format(worker=worker_id)), cause
+
+
+def settled(job_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> tuple[Outcome, Cause]:
+    """How `settle` ends this job, and the cause: with a verdict of its own it hung, else its process died under it."""
+    return (verdicts[job_id], "stale") if job_id in verdicts else (rest, "crash")
 
 
 def cleared(lease: Lease, outcome: Outcome) -> str | None:

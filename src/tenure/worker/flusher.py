@@ -9,8 +9,8 @@ from operator import attrgetter
 from tenure.core.lifecycle import Completed, Crashed, Failed, Released, State, outcome_name
 from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
-from tenure.events import AttemptFailed, Events, JobDied, LeaseRefused, Running
-from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Ring
+from tenure.events import AttemptFailed, Events, JobDied, JobRescued, LeaseRefused, Running
+from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Rescued, Ring
 from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
 from tenure.worker.progress import ProgressFlusher
@@ -129,7 +129,18 @@ class OutcomeFlusher:
             else:  # it was completed earlier, in the job's own transaction
                 self._tally.count("outcomes", job.task, "completed")
             return
-        if outcome is not None:
+        if isinstance(outcome, Crashed):  # it hung, and stopped when asked: a rescue by its own worker
+            taken = Rescued(
+                id=job.id,
+                task=job.task,
+                queue=job.queue,
+                attempt=job.attempt,
+                worker_id=end.lease.worker_id,
+                cause="stale",
+                state=answer.state,
+            )
+            self._events.emit(JobRescued(rescued=taken))
+        elif outcome is not None:
             self._tally.count("outcomes", job.task, outcome_name(outcome))
         if isinstance(outcome, Released):
             self.released += 1

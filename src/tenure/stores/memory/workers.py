@@ -10,7 +10,7 @@ from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Crashed, Lease, Ou
 from tenure.ports import Hung, Rescued, WorkerIdentity
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.rows import Row, Worker, over
-from tenure.stores.rules import Beside, Cause, check_outcome, cleared, lost, rescued, used_before
+from tenure.stores.rules import Beside, Cause, check_outcome, cleared, lost, rescued, settled, used_before
 
 
 class MemoryWorkers(MemoryBase):
@@ -56,8 +56,7 @@ class MemoryWorkers(MemoryBase):
         held = self._held_by(worker_id)
         beside = self._beside(worker_id)
         return [
-            self._take_back("finish", row, lease, "crash", verdicts.get(lease.job_id, rest), beside)
-            for row, lease in held
+            self._take_back("finish", row, lease, *settled(lease.job_id, verdicts, rest), beside) for row, lease in held
         ]
 
     @atomic
@@ -81,7 +80,7 @@ class MemoryWorkers(MemoryBase):
         why = self._lost(row, row.lease.worker_id)
         if why is None:
             return row.view.state
-        return self._take_back("rescue", row, row.lease, "queue", why[1], self._beside(row.lease.worker_id))
+        return self._take_back("rescue", row, row.lease, why[0], "queue", self._beside(row.lease.worker_id))
 
     @atomic
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:
@@ -109,7 +108,7 @@ class MemoryWorkers(MemoryBase):
             self._workers[worker.identity.id] = replace(worker, died_at=self.now(), died_of=cause)
         return frozenset(worker.identity.id for worker in died)
 
-    def _lost(self, row: Row, worker_id: str) -> tuple[Cause, Crashed] | None:
+    def _lost(self, row: Row, worker_id: str) -> tuple[Crashed, Cause] | None:
         """Why a processing job may be rescued; None: its owner is alive and reports activity."""
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -126,7 +125,7 @@ class MemoryWorkers(MemoryBase):
         worker = self._workers.get(worker_id)
         return Beside(worker.identity.slots if worker else 1, len(self._held_by(worker_id)) > 1)
 
-    def _take_back(self, verb: str, row: Row, lease: Lease, cause: Cause, outcome: Outcome, beside: Beside) -> Rescued:
+    def _take_back(self, verb: str, row: Row, lease: Lease, outcome: Outcome, cause: Cause, beside: Beside) -> Rescued:
         message = cleared(lease, outcome)
         after = self._end(verb, row, lease, outcome, beside, **({} if message is None else {"message": message}))
         return rescued(lease, after.task, after.queue, cause, after.state, outcome)

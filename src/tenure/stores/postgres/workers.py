@@ -23,6 +23,7 @@ from tenure.stores.rules import (
     is_id,
     lost,
     rescued,
+    settled,
     used_before,
 )
 
@@ -120,7 +121,7 @@ class PostgresWorkers(PostgresBase):
             connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{HELD_MS}ms",))
             connection.execute(self._sql(DECLARE), ([worker_id],))
             held = connection.execute(self._sql(sql), (worker_id,)).fetchall()
-            return self._take(connection, [(*row, worker_id, verdicts.get(row[0], rest), "crash") for row in held])
+            return self._take(connection, [(*row, worker_id, *settled(row[0], verdicts, rest)) for row in held])
 
         try:
             return self._locking(lambda connection: step(connection, HELD))
@@ -155,7 +156,7 @@ class PostgresWorkers(PostgresBase):
     ) -> list[Rescued]:
         taken: list[tuple[Any, ...]] = []
         for *row, worker_id, death in connection.execute(sql, values).fetchall():
-            cause, outcome = lost(death, worker_id)
+            outcome, cause = lost(death, worker_id)
             taken.append((*row, worker_id, outcome, forced or cause))
         return self._take(connection, taken)
 

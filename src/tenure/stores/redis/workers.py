@@ -13,7 +13,7 @@ from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, batches, cost
 from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.redis.steps import TRIES, Taken, take
-from tenure.stores.rules import MANY_QUEUES, Cause, check_outcome, check_text, is_id, json_of, used_before
+from tenure.stores.rules import MANY_QUEUES, Cause, check_outcome, check_text, is_id, json_of, settled, used_before
 from tenure.stores.rules import lost as why_lost
 
 
@@ -52,19 +52,19 @@ class RedisWorkers(RedisBase):
             check_outcome(outcome)
         # The death is declared in one step with the last ends: were it visible before, a scan could charge these jobs
         # with a crash.
-        settled: list[Rescued] = []
+        done: list[Rescued] = []
         for _ in range(TRIES):
             held = [row for ids in batches(self._held(worker_id)) for row in self._server.call("held", worker_id, *ids)]
             held.sort(key=_silent_longest)
-            taken: list[Taken] = [(row, verdicts.get(row[0], rest), "crash") for row in held]
+            taken: list[Taken] = [(row, *settled(row[0], verdicts, rest)) for row in held]
             found, ends = take(taken, lost=False)
             pairs = list(zip(found, ends, strict=True))
             *before, last = list(batches(pairs, lambda pair: cost(pair[1]))) or [[]]
             for batch in before:
                 fits = self._server.call("end", "", *(end for _, end in batch))
-                settled += [each for (each, _), fit in zip(batch, fits, strict=True) if fit]
+                done += [each for (each, _), fit in zip(batch, fits, strict=True) if fit]
             if self._server.call("end", worker_id, *(end for _, end in last)) == [1]:
-                return settled + [each for each, _ in last]
+                return done + [each for each, _ in last]
         raise StoreAway(f"{self._server.url}: the jobs of worker {worker_id} changed faster than they could be read")
 
     def rescue(self, *, limit: int = 100) -> list[Rescued]:
@@ -84,7 +84,7 @@ class RedisWorkers(RedisBase):
     def _rescue(self, lost: Sequence[Sequence[Any]], forced: Cause | None = None) -> list[Rescued]:
         taken: list[Taken] = []
         for row in lost:
-            cause, outcome = why_lost(row[3], row[2])
+            outcome, cause = why_lost(row[3], row[2])
             taken.append((row, outcome, forced or cause))
         if not taken:
             return []

@@ -25,6 +25,7 @@ from tenure.stores.rules import (
     json_of,
     lost,
     rescued,
+    settled,
     used_before,
 )
 from tenure.stores.sqlite.base import SqliteBase, millis
@@ -120,7 +121,7 @@ class SqliteWorkers(SqliteBase):
             )
             slots = first(connection, "SELECT slots FROM workers WHERE id = ?", (worker_id,))
             beside = Beside(slots[0] if slots else 1, len(held) > 1)
-            return [_take(connection, row, worker_id, verdicts.get(row[0], rest), "crash", now, beside) for row in held]
+            return [_take(connection, row, worker_id, *settled(row[0], verdicts, rest), now, beside) for row in held]
 
         return self._file.write(step)
 
@@ -154,7 +155,7 @@ class SqliteWorkers(SqliteBase):
     ) -> list[Rescued]:
         taken: list[Rescued] = []
         for *row, worker_id, death, slots, neighbours in fetch(connection, _TO_RESCUE, facts):
-            cause, outcome = lost(death, worker_id)
+            outcome, cause = lost(death, worker_id)
             beside = Beside(slots, bool(neighbours))
             taken.append(_take(connection, row, worker_id, outcome, forced or cause, now, beside))
         return taken
