@@ -316,6 +316,12 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("queues", None, _queues, "Queues to work on, in order: analysis=2,default (=2: at most two slots)."),
     Setting("concurrency", "5", partial(_whole, least=1, most=10_000), "Slots of a worker: jobs it runs at once."),
     Setting("workers", "1", partial(_whole, least=1, most=1_000), "Worker processes of one `tenure worker`."),
+    Setting(
+        "spares",
+        "1",
+        partial(_whole, least=0, most=100),
+        "Processes a supervisor keeps that have loaded Tenure, but not the app, to replace a dead worker sooner.",
+    ),
     Setting("grace", "25s", _seconds, "How long running jobs may continue after the first SIGTERM or Ctrl-C."),
     Setting("lease", "30s", _lease, "How long a worker may be silent before its jobs are rescued; 1s to 1h."),
     Setting(
@@ -410,6 +416,7 @@ class Settings:
     queues: Mapping[str, int | None]  #: in order, with the cap of each (None: no cap); empty means all queues
     concurrency: int
     workers: int
+    spares: int
     grace: float
     lease: float
     poll_interval: float

@@ -93,7 +93,7 @@ class Host:
         }
         slots = {"workers": self._workers, "concurrency": self._slots}
         order: dict[str, Any] = {"app": "chaos.workload", **slots, "grace": "1s"}
-        return self._stage.site.supervisor(lease=f"{self._stage.lease:g}s", env=env, **order)
+        return self._stage.site.supervisor(lease=f"{self._stage.lease:g}s", env=env, spares=1, **order)
 
 
 def _descendants(pid: int) -> list[int]:

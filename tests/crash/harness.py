@@ -176,13 +176,18 @@ class Site:
         env: Mapping[str, str] | None = None,
         faults: Mapping[str, object] | None = None,
         lease: str = "30s",
+        spares: int = 0,
         **order: Any,
     ) -> Supervised:
-        """Start one. `before`: words before its command; `order`: as in `tenure worker`."""
+        """Start one. `before`: words before its command; `order`: as in `tenure worker`.
+
+        Without spares, unlike `tenure worker`: then each child that it has is one of its workers.
+        """
         given = {"app": "shop", **order}
         command = [*before, sys.executable, "-m", "tenure.cli.supervise", json.dumps(given)]
         log = self.folder / f"supervisor-{len(self._supervisors)}.log"
-        supervisor = Supervised(command, self.env(lease, faults or {}, env or {}), self.folder, log)
+        more = {"TENURE_SPARES": str(spares), **(env or {})}
+        supervisor = Supervised(command, self.env(lease, faults or {}, more), self.folder, log)
         self._supervisors.append(supervisor)
         return supervisor
 

@@ -16,7 +16,7 @@ KILLS = 50 if FULL else 4
 @pytest.mark.everyday
 @pytest.mark.everywhere
 def test_a_job_of_a_killed_worker_starts_again_from_its_checkpoint_at_once(site: Site, tell: Tell) -> None:
-    supervisor = site.supervisor(lease="4m")  # no beat and no scan comes soon enough to be what starts it again
+    supervisor = site.supervisor(lease="4m", spares=1)  # neither beat nor scan comes soon enough to start it again
     waits: list[float] = []
     killed: dict[int, float] = {}
 
@@ -41,7 +41,7 @@ def test_a_job_of_a_killed_worker_starts_again_from_its_checkpoint_at_once(site:
 
 
 def test_a_killed_one_slot_worker_is_started_again_at_once_too(site: Site, tell: Tell) -> None:
-    site.supervisor(env={"TENURE_RETRY_CAP": "50ms"})
+    site.supervisor(env={"TENURE_RETRY_CAP": "50ms"}, spares=1)
     job = shop.tick.enqueue()
     waits: list[float] = []
 
@@ -96,6 +96,50 @@ def test_a_child_that_kept_the_workers_descriptors_holds_nothing_up(site: Site, 
 
     (view,) = site.ended(job)
     assert (view.state, view.attempt) == ("completed", 2)
+
+
+IMPORTED = """
+import os
+with open("imported", "a") as file:
+    file.write(f"{os.getpid()}\\n")
+from shop import jobs
+"""
+
+
+@pytest.mark.everyday
+def test_a_spare_takes_the_place_of_a_killed_worker_and_imports_the_app_only_then(site: Site) -> None:
+    (site.folder / "imported.py").write_text(IMPORTED)
+    supervisor = site.supervisor(app="imported", lease="4m", spares=1)
+    job = shop.wait.enqueue()
+    victim = site.seen(job, "begin").pid
+    (spare,) = site.until(lambda: set(supervisor.workers()) - {victim}, "the spare")
+
+    assert (site.folder / "imported").read_text().split() == [str(victim)]
+    assert [each.identity.pid for each in site.store.workers()] == [victim]
+    send(victim, signal.SIGKILL)
+
+    assert site.seen(job, "begin", attempt=2).pid == spare
+    site.until(lambda: len(supervisor.workers()) == 3, "another worker, and another spare")
+    site.go()
+    assert site.ended(job)[0].state == "completed"
+    assert len((site.folder / "imported").read_text().split()) == 3
+    left = supervisor.workers()
+    assert supervisor.stop() == 0
+    assert not any(map(alive, left))
+
+
+def test_a_spare_that_has_died_is_not_missed(site: Site) -> None:
+    supervisor = site.supervisor(lease="4m", spares=1)
+    job = shop.wait.enqueue()
+    victim = site.seen(job, "begin").pid
+    (spare,) = site.until(lambda: set(supervisor.workers()) - {victim}, "the spare")
+
+    for pid in (spare, victim):
+        send(pid, signal.SIGKILL)
+
+    assert site.seen(job, "begin", attempt=2).pid not in (spare, victim)
+    site.go()
+    assert site.ended(job)[0].state == "completed"
 
 
 def test_a_worker_whose_own_loop_fails_is_replaced(site: Site) -> None:

@@ -15,7 +15,7 @@ KILLERS = 8 if FULL else 4
 def test_a_job_that_kills_its_process_is_dead_after_its_budget_and_its_neighbours_complete(
     site: Site, tell: Tell
 ) -> None:
-    site.supervisor(concurrency=21)
+    site.supervisor(concurrency=21, spares=1)
     jobs = [shop.effect.enqueue(0.6) for _ in range(20)]
     poison = shop.abort.enqueue()
 
@@ -43,7 +43,7 @@ def test_nobody_is_dead_for_the_crashes_of_others(site: Site) -> None:
     """The guilty run one after another in the same few processes as those whose outcomes have just been stored."""
     innocent = [shop.report.enqueue() for _ in range(3)]
     guilty = [shop.kill_itself.enqueue() for _ in range(KILLERS)]
-    site.supervisor(concurrency=KILLERS + 3)
+    site.supervisor(concurrency=KILLERS + 3, spares=1)
 
     dead, ended = site.ended(*guilty, seconds=600.0), site.ended(*innocent)
 

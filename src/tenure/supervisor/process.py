@@ -40,7 +40,7 @@ class WorkerProcess:
     dump: IO[bytes]
     token: str
     id: str
-    runner: Runner
+    runner: Runner = "worker"
     replaces: str = ""
     slots: int = 0
     registered: bool = False
@@ -59,8 +59,8 @@ class WorkerProcess:
     blocked_at: str = ""  #: and its file and line
 
     @classmethod
-    def start(cls, command: Sequence[str], runner: Runner, replaces: str = "") -> WorkerProcess:
-        """Start a worker as the leader of a process group of its own. Raises OSError if that fails.
+    def start(cls, command: Sequence[str]) -> WorkerProcess:
+        """Start a process that waits for `load`, as the leader of its own process group. Raises OSError if that fails.
 
         From the main thread only: the process dies with the thread that started it (prctl(2), PR_SET_PDEATHSIG).
         """
@@ -83,7 +83,12 @@ class WorkerProcess:
             theirs.close()
         pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else -1
         name = worker_id(process.pid, token)
-        return cls(process, pidfd, Link(ours), lifeline, dump, token, name, runner, replaces)
+        return cls(process, pidfd, Link(ours), lifeline, dump, token, name)
+
+    def load(self, runner: Runner, replaces: str) -> None:
+        """Have it import the app, and report."""
+        self.runner, self.replaces = runner, replaces
+        self.link.send("load")
 
     def drain(self, grace: float, end_by: float) -> None:
         """Tell it to finish its running jobs within the grace, and then exit."""
@@ -123,6 +128,14 @@ class WorkerProcess:
             return None
         code = self.process.returncode = os.waitstatus_to_exitcode(status)
         return Ended(code, usage.ru_maxrss)
+
+    def end(self) -> None:
+        """Kill it and forget it: it has run no user code."""
+        self.process.kill()  # nothing, if it has ended
+        self.process.wait()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+        self.close()
 
     def close(self) -> None:
         """Close the files and the memory that were shared with it."""

@@ -16,6 +16,7 @@ from tenure.liveness.host import end_leftovers, kill_group
 from tenure.ports import Runner
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import WorkerProcess
+from tenure.supervisor.spares import Spares
 
 MAX_BACKOFF_SECONDS = 30.0
 
@@ -34,7 +35,8 @@ class ProcessTable:
         stopping: Callable[[], bool],
         echo: Callable[[str], None],
     ) -> None:
-        self._command, self._loop, self._boot, self._echo = command, loop, boot, echo
+        self._loop, self._boot, self._echo = loop, boot, echo
+        self.spares = Spares(command)
         self._on_message, self._on_exit, self._stopping = on_message, on_exit, stopping
         self._workers: dict[int, WorkerProcess] = {}
         self._failed_starts = 0
@@ -67,7 +69,7 @@ class ProcessTable:
         if self._stopping():
             return
         try:
-            worker = WorkerProcess.start(self._command, runner, replaces)
+            worker = self.spares.take()
         except OSError as error:
             self._echo(f"a new worker can't be started: {error}")
             if runner == "worker":
@@ -77,11 +79,16 @@ class ProcessTable:
         if worker.pidfd >= 0:
             self._loop.watch(worker.pidfd, partial(self._on_exit, worker))
         self._loop.watch(worker.link, partial(self._receive, worker))
+        worker.load(runner, replaces)
         if self._stopping():  # the signal arrived before this worker was in the table
             worker.kill("the supervisor was stopped before it was ready")
 
-    def reset_backoff(self) -> None:
+    def started(self, worker: WorkerProcess) -> None:
+        """It is ready: forget the backoff, and start a spare if no other worker is starting."""
+        worker.ready = True
         self._failed_starts = 0
+        if not self._stopping() and all(each.ready for each in self):
+            self.spares.fill()
 
     def replace(self, worker: WorkerProcess) -> None:
         """Start another worker in place of one that has ended, at once if that one had become ready."""
@@ -161,5 +168,6 @@ class ProcessTable:
 
     def kill_all(self) -> None:
         """Kill all workers, as the supervisor is about to exit."""
+        self.spares.end()
         for pid in self._workers:
             kill_group(pid)

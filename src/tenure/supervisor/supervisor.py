@@ -7,8 +7,8 @@ It has four threads, so that none of its duties delays another:
 2. *renew* extends the leases of living workers every lease/3, on a connection of its own.
 3. *urgent* rescues, promotes and fires ticks, 4. *maintain* does the rest, both on another connection.
 
-`Supervisor` coordinates its parts: processes.py (the table of workers), watch.py (checks from outside), settler.py,
-renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), outage.py.
+`Supervisor` coordinates its parts: processes.py (the table of workers), spares.py, watch.py (checks from outside),
+settler.py, renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), outage.py.
 """
 
 from __future__ import annotations
@@ -192,8 +192,7 @@ class Supervisor:
             case "refused":
                 self._refused(worker, message["error"])
             case "ready":
-                worker.ready = True
-                self._processes.reset_backoff()
+                self._processes.started(worker)
             case "due":
                 self._parts.shared.maintenance.look_again()
             case "stuck":
@@ -287,6 +286,8 @@ class Supervisor:
             maintenance.rest.add(row)
         alarm = self._new_alarm(settings, store, notifier, maintenance.lags)
         settler, watch = Settler(shared, maintenance.look_again), Watch(shared, renewing.wake)
+        if not (self._options.until_empty or self._options.reload):  # these end soon, or on purpose
+            processes.spares.wanted = settings.spares
         maintenance.scan()
         parts = Parts(shared, renewals, notifier, alarm, settler, watch, renewer, renewing)
         parts.start()

@@ -1,7 +1,8 @@
 """The worker process, started by a supervisor: an event loop in the main thread, and a watch thread.
 
 1. Have the kernel kill this process when the supervisor dies; ignore SIGINT; SIGTERM drains this worker only.
-2. Import the app and send `hello`: the store's URL, the tasks, the settings. The supervisor imports no user code.
+2. On `load`: import the app and send `hello`: the store's URL, the tasks, the settings. The supervisor imports no user
+   code. A spare, which may wait long for that, has imported the store's modules before, on `prepare`.
 3. On `start`: open the store, the resources and the doorbell, and run jobs.
 4. The watch thread reads the deadlines in shared memory: past the first, handlers are asked to stop; past the
    second, the whole process group is killed. For that it needs no store, no supervisor and no event loop.
@@ -20,8 +21,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NoReturn
 
 import msgspec
@@ -94,6 +96,7 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
     link = Link(socket.socket(fileno=handles.link))
     faulthandler.enable(os.fdopen(os.dup(handles.dump), "wb", 0))
     faulthandler.register(signal.SIGUSR1, os.fdopen(os.dup(handles.dump), "wb", 0), all_threads=True)
+    early = _wait_to_load(link)
     try:
         loaded = load()
         if not loaded.program.tasks.names:
@@ -107,7 +110,20 @@ def _run(handles: Handles, load: Callable[[], Loaded]) -> int:
         raise
     link.send("hello", **hello)
     sys.setswitchinterval(SWITCH_SECONDS)
-    return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve())
+    return run_loop(Child(link, Lifeline(handles.lifeline), loaded, handles.parent).serve(early))
+
+
+def _wait_to_load(link: Link) -> list[dict[str, Any]]:
+    """Block until the app is wanted. Returns the messages that came together with that one, for later."""
+    while not link.closed:
+        messages = link.receive()
+        while messages:
+            message = messages.pop(0)
+            if message["kind"] == "load":
+                return messages
+            for name in message.get("modules", ()):
+                import_module(name)
+    _leave(0)  # the supervisor is gone
 
 
 def _ignore(number: int, frame: object) -> None:
@@ -184,9 +200,11 @@ class Child:
         self._idle_since = 0.0
         self._due_sent_at, self._due_waits = 0.0, False
 
-    async def serve(self) -> NoReturn:
+    async def serve(self, early: Sequence[dict[str, Any]]) -> NoReturn:
+        """Obey the supervisor to the end; `early` messages have been received already."""
         self._loop = loop = asyncio.get_running_loop()
         os.register_at_fork(after_in_child=loop.stop)  # a handler that forks leaves no second worker behind
+        self._obey(early)
         loop.add_reader(self._link.fileno(), self._receive)
         loop.add_signal_handler(signal.SIGTERM, self._drain, self._loaded.settings.grace)
         self._tick()
@@ -252,13 +270,16 @@ class Child:
     # ── the link ──
 
     def _receive(self) -> None:
-        for message in self._link.receive():
+        self._obey(self._link.receive())
+        if self._link.closed:  # the supervisor is gone; on Linux the kernel usually kills this process first
+            kill_group(0)
+
+    def _obey(self, messages: Sequence[dict[str, Any]]) -> None:
+        for message in messages:
             if message["kind"] == "count":
                 self._send_counts()
             else:
                 self._orders.put_nowait(message)
-        if self._link.closed:  # the supervisor is gone; on Linux the kernel usually kills this process first
-            kill_group(0)
 
     def _drain(self, grace: float) -> None:
         self._orders.put_nowait({"kind": "drain", "grace": grace})
