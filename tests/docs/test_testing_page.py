@@ -27,7 +27,19 @@ def folder(tmp_path: Path) -> Path:
 
 def said(folder: Path, name: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), name],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "pytest_tenure",
+            "--rootdir",
+            str(folder),
+            name,
+        ],
         cwd=folder,
         env=_environment(folder),
         capture_output=True,
