@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -298,6 +299,17 @@ def test_a_claim_ends_with_the_job_that_makes_it_large(store: Store) -> None:
         assert taken < BATCH_BYTES + 2 * size
         assert may_be_cut(some) or len(found) + len(some) == len(jobs)
         found += [each.id for each in some]
+    assert found == jobs
+
+
+def test_a_claim_ends_with_the_job_whose_meta_makes_it_large(store: Store) -> None:
+    worker, size = start(store), 240_000
+    jobs = [put(store, meta=json.dumps({"a": "ä" * size}, ensure_ascii=False)) for _ in range(25)]
+    found: list[str] = []
+    while some := claim(store, worker, 100):
+        assert sum(len(each.meta.encode()) for each in some) < BATCH_BYTES + 4 * size
+        assert may_be_cut(some) or len(found) + len(some) == len(jobs)
+        found += ids(some)
     assert found == jobs
 
 

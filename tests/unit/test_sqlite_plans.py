@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from conformance.factories import put, start
 from tenure.core.clock import system_clock
+from tenure.errors import BadData
 from tenure.ports import Store
 from tenure.stores.sqlite import SqliteStore
 from tenure.stores.sqlite.file import DatabaseFile
@@ -76,3 +78,30 @@ def test_an_empty_claim_from_very_many_queues_does_not_take_the_write_lock(tmp_p
     store.close()
 
     assert claimed.queue == "queue-7"
+
+
+def test_a_job_that_is_too_large_as_json_stops_no_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As JSON a text may be twice as long as it is stored. Then the claim was refused, and repeated for ever."""
+    connect = DatabaseFile._connect
+
+    def limited(file: DatabaseFile, *options: Any) -> apsw.Connection:
+        connection = connect(file, *options)
+        connection.limit(apsw.SQLITE_LIMIT_LENGTH, 1_000_000)
+        return connection
+
+    monkeypatch.setattr(DatabaseFile, "_connect", limited)
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.migrate()
+    store.open()
+    worker, large = start(store, boot_id=system_clock().boot_id), json.dumps('"' * 300_000)
+    jobs = [put(store), put(store, payload=large), *(put(store, payload=large[:200_000] + '"') for _ in range(5))]
+
+    with pytest.raises(BadData):
+        put(store, payload="0" * 1_000_001)  # what can never be read is never stored
+    found = [each for _ in range(len(jobs)) for each in store.claim(worker, {"default": 10}, 10)]
+    held = store.owned(worker)
+    store.close()
+
+    assert [each.id for each in found] == jobs
+    assert found[1].payload == large
+    assert sorted(each.claimed for each in held) == sorted(found)

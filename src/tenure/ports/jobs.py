@@ -69,7 +69,7 @@ class Claimed(NamedTuple):
 
 def may_be_cut(claimed: Iterable[Claimed]) -> bool:
     """Can a short claim have ended because of its size, and not because there were no more jobs?"""
-    characters = sum(len(each.payload) + len(each.checkpoint or "") for each in claimed)
+    characters = sum(len(each.payload) + len(each.checkpoint or "") + len(each.meta) for each in claimed)
     return 4 * characters >= BATCH_BYTES  # UTF-8 has at most four bytes for each
 
 
@@ -212,7 +212,7 @@ class JobStore(Protocol):
         of one queue, no more of them than each may run with (`together`), and none for a worker that owns a job. A
         worker whose row is missing, dead or expired claims nothing, and nothing is claimed from a paused queue. One
         statement: two workers never claim the same job.
-        The claim ends with the job whose payload and checkpoint make it `BATCH_BYTES` or more: `may_be_cut`.
+        The claim ends with the job whose payload, checkpoint and meta make it `BATCH_BYTES` or more: `may_be_cut`.
         """
         ...
 

@@ -174,7 +174,7 @@ def matches(view: JobView, where: Filter) -> bool:
 
 def bytes_of(claimed: Claimed) -> int:
     """What a claimed job adds to a batch."""
-    return len(claimed.payload.encode()) + len((claimed.checkpoint or "").encode())
+    return sum(len(text.encode()) for text in (claimed.payload, claimed.checkpoint or "", claimed.meta))
 
 
 # ── How an attempt ends ─────────────────────────────────────────────────────────────────────────────────────────

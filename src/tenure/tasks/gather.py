@@ -186,7 +186,7 @@ class _Lane:
         while self._waiting:
             caller = self._waiting[0]
             number += len(caller.drafts)
-            size += sum(len(draft.payload) for draft in caller.drafts)
+            size += sum(len(draft.payload) + len(draft.meta) for draft in caller.drafts)
             if batch and (number > _MAX_BATCH or size > BATCH_BYTES):
                 break
             del self._waiting[0]

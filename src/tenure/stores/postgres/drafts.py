@@ -108,10 +108,10 @@ def parts(drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
     found: list[Sequence[Draft]] = []
     start = size = 0
     for n, draft in enumerate(drafts):
-        size += len(draft.payload)
+        size += len(draft.payload) + len(draft.meta)
         if n > start and (n - start == _MOST_AT_ONCE or size > BATCH_BYTES):
             found.append(drafts[start:n])
-            start, size = n, len(draft.payload)
+            start, size = n, len(draft.payload) + len(draft.meta)
     return [*found, drafts[start:]]
 
 

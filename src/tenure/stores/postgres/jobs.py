@@ -88,7 +88,8 @@ _CLAIMED = listed(
 )
 
 _LOG_ALONE = {"id", "attempt", "worker", "log"}
-_BYTES = "octet_length(payload) + coalesce(octet_length(checkpoint), 0)"  # known without reading a large text
+# Known without reading a large text.
+_BYTES = "octet_length(payload) + coalesce(octet_length(checkpoint), 0) + octet_length(meta)"
 _TAKE = f"""
     UPDATE @.jobs AS j SET state = 'processing', attempt = j.attempt + 1, worker_id = %(worker)s,
         started_at = @now, last_activity_at = @now

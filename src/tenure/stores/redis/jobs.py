@@ -35,7 +35,6 @@ from tenure.stores.rules import (
     NOT_DELETED,
     WORKER_KEPT,
     ages,
-    bytes_of,
     check_drafts,
     check_edits,
     check_outcome,
@@ -51,6 +50,7 @@ from tenure.stores.rules import (
 _End = tuple[int, Lease, Outcome]  #: the first item is its position in the batch
 
 MOST_CLAIMED = 500
+FACTS = 1024  #: bytes of a job's facts that `claim` does not count: few jobs have more
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED}
 CHANGED = 2  #: `replay`: the facts have changed since they were read
 _NO_PAST = ("0", "0", None, 0)
@@ -73,7 +73,7 @@ class RedisJobs(RedisBase):
             raise StoreError(NO_TRANSACTIONS)
         check_drafts(drafts, ranges=True)
         answers: list[Enqueued] = []
-        sent = list(batches(drafts, lambda draft: len(draft.payload)))
+        sent = list(batches(drafts, lambda draft: len(draft.payload) + len(draft.meta)))
         for batch, results in zip(sent, self._server.call_each("enqueue", sent, values), strict=True):
             for draft, answer in zip(batch, results, strict=True):
                 if isinstance(answer, int):
@@ -169,7 +169,7 @@ class RedisJobs(RedisBase):
             results = self._server.call("claim", worker_id, asked, int(solo), most, *asks)
             some = [_claimed(*results[place : place + 6]) for place in range(0, len(results), 6)]
             claimed += some
-            size = 0 if len(some) == asked < MOST_CLAIMED else sum(map(bytes_of, some))
+            size = 0 if len(some) == asked < MOST_CLAIMED else _bytes_of(results)
             room -= size
             if solo or room <= 0 or len(claimed) == limit or (len(some) < MOST_CLAIMED and size < most):
                 return claimed
@@ -306,6 +306,13 @@ def _claimed(
         int(enqueued_at),
         bool(expired),
     )
+
+
+def _bytes_of(results: Sequence[Any]) -> int:
+    """What the script `claim` counts: the texts of a job, and its facts as far as they are large."""
+    texts = chain(results[3::6], (past[2] for past in results[5::6] if past and past[2]))
+    large = sum(max(len(facts.encode()) - FACTS, 0) for facts in results[2::6])
+    return large + sum(len(text.encode()) for text in texts)
 
 
 def _replayed(result: Any) -> Answer | None:

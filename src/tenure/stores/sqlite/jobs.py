@@ -9,7 +9,7 @@ costs more than a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
@@ -45,7 +45,6 @@ from tenure.stores.rules import (
     check_outcome,
     check_reports,
     check_text,
-    json_of,
     key_held,
     lease_facts,
     promoted,
@@ -69,12 +68,11 @@ _decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
 
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked where the jobs are
 # chosen, in the transaction that claims them.
-_CHOOSE = f"""
-    SELECT json_group_array(json_array({_CLAIMED.format(attempt="attempt + 1")})), json_group_array(seq), max(total)
+_CHOSEN = """
     FROM (
         SELECT seq, total FROM (
             SELECT seq, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM (
-                SELECT seq, octet_length(payload) + coalesce(octet_length(checkpoint), 0) AS bytes
+                SELECT seq, octet_length(payload) + coalesce(octet_length(checkpoint), 0) + octet_length(meta) AS bytes
                 FROM jobs INDEXED BY jobs_queued
                 WHERE state = 'queued' AND queue = :queue AND solo = :solo
                   AND EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
@@ -82,14 +80,17 @@ _CHOOSE = f"""
                   AND NOT EXISTS (SELECT 1 FROM queues WHERE name = :queue AND paused_at IS NOT NULL)
                 ORDER BY priority DESC, run_at, id LIMIT :want))
         WHERE total - bytes < :room) CROSS JOIN jobs USING (seq)"""
+_TAKEN = _CLAIMED.format(attempt="attempt + 1")
+_CHOOSE = f"SELECT json_group_array(json_array({_TAKEN})), json_group_array(seq), max(total) {_CHOSEN}"
+_CHOOSE_LARGE = f"SELECT {_TAKEN}, json_array(seq), total {_CHOSEN}"
 _TAKE = """
     UPDATE jobs SET state = 'processing', attempt = attempt + 1, worker_id = :worker, started_at = :now,
         last_activity_at = :now, active_boot = :boot
     WHERE seq IN (SELECT value FROM json_each(:chosen)) AND +state = 'queued'"""
+_LEASES = "SELECT id, attempt, cancel_reason FROM jobs WHERE state = 'processing' AND worker_id = ?"
 _OWNED = f"""
-    SELECT id, attempt, cancel_reason,
-        iif(attempt IS :known ->> id, NULL, json_array(json_array({_CLAIMED.format(attempt="attempt")}))) FROM jobs
-    WHERE state = 'processing' AND worker_id = :worker"""
+    SELECT {_CLAIMED.format(attempt="attempt")} FROM jobs
+    WHERE id = :id AND attempt = :attempt AND +state = 'processing' AND +worker_id = :worker"""
 
 _PROGRESS = f"""
     UPDATE jobs SET progress = coalesce(:fraction, progress), stage = coalesce(:stage, stage),
@@ -103,6 +104,20 @@ _LOG = """
 _REFUSED = """
     UPDATE attempts SET evidence = json_set(evidence, '$.refused', :why)
     WHERE job_id = :id AND attempt = :attempt AND worker_id = :worker AND evidence ->> '$.refused' IS NULL"""
+
+
+def _choose(connection: apsw.Connection, facts: Mapping[str, object]) -> tuple[list[Claimed], str, int]:
+    """The next jobs of a queue, the seqs of these as JSON, and how many bytes they are."""
+    try:
+        row = first(connection, _CHOOSE, facts)
+    except apsw.TooBigError:  # as one JSON text: take the first job alone, column by column, as it was stored
+        row = first(connection, _CHOOSE_LARGE, {**facts, "room": 1})
+        return ([_claimed(row[:-2])], *row[-2:]) if row else ([], "[]", 0)
+    return ([], "[]", 0) if row is None or row[1] == "[]" else (_decode_claimed(row[0]), row[1], row[2])
+
+
+def _claimed(row: Sequence[Any]) -> Claimed:
+    return Claimed._make((*row[:-1], row[-1] == "true"))  # as SQLite spells it for the JSON of the hot path
 
 
 class SqliteJobs(SqliteBase):
@@ -258,12 +273,11 @@ class SqliteJobs(SqliteBase):
                     "boot_id": self._clock.boot_id,
                     "worker": worker_id,
                 }
-                row = first(connection, _CHOOSE, facts)
-                if row is None or row[1] == "[]":
-                    continue
-                connection.execute(_TAKE, {"chosen": row[1], "worker": worker_id, "now": now, "boot": boot})
-                claimed += _decode_claimed(row[0])
-                room -= row[2]
+                some, chosen, size = _choose(connection, facts)
+                if some:
+                    connection.execute(_TAKE, {"chosen": chosen, "worker": worker_id, "now": now, "boot": boot})
+                    claimed += some
+                    room -= size
             return claimed
 
         return self._file.write(step)
@@ -272,12 +286,19 @@ class SqliteJobs(SqliteBase):
         return group_size(row[0] for row in fetch(connection, SUSPECTS, (queue, min(want, MOST_TOGETHER))))
 
     def owned(self, worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
-        attempts = json_of({lease.job_id: lease.attempt for lease in known})
-        rows = self._fetch(_OWNED, {"now": self._now(), "worker": worker_id, "known": attempts})
-        return [
-            Owned(known[Lease(job_id, attempt, worker_id)] if row is None else _decode_claimed(row)[0], reason)
-            for job_id, attempt, reason, row in rows
-        ]
+        now = self._now()
+
+        def step(connection: apsw.Connection) -> list[Owned]:
+            held: list[Owned] = []
+            for job_id, attempt, reason in fetch(connection, _LEASES, (worker_id,)):
+                lease = Lease(job_id, attempt, worker_id)
+                if lease in known:
+                    held.append(Owned(known[lease], reason))
+                elif row := first(connection, _OWNED, {**lease_facts(lease), "now": now}):
+                    held.append(Owned(_claimed(row), reason))
+            return held
+
+        return self._file.read(step)
 
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
         now, boot = self._now(), self._boot()

@@ -32,7 +32,8 @@ for i = 5, #ARGV, 2 do
       local n = #answer
       answer[n + 1], answer[n + 2], answer[n + 3] = id, attempt, f[1]
       answer[n + 4], answer[n + 5], answer[n + 6] = f[2], f[3], earlier
-      taken, bytes = taken + 1, bytes - #f[2] - (earlier and earlier[3] and #earlier[3] or 0)
+      taken = taken + 1
+      bytes = bytes - #f[2] - (earlier and earlier[3] and #earlier[3] or 0) - math.max(#f[1] - 1024, 0)
       if bytes <= 0 then break end
     end
     if taken > 0 then
