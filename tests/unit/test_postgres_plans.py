@@ -24,7 +24,7 @@ from conformance.factories import claim, draft, start
 from servers import Databases, shared_postgres
 from tenure.core.lifecycle import ENDED, LIVE, Lease, State
 from tenure.ports import Filter, Page, Progress
-from tenure.stores.postgres import PostgresStore, drafts, jobs, steps, workers
+from tenure.stores.postgres import PostgresStore, drafts, jobs, reads, steps, workers
 from tenure.stores.postgres.marks import START, Place
 from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.server import Server
@@ -105,6 +105,7 @@ CASES: Mapping[str, Case] = {
     ),
     "SOLO_WAITING": Case(workers.SOLO_WAITING, (512, ["a", "b"]), {IN_ORDER}),
     "NEXT_DUE": Case(jobs.NEXT_DUE, (), {("Index Only Scan", "jobs_scheduled")}),
+    "UPDATES": Case(reads.UPDATES, (json.dumps(dict.fromkeys(ids(BATCH), "1")), 50), {PKEY}),
     "PRUNE": Case(jobs.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
     "PROMOTE": Case(jobs.PROMOTE, (1000,), {DUE, BY_PLACE}),
 }

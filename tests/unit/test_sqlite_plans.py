@@ -17,6 +17,7 @@ from tenure.errors import BadData
 from tenure.ports import Store
 from tenure.stores.sqlite import SqliteStore
 from tenure.stores.sqlite.file import DatabaseFile
+from tenure.stores.sqlite.reads import UPDATES
 
 DUTIES: dict[str, Callable[[Store], object]] = {
     "promote": lambda store: store.promote(),
@@ -59,6 +60,19 @@ def test_no_duty_sorts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for sql, bindings in looked.items():
             for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings):
                 assert "TEMP B-TREE FOR" not in detail, sql
+
+
+def test_a_look_at_many_jobs_costs_nothing_for_the_others(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.migrate()
+    store.close()
+
+    with apsw.Connection(str(tmp_path / "tenure.db")) as connection:
+        plan = [detail for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {UPDATES}", ("{}", 50))]
+
+    assert len(plan) == 2, plan
+    assert plan[0].startswith("SCAN seen VIRTUAL TABLE"), plan
+    assert plan[1].startswith("SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"), plan
 
 
 def test_an_empty_claim_from_very_many_queues_does_not_take_the_write_lock(tmp_path: Path) -> None:

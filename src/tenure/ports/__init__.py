@@ -31,13 +31,26 @@ from tenure.ports.jobs import (
     may_be_cut,
 )
 from tenure.ports.notifier import ANY, Listener, Notifier, Permit, Permits, Ring
-from tenure.ports.reads import AttemptView, Ended, Filter, JobView, Page, QueueView, ReadStore, WorkerView
+from tenure.ports.reads import (
+    GONE,
+    AttemptView,
+    Ended,
+    Filter,
+    JobView,
+    Page,
+    QueueView,
+    ReadStore,
+    Status,
+    Update,
+    WorkerView,
+)
 from tenure.ports.store import Capabilities, Store
 from tenure.ports.workers import Hung, Rescued, Runner, WorkerIdentity, WorkerStore
 
 __all__ = [
     "ANY",
     "BATCH_BYTES",
+    "GONE",
     "NONE_KNOWN",
     "NO_EDITS",
     "Answer",
@@ -70,7 +83,9 @@ __all__ = [
     "Rescued",
     "Ring",
     "Runner",
+    "Status",
     "Store",
+    "Update",
     "WorkerIdentity",
     "WorkerStore",
     "WorkerView",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tenure.core.lifecycle import State
 from tenure.ports.workers import WorkerIdentity
@@ -63,6 +63,43 @@ class JobView:
     last_activity_at: datetime | None
     ended_at: datetime | None
     cancel_reason: str | None  #: why a cancel was requested, if it was
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How far a job is. Example: `handle.status().progress`
+
+    Times are UTC. `run_at` is when it is or was due; `error` is that of its last failed attempt; `cancel_reason` is why
+    a cancel was requested, if it was. `progress` (0 to 1), `stage` and `message` are what its handler reported last.
+    """
+
+    id: str
+    task: str
+    queue: str
+    state: State
+    attempt: int
+    failures: int
+    progress: float | None
+    stage: str | None
+    message: str | None
+    error: str | None
+    cancel_reason: str | None
+    enqueued_at: datetime
+    run_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class Update(NamedTuple):
+    """What has become of a job. `mark` changes whenever `status` or `result` does; it is compared, and never parsed."""
+
+    id: str
+    mark: str
+    status: Status | None  #: None: there is no such job
+    result: str | None  #: of a completed job
+
+
+GONE = "gone"  #: the mark of a job that does not exist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +162,14 @@ class ReadStore(Protocol):
     """The reads. None of them changes anything."""
 
     def get(self, job_id: str) -> JobView | None: ...
+
+    def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
+        """Which of these jobs have changed: `seen` has the mark of each as it was last seen, or "" for none.
+
+        In one read for all, at most 1,000, whose cost grows with them and not with the table: for programs that look
+        again and again. At most `limit` are returned, since a result may be long; if fewer, there are no others.
+        """
+        ...
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
         """Jobs that match, newest first.

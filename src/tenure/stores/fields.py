@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from tenure.core.lifecycle import LIVE, Charges, State
-from tenure.ports import Claimed, Draft, JobView, QueueView, WorkerIdentity, WorkerView
+from tenure.ports import Claimed, Draft, JobView, QueueView, Status, Update, WorkerIdentity, WorkerView
 from tenure.stores.rules import Beside, json_of
 
 T = TypeVar("T")
@@ -60,6 +60,7 @@ def reader(kind: type[T], decoders: Decoders | None = None) -> Callable[[Sequenc
 # ── Jobs ──
 
 VIEW = names_of(JobView)
+STATUS = names_of(Status)
 CLAIMED = Claimed._fields
 CHARGED = tuple(
     "cancel_reason" if name == "cancel_asked" else name for name in Charges._fields if name not in Beside._fields
@@ -78,6 +79,12 @@ NEW = (
     "enqueued_at",
     "solo",
 )
+
+
+def update_reader(decoders: Decoders | None = None) -> Callable[[Sequence[Any]], Update]:
+    """For rows of id, mark, result, and the columns of the status, which are all NULL if there is no such job."""
+    status = reader(Status, decoders)
+    return lambda row: Update(row[0], row[1], None if row[3] is None else status(row[3:]), row[2])
 
 
 # ── Workers ──

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import datetime, timedelta
+from itertools import islice
 
 from tenure.core.lifecycle import ENDED, LIVE, State
-from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerView
-from tenure.stores.fields import queue_views
+from tenure.ports import (
+    GONE,
+    AttemptView,
+    Ended,
+    Filter,
+    JobView,
+    Page,
+    QueueView,
+    Status,
+    Update,
+    WorkerView,
+)
+from tenure.stores.fields import STATUS, queue_views
 from tenure.stores.memory.base import MemoryBase, atomic
-from tenure.stores.memory.rows import age, enqueue_order, read_cursor, write_cursor
+from tenure.stores.memory.rows import Row, age, enqueue_order, read_cursor, write_cursor
 from tenure.stores.rules import matches
 
 
@@ -20,6 +33,11 @@ class MemoryReads(MemoryBase):
     def get(self, job_id: str) -> JobView | None:
         row = self._jobs.get(job_id)
         return row.view if row else None
+
+    @atomic
+    def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
+        found = (_update(job_id, self._jobs.get(job_id)) for job_id in seen)
+        return list(islice((update for update in found if update.mark != seen[update.id]), limit))
 
     @atomic
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
@@ -101,3 +119,10 @@ class MemoryReads(MemoryBase):
     def _ended_newest_first(self) -> list[JobView]:
         ended = [row.view for row in self._rows() if row.view.ended_at]
         return sorted(ended, key=lambda view: (view.ended_at, view.id), reverse=True)
+
+
+def _update(job_id: str, row: Row | None) -> Update:
+    if row is None:
+        return Update(job_id, GONE, None, None)
+    status = Status(**{name: getattr(row.view, name) for name in STATUS})
+    return Update(job_id, str(hash((status, row.view.result))), status, row.view.result)

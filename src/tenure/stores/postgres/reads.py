@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from tenure.core.lifecycle import ENDED, GUARD, LIVE, State
-from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerView
-from tenure.stores.fields import COMPLETED_BY, IDENTITY, VIEW, listed, names_of, queue_views, reader, worker_reader
+from tenure.ports import GONE, AttemptView, Ended, Filter, JobView, Page, QueueView, Update, WorkerView
+from tenure.stores.fields import (
+    COMPLETED_BY,
+    IDENTITY,
+    STATUS,
+    VIEW,
+    listed,
+    names_of,
+    queue_views,
+    reader,
+    update_reader,
+    worker_reader,
+)
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.server import Server
-from tenure.stores.rules import bad_cursor, is_id
+from tenure.stores.rules import bad_cursor, is_id, json_of
 
 Values = tuple[Any, ...]  #: a SQL text, then the values for its %s
 
@@ -24,7 +35,14 @@ JOB = listed(VIEW, id="id::text", unique="unique_key", completed_by=COMPLETED_BY
 job_of = reader(JobView)
 _attempt = reader(AttemptView)
 _worker = worker_reader()
+_update = update_reader()
 
+# A row's mark is the transaction that wrote it.
+_MARK = f"coalesce(j.xmin::text, '{GONE}')"
+UPDATES = f"""
+    SELECT seen.key, {_MARK}, CASE WHEN state = 'completed' THEN result END, {listed(STATUS, id="id::text")}
+    FROM json_each_text(%s::json) AS seen LEFT JOIN @.jobs AS j ON j.id = seen.key::uuid
+    WHERE {_MARK} <> seen.value LIMIT %s"""
 _ATTEMPTS = f"""
     SELECT {listed(names_of(AttemptView), job_id="job_id::text")} FROM @.attempts WHERE job_id = %s ORDER BY attempt"""
 _QUEUES = """
@@ -46,6 +64,12 @@ class PostgresReads(PostgresBase):
             return None
         rows = self._server.read(f"SELECT {JOB} FROM @.jobs WHERE id = %s", job_id)
         return job_of(rows[0]) if rows else None
+
+    def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
+        known = {job_id: mark for job_id, mark in seen.items() if is_id(job_id)}
+        gone = [Update(each, GONE, None, None) for each in seen if each not in known and seen[each] != GONE]
+        rows = self._server.read(UPDATES, json_of(known), limit)
+        return [*gone, *map(_update, rows)][:limit]
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
         """Ordered by id: it rises with time (UUIDv7), and the primary key already has that order.

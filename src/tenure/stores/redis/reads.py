@@ -9,7 +9,19 @@ from typing import Any
 import msgspec
 
 from tenure.core.lifecycle import ENDED, GUARD, State
-from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerIdentity, WorkerView
+from tenure.ports import (
+    GONE,
+    AttemptView,
+    Ended,
+    Filter,
+    JobView,
+    Page,
+    QueueView,
+    Status,
+    Update,
+    WorkerIdentity,
+    WorkerView,
+)
 from tenure.stores.fields import VIEW
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
@@ -32,6 +44,15 @@ class RedisReads(RedisBase):
 
     def get(self, job_id: str) -> JobView | None:
         return views_of(self._server, [job_id])[0]
+
+    def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
+        known = [each for each in seen if is_id(each)]
+        found = [Update(each, GONE, None, None) for each in seen if not is_id(each) and seen[each] != GONE]
+        for first in range(0, len(known), MOST):
+            if len(found) < limit:
+                pairs = [text for each in known[first : first + MOST] for text in (each, seen[each])]
+                found += [_update(*row) for row in self._server.call("updates", limit - len(found), *pairs)]
+        return found[:limit]
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
         """Ordered by id, which rises with time (UUIDv7)."""
@@ -137,6 +158,32 @@ class RedisReads(RedisBase):
 
     def paused(self) -> frozenset[str]:
         return frozenset(self._server.run("HKEYS", f"{self._server.prefix}paused"))
+
+
+def _update(job_id: str, mark: str, ended_at: str | None, often: Sequence[Any], rest: Sequence[Any]) -> Update:
+    if mark == GONE:
+        return Update(job_id, GONE, None, None)
+    _, state, attempt, failures, run_at, started_at, progress, stage, message, cancel_reason = often
+    error, enqueued_at, facts, result = rest
+    of_all = decode_facts(facts)
+    status = Status(
+        id=job_id,
+        task=of_all.task,
+        queue=of_all.queue,
+        state=State(state),
+        attempt=int(attempt or 0),
+        failures=int(failures or 0),
+        progress=None if progress is None else float(progress),
+        stage=stage,
+        message=message,
+        error=error,
+        cancel_reason=cancel_reason,
+        enqueued_at=instant(enqueued_at),
+        run_at=instant(run_at),
+        started_at=maybe_instant(started_at),
+        ended_at=maybe_instant(ended_at),
+    )
+    return Update(job_id, mark, status, (result or "null") if status.state is State.COMPLETED else None)
 
 
 def views_of(server: Server, ids: Sequence[str]) -> list[JobView | None]:

@@ -5,25 +5,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 import apsw
 
 from tenure.core.lifecycle import ENDED, GUARD, LIVE, State
-from tenure.ports import AttemptView, Ended, Filter, JobView, Page, QueueView, WorkerView
+from tenure.ports import GONE, AttemptView, Ended, Filter, JobView, Page, QueueView, Update, WorkerView
 from tenure.stores.fields import (
     COMPLETED_BY,
     IDENTITY,
+    STATUS,
     VIEW,
     Decoders,
     listed,
     names_of,
     queue_views,
     reader,
+    update_reader,
     worker_reader,
 )
-from tenure.stores.rules import bad_cursor
+from tenure.stores.rules import bad_cursor, json_of
 from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
 
@@ -32,6 +35,7 @@ _JOB = listed(VIEW, unique="unique_key", completed_by=COMPLETED_BY)
 _job = reader(JobView, _DECODERS)
 _attempt = reader(AttemptView, _DECODERS)
 _worker = worker_reader(_DECODERS)
+_update = update_reader(_DECODERS)
 _NEWEST = (1 << 63) - 1
 #: At most this many jobs are collected through an index and sorted, which takes a few milliseconds.
 _GATHERED = 10_000
@@ -48,6 +52,9 @@ class SqliteReads(SqliteBase):
 
     def get(self, job_id: str) -> JobView | None:
         return self._file.read(lambda connection: view_of(connection, job_id))
+
+    def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
+        return [_update(row) for row in self._fetch(UPDATES, (json_of(seen), limit))]
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
         return self._file.read(lambda connection: _search(connection, where, limit, cursor, within))
@@ -88,6 +95,12 @@ class SqliteReads(SqliteBase):
         return frozenset(row[0] for row in self._fetch("SELECT name FROM queues WHERE paused_at IS NOT NULL"))
 
 
+# No column changes with every change of a row, so the mark has what changes. (An error comes with another count.)
+UPDATES = f"""
+    SELECT seen.key, coalesce(state || json_array(attempt, failures, crashes_total, run_at, started_at, ended_at,
+            cancel_reason IS NULL, progress, stage, message), '{GONE}') AS mark,
+        iif(state = 'completed', result, NULL), {listed(STATUS, id="jobs.id")}
+    FROM json_each(?) AS seen LEFT JOIN jobs ON jobs.id = seen.key WHERE mark <> seen.value LIMIT ?"""
 _ATTEMPTS = f"SELECT {listed(names_of(AttemptView))} FROM attempts WHERE job_id = ? ORDER BY attempt"
 _WORKERS = f"""
     SELECT {listed(IDENTITY)}, started_at, renewed_at, :now + expires_boot - :boot, died_at, note,
