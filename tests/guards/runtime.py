@@ -86,6 +86,8 @@ TABLE = Table(
         Guard("a redelivery names its witness and its time", "worker/permits.py", "declare=declare, witness=self._worker_id, until=until)", "declare=declare)", HERE + "a_worker_that_may_not_judge_others_takes_no_job_for_a_redelivered_permit"),
         Guard("a permit of a job with a living owner claims nothing", "worker/permits.py", "            elif found is State.PROCESSING:\n                answer.owned.append(permit)\n", "", HERE + "a_worker_that_may_not_judge_others_takes_no_job_for_a_redelivered_permit"),
         Guard("a permit is acknowledged when its outcome is stored", "worker/permits.py", "self._running[lease] = mine.pop()", "self._permits.settle([mine.pop()])", HERE + "a_permit_is_kept_until_the_outcome_of_its_job_is_stored"),
+        Guard("a waiter hears that its watch has ended", "tasks/watch.py", "            looks.fail(error)\n", "", "unit/test_watch.py"),
+        Guard("a waiter that goes is not looked for any more", "tasks/watch.py", "            job.waiters.discard(waiter)\n            self._schedule(job)\n", "            self._schedule(job)\n", "unit/test_watch.py"),
         Guard("a bell rings after the transaction has committed", "tasks/client.py", "            rings += rings_of(drafts, answers)\n", "            self.notifier.announce(rings_of(drafts, answers))\n", "unit/test_client.py"),
         # ── schedules ──
         Guard("a tick is one job, even if several processes fire it", "schedules/plan.py", "id=run_id(s.name, tick, cause + again)", "id=run_id(s.name, tick, cause + again + str(self.now))", "unit/test_ticks.py"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from tenure.core.lifecycle import Cancelled, Completed, Failed, Lease, Outcome, 
 from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import Running, current
 from tenure.notifiers.poll import PollNotifier
-from tenure.ports import Draft, Enqueued, JobView, Ring, WorkerIdentity
+from tenure.ports import Draft, Enqueued, Ring, Update, WorkerIdentity
 from tenure.stores.memory import MemoryStore
 from tenure.tasks import client, gather
 from tenure.tasks.client import Client
@@ -53,9 +53,9 @@ class Store(MemoryStore):
             raise StoreBusy("another open transaction holds its key")
         return super().enqueue(drafts, tx=tx, committed=committed)
 
-    def get(self, job_id: str) -> JobView | None:
+    def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
         self.reading()
-        return super().get(job_id)
+        return super().updates(seen, limit=limit)
 
     def end(self, job_id: str, outcome: Outcome) -> None:
         """Claim this job and end it, as a worker would."""
@@ -438,23 +438,6 @@ def test_a_waiting_caller_sees_the_job_end(rig: Rig, wait: Callable[[JobHandle[A
     worker.join()
 
 
-def test_the_looks_grow_rarer_up_to_five_a_second(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    new = rig.stored()
-    pauses: list[float] = []
-
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 12:
-            rig.store.end(new.id, Completed())
-
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pause, monotonic=lambda: sum(pauses)))
-    rig.handle(new).result()
-
-    assert pauses[:3] == [0.002, 0.004, 0.008]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 0.2
-
-
 def test_waiting_too_long_says_how_far_it_is(rig: Rig) -> None:
     new = rig.stored()
     waits: list[Callable[[], object]] = [
@@ -491,10 +474,8 @@ def test_an_unknown_job_is_told_from_a_slow_one(rig: Rig) -> None:
             ask()
 
 
-def test_an_outage_while_waiting_is_waited_out(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_while_waiting_is_waited_out(rig: Rig) -> None:
     new = rig.stored()
-    pauses: list[float] = []
-    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses)))
     rig.store.end(new.id, Completed("7"))
     looks = itertools.count()
 

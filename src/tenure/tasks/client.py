@@ -24,19 +24,19 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import current
-from tenure.ports import Draft, Enqueued, JobView, Notifier, Ring, Store
+from tenure.ports import Draft, Enqueued, Notifier, Ring, Status, Store, Update
 from tenure.tasks.gather import Gatherer
 from tenure.tasks.loops import awaited, settled
 from tenure.tasks.named import check_registered
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
+from tenure.tasks.watch import RETURNED, Watch
 
 T = TypeVar("T")
 
-RETRY_SECONDS = 5.0  #: how long enqueues and reads of results are retried while the store is unavailable
+RETRY_SECONDS = 5.0  #: how long enqueues are retried while the store is unavailable
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
 _LONGEST_PAUSE = 1.0
 _LONGEST_BUSY_PAUSE = 0.25  # the store waits for a held key only for a moment at each try
-_SHORTEST_POLL, _LONGEST_POLL = 0.002, 0.2
 _NESTED = "a second transaction can't begin: pass the first one on, as an argument"
 _JOIN = "a job must join the transaction: write task.using(tx=tx).enqueue(…)"
 
@@ -63,10 +63,12 @@ class Client:
         self._open: dict[int, _Transaction] = {}
         self._registered: dict[tuple[str, str], float] = {}
         self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
+        self._watch = Watch(lambda seen: self.store.updates(seen, limit=RETURNED))
 
     def close(self) -> None:
         for gatherer in list(self._gatherers.values()):
             gatherer.close()
+        self._watch.close()
         self.store.close()  # before the notifier: it may still see a transaction commit, and ring
         self.notifier.close()
 
@@ -199,24 +201,26 @@ class Client:
     def result(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
-        poll = _ResultPoll(job_id, timeout, self.settings, self._why_queued)
-        while True:
-            found, pause = poll.next(partial(self.store.get, job_id))
-            if found is not None:
-                return found
-            time.sleep(pause)
+        return self._outcome(self._watch.wait(job_id, ended=True, timeout=timeout), timeout)
 
     async def aresult(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
-        poll = _ResultPoll(job_id, timeout, self.settings, self._why_queued)
-        while True:
-            found, pause = await asyncio.to_thread(poll.next, partial(self.store.get, job_id))
-            if found is not None:
-                return found
-            await asyncio.sleep(pause)
+        update = await self._watch.await_(job_id, ended=True, timeout=timeout)
+        if update.status is None or update.status.state in ENDED:
+            return self._outcome(update, timeout)
+        return await asyncio.to_thread(self._outcome, update, timeout)  # it reads the workers
 
-    def _why_queued(self, job: JobView) -> str:
+    def _outcome(self, update: Update, timeout: float | None) -> str:
+        job = _there(update, self.settings)
+        if job.state is State.COMPLETED:
+            return update.result or "null"
+        if job.state in ENDED:
+            raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
+        why = self._why_queued(job) if job.state is State.QUEUED else ""
+        raise TimeoutError(_still(job, timeout or 0.0) + why)
+
+    def _why_queued(self, job: Status) -> str:
         """What to look at if a job waits although it is due: an empty text, or the end of a sentence."""
         with suppress(StoreError):
             live = [row.identity for row in self.store.workers() if job.queue in row.identity.queues]
@@ -252,54 +256,16 @@ def _warn_of_waiting_in_a_slot(job_id: str) -> None:
         )
 
 
-class _ResultPoll:
-    """Polls a job for its result, with backoff, up to a timeout."""
-
-    def __init__(
-        self, job_id: str, timeout: float | None, settings: Settings, why_queued: Callable[[JobView], str]
-    ) -> None:
-        self._job_id = job_id
-        self._settings = settings
-        self._why_queued = why_queued
-        self._timeout = timeout
-        self._started = time.monotonic()
-        self._pause = _SHORTEST_POLL
-        self._unavailable_since: float | None = None
-
-    def next(self, get: Callable[[], JobView | None]) -> tuple[str | None, float]:
-        """The result, or the seconds until the next poll."""
-        try:
-            job = get()
-        except StoreAway:
-            now = time.monotonic()
-            self._unavailable_since = self._unavailable_since or now
-            if now - self._unavailable_since > RETRY_SECONDS or self._left() <= 0:
-                raise
-            return None, self._next_pause()
-        self._unavailable_since = None
-        if job is None:
-            raise _unknown(self._job_id, self._settings)
-        if job.state is State.COMPLETED:
-            return job.result or "null", 0.0
-        if job.state in ENDED:
-            raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
-        if self._left() <= 0:
-            why = self._why_queued(job) if job.state is State.QUEUED else ""
-            raise TimeoutError(_still(job, self._timeout or 0.0) + why)
-        return None, self._next_pause()
-
-    def _left(self) -> float:
-        return float("inf") if self._timeout is None else self._started + self._timeout - time.monotonic()
-
-    def _next_pause(self) -> float:
-        pause, self._pause = self._pause, min(self._pause * 2, _LONGEST_POLL)
-        return max(min(pause, self._left()), 0.0)
-
-
-def _still(job: JobView, waited: float) -> str:
+def _still(job: Status, waited: float) -> str:
     seen = [job.stage or "", "" if job.progress is None else f"{job.progress:.0%}", job.message or ""]
     progress = ", ".join(filter(None, seen))
     return f"{job.task} {job.id} is still {job.state} after {spell(waited)}{progress and f' ({progress})'}"
+
+
+def _there(update: Update, settings: Settings) -> Status:
+    if update.status is None:
+        raise _unknown(update.id, settings)
+    return update.status
 
 
 def _unknown(job_id: str, settings: Settings) -> UnknownJob:
