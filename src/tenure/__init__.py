@@ -14,6 +14,7 @@ from __future__ import annotations
 from tenure.app import Tenure
 from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import GuardSkipped, JobStopped, TenureError
+from tenure.ports import Status
 from tenure.tasks.arguments import Secret
 from tenure.tasks.handle import JobHandle
 from tenure.tasks.job import Job
@@ -29,6 +30,7 @@ __all__ = [
     "Retry",
     "Secret",
     "Snooze",
+    "Status",
     "Task",
     "Tenure",
     "TenureError",

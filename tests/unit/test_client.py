@@ -14,7 +14,7 @@ import pytest
 from tenure import JobHandle, Tenure, config
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import Cancelled, Completed, Failed, Lease, Outcome, State
-from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
+from tenure.errors import BadData, InvalidOption, JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob, WouldBlock
 from tenure.events import Running, current
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft, Enqueued, Ring, Update, WorkerIdentity
@@ -509,6 +509,77 @@ def test_waiting_inside_a_handler_warns_that_it_holds_a_slot(rig: Rig) -> None:
             rig.handle(new).result()
 
     copy_context().run(handler)
+
+
+# ── status and updates ──
+
+
+def test_a_status_is_what_the_store_knows(rig: Rig) -> None:
+    new = rig.stored()
+    waiting = rig.handle(new).status()
+    rig.store.end(new.id, Failed("boom", final=True))
+    ended = asyncio.run(rig.handle(new).astatus())
+
+    assert (waiting.id, waiting.task, waiting.state, waiting.ended_at) == (new.id, "greet", State.QUEUED, None)
+    assert (ended.state, ended.attempt, ended.error, ended.progress) == (State.DEAD, 1, "boom", None)
+    assert ended.ended_at is not None
+    assert ended.enqueued_at == waiting.enqueued_at
+
+
+def test_updates_show_each_change_and_end_with_the_job(rig: Rig) -> None:
+    new = rig.stored()
+    updates = rig.handle(new).updates()
+
+    assert next(updates).state is State.QUEUED
+    rig.store.end(new.id, Completed("7"))
+    assert [status.state for status in updates] == [State.COMPLETED]
+    assert list(updates) == []
+
+    async def on_a_loop() -> list[State]:
+        with pytest.raises(WouldBlock, match="async for"):
+            iter(rig.handle(new).updates())
+        return [status.state async for status in rig.handle(new).updates()]
+
+    assert asyncio.run(on_a_loop()) == [State.COMPLETED]
+
+
+def test_a_thousand_watchers_of_one_job_share_their_looks(rig: Rig) -> None:
+    new = rig.stored()
+    looks = itertools.count()
+
+    def looked() -> None:
+        next(looks)
+
+    rig.store.reading = looked
+
+    async def watch() -> list[State]:
+        return [status.state async for status in rig.handle(new).updates()]
+
+    async def main() -> list[list[State]]:
+        watchers = [asyncio.ensure_future(watch()) for _ in range(1000)]
+        while next(looks) < 4:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(rig.store.end, new.id, Completed("7"))
+        return await asyncio.gather(*watchers)
+
+    seen = asyncio.run(main())
+
+    assert len(seen) == 1000
+    assert {each[-1] for each in seen} == {State.COMPLETED}
+    assert next(looks) < 100
+
+
+def test_the_updates_of_a_job_that_is_deleted_end_with_an_error(rig: Rig) -> None:
+    new = rig.stored()
+    updates = rig.handle(new).updates()
+    next(updates)
+    rig.store.cancel([new.id], "no need")
+    rig.store.delete([new.id])
+
+    with pytest.raises(UnknownJob, match=r"it was deleted"):
+        next(updates)
+    with pytest.raises(UnknownJob):
+        rig.handle(draft()).status()
 
 
 # ── cancel ──

@@ -47,6 +47,7 @@ def test_jobs_are_kept_in_memory_and_run_when_told_to(jobs: Tenure) -> None:
 
         assert ran == ["Ada"]
         assert handle.result("0s") == "hello Ada"
+        assert [status.state for status in handle.updates()] == [handle.status().state] == [State.COMPLETED]
         assert queue.drain() == 0
 
 

@@ -220,6 +220,18 @@ class Client:
         why = self._why_queued(job) if job.state is State.QUEUED else ""
         raise TimeoutError(_still(job, timeout or 0.0) + why)
 
+    def update(self, job_id: str, seen: str = "") -> Update:
+        """How the job is, once that is not as `seen`."""
+        return self._existing(self._watch.wait(job_id, seen))
+
+    async def aupdate(self, job_id: str, seen: str = "") -> Update:
+        """How the job is, once that is not as `seen`."""
+        return self._existing(await self._watch.await_(job_id, seen))
+
+    def _existing(self, update: Update) -> Update:
+        _there(update, self.settings)
+        return update
+
     def _why_queued(self, job: Status) -> str:
         """What to look at if a job waits although it is due: an empty text, or the end of a sentence."""
         with suppress(StoreError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 from uuid import UUID
 
 from tenure.core.durations import Duration, seconds
 from tenure.core.ids import canonical
-from tenure.ports import Draft, Enqueued
+from tenure.core.lifecycle import ENDED
+from tenure.ports import Draft, Enqueued, Status, Update
 from tenure.tasks.job import checked_text
 from tenure.tasks.loops import refuse_on_loop
 
@@ -37,6 +38,12 @@ class ClientPort(Protocol):
         ...
 
     async def aresult(self, job_id: str, timeout: float | None) -> str: ...
+
+    def update(self, job_id: str, seen: str = "") -> Update:
+        """How the job is, once that is not as `seen`; UnknownJob if it does not exist."""
+        ...
+
+    async def aupdate(self, job_id: str, seen: str = "") -> Update: ...
 
     def cancel(self, job_id: str, reason: str) -> bool: ...
 
@@ -101,6 +108,24 @@ class JobHandle(Generic[R_co]):
         client = await self._app.aclient()
         return self._decode(await client.aresult(self._id, _limit(timeout)))
 
+    def status(self) -> Status:
+        """How far the job is. Example: `handle.status().progress`. Raises UnknownJob."""
+        refuse_on_loop("status()", "await handle.astatus()")
+        return _shown(self._app.client().update(self._id))
+
+    async def astatus(self) -> Status:
+        """How far the job is. Example: `(await handle.astatus()).progress`. Raises UnknownJob."""
+        client = await self._app.aclient()
+        return _shown(await client.aupdate(self._id))
+
+    def updates(self) -> Updates:
+        """How the job is now, and again when that changes, until it has ended. For `for` and for `async for`.
+
+        Example: `async for status in handle.updates(): print(status.state, status.progress)`. Changes are looked for
+        every 0.2 s; of several in between only the last is seen. Raises UnknownJob if the job is deleted meanwhile.
+        """
+        return Updates(self._app, self._id)
+
     def cancel(self, reason: str = "") -> bool:
         """Cancel the job if it has not started; request a stop if it is running. False: it had already ended."""
         refuse_on_loop("cancel()", "await handle.acancel(…)")
@@ -110,6 +135,50 @@ class JobHandle(Generic[R_co]):
         """Cancel the job if it has not started; request a stop if it is running. False: it had already ended."""
         client = await self._app.aclient()
         return await client.acancel(self._id, checked_text(reason, "reason", 2000))
+
+
+class Updates:
+    """The changes of a job, from `handle.updates()`."""
+
+    __slots__ = ("_app", "_id", "_last")
+
+    def __init__(self, app: AppPort, job_id: str) -> None:
+        self._app = app
+        self._id = job_id
+        self._last: Update | None = None
+
+    def __iter__(self) -> Self:
+        refuse_on_loop("for … in handle.updates()", "async for … in handle.updates()")
+        return self
+
+    def __next__(self) -> Status:
+        if self._is_over():
+            raise StopIteration
+        return self._next(self._app.client().update(self._id, self._mark()))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Status:
+        if self._is_over():
+            raise StopAsyncIteration
+        client = await self._app.aclient()
+        return self._next(await client.aupdate(self._id, self._mark()))
+
+    def _is_over(self) -> bool:
+        return self._last is not None and _shown(self._last).state in ENDED
+
+    def _mark(self) -> str:
+        return "" if self._last is None else self._last.mark
+
+    def _next(self, update: Update) -> Status:
+        self._last = update
+        return _shown(update)
+
+
+def _shown(update: Update) -> Status:
+    assert update.status is not None  # the client raises UnknownJob
+    return update.status
 
 
 def _limit(timeout: Duration | None) -> float | None:
