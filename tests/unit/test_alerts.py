@@ -15,7 +15,7 @@ import pytest
 
 from conformance.factories import LEASE, World, claim, draft, identity, put
 from tenure.config import load, sink_label
-from tenure.core.lifecycle import Completed, Failed, Lease, Outcome
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Snoozed
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.roster import Lag
@@ -190,6 +190,25 @@ def queue_without_worker(scene: Scene) -> None:
     scene.passes(61)
 
 
+def its_arguments_fit_no_code(scene: Scene) -> None:
+    worker = scene.worker()
+    put(scene.store)
+    (job,) = claim(scene.store, worker)
+    scene.ends(job, worker, Snoozed(300.0, "arguments fit no worker's code since 2026-11-22 10:00:00 UTC: no `to`"))
+    snoozed = put(scene.store, task="patient")
+    (job,) = claim(scene.store, worker)
+    scene.ends(job, worker, Snoozed(300.0, "the shop is closed"))
+    assert job.id == snoozed
+    scene.passes(61)
+
+
+def a_worker_takes_them(scene: Scene) -> None:
+    scene.passes(300)
+    scene.store.promote()
+    for job in claim(scene.store, scene._living[0], 2):
+        scene.ends(job, scene._living[0])
+
+
 def task_nobody_knows(scene: Scene) -> None:
     scene.worker()
     put(scene.store, task="gone")
@@ -241,6 +260,12 @@ CASES = {
         "no live worker knows the task gone",
         task_nobody_knows,
         lambda scene: scene.worker(tasks=("gone",)),
+    ),
+    "arguments-misfit": Case(
+        "arguments-misfit:work",
+        "10:00:00 UTC: no `to`; deploy the code",
+        its_arguments_fit_no_code,
+        a_worker_takes_them,
     ),
     "scheduler-silent": Case("scheduler-silent:all", "1 due for up to 1m1s (nightly)", nobody_fires, Scene.fires),
     "failures, its rule": Case(

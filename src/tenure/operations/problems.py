@@ -14,7 +14,7 @@ from tenure.config import Settings
 from tenure.core.durations import spell
 from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
-from tenure.events import headline
+from tenure.events import MISFIT, headline
 from tenure.maintenance.roster import Lag
 from tenure.operations.sinks import QUEUE, TASK, Kind
 from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
@@ -54,6 +54,7 @@ def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | Non
     """
     facts = _Facts(store, settings, store.queues() if queues is None else queues)
     found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
+    found += _of_misfits(facts)
     return sorted(found, key=lambda each: (each.kind, each.subject))
 
 
@@ -212,6 +213,26 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
                 f"task {task}",
                 f"no live worker knows the task {task}, and jobs of it are waiting, {due[-1].id} among them; "
                 "deploy the code that has it, or give the renamed task aliases=[…]",
+            )
+
+
+def _of_misfits(facts: _Facts) -> Iterator[Problem]:
+    """Jobs that wait for a worker whose code takes their arguments: it snoozed them, which is an uncharged attempt."""
+    waiting = facts.store.search(Filter(states=frozenset({State.SCHEDULED})), limit=MOST_READ, within=MOST_LOOKED_AT)
+    uncharged = [job for job in waiting.jobs if job.attempt > job.failures + job.crashes]
+    old = [job for job in uncharged if job.task != TASK and facts.age(job.enqueued_at) > facts.patience]
+    told = set[str]()
+    for job in old[:MOST_OPEN]:
+        if job.task in told:
+            continue
+        last = max(facts.store.attempts(job.id), key=lambda each: each.attempt, default=None)
+        if last is not None and last.attempt == job.attempt and last.error.startswith(MISFIT):
+            told.add(job.task)
+            yield Problem(
+                "arguments-misfit",
+                job.task,
+                f"jobs of {job.task} wait, {job.id} among them: their {_line(last.error)}; deploy the code that takes "
+                "them, or cancel them: after 24h each is a dead letter",
             )
 
 

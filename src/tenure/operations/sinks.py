@@ -35,6 +35,7 @@ Kind = Literal[
     "dead-letters",
     "queue-age",
     "no-worker",
+    "arguments-misfit",
     "scheduler-silent",
     "duty-late",
 ]

@@ -103,6 +103,9 @@ def advice(problem: Problem) -> Advice:
                 return Advice("No worker knows a task", problem.says, do, "/jobs", {"task": name}, "Its jobs")
             do = "Start a worker that serves it."
             return Advice("No worker serves a queue", problem.says, do, "/queues", {}, "Queues")
+        case "arguments-misfit":
+            do = "Deploy the code that takes their arguments, or cancel them."
+            return Advice("Arguments fit no worker's code", problem.says, do, "/jobs", {"task": subject}, "Its jobs")
 
 
 def _stall(says: str) -> Advice:
