@@ -23,7 +23,7 @@ from conformance.factories import draft, finish, put, start
 from servers import shared_postgres, shared_valkey
 from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Lease
-from tenure.ports import Store
+from tenure.ports import Filter, Store
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.postgres.deadlines import Connection
 from tenure.stores.postgres.server import Server
@@ -154,3 +154,51 @@ def test_an_empty_claim_from_very_many_queues_costs_no_more_than_one_from_few(so
 
     assert full.cost(lambda: full.store.claim(full.worker, wants, 5, solo=solo)) < MANY
     assert full.cost(lambda: full.store.solo_waiting(QUEUES)) < MANY
+
+
+# ── A batch of very many ──
+
+BATCH = 100
+#: Calls that answer with a batch, or with nothing.
+CALLS: Mapping[str, Callable[[Full], object]] = {
+    "claim": lambda full: full.store.claim(full.worker, {"default": BATCH}, BATCH),
+    "claim from many queues": lambda full: full.store.claim(
+        full.worker, dict.fromkeys(["default", *QUEUES], BATCH), BATCH
+    ),
+    "promote": lambda full: full.store.promote(limit=BATCH),
+    "prune": lambda full: full.store.prune(keep=0.0, keep_dead=0.0, limit=BATCH),
+    "rescue": lambda full: full.store.rescue(limit=BATCH),
+    "jobs of a worker": lambda full: full.store.search(Filter(worker_id="nobody"), within=BATCH),
+    "due schedules": lambda full: full.store.due(limit=BATCH),
+}
+
+
+def fill(store: Store, number: int) -> None:
+    """As many jobs that are queued, due, and cancelled."""
+    for first in range(0, number, 1_000):
+        store.enqueue([draft() for _ in range(min(1_000, number - first))])
+        store.enqueue([draft(delay=0.001) for _ in range(min(1_000, number - first))])
+        ended = [draft(delay=3600.0) for _ in range(min(1_000, number - first))]
+        store.enqueue(ended)
+        store.cancel([each.id for each in ended], "not wanted")
+
+
+@pytest.mark.parametrize(
+    "size", [pytest.param(1_000, id="1,000"), pytest.param(20_000, id="20,000", marks=pytest.mark.thorough)]
+)
+def test_a_batch_costs_as_much_however_many_more_there_are(size: int, full: Full) -> None:
+    def costs() -> dict[str, float]:
+        found = {name: full.cost(lambda call=call: call(full)) for name, call in CALLS.items()}  # type: ignore[misc]
+        for each in full.store.owned(full.worker):  # what is owned costs each rescue a look
+            finish(full.store, Lease(each.claimed.id, each.claimed.attempt, full.worker), Completed())
+        return found
+
+    for _ in range(8):  # a plan for empty tables is made, and kept
+        empty = costs()
+    assert max(empty.values()) < MANY
+    fill(full.store, 2 * BATCH)
+    few = costs()
+    fill(full.store, size)
+    many = costs()
+
+    assert {name: cost for name, cost in many.items() if cost > 1.5 * few[name] + MANY} == {}
