@@ -52,6 +52,26 @@ def rig() -> Iterator[Rig]:
     rig.watch.close()
 
 
+def test_looks_at_a_job_grow_rarer_up_to_five_a_second(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a clock that stands: what a look takes does not count."""
+    (job_id,) = rig.put()
+    monkeypatch.setattr(module.time, "monotonic", lambda: 1000.0)
+    looks = module._Looks(rig.look)
+    looks.take(module._Waiter(job_id, "", True, float("inf"), lambda _: None), comes=True)
+    pauses = list[float]()
+
+    while len(pauses) < 20:
+        pauses.append(looks.pause())
+        looks.pass_time(pauses[-1])
+        looks.look()
+
+    assert len(rig.looks) == 20
+    assert pauses[0] == 0.0
+    assert pauses[1] <= module.SHORTEST
+    assert sum(pauses[:8]) < 0.4, "a short job is answered soon"
+    assert all(0.5 * module.LONGEST <= pause <= module.LONGEST * 1.001 for pause in pauses[10:])
+
+
 def test_a_look_for_all_however_many_wait(rig: Rig) -> None:
     ids = rig.put(300)
 
