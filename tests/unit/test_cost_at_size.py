@@ -183,9 +183,8 @@ def fill(store: Store, number: int) -> None:
         store.cancel([each.id for each in ended], "not wanted")
 
 
-@pytest.mark.parametrize(
-    "size", [pytest.param(1_000, id="1,000"), pytest.param(20_000, id="20,000", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("size", [pytest.param(1_000, id="1,000"), pytest.param(20_000, id="20,000")])
 def test_a_batch_costs_as_much_however_many_more_there_are(size: int, full: Full) -> None:
     def costs() -> dict[str, float]:
         found = {name: full.cost(lambda call=call: call(full)) for name, call in CALLS.items()}  # type: ignore[misc]

@@ -60,7 +60,10 @@ def run(folder: Path, *arguments: str, **environ: str) -> str:
     return ran.stdout
 
 
-@pytest.mark.parametrize("way", ["ini", "pyproject", "environment", "fixture"])
+@pytest.mark.parametrize(
+    "way",
+    ["ini", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("pyproject", "environment", "fixture"))],
+)
 def test_the_queue_is_that_of_the_app(way: str, tmp_path: Path) -> None:
     environ = {}
     match way:
@@ -80,6 +83,7 @@ def test_the_queue_is_that_of_the_app(way: str, tmp_path: Path) -> None:
     assert "ValueError: nobody to greet" in said
 
 
+@pytest.mark.thorough
 def test_an_app_that_is_named_nowhere_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("")
     assert "no app: name its module" in run(tmp_path)

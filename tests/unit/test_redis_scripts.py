@@ -119,7 +119,14 @@ def operate(store: RedisStore) -> None:
     assert len(store.cancel(ids, "x" * 2_000)) == MANY
 
 
-@pytest.mark.parametrize("work", [finish, fail, settle, beat, report, rescue, operate], ids=lambda work: work.__name__)
+@pytest.mark.parametrize(
+    "work",
+    [
+        settle,
+        *(pytest.param(each, marks=pytest.mark.thorough) for each in (finish, fail, beat, report, rescue, operate)),
+    ],
+    ids=lambda work: work.__name__,
+)
 def test_one_script_handles_few_jobs_and_little_text(
     work: Callable[[RedisStore], None], store: RedisStore, seen: list[Seen]
 ) -> None:
