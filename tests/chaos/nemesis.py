@@ -24,7 +24,7 @@ from .stage import PUBLISHED, Host, Stage
 
 HOUR = 3600.0
 GHOSTS = 20
-GHOST_SECONDS = 6.0  #: of looking for a job that has lost an owner
+GHOST_SECONDS = 30.0  #: of looking for a job that has lost an owner
 BUSY_SECONDS = 3.0  #: how long it is waited for a worker that runs something
 SLOW_BYTES = 8000  #: a second: a line of 64 kbit/s
 
@@ -198,7 +198,7 @@ class Nemesis:
         found: list[JobView] = []
         page = store.search(Filter(), limit=200)
         while True:
-            found += [view for view in page.jobs if view.attempt > 1]
+            found += [view for view in page.jobs if view.crashes or view.attempt > 1]
             if len(found) >= GHOSTS or page.cursor is None or time.monotonic() > last:
                 return found
             page = store.search(Filter(), limit=200, cursor=page.cursor)
