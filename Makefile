@@ -14,7 +14,7 @@ help:  ## Show what there is
 demo: .venv/.run  ## See real work survive a killed worker
 	@$(BIN)/tenure demo
 
-test: .venv/.dev  ## The everyday tests: about six minutes on two cores
+test: .venv/.dev  ## The everyday tests: about five minutes on two cores
 	$(BIN)/python tests/run.py everyday
 
 test-all: .venv/.dev .venv/.browser  ## Every test there is: about half an hour on two cores
