@@ -25,7 +25,7 @@ PAGES = {
         f"docs/{name}.md": name
         for name in (
             *("tasks", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
-            *("operations", "dashboard", "metrics"),
+            *("stores", "operations", "dashboard", "metrics"),
             *("glossary", "lifecycle", "delivery", "evidence", "bench"),
         )
     },

@@ -65,15 +65,11 @@ def _environment(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
-    """A folder with the README's programs: a block that begins with `# NAME.py` is a file, the others one script."""
-    script: list[str] = []
+    """A folder with the README's programs: each block begins with `# NAME.py`."""
     for text in blocks(README, "python"):
         name = re.match(r"# (\w+\.py)\n", text)
-        if name is None:
-            script.append(text)
-        else:
-            (tmp_path / name[1]).write_text(text)
-    (tmp_path / "rest.py").write_text("\n".join(script))
+        assert name, f"a program of the README has no name:\n{text}"
+        (tmp_path / name[1]).write_text(text)
     return tmp_path
 
 
@@ -92,7 +88,7 @@ def worker_of(folder: Path) -> Iterator[None]:
 
 
 def test_the_programs_of_the_readme_run_as_they_stand(written: Path) -> None:
-    for program in ("hello.py", "rest.py"):
+    for program in sorted(path.name for path in written.glob("*.py")):
         run = subprocess.run(
             [sys.executable, program],
             cwd=written,
