@@ -47,6 +47,7 @@ READS = frozenset(
             "ended",
             "latest_ended",
             "logs",
+            "updates",
             "counts",
             "attempts",
             "workers",

@@ -119,7 +119,8 @@ def test_a_spare_takes_the_place_of_a_killed_worker_and_imports_the_app_only_the
     send(victim, signal.SIGKILL)
 
     assert site.seen(job, "begin", attempt=2).pid == spare
-    site.until(lambda: len(supervisor.workers()) == 3, "another worker, and another spare")
+    site.until(lambda: len((site.folder / "imported").read_text().split()) == 3, "another worker")
+    site.until(lambda: len(supervisor.workers()) == 3, "another spare")
     site.go()
     assert site.ended(job)[0].state == "completed"
     assert len((site.folder / "imported").read_text().split()) == 3
