@@ -273,7 +273,7 @@ def test_a_batch_that_takes_too_long_is_halved_and_grows_again_while_it_is_full(
 
 def test_a_duty_of_slow_calls_keeps_up_with_what_comes(loop: Loop) -> None:
     """On a machine under load each call takes longer than the budget, however small its batch."""
-    waiting = 0.0
+    waiting = 3000.0
 
     def does(limit: int) -> Turn:
         nonlocal waiting

@@ -496,6 +496,7 @@ def test_a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone(
         for _ in range(20):  # a ring, a poll, and the time after which unstored outcomes hold slots back
             worker._slots.wake.set()
             await asyncio.sleep(0.01)
+            assert worker._slots.free() == 0
         let.set()
         while len(held) < 2 or not worker.idle:
             await asyncio.sleep(0.01)
@@ -507,15 +508,17 @@ def test_a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone(
 
 def test_an_embedded_worker_runs_a_job_alone_beside_steady_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     store, jobs, beside = MemoryStore(system_clock()), Tenure("memory:"), list[int]()
-    monkeypatch.setattr("tenure.worker.claims.ALONE_SECONDS", 0.2, raising=False)
-    running = 0
+    monkeypatch.setattr("tenure.worker.claims.ALONE_SECONDS", 0.2)
+    begun = running = 0
 
     @jobs.task
     async def follow() -> None:
-        nonlocal running
-        running += 1
+        nonlocal begun, running
+        begun, running = begun + 1, running + 1
+        mine, until = begun, asyncio.get_running_loop().time() + 1.0
         put(store, task="follow")
-        await asyncio.sleep(0.01)
+        while begun == mine and asyncio.get_running_loop().time() < until:  # so that one always runs, if more come
+            await asyncio.sleep(0.005)
         running -= 1
 
     @jobs.task
