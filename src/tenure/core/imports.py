@@ -1,7 +1,8 @@
-"""Imports the module that a setting or a command line names."""
+"""Imports the module that a setting or a command line names; knows objects of libraries that may not be loaded."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -18,3 +19,13 @@ def import_named(name: str, what: str) -> ModuleType:
         raise InvalidOption(
             f"{what}: there is no module {error.name!r}; looked in {Path.cwd()} and on sys.path"
         ) from error
+
+
+def is_a(value: object, *names: str) -> bool:
+    """Is it an instance of one of these classes? A library that is not loaded can't have made it."""
+    for name in names:
+        module, _, kind = name.partition(":")
+        found = getattr(sys.modules.get(module), kind, None)
+        if isinstance(found, type) and isinstance(value, found):
+            return True
+    return False

@@ -37,7 +37,7 @@ class Spares:
             try:
                 spare = WorkerProcess.start(self._command)
             except OSError:
-                return  # nobody waits for it; whoever is started next reports the error
+                return  # nothing waits for it; the next start of a worker reports the error
             # This process uses the same store and notifier, and has loaded what they need.
             spare.link.send("prepare", modules=[name for name in list(sys.modules) if name.startswith(_OWN)])
             self._waiting.append(spare)

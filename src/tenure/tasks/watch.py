@@ -1,4 +1,4 @@
-"""One watch for all who wait for jobs: a thread of the client looks at all of these in one read.
+"""One watch for all callers that wait for jobs: a thread of the client looks at all awaited jobs in one read.
 
 The thread starts with the first waiter and ends when there has been none for a while. What it knows is its own: waiters
 come and go through a queue. A job is looked at often at first and then less often, in the end together with all others.
@@ -152,7 +152,7 @@ class Watch:
             looks.fail(error)
 
     def _hear(self, calls: _Calls, looks: _Looks) -> bool:
-        """Learn who has come and gone until a look is due. False: the watch was closed, or nobody waits."""
+        """Learn which waiters have come and gone until a look is due. False: the watch was closed, or nobody waits."""
         pause = looks.pause() if looks.jobs else IDLE_SECONDS
         try:
             call = calls.get(timeout=pause)
@@ -290,7 +290,7 @@ def _until(timeout: float | None) -> float:
 
 
 def _own(error: Exception) -> Exception:
-    """A copy for one of those who are told: each that is raised gets a traceback of its own."""
+    """A copy for one waiter: each that is raised gets a traceback of its own."""
     try:
         own = copy(error)
     except Exception:

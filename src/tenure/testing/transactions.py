@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from tenure.core.imports import is_a
 from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import Awaited, Draft, Enqueued, Store
@@ -60,13 +61,13 @@ class Transactions:
     def joined(self, tx: object, drafts: Sequence[Draft] = ()) -> object:
         """The store's transaction for a `tx=`. Raises StoreError for one whose end can't be seen in a test."""
         inner: Any = tx.tx if isinstance(tx, Awaited) else tx
-        if _is(inner, "sqlalchemy.orm:scoped_session", "sqlalchemy.ext.asyncio:async_scoped_session"):
+        if is_a(inner, "sqlalchemy.orm:scoped_session", "sqlalchemy.ext.asyncio:async_scoped_session"):
             inner = inner.registry()
-        if _is(inner, "sqlalchemy.ext.asyncio:AsyncSession"):
+        if is_a(inner, "sqlalchemy.ext.asyncio:AsyncSession"):
             inner = inner.sync_session
-        if _is(inner, "sqlalchemy.orm:Session"):
+        if is_a(inner, "sqlalchemy.orm:Session"):
             mirror = self._session(inner)
-        elif _is(inner, "sqlalchemy:Connection", "sqlalchemy.ext.asyncio:AsyncConnection"):
+        elif is_a(inner, "sqlalchemy:Connection", "sqlalchemy.ext.asyncio:AsyncConnection"):
             mirror = self._connection(getattr(inner, "sync_connection", inner))
         elif type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2", "asyncpg"):
             raise StoreError(
@@ -209,7 +210,7 @@ class Transactions:
 def wait_for_django(store: Store, drafts: Sequence[Draft], tx: Any) -> list[Enqueued] | None:
     """Enqueue when Django's transaction commits; its own callbacks know of savepoints. None: `tx` is not Django's."""
     inner: Any = tx.tx if isinstance(tx, Awaited) else tx
-    if not _is(inner, "django.utils.connection:ConnectionProxy", "django.db.backends.base.base:BaseDatabaseWrapper"):
+    if not is_a(inner, "django.utils.connection:ConnectionProxy", "django.db.backends.base.base:BaseDatabaseWrapper"):
         return None
     if not inner.in_atomic_block:
         raise StoreError("tx is Django's connection, but in no transaction: use it inside `with transaction.atomic():`")
@@ -219,13 +220,3 @@ def wait_for_django(store: Store, drafts: Sequence[Draft], tx: Any) -> list[Enqu
         Enqueued(draft.id, True, State.SCHEDULED if wait else State.QUEUED)
         for draft, wait in zip(drafts, later, strict=True)
     ]
-
-
-def _is(tx: object, *names: str) -> bool:
-    """Is it an instance of one of these classes? A library that is not loaded can't have made it."""
-    for name in names:
-        module, _, kind = name.partition(":")
-        found = getattr(sys.modules.get(module), kind, None)
-        if isinstance(found, type) and isinstance(tx, found):
-            return True
-    return False

@@ -19,6 +19,7 @@ from weakref import WeakSet
 from psycopg import AsyncCursor, Cursor
 from psycopg.rows import tuple_row
 
+from tenure.core.imports import is_a
 from tenure.errors import BadData, StoreError
 from tenure.ports import Awaited
 
@@ -101,40 +102,30 @@ def _join(tx: object) -> _Joined:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
 
     it: Any = tx
-    if _is(it, "sqlalchemy.orm:scoped_session", "sqlalchemy.ext.asyncio:async_scoped_session"):
+    if is_a(it, "sqlalchemy.orm:scoped_session", "sqlalchemy.ext.asyncio:async_scoped_session"):
         it = it.registry()
-    if _is(it, "sqlalchemy.orm:Session"):
+    if is_a(it, "sqlalchemy.orm:Session"):
         return _sqlalchemy(it.connection())
-    if _is(it, "sqlalchemy.ext.asyncio:AsyncSession"):
+    if is_a(it, "sqlalchemy.ext.asyncio:AsyncSession"):
         it = wait(it.connection())
-    if _is(it, "sqlalchemy.ext.asyncio:AsyncConnection"):
+    if is_a(it, "sqlalchemy.ext.asyncio:AsyncConnection"):
         return _sqlalchemy(it.sync_connection, lambda query, values: wait(it.execute(query, values)))
-    if _is(it, "sqlalchemy:Connection"):
+    if is_a(it, "sqlalchemy:Connection"):
         return _sqlalchemy(it)
-    if _is(it, "psycopg:Connection"):
+    if is_a(it, "psycopg:Connection"):
         return _psycopg(it)
-    if _is(it, "psycopg:AsyncConnection"):
+    if is_a(it, "psycopg:AsyncConnection"):
         return _psycopg_async(it, wait)
-    if _is(it, "psycopg2.extensions:connection"):
+    if is_a(it, "psycopg2.extensions:connection"):
         return _psycopg2(it)
-    if _is(it, "asyncpg:Connection"):
+    if is_a(it, "asyncpg:Connection"):
         return _asyncpg(it, wait)
-    if _is(it, "django.utils.connection:ConnectionProxy", "django.db.backends.base.base:BaseDatabaseWrapper"):
+    if is_a(it, "django.utils.connection:ConnectionProxy", "django.db.backends.base.base:BaseDatabaseWrapper"):
         return _django(it, elsewhere=loop is not None)
     raise StoreError(
         f"tx is {_named(tx)}: expected the open transaction of a SQLAlchemy session or connection, of a psycopg, "
         "psycopg2, asyncpg or Django connection, or what `with jobs.transaction() as tx` gives"
     )
-
-
-def _is(tx: object, *names: str) -> bool:
-    """Is it an instance of one of these classes? A library that is not loaded can't have made it."""
-    for name in names:
-        module, _, kind = name.partition(":")
-        found = getattr(sys.modules.get(module), kind, None)
-        if isinstance(found, type) and isinstance(tx, found):
-            return True
-    return False
 
 
 # ── One library each ────────────────────────────────────────────────────────────────────────────────────────────
