@@ -239,6 +239,25 @@ task.enqueue(3)
     assert programs.stored() == 8
 
 
+def test_a_child_that_leaves_its_parents_large_transaction_takes_nothing_of_it(programs: Programs) -> None:
+    programs.run(f"""{APP}
+def length(text: str) -> int:
+    return len(text)
+
+long = jobs.task(length)
+with jobs.transaction() as tx:
+    for number in range(60):  # more than fits into the cache: SQLite has written a part of it before the commit
+        long.using(tx=tx).enqueue("x" * 200_000)
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(7)  # leaves the parent's block
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    task.using(tx=tx).enqueue(1)
+task.enqueue(2)
+""")
+    assert programs.stored() == 62
+
+
 def test_a_fork_that_python_did_not_see_is_told(programs: Programs) -> None:
     """Servers written in C fork by themselves, and call only what follows in the child."""
     ran = programs.run(f"""{APP}
