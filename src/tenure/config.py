@@ -296,6 +296,7 @@ _lease = partial(_seconds, least=1.0, most=3600.0, why="a worker silent for that
 _keep = partial(_seconds, least=3600.0, why="a repeated enqueue must still find the first one")
 _level = partial(_choice, among=("debug", "info", "warning", "error", "critical"))
 _format = partial(_choice, among=("text", "json"))
+_yes = partial(_choice, among=("yes", "no"))
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -400,6 +401,7 @@ SETTINGS: tuple[Setting, ...] = (
         "An alert is sent when a due job has been queued for longer.",
     ),
     Setting("log_level", "info", _level, "The lowest level that `tenure worker` logs."),
+    Setting("log_jobs", "no", _yes, "Should `tenure worker` log a line for each job it completes? yes or no."),
     Setting("log_format", "text", _format, "The log format of `tenure worker`: text or json."),
 )
 
@@ -440,6 +442,7 @@ class Settings:
     alert_every: float
     alert_queue_age: float
     log_level: str
+    log_jobs: Literal["yes", "no"]
     log_format: Literal["text", "json"]
     sources: Mapping[str, str]
     relative_url: bool = False  #: the URL was given with a path relative to the folder at hand

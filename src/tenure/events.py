@@ -27,6 +27,7 @@ class Running(NamedTuple):
     worker_id: str
 
 
+JOBS = "tenure.jobs"  #: the logger of what goes well: INFO for each enqueued and each completed job
 MISFIT = "arguments fit no worker's code"  #: how the reason of such a snooze begins
 #: The explanation of each rescue cause.
 RESCUE_REASONS: Mapping[str, str] = {
@@ -155,11 +156,15 @@ class AttemptFailed(Event):
     worker_id: str
     error: str
     failures: int
+    max_failures: int | None = None  #: this and the next are unknown if the reply to the write was lost
+    retry_in: float | None = None  #: seconds
     exception: BaseException | None = field(default=None, compare=False, repr=False)  #: what the code raised, if known
 
     def words(self) -> tuple[object, ...]:
-        template = "%s %s: failure %d, will be retried: %s"
-        return template, self.task, self.job_id, self.failures, headline(self.error)
+        number = f"{self.failures}" if self.max_failures is None else f"{self.failures} of {self.max_failures}"
+        when = "" if self.retry_in is None else f" in {spell(self.retry_in)}"
+        template = "%s %s: failure %s, will be retried%s: %s"
+        return template, self.task, self.job_id, number, when, headline(self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 
 from conformance.factories import World, claim_one, finish, look, memory_of, put, running, start
 from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, Snoozed, State
-from tenure.ports import AttemptView, Landed, NotLanded, Progress, Store
+from tenure.ports import AttemptView, Landed, NotLanded, Progress, Retried, Store
 
 ENDINGS: list[Outcome] = [
     Completed('{"n": 1}'),
@@ -58,6 +58,22 @@ def test_a_failure_is_charged_and_tried_again_later(world: World) -> None:
     assert (view.failures, view.crashes, view.error) == (1, 0, "ValueError: boom")
     assert store.now() <= view.run_at <= store.now() + timedelta(seconds=8)
     assert view.ended_at is None
+
+
+def test_whoever_reports_a_failure_hears_of_its_retry(store: Store) -> None:
+    asked, drawn, last = running(store), running(store, max_failures=2, retry_base=8.0), running(store, max_failures=1)
+
+    ends = [(asked, Failed("limited", retry_in=90.0)), (drawn, Failed("boom")), (last, Failed("boom"))]
+    later, sooner, never = store.finish(ends)
+
+    assert later == Landed(State.SCHEDULED, Retried(90.0, 10))
+    assert isinstance(sooner, Landed)
+    assert sooner.retried is not None
+    assert sooner.retried.max_failures == 2
+    assert (look(store, drawn.job_id).run_at - store.now()).total_seconds() == pytest.approx(
+        sooner.retried.retry_in, abs=0.002
+    )
+    assert never == Landed(State.DEAD)
 
 
 def test_a_delay_the_handler_asked_for_is_kept(store: Store) -> None:
@@ -144,10 +160,11 @@ def test_a_job_given_back_has_no_owner_and_no_start(outcome: Outcome, store: Sto
 @pytest.mark.parametrize("outcome", ENDINGS, ids=repr)
 def test_the_same_outcome_may_be_told_twice(outcome: Outcome, store: Store) -> None:
     lease = running(store)
-    first = store.finish([(lease, outcome)])
+    (first,) = store.finish([(lease, outcome)])
     after = memory_of(store, lease.job_id)
 
-    assert store.finish([(lease, outcome)]) == first
+    assert isinstance(first, Landed)
+    assert store.finish([(lease, outcome)]) == [Landed(first.state)]
     assert memory_of(store, lease.job_id) == after
 
 

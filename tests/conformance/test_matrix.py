@@ -219,7 +219,7 @@ def test_an_outcome_leads_where_decide_says(outcome: Outcome, flavour: str, canc
 
     after = look(store, lease.job_id)
     expected = decide(charges(before), outcome, draw=0.5)
-    assert answers == [Landed(expected.state)]
+    assert [each.state for each in answers if isinstance(each, Landed)] == [expected.state]
     assert after.state in targets("finish", State.PROCESSING, type(outcome))
     assert (after.state, after.failures, after.crashes, after.crashes_total, after.solo) == (
         expected.state,

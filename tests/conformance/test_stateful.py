@@ -287,7 +287,8 @@ class Story(RuleBasedStateMachine):
 
         if held and job:
             job.end(outcome, self.boot())
-            assert answer == Landed(job.state)
+            assert isinstance(answer, Landed)
+            assert answer.state is job.state
         elif job and job.ended_as(lease.attempt, outcome):
             assert answer == Landed(job.state)
         else:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
@@ -325,6 +326,31 @@ def test_a_client_serves_one_loop_after_the_other(rig: Rig) -> None:
 
 
 # ── transactions ──
+
+
+def test_each_enqueued_job_is_logged_once_it_is_committed(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "tenure.jobs"]
+
+    rig.stored()
+    assert said() == []
+
+    caplog.set_level(logging.INFO, "tenure.jobs")
+    first, again = (rig.stored(unique="one") for _ in range(2))
+    with rig.jobs.transaction() as tx:
+        inside = draft()
+        rig.client.enqueue([inside], tx=tx)
+        assert len(said()) == 2
+    with pytest.raises(KeyError), rig.jobs.transaction() as tx:
+        rig.client.enqueue([draft()], tx=tx)
+        raise KeyError
+
+    assert first.id != again.id
+    assert said() == [
+        f"greet {first.id} is enqueued on default",
+        f"greet {first.id} was already stored, on default",
+        f"greet {inside.id} is enqueued on default",
+    ]
 
 
 def test_jobs_of_a_transaction_are_there_and_ring_when_it_has_committed(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -464,6 +465,25 @@ def scheduled(every: str | None, runs: Runs) -> Tenure:
     if every:
         jobs.schedule(every=every, name="heart", overlap="allow")(beat.using(meta={"tenant": "a"}).bind("beat"))
     return jobs
+
+
+def lasting_no_time(number: int) -> int:
+    return number
+
+
+def test_a_worker_logs_what_has_completed_where_somebody_listens(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tenure.jobs")
+    jobs = Tenure("sqlite:///tenure.db", notifier="poll")
+    nothing = jobs.task(lasting_no_time, queue="slow")
+    with jobs, jobs.worker():
+        handle = nothing.enqueue(1)
+        handle.result(f"{PATIENT}s")
+    said = [record for record in caplog.records if record.name == "tenure.jobs"]
+    assert [record.getMessage() for record in said] == [
+        f"lasting_no_time {handle.id} is enqueued on slow",
+        f"lasting_no_time {handle.id} has completed, attempt 1",
+    ]
+    assert (said[1].__dict__["job_id"], said[1].__dict__["attempt"]) == (handle.id, 1)
 
 
 def test_an_embedded_worker_declares_and_fires_and_the_handler_sees_its_tick(here: Path) -> None:

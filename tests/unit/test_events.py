@@ -80,11 +80,14 @@ def test_events_of_a_kind_have_one_template_and_failures_their_traceback(caplog:
     about: dict[str, Any] = {"queue": "sums", "attempt": 1, "worker_id": "w", "exception": raised}
     for job_id, task in (("1", "add"), ("2", "50% off")):
         Events().emit(JobDied(job_id=job_id, task=task, error="ValueError: 100%", **about))
-        Events().emit(AttemptFailed(job_id=job_id, task=task, error="ValueError: no", failures=1, **about))
+        known: dict[str, Any] = {"max_failures": 10, "retry_in": 12.34} if job_id == "2" else {}
+        Events().emit(AttemptFailed(job_id=job_id, task=task, error="ValueError: no", failures=1, **known, **about))
 
     here = [record for record in caplog.records if record.thread == threading.get_ident()]
     assert len(here) == 4
     assert len({record.msg for record in here}) == 2
+    assert here[1].getMessage() == "add 1: failure 1, will be retried: ValueError: no"
+    assert here[3].getMessage() == "50% off 2: failure 1 of 10, will be retried in 12.3s: ValueError: no"
     assert all(record.exc_info and record.exc_info[1] is raised for record in here)
     assert here[2].getMessage() == "50% off 2 is dead after attempt 1: ValueError: 100%"
     assert "test_events.py" in caplog.text

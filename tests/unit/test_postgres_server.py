@@ -871,7 +871,7 @@ def test_a_deadlock_is_tried_again_and_nothing_is_lost(server: Postgres, store: 
         answers = store.finish([(first, Failed("a")), (second, Failed("b"))])
         crossing.result()
 
-    assert answers == [Landed(State.SCHEDULED)] * 2
+    assert [each.state for each in answers if isinstance(each, Landed)] == [State.SCHEDULED] * 2
     assert [len(store.attempts(lease.job_id)) for lease in (first, second)] == [1, 1]
     assert [look(store, lease.job_id).failures for lease in (first, second)] == [1, 1]
     database = urlsplit(url).path[1:]

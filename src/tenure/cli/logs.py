@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tenure.config import Settings
-from tenure.events import Running, current
+from tenure.events import JOBS, Running, current
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -20,6 +20,8 @@ def follow(settings: Settings) -> None:
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     handler.addFilter(add_job)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler], force=True)
+    if settings.log_jobs == "no":  # a line for each job costs about as much as the job
+        logging.getLogger(JOBS).setLevel(logging.WARNING)
 
 
 def add_job(record: logging.LogRecord) -> bool:

@@ -28,6 +28,7 @@ from tenure.ports.jobs import (
     Owned,
     Progress,
     Promoted,
+    Retried,
     may_be_cut,
 )
 from tenure.ports.notifier import ANY, Listener, Notifier, Permit, Permits, Ring
@@ -81,6 +82,7 @@ __all__ = [
     "QueueView",
     "ReadStore",
     "Rescued",
+    "Retried",
     "Ring",
     "Runner",
     "Status",

@@ -105,10 +105,18 @@ NO_EDITS: Mapping[str, Edit] = MappingProxyType({})
 NONE_KNOWN: Mapping[Lease, Claimed] = MappingProxyType({})
 
 
+class Retried(NamedTuple):
+    """What the store has decided after a failure: seconds until the retry, and the failures the job may have."""
+
+    retry_in: float
+    max_failures: int
+
+
 class Landed(NamedTuple):
     """The write is stored. `state` is the job's new state: the store may know of a cancel the caller did not."""
 
     state: State
+    retried: Retried | None = None  #: after a failure that was written just now and is retried
 
 
 class NotLanded(NamedTuple):

@@ -16,6 +16,7 @@ from tenure.core.lifecycle import (
     Charges,
     Completed,
     Crashed,
+    Failed,
     Lease,
     Outcome,
     State,
@@ -25,7 +26,20 @@ from tenure.core.lifecycle import (
     reason_of,
 )
 from tenure.errors import BadData, InvalidOption, StoreError
-from tenure.ports import Answer, Claimed, Draft, Edit, Filter, JobView, Landed, NotLanded, Progress, Promoted, Rescued
+from tenure.ports import (
+    Answer,
+    Claimed,
+    Draft,
+    Edit,
+    Filter,
+    JobView,
+    Landed,
+    NotLanded,
+    Progress,
+    Promoted,
+    Rescued,
+    Retried,
+)
 from tenure.ports.schedules import Schedule, Tick
 
 _CLEARED = "Cleared: "
@@ -200,6 +214,13 @@ def ending(
         "error": error_after(outcome, decision.state, cancel_reason),
         "message": message,
     }
+
+
+def landed(outcome: Outcome, facts: Mapping[str, Any], max_failures: int) -> Landed:
+    """The answer to an outcome that was written just now, with these facts of `ending`."""
+    if not isinstance(outcome, Failed) or facts["state"] is not State.SCHEDULED:
+        return Landed(facts["state"])
+    return Landed(State.SCHEDULED, Retried(facts["delay"], max_failures))
 
 
 def lease_facts(lease: Lease) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Concurrent `aenqueue` calls share a write (gather.py). The notifier rings after 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import warnings
 from collections import defaultdict
@@ -23,7 +24,7 @@ from tenure.config import Settings, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
-from tenure.events import current
+from tenure.events import JOBS, current
 from tenure.ports import Draft, Enqueued, Notifier, Ring, Status, Store, Update
 from tenure.tasks.gather import Gatherer
 from tenure.tasks.loops import awaited, settled
@@ -32,6 +33,8 @@ from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
 from tenure.tasks.watch import RETURNED, Watch
 
 T = TypeVar("T")
+
+_jobs = logging.getLogger(JOBS)
 
 RETRY_SECONDS = 5.0  #: how long enqueues are retried while the store is unavailable
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
@@ -90,17 +93,26 @@ class Client:
         if not drafts:
             return []
         if tx is not None:
-            rings: list[Ring] = []
-            answers = self.store.enqueue(drafts, tx=tx, committed=lambda: self.notifier.announce(rings))
-            rings += rings_of(drafts, answers)
+            inside: list[Enqueued] = []
+            answers = self.store.enqueue(drafts, tx=tx, committed=lambda: self._announce(drafts, inside))
+            inside += answers
             return answers
         self._refuse_beside_transaction()
         tries = count(1)
         tried, answers = _retried(lambda: (next(tries), self.store.enqueue(drafts)), raised=StoreBusy if shared else ())
         if tried > 1:
             answers = _own_as_created(drafts, answers)
-        self.notifier.announce(rings_of(drafts, answers))
+        self._announce(drafts, answers)
         return answers
+
+    def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
+        """They are committed: ring, and say so."""
+        self.notifier.announce(rings_of(drafts, answers))
+        if _jobs.isEnabledFor(logging.INFO):
+            for draft, answer in zip(drafts, answers, strict=True):
+                about = {"job_id": answer.id, "task": draft.task, "queue": draft.queue}
+                words = "%s %s is enqueued on %s" if answer.created else "%s %s was already stored, on %s"
+                _jobs.info(words, draft.task, answer.id, draft.queue, extra=about)
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
         """Store all of them or none, in one write with those of concurrent callers (gather.py)."""

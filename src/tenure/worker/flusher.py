@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
@@ -9,7 +10,7 @@ from operator import attrgetter
 from tenure.core.lifecycle import Completed, Crashed, Failed, Released, State, outcome_name
 from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
-from tenure.events import AttemptFailed, Events, JobDied, JobRescued, LeaseRefused, Running
+from tenure.events import JOBS, AttemptFailed, Events, JobDied, JobRescued, LeaseRefused, Running
 from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Rescued, Ring
 from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
@@ -19,6 +20,7 @@ from tenure.worker.tally import Tally
 
 BUSY_SECONDS = 1.0
 _TASK = attrgetter("claimed.task")
+_jobs = logging.getLogger(JOBS)
 
 
 class OutcomeFlusher:
@@ -49,11 +51,16 @@ class OutcomeFlusher:
         answers = await self._store(batch, ends)
         others: list[tuple[End, Answer]] = []  # all but plain completions
         busy: list[End] = []
+        logs = _jobs.isEnabledFor(logging.INFO)
         for end, answer in zip(ends, answers, strict=True):
             if isinstance(answer, Busy):
                 busy.append(end)
             elif type(end.outcome) is not Completed or type(answer) is NotLanded:
                 others.append((end, answer))
+            elif logs:
+                job = end.claimed
+                about = Running(job.id, job.task, job.queue, job.attempt, end.lease.worker_id)._asdict()
+                _jobs.info("%s %s has completed, attempt %d", job.task, job.id, job.attempt, extra=about)
         self._count(ends, [end for end, _ in others] + busy)
         rings = set[Ring]()
         for end, answer in others:
@@ -150,8 +157,9 @@ class OutcomeFlusher:
             if answer.state is State.DEAD:
                 self._events.emit(JobDied(**about, error=error, exception=raised))
             elif isinstance(outcome, Failed):
-                failed = AttemptFailed(**about, error=error, failures=job.failures + 1, exception=raised)
-                self._events.emit(failed)
+                known = answer.retried._asdict() if answer.retried is not None else {}
+                failures = job.failures + 1
+                self._events.emit(AttemptFailed(**about, error=error, failures=failures, **known, exception=raised))
 
 
 def _size(end: End) -> int:

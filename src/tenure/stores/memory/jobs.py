@@ -44,6 +44,7 @@ from tenure.stores.rules import (
     check_reports,
     check_text,
     key_held,
+    landed,
     promoted,
     standing,
     why_not_replayed,
@@ -271,7 +272,9 @@ class MemoryJobs(MemoryBase):
     def _finish(self, lease: Lease, outcome: Outcome, *, strict: bool) -> Answer:
         row = self._held("finish", lease)
         if row:
-            return Landed(self._end("finish", row, lease, outcome).state)
+            view = self._end("finish", row, lease, outcome)
+            facts = {"state": view.state, "delay": (view.run_at - self.now()).total_seconds()}
+            return landed(outcome, facts, view.max_failures)
         refused = self._why_not(lease, outcome)
         if strict and isinstance(refused, NotLanded):
             raise LeaseLost(refused.stands)  # rolls back everything the handler did in its transaction

@@ -9,7 +9,7 @@ from typing import Any
 
 from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
 from tenure.errors import LeaseLost
-from tenure.ports import Answer, Busy, Landed, NotLanded
+from tenure.ports import Answer, Busy, NotLanded
 from tenure.stores.fields import CHARGED, listed
 from tenure.stores.postgres.server import Connection, Sql, Steps
 from tenure.stores.rules import (
@@ -20,6 +20,7 @@ from tenure.stores.rules import (
     ending,
     evidence_of,
     json_of,
+    landed,
     lease_facts,
     standing,
 )
@@ -138,18 +139,18 @@ def end(
     locked = yield LOCK.format(waiting=""), [lease_facts(lease) for lease, _, _ in ends]
     charges = {Lease(*row[:3]): row[3:] for row in locked}
     rows: list[dict[str, Any]] = []
-    landed: dict[Lease, Answer] = {}
+    answers: dict[Lease, Answer] = {}
     for lease, outcome, message in ends:
-        if lease not in charges or lease in landed:
+        if lease not in charges or lease in answers:
             continue
         *budgets, cancel_reason = charges[lease]
         charged = Charges._make((*budgets, cancel_reason is not None, *beside.get(lease, AMONG_OTHERS)))
         facts = ending(lease, outcome, charged, cancel_reason, message)
         rows.append({**facts, "evidence": json_of(evidence_of(outcome))})
-        landed[lease] = Landed(facts["state"])
+        answers[lease] = landed(outcome, facts, charged.max_failures)
     if rows:
         yield END, rows
-    return landed
+    return answers
 
 
 def stands(ends: Sequence[tuple[Lease, Outcome]]) -> Steps[list[Answer | Busy]]:

@@ -260,19 +260,19 @@ class RedisJobs(RedisBase):
             waiting = list(batch)
             for _ in range(TRIES):
                 results = self._server.call("charges", *(text for _, lease, _ in waiting for text in lease))
-                written: list[tuple[int, State, str]] = []
+                written: list[tuple[int, Landed, str]] = []
                 again: list[_End] = []
                 for (n, lease, outcome), (held, *found) in zip(waiting, results, strict=True):
                     if not held:
                         landed[n] = what_stands(lease, outcome, found[0])
                         continue
-                    state, end = decided(lease, outcome, found, None)
-                    written.append((n, state, end))
+                    answer, end = decided(lease, outcome, found, None)
+                    written.append((n, answer, end))
                     again.append((n, lease, outcome))
                 if not written:
                     break
                 fits = self._server.call("end", "", *(end for _, _, end in written))
-                landed |= {n: Landed(state) for (n, state, _), fit in zip(written, fits, strict=True) if fit}
+                landed |= {n: answer for (n, answer, _), fit in zip(written, fits, strict=True) if fit}
                 waiting = [each for each, fit in zip(again, fits, strict=True) if not fit]
                 if not waiting:
                     break

@@ -9,9 +9,20 @@ from typing import Any
 import msgspec
 
 from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
-from tenure.ports import Answer, Rescued
+from tenure.ports import Answer, Landed, Rescued
 from tenure.stores.redis.facts import decode_facts, millis
-from tenure.stores.rules import AMONG_OTHERS, Beside, Cause, cleared, ending, evidence_of, json_of, rescued, standing
+from tenure.stores.rules import (
+    AMONG_OTHERS,
+    Beside,
+    Cause,
+    cleared,
+    ending,
+    evidence_of,
+    json_of,
+    landed,
+    rescued,
+    standing,
+)
 
 Taken = tuple[Sequence[Any], Outcome, Cause]  #: a row of `lost` or `held`, the outcome, the cause
 TRIES = 20
@@ -37,12 +48,12 @@ def take(rows: Sequence[Taken], *, lost: bool) -> tuple[list[Rescued], list[str]
     ends: list[str] = []
     for (job_id, attempt, worker_id, _, since, identity, neighbours, *charges), outcome, cause in rows:
         lease = Lease(job_id, attempt, worker_id)
-        state, end = decided(
+        answer, end = decided(
             lease, outcome, charges, cleared(lease, outcome), since if lost else None, _beside(identity, neighbours)
         )
         facts = decode_facts(charges[0])
         ends.append(end)
-        found.append(rescued(lease, facts.task, facts.queue, cause, state, outcome))
+        found.append(rescued(lease, facts.task, facts.queue, cause, answer.state, outcome))
     return found, ends
 
 
@@ -62,8 +73,8 @@ def decided(
     message: str | None,
     silent_since: int | None = None,
     beside: Beside = AMONG_OTHERS,
-) -> tuple[State, str]:
-    """The state after an outcome, and the argument of the script `end`, with the charges the decision is based on."""
+) -> tuple[Landed, str]:
+    """The answer once this is written, and the argument of the script `end`, with the charges it is based on."""
     facts_text, failures, crashes, total, cancel_reason, solo, together = found
     facts = decode_facts(facts_text)
     seen = [int(failures), int(crashes), int(total)]
@@ -84,6 +95,7 @@ def decided(
         neighbours=beside.neighbours,
     )
     end = ending(lease, outcome, charges, cancel_reason, message)
+    answer = landed(outcome, end, charges.max_failures)
     end |= {"seen": seen, "asked": cancel_reason, "silent_since": silent_since}
     end["lost"] = True if silent_since is not None else None
     end["delay"] = None if end["delay"] is None else millis(end["delay"])
@@ -91,4 +103,4 @@ def decided(
         end["result"] = outcome.result
     else:
         end["evidence"] = evidence_of(outcome)
-    return end["state"], json_of({name: value for name, value in end.items() if value is not None})
+    return answer, json_of({name: value for name, value in end.items() if value is not None})

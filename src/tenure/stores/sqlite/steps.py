@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 
 from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
-from tenure.ports import Answer, Draft, Enqueued, Landed
+from tenure.ports import Answer, Draft, Enqueued
 from tenure.stores.fields import CHARGED, NEW, kept, listed
 from tenure.stores.rules import (
     AMONG_OTHERS,
@@ -21,6 +21,7 @@ from tenure.stores.rules import (
     ending,
     evidence_of,
     json_of,
+    landed,
     lease_facts,
     standing,
 )
@@ -155,7 +156,7 @@ def end(
         old = (lease.job_id, lease.attempt - ATTEMPTS_KEPT)
         connection.execute("DELETE FROM attempts WHERE job_id = ? AND attempt > 1 AND attempt <= ?", old)
         connection.execute("DELETE FROM job_logs WHERE job_id = ? AND attempt > 1 AND attempt <= ?", old)
-    return Landed(facts["state"])
+    return landed(outcome, facts, charges.max_failures)
 
 
 def _standing(connection: apsw.Connection, lease: Lease, outcome: Outcome) -> Answer:
