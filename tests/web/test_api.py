@@ -945,25 +945,29 @@ def test_it_answers_in_another_app_too_and_says_where_it_is(api: Api) -> None:
 # ── Events ──
 
 
-async def events_of(api: Api, most: int) -> AsyncGenerator[dict[str, Any]]:
-    """As they come. ASGITransport waits for the end of an answer, so this speaks ASGI itself."""
-    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    secret = TOKENS[api.who].rpartition(":")[2].encode()
-    scope: dict[str, Any] = {
+def scope_of(api: Api, path: str, **headers: str) -> dict[str, Any]:
+    """A GET request, for tests that speak ASGI themselves: ASGITransport waits for the end of an answer."""
+    sent = {"host": "localhost", "authorization": f"Bearer {TOKENS[api.who].rpartition(':')[2]}", **headers}
+    return {
         "type": "http",
         "http_version": "1.1",
         "method": "GET",
         "scheme": "http",
-        "path": "/api/v1/events",
-        "raw_path": b"/api/v1/events",
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"host", b"localhost"), (b"authorization", b"Bearer " + secret)],
+        "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
         "state": {},
     }
-    listening = asyncio.create_task(api.app(scope, asyncio.Event().wait, sent.put))
+
+
+async def events_of(api: Api, most: int) -> AsyncGenerator[dict[str, Any]]:
+    """As they come."""
+    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    listening = asyncio.create_task(api.app(scope_of(api, "/api/v1/events"), asyncio.Event().wait, sent.put))
     numbers = count(1)
     try:
         while True:
@@ -1026,6 +1030,35 @@ def test_who_comes_when_too_many_listen_is_told(api: Api, monkeypatch: pytest.Mo
     monkeypatch.setattr("tenure.web.live.MOST_WATCHERS", 0)
 
     refused(api("GET", "/api/v1/events"), 503)
+
+
+def test_of_many_that_come_at_once_no_more_listen_than_there_are_places(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a place is free again when its request ends, however early."""
+    places, come = 40, 60
+    monkeypatch.setattr("tenure.web.live.MOST_WATCHERS", places)
+
+    async def watch() -> list[int]:
+        answers: asyncio.Queue[int] = asyncio.Queue()
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                answers.put_nowait(message["status"])
+
+        coming = [
+            asyncio.create_task(api.app(scope_of(api, "/api/v1/events"), asyncio.Event().wait, send))
+            for _ in range(come)
+        ]
+        statuses = [await asyncio.wait_for(answers.get(), 60) for _ in coming]
+        for each in coming:
+            each.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+        return statuses
+
+    for _ in range(2):
+        statuses = asyncio.run(watch())
+        assert (statuses.count(200), statuses.count(503)) == (places, come - places)
 
 
 # ── The contract ──

@@ -26,7 +26,7 @@ def feeds() -> Feeds:
 
 async def _watch(feeds: Feeds, key: Any) -> None:
     numbers = itertools.count()
-    async for _ in await feeds.watch(key, lambda: {"number": str(next(numbers))}, every=0.0):
+    async for _ in feeds.watch(key, lambda: {"number": str(next(numbers))}, every=0.0):
         pass
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import monotonic, thread_time
@@ -17,6 +18,7 @@ from time import monotonic, thread_time
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from tenure.errors import StoreAway, TenureError
 from tenure.web.access import User
@@ -28,8 +30,46 @@ _log = logging.getLogger("tenure.web")
 MOST_WATCHERS = 500
 _SHARE = 25  #: a page that takes 20 ms of processor time is rendered again after half a second
 _ALL = 3  #: as `_SHARE`, for all pages together: they take a third of the processor's time at most
-_STILL_THERE = 15.0  #: seconds without an event after which a comment is sent as a keep-alive
-_LIFE = 900.0  #: seconds after which a stream ends; the browser reconnects, and its rights are checked again
+STILL_THERE = 15.0  #: seconds without an event after which a comment is sent as a keep-alive
+LIFE = 900.0  #: seconds after which a stream ends; the browser reconnects, and its rights are checked again
+KEEP_ALIVE = ": still there\n\n"
+RETRY = "retry: 1000\n\n"
+
+
+class Places:
+    """The places of the live streams of one dashboard, of all kinds: `MOST_WATCHERS`."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """A place, held from the start of a response to its end. Raises Problem if all are taken."""
+        if self.taken >= MOST_WATCHERS:
+            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Too many watch", f"{MOST_WATCHERS} streams are open already")
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events, in one of the places.
+
+    The place is taken when the response begins, in one step with the check: of any number of requests at once no more
+    get one than there are, and a request that ends before its first event leaves none taken.
+    """
+
+    def __init__(self, places: Places, events: AsyncGenerator[str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._places = places
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._places.one():
+            async with aclosing(self._events):
+                await super().__call__(scope, receive, send)
 
 
 @dataclass(eq=False, slots=True)
@@ -58,51 +98,46 @@ class Feeds:
         self.renderer = renderer
         self._threads = site.feeders
         self._feeds: dict[Hashable, _Feed] = {}
-        self._watchers = 0
+        self.places = Places()
 
-    async def page(self, page: Page, view: View, root: str, csrf: str) -> AsyncIterator[str]:
+    def page(self, page: Page, view: View, root: str, csrf: str) -> EventStream:
         """The page's blocks as they change, until the browser disconnects."""
         key = (view.path, tuple(view.all.multi_items()), root, view.user.role, view.user.payloads)
 
         def look() -> dict[str, str]:
             return {name: json.dumps(html) for name, html in self.renderer.blocks(page, view, root).items()}
 
-        return await self.watch(key, look, page.every, csrf)
+        return self.stream(key, look, page.every, csrf)
+
+    def stream(self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str = "") -> EventStream:
+        """The response with the events of `watch`."""
+        return EventStream(self.places, self.watch(key, look, every, csrf))
 
     async def watch(
         self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str = ""
-    ) -> AsyncIterator[str]:
+    ) -> AsyncGenerator[str]:
         """Events with the changed values of `look`, as JSON by name. Watchers with the same key share its calls."""
-        if self._watchers >= MOST_WATCHERS:
-            raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Too many watch", f"{MOST_WATCHERS} streams are open already")
-        return self._events(key, look, every, csrf)
-
-    async def _events(
-        self, key: Hashable, look: Callable[[], Mapping[str, str]], every: float, csrf: str
-    ) -> AsyncIterator[str]:
-        watcher, ends = _Watcher(), monotonic() + _LIFE
+        watcher, ends = _Watcher(), monotonic() + LIFE
         feed = self._feeds.get(key)
         if feed is None:
             feed = self._feeds[key] = _Feed(look, every)
             feed.task = asyncio.create_task(self._run(key, feed))
         feed.watchers.add(watcher)
-        self._watchers += 1
         watcher.tell(feed.blocks)
         try:
-            yield "retry: 1000\n\n"
+            yield RETRY
             while monotonic() < ends:
                 try:
-                    async with asyncio.timeout(_STILL_THERE):
+                    async with asyncio.timeout(STILL_THERE):
                         await watcher.rung.wait()
                 except TimeoutError:
-                    yield ": still there\n\n"
+                    yield KEEP_ALIVE
                     continue
                 watcher.rung.clear()
                 news, watcher.news = watcher.news, {}
                 told = ",".join(f"{json.dumps(name)}:{text}" for name, text in news.items())
                 yield f"data: {{{told}}}\n\n".replace(CSRF, csrf)
         finally:
-            self._watchers -= 1
             feed.watchers.discard(watcher)
             if not feed.watchers and feed.task is not None:
                 feed.task.cancel()
@@ -144,8 +179,7 @@ def add(web: FastAPI, site: Site, renderer: Renderer) -> None:
         found = match(renderer.pages, site, user, request.query_params.get("at", ""))
         if found is None:
             raise Problem(HTTPStatus.NOT_FOUND, "No such page", "at: expected the path and query of a page")
-        events = await feeds.page(*found, request.scope["root_path"], request.state.csrf)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        return feeds.page(*found, request.scope["root_path"], request.state.csrf)
 
     web.state.feeds = feeds
     web.add_route("/live", live, methods=["GET"], include_in_schema=False)

@@ -26,8 +26,7 @@ async def get_events(caller: Reader, request: Request) -> Response:
     it does. The stream ends after 15 minutes: reconnect.
     """
     feeds: Feeds = request.app.state.feeds
-    events = await feeds.watch("events", lambda: _moving(caller.site), _EVERY)
-    return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    return feeds.stream("events", lambda: _moving(caller.site), _EVERY)
 
 
 def _moving(site: Site) -> dict[str, str]:
