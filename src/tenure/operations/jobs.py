@@ -14,7 +14,7 @@ from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.operations.access import EDITS, Access
 from tenure.operations.explain import Explanation, explain
-from tenure.ports import AttemptView, Ended, Filter, JobView, Page
+from tenure.ports import AttemptView, Ended, Filter, JobView, Page, Update
 from tenure.worker.job_log import Log
 from tenure.worker.job_log import decode as decode_log
 
@@ -142,6 +142,12 @@ class JobReads:
         if job is None:
             raise UnknownJob(f"no job {job_id} in {self._access.store.url}: never enqueued there, deleted, or pruned")
         return self._access.redacted(job)
+
+    def updates(self, seen: Mapping[str, str], *, limit: int) -> list[Update]:
+        """At most `limit` of the jobs whose mark is not the one in `seen`."""
+        found = self._access.store.updates(seen, limit=limit)
+        hide = self._access.stars.hide
+        return [each if each.result is None else each._replace(result=hide(each.result)) for each in found]
 
     def show(self, job_id: str) -> JobDetail:
         """Raises UnknownJob."""

@@ -13,6 +13,7 @@ from tenure.config import Settings
 from tenure.operations.admin import Admin
 from tenure.web import api, errors, live, pages
 from tenure.web.access import Access
+from tenure.web.job_events import JobFeeds
 from tenure.web.pages import Renderer
 from tenure.web.security import Security
 from tenure.web.site import Demo, Site
@@ -41,7 +42,8 @@ def create(
         openapi_url="/api/openapi.json",
     )
     renderer = Renderer(site, PAGES)
-    live.add(web, site, renderer)
+    feeds = live.add(web, site, renderer)
+    web.state.job_feeds = JobFeeds(site, feeds.places)
     pages.add(web, site, renderer, ACTIONS)
     api.add(web, site)
     errors.add(web, site, renderer)

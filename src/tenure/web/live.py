@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -43,7 +43,7 @@ class Places:
         self.taken = 0
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def one(self) -> Generator[None]:
         """A place, held from the start of a response to its end. Raises Problem if all are taken."""
         if self.taken >= MOST_WATCHERS:
             raise Problem(HTTPStatus.SERVICE_UNAVAILABLE, "Too many watch", f"{MOST_WATCHERS} streams are open already")
@@ -69,7 +69,11 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._places.one():
             async with aclosing(self._events):
-                await super().__call__(scope, receive, send)
+                await self.respond(scope, receive, send)
+
+    async def respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response, now that it has its place."""
+        await super().__call__(scope, receive, send)
 
 
 @dataclass(eq=False, slots=True)
@@ -171,7 +175,7 @@ def _timed(look: Callable[[], Mapping[str, str]]) -> tuple[dict[str, str], float
     return dict(look()), thread_time() - began
 
 
-def add(web: FastAPI, site: Site, renderer: Renderer) -> None:
+def add(web: FastAPI, site: Site, renderer: Renderer) -> Feeds:
     feeds = Feeds(site, renderer)
 
     async def live(request: Request) -> Response:
@@ -183,3 +187,4 @@ def add(web: FastAPI, site: Site, renderer: Renderer) -> None:
 
     web.state.feeds = feeds
     web.add_route("/live", live, methods=["GET"], include_in_schema=False)
+    return feeds

@@ -103,7 +103,7 @@ class Visit:
         self.safe = self.method in _SAFE
         self.api = any(self.path == each or self.path.startswith(f"{each}/") for each in _API)
         self.static = self.path.startswith("/static/")
-        self.seated = self.path.startswith("/api/") and self.path != "/api/v1/events"
+        self.seated = self.path.startswith("/api/") and not self.path.endswith("/events")
         self.cookie_name = cookie_name
         self.fresh: str | None = None
 

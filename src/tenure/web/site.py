@@ -16,6 +16,7 @@ from tenure.operations.pulse import Pulse, Slice
 from tenure.operations.queues import with_idle
 from tenure.ports import Ended, JobView, QueueView, WorkerView
 from tenure.ports.schedules import Standing
+from tenure.tasks.watch import RETURNED, Watch
 from tenure.web.memo import Memo
 from tenure.web.threads import ThreadPool
 
@@ -70,6 +71,7 @@ class Site:
         self.threads = ThreadPool("page", threads=16, patience=20.0)
         self.feeders = ThreadPool("feed", threads=3, patience=20.0)
         self.probe = ThreadPool("health", threads=1, patience=2.0)  #: answers even while all others wait for the store
+        self.watch = self._new_watch()
         self._connect = connect
         self._opened: Admin | None = None
         self._lock = Lock()
@@ -126,6 +128,12 @@ class Site:
         self.memo.close()
         for each in (self.threads, self.feeders, self.probe):
             each.close()
+        self.watch.close()
+        self.watch = self._new_watch()
+
+    def _new_watch(self) -> Watch:
+        """One read for all jobs whose events are watched. Its thread starts with the first of them."""
+        return Watch(lambda seen: self.admin.jobs.updates(seen, limit=RETURNED))
 
     def acted(self) -> None:
         """After a change: what is shown next is read again."""

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from tenure.config import Role
 from tenure.web.api import common, events, jobs, origin, overview, schedules
+from tenure.web.models.jobs import JobUpdate
 from tenure.web.models.values import ProblemDetails
 from tenure.web.site import Site
 
@@ -72,7 +73,8 @@ def _openapi(web: FastAPI) -> dict[str, Any]:
         components["securitySchemes"] = _SCHEMES
         schemas: dict[str, Any] = components["schemas"]
         problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
-        schemas |= {"ProblemDetails": problem, **problem.pop("$defs")}
+        event = JobUpdate.model_json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+        schemas |= {"ProblemDetails": problem, **problem.pop("$defs"), "JobUpdate": event, **event.pop("$defs")}
         for left in ("HTTPValidationError", "ValidationError"):
             schemas.pop(left, None)
         roles = _roles()

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from tenure.core.lifecycle import State
 from tenure.operations.explain import Explanation
 from tenure.operations.jobs import Acted, Bulk, Edited, JobDetail, Verb
-from tenure.ports import AttemptView, Filter, JobView
+from tenure.ports import AttemptView, Filter, JobView, Update
 from tenure.web.models.values import (
     AskedAt,
     At,
@@ -203,6 +203,32 @@ class Job(JobSummary):
             logs=logs if payloads else None,
             edits=[Edit.of(each) for each in detail.edits] if payloads else None,
         )
+
+
+class JobUpdate(Model):
+    """How far a job is: an event of its stream. The fields are those of the job."""
+
+    id: UUID
+    task: str
+    queue: str
+    state: State
+    attempt: int = Field(description="How often it was started.")
+    failures: int
+    progress: float | None = Field(description="0 to 1.")
+    stage: str | None
+    message: str | None
+    error: str | None = Field(description="The last error.")
+    cancel_reason: str | None = Field(description="Why a cancel was requested; null: it was not.")
+    enqueued_at: At
+    run_at: At = Field(description="When it is due.")
+    started_at: At | None
+    ended_at: At | None
+    payloads: Payloads
+    result: Json = Field(description="The result of a completed job; null if payloads are hidden.")
+
+    @classmethod
+    def of(cls, update: Update, payloads: bool) -> Self:
+        return cls.like(update.status, payloads=shown(payloads), result=read(update.result, payloads))
 
 
 class Explained(Model):
