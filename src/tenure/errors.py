@@ -35,6 +35,10 @@ class UnknownTask(TenureError, LookupError):
     """No task of this name is registered with this app."""
 
 
+class UnknownQueue(TenureError, LookupError):
+    """Nothing in the store or of its workers has a queue of this name."""
+
+
 class UnknownJob(TenureError, LookupError):
     """The store has no job with this id: it was never enqueued, or was deleted or pruned."""
 

@@ -154,7 +154,7 @@ def test_the_example_lets_its_users_in_by_their_roles(folder: Path) -> None:
             sleep(0.05)
         for name, status in (("grace", 403), ("ada", 200)):
             client.cookies.clear()  # a program has none; who has looked at a page has one, and needs its form's token
-            pausing = client.post("/jobs/api/v1/queues/mail/pause", auth=(name, "tenure"), json={})
+            pausing = client.post("/jobs/api/v1/queues/default/pause", auth=(name, "tenure"), json={})
             assert pausing.status_code == status
 
 

@@ -485,7 +485,23 @@ def test_queues_are_paused_and_resumed(run: Run, store: Store) -> None:
     assert rows(run("queues", "list")[1])[1][:2] == ["default", "1"]
     assert "paused for" in run("queues", "list")[1]
     assert run("queues", "resume", "default")[1] == "queue default is running\n"
-    assert "is the name right?" in run("queues", "pause", "defualt")[2]
+
+
+def test_a_queue_that_nothing_has_is_not_paused(run: Run, store: Store) -> None:
+    put(store, queue="letters")
+
+    code, _, err = run("queues", "pause", "leters")
+    assert (code, "did you mean letters?" in err, store.paused()) == (2, True, frozenset())
+    assert run("queues", "pause", "leters", "--unchecked")[0] == 0
+    assert store.paused() == {"leters"}
+
+
+def test_a_queue_is_known_by_its_past_jobs_and_by_those_who_will_need_it(run: Run, store: Store) -> None:
+    store.cancel([put(store, queue="once")], "")
+    start(store, queues=("served",))
+
+    for name in ("default", "once", "served"):
+        assert run("queues", "pause", name)[0] == 0, name
 
 
 def test_workers_are_listed_dead_ones_on_request(run: Run, store: Store) -> None:

@@ -942,6 +942,45 @@ def test_it_answers_in_another_app_too_and_says_where_it_is(api: Api) -> None:
     refused(host("GET", f"/ops/api/v1/jobs/{NOWHERE}"), 404)
 
 
+#: What no parser, or not every one, makes a value of.
+MALFORMED = {
+    "cut off": b'{"task": "gr',
+    "not UTF-8": b"\xff\xfe\x00",
+    "two": b"{}{}",
+    "deep": b'{"task": "greet", "args": ' + b"[" * 100_000,
+    "a long number": b'{"task": "greet", "args": {"n": ' + b"9" * 5_000 + b"}}",
+    "no object": b"[]",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=list(MALFORMED))
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/api/v1/jobs/bulk", "/api/enqueue"])
+def test_a_malformed_body_is_a_problem_of_a_kind(body: bytes, path: str, api: Api) -> None:
+    response = api("POST", path, content=body, headers={"content-type": "application/json"})
+
+    problem = refused(response, 400 if response.status_code == 400 else 422)
+    assert problem["type"] in ("/problems/invalid-request", "/problems/bad-request")
+    assert "body" in problem["detail"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/api/v1/nothing", 404), ("PUT", "/api/v1/jobs", 405)])
+def test_every_problem_has_a_kind(method: str, path: str, status: int, api: Api) -> None:
+    assert refused(api(method, path), status)["type"].startswith("/problems/")
+
+
+def test_a_queue_that_nothing_has_is_not_paused(api: Api, store: Store) -> None:
+    put(store, queue="reports")
+
+    problem = refused(api("POST", "/api/v1/queues/reprots/pause"), 404)
+    assert (problem["type"], store.paused()) == ("/problems/no-such-queue", frozenset())
+    assert "did you mean reports?" in problem["detail"]
+    assert api("POST", "/queues/reprots/pause", data={}).status_code == 404
+    assert api("POST", "/api/v1/queues/letters/pause").is_success, "a task of the app names it"
+    assert api("POST", "/api/v1/queues/reprots/pause?unchecked=true").is_success
+    assert store.paused() == {"letters", "reprots"}
+
+
 # ── Events ──
 
 

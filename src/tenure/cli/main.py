@@ -12,7 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tenure.cli.output import print_error
 from tenure.config import SETTINGS
-from tenure.errors import InvalidArguments, InvalidOption, StoreAway, TenureError, UnknownTask
+from tenure.errors import InvalidArguments, InvalidOption, StoreAway, TenureError, UnknownQueue, UnknownTask
 
 OK, WRONG, BAD_INPUT, AWAY, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 75, 130, 141
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
     except CycloptsError as error:
         print_error(f"{error} See {' '.join(['tenure', *(error.command_chain or ())])} --help.")
         return BAD_INPUT
-    except (InvalidOption, InvalidArguments, UnknownTask) as error:
+    except (InvalidOption, InvalidArguments, UnknownQueue, UnknownTask) as error:
         print_error(str(error))
         return BAD_INPUT
     except StoreAway as error:

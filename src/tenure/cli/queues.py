@@ -8,6 +8,7 @@ from cyclopts import App, Parameter
 
 from tenure.cli.output import ago, brief, print_error, show_json, table
 from tenure.cli.shared import Shared, admin_of, print_result
+from tenure.config import valid_name
 from tenure.core.lifecycle import State
 from tenure.ports import QueueView
 
@@ -47,12 +48,20 @@ def queue_row(queue: QueueView, now: datetime) -> list[str]:
 
 
 @queues.command
-def pause(name: Name, /, *, shared: Shared = SHARED) -> int:
-    """Stop claims from a queue; its running jobs continue."""
+def pause(
+    name: Name, /, *, unchecked: Annotated[bool, Parameter(name="--unchecked")] = False, shared: Shared = SHARED
+) -> int:
+    """Stop claims from a queue; its running jobs continue.
+
+    Parameters
+    ----------
+    unchecked
+        Also a queue that nothing in the store or of its workers has.
+    """
     with admin_of(shared) as admin:
-        known, changed = admin.queues.is_known(name), admin.queues.pause(name)
-    if changed and not known:
-        print_error(f"no job is waiting in queue {name} and no worker serves it by name: is the name right?")
+        if not unchecked:
+            admin.queues.check_known(valid_name(name, "queue"))
+        changed = admin.queues.pause(name)
     return _turned(shared, name, "paused", changed=changed)
 
 

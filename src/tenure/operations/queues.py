@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tenure.config import valid_name
 from tenure.core.lifecycle import GUARD
+from tenure.errors import UnknownQueue
 from tenure.operations.access import Access
 from tenure.operations.workers import runs_user_jobs, serves
-from tenure.ports import QueueView, Ring, WorkerView
+from tenure.ports import Filter, QueueView, Ring, WorkerView
+
+DEFAULT = "default"  #: the queue of tasks that name none
+_LOOKED_THROUGH = 2_000  #: rows, the newest, among which a job of the queue is searched
+_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,28 @@ class Queues:
         """Queues that hold live jobs or are paused."""
         return self._access.store.queues()
 
-    def is_known(self, name: str) -> bool:
-        """It holds a live job, is paused, or is served by a live worker: it is hardly misspelled."""
+    def check_known(self, name: str, declared: Iterable[str] = ()) -> None:
+        """Raise UnknownQueue for a name that is probably misspelled.
+
+        Known are the queues of `declared` and of schedules, those that are paused, that a worker of the last day serves
+        by name, or that a job is or lately was in: with workers that serve all queues, nothing else tells of an empty
+        one.
+        """
         store = self._access.store
-        served = (row.identity.queues for row in store.workers())
-        return name in {queue.name for queue in store.queues()}.union(*served)
+        if name == DEFAULT or name in (known := {queue.name for queue in store.queues()}.union(declared)):
+            return
+        if store.search(Filter(queue=name), limit=1, within=_LOOKED_THROUGH).jobs:
+            return
+        known.update(*(row.identity.queues for row in store.workers(dead=True)))
+        known.update(each.schedule.job.queue for each in store.schedules() if each.schedule.job)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            names = sorted(known - {GUARD})[:_NAMED]
+            which = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}."
+            raise UnknownQueue(
+                f"no job, worker or schedule of this store has a queue named {name!r}; {which} To pause it before its "
+                "first job: tenure queues pause NAME --unchecked, or ?unchecked=true in the API"
+            )
 
     # ── acting ──
 

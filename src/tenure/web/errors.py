@@ -17,10 +17,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tenure.errors import BadData, InvalidArguments, InvalidOption, StoreAway, TenureError, UnknownJob, UnknownTask
+from tenure.errors import (
+    BadData,
+    InvalidArguments,
+    InvalidOption,
+    StoreAway,
+    TenureError,
+    UnknownJob,
+    UnknownQueue,
+    UnknownTask,
+)
 from tenure.schedules.plan import Refused
 from tenure.schedules.timetable import UnknownSchedule
 from tenure.web.access import User
+from tenure.web.models.values import MOST_DEEP
 from tenure.web.pages import CSRF, Renderer, View
 from tenure.web.security import Problem
 from tenure.web.site import Site
@@ -39,6 +49,7 @@ class _Kind(NamedTuple):
 
 _KINDS: Mapping[type[TenureError], _Kind] = {
     UnknownJob: _Kind(HTTPStatus.NOT_FOUND, "No such job"),
+    UnknownQueue: _Kind(HTTPStatus.NOT_FOUND, "No such queue"),
     UnknownSchedule: _Kind(HTTPStatus.NOT_FOUND, "No such schedule"),
     UnknownTask: _Kind(HTTPStatus.NOT_FOUND, "No such task"),
     InvalidOption: _Kind(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid value"),
@@ -57,7 +68,7 @@ class ErrorResponse:
     status: int
     title: str
     detail: str
-    type: str = "about:blank"
+    type: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     errors: Sequence[Mapping[str, str]] = ()
 
@@ -85,11 +96,15 @@ def error_response(error: Exception) -> ErrorResponse:
         case HTTPException():
             title = HTTPStatus(error.status_code).phrase
             detail = error.detail if error.detail != title else _DETAILS.get(error.status_code, title)
-            return ErrorResponse(error.status_code, title, detail, headers=error.headers or {})
+            if detail == _UNPARSED:
+                detail = _TOO_MUCH_JSON
+            return ErrorResponse(error.status_code, title, detail, _type(title), error.headers or {})
         case _:
             return ErrorResponse(500, "Internal error", "see the log of the dashboard", _type("Internal error"))
 
 
+_UNPARSED = "There was an error parsing the body"  #: FastAPI's, of JSON that Python's parser gives up on
+_TOO_MUCH_JSON = f"body: expected JSON of at most {MOST_DEEP} levels, and no number of thousands of digits"
 _DETAILS = {
     404: "there is no such page: see the navigation, or /api/openapi.json for the endpoints of the API",
     405: "this address does not support this method; the header Allow lists those it does",

@@ -112,6 +112,10 @@ class Site:
         """Queues that hold live jobs or are paused, and empty ones that a worker serves by name."""
         return with_idle(self.queues(), self.workers())
 
+    def declared_queues(self) -> set[str]:
+        """The queues of the app's tasks."""
+        return {task.queue for task in self.tasks or ()}
+
     def schedules(self) -> Sequence[Standing]:
         return self.memo.get("schedules", self.admin.schedules.all, fresh=0.5)
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tenure.errors import StoreAway, StoreError
 from tenure.operations import pulse
-from tenure.web.api.common import Administrator, NameOf, Operator, Reader, operation_id, site_of
+from tenure.web.api.common import Administrator, NameOf, Operator, Reader, can, operation_id, site_of
 from tenure.web.models import overview as models
 from tenure.web.models.values import Changed, Cursor
 from tenure.web.site import Site
@@ -45,9 +45,15 @@ def get_queues(caller: Reader) -> models.Queues:
     return models.Queues(queues=[models.Queue.of(each) for each in caller.site.queues()])
 
 
-@router.post("/queues/{name}/pause")
-def pause_queue(caller: Operator, name: NameOf) -> Changed:
+@router.post("/queues/{name}/pause", responses=can(404))
+def pause_queue(
+    caller: Operator,
+    name: NameOf,
+    unchecked: Annotated[bool, Query(description="Also a queue that nothing in the store has yet.")] = False,
+) -> Changed:
     """No job of this queue starts until it is resumed; running jobs continue."""
+    if not unchecked:
+        caller.admin.queues.check_known(name, caller.site.declared_queues())
     changed = caller.admin.queues.pause(name)
     caller.site.acted()
     return Changed(changed=changed, says="paused" if changed else "it was already paused")

@@ -127,9 +127,7 @@ class Mistake(BaseModel):
 class ProblemDetails(BaseModel):
     """What went wrong (RFC 9457)."""
 
-    type: str = Field(
-        description="The same for each kind of problem, or about:blank.", examples=["/problems/no-such-job"]
-    )
+    type: str = Field(description="The same for each kind of problem.", examples=["/problems/no-such-job"])
     title: str
     status: int
     detail: str = Field(description="What was expected, what came, what to do.")

@@ -16,6 +16,7 @@ def look(view: View) -> dict[str, Any]:
 
 def _pause(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = valid_queue(view.given["name"])
+    view.admin.queues.check_known(name, view.site.declared_queues())
     paused = view.admin.queues.pause(name)
     says = "is paused: its running jobs continue, no other starts" if paused else "was already paused"
     return f"Queue {name} {says}.", back(form, "/queues")
