@@ -34,6 +34,7 @@ from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
 from tenure.tasks.handle import JobHandle, handle_of
+from tenure.tasks.hints import APP, foreign_names
 from tenure.tasks.job import Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.named import ByName
@@ -60,6 +61,9 @@ class Tenure(ByName):
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
     `imports` names the modules of tasks that a worker must import.
     """
+
+    if not TYPE_CHECKING:  # hidden, so that type checkers reject the name
+        __getattr__ = foreign_names("the app", APP)
 
     def __init__(
         self,
@@ -379,7 +383,7 @@ def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tupl
 
 
 def _new_jobs(jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:
-    new = list(jobs)
+    new = list(jobs) if isinstance(jobs, Iterable) else [jobs]  # pyright: ignore[reportUnnecessaryIsInstance]
     for job in new:
         if not isinstance(job, NewJob):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"enqueue_many: expected jobs like add.bind(1, 2), got {job!r:.80}")

@@ -60,6 +60,12 @@ def open_store(settings: Settings) -> Store:
         case "memory":
             raise InvalidOption("url: every process would have its own memory store; for tests use jobs.testing()")
         case _:
+            if settings.url.startswith(_NATS):
+                raise InvalidOption(
+                    f'url: NATS delivers beside a store: Tenure("postgresql://…", notifier="{scheme}://…")'
+                )
+            if scheme in ("redis+socket", "valkey+socket"):
+                raise InvalidOption(f"unknown store {scheme!r}; write unix:{rest}")
             plain, driver, _ = scheme.partition("+")
             known = plain if plain in ("sqlite", "postgresql", "postgres", *_REDIS) else ""
             advice = f"write {known}:, without the driver" if known and driver else _KNOWN
@@ -196,6 +202,9 @@ def _nats() -> ModuleType:
 
 def _sqlite_path(rest: str, namespace: str) -> str:
     path = rest.removeprefix("///")
+    if "?" in path:
+        plain, _, options = path.partition("?")
+        raise InvalidOption(f"url: the SQLite store takes no options; write sqlite:///{plain}, without ?{options}")
     if path == rest or not Path(path).name or path == ":memory:":
         raise InvalidOption(f"url: expected sqlite:///NAME.db or sqlite:////FOLDER/NAME.db, got 'sqlite:{rest}'")
     if namespace == "tenure":

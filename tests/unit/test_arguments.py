@@ -161,7 +161,9 @@ def test_text_that_not_every_store_can_keep_is_refused() -> None:
 
 
 def test_what_json_can_not_carry_is_refused_with_what_it_can() -> None:
-    assert refusal(loose, 1, object()).startswith("loose.anything: an object can't be written as JSON; use plain")
+    assert refusal(loose, 1, object()).startswith(
+        "loose.anything: a value of type object can't be written as JSON; use plain"
+    )
 
     circle: list[object] = []
     circle.append(circle)
@@ -338,5 +340,5 @@ def test_the_refusal_names_a_file_path_as_no_json() -> None:
     @jobs.task
     def read(path: Path) -> None: ...
 
-    with pytest.raises(InvalidArguments, match=r"read\.path: a PosixPath can't be written as JSON"):
+    with pytest.raises(InvalidArguments, match=r"read\.path: a value of type PosixPath can't be written as JSON"):
         read.bind(Path("a"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from copy import copy
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
-from tenure import Tenure
+from tenure import Job, Task, Tenure
 from tenure.backends import open_store
 from tenure.cli.worker import warn_of_queues
 from tenure.config import load
 from tenure.errors import InvalidOption
+from tenure.tasks.hints import USING
 
 
 @pytest.fixture
@@ -37,7 +42,14 @@ def said(call: Callable[[], object], kind: type[BaseException] = InvalidOption) 
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("delay", "add.enqueue(…)"), ("apply_async", "add.using(…).enqueue(…)"), ("s", "add.bind(…)")],
+    [
+        ("delay", "add.enqueue(…)"),
+        ("apply_async", "add.using(…).enqueue(…)"),
+        ("s", "add.bind(…)"),
+        ("si", "add.bind(…)"),
+        ("kiq", "add.enqueue(…)"),
+        ("schedule", 'add.using(delay="5s").enqueue(…)'),
+    ],
 )
 def test_a_method_of_another_queue_names_the_one_here(add: Any, name: str, instead: str) -> None:
     words = said(lambda: getattr(add, name)(1, 2), AttributeError)
@@ -74,7 +86,77 @@ def test_an_option_that_using_does_not_have_names_the_right_one(add: Any, option
     assert "unknown" not in words
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"), [("get", 'handle.result("10s")'), ("ready", "handle.status().state"), ("revoke", ".cancel()")]
+)
+def test_a_handle_has_no_methods_of_another_queue_and_names_its_own(add: Any, name: str, instead: str) -> None:
+    handle = add.handle("01a20563-b655-7000-a3c9-4604273b155f")
+
+    words = said(lambda: getattr(handle, name)(), AttributeError)
+
+    assert words.startswith(f"a JobHandle has no {name!r}; write ")
+    assert instead in words
+    assert copy(handle) == handle
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("send_task", "jobs.enqueue("), ("periodic_task", "jobs.schedule("), ("actor", "jobs.task")]
+)
+def test_the_app_has_no_methods_of_another_queue_and_names_its_own(app: Tenure, name: str, instead: str) -> None:
+    words = said(lambda: getattr(app, name), AttributeError)
+
+    assert words.startswith(f"the app has no {name!r}; write ")
+    assert instead in words
+    assert not hasattr(app, "__wrapped__")
+
+
+def test_a_running_job_names_what_does_the_same_here(app: Tenure) -> None:
+    @app.task
+    def work(job: Job, name: str) -> None:
+        getattr(job, name)(countdown=5)
+
+    with app.testing() as queue:
+        for name, instead in [("retry", "raise Fail("), ("update_state", "job.progress("), ("request", "job.id")]:
+            work.enqueue(name)
+            words = said(queue.drain, AttributeError)
+            assert words.startswith(f"a Job has no {name!r}; write ")
+            assert instead in words
+
+
+def test_the_options_that_are_named_are_those_of_using() -> None:
+    assert set(USING) == set(inspect.signature(Task.using).parameters) - {"self", "unknown"}
+
+
+@pytest.mark.parametrize("option", ["countdown", "delay", "queue", "eta"])
+def test_an_option_among_the_arguments_says_where_options_go(add: Any, option: str) -> None:
+    words = said(lambda: add.bind(1, 2, **{option: 5}), TypeError)
+
+    assert words.startswith(f"add: unexpected argument {option!r}; it takes (a: int, b: int); ")
+    assert words.endswith("options go into add.using(…), before .enqueue(…)")
+    assert "options" not in said(lambda: add.bind(1, 2, c=5), TypeError)
+
+
+def test_a_retry_that_is_none_says_what_to_write(app: Tenure, add: Any) -> None:
+    def work() -> None: ...
+
+    for call in (lambda: add.using(retry={"max": 3}), lambda: app.task(retry=True)(work)):
+        words = said(call)
+        assert words.startswith("retry: expected a number of failures, or Retry(…), got ")
+
+
+def test_functions_that_can_not_be_tasks_are_answered_kindly(app: Tenure) -> None:
+    class Shop:
+        def pay(self, order: int) -> None: ...
+
+    assert said(lambda: app.task(lambda: None)) == (
+        "@jobs.task: this function has no name of its own; write it with def, or give @jobs.task a name="
+    )
+    assert "has no name of its own" in said(lambda: app.task(partial(print, 1)))
+    assert said(lambda: app.task(Shop.pay)).startswith("pay: a method can't be a task: a worker has no 'self'")
+
+
 def test_enqueue_many_says_what_it_takes(app: Tenure, add: Any) -> None:
+    assert said(lambda: app.enqueue_many(add)).startswith("enqueue_many: expected jobs like add.bind(1, 2), got Task(")
     assert said(lambda: app.enqueue_many([1])) == (  # type: ignore[list-item]
         "enqueue_many: expected jobs like add.bind(1, 2), got 1"
     )
@@ -90,11 +172,14 @@ def test_collected_arguments_are_named_as_they_are_written(app: Tenure) -> None:
     assert said(lambda: app.task(more)).startswith("more: **kw can't be stored by name")
 
 
-def test_a_value_that_is_no_json_has_its_article(app: Tenure) -> None:
+def test_a_value_that_is_no_json_is_named_by_its_type(app: Tenure) -> None:
     @app.task
     def keep(n: int, it: Any) -> None: ...
 
-    assert "an object can't be written as JSON" in said(lambda: keep.bind(1, object()), TypeError)
+    class User: ...
+
+    assert "a value of type object can't be written as JSON" in said(lambda: keep.bind(1, object()), TypeError)
+    assert "a value of type User can't be written as JSON" in said(lambda: keep.bind(1, User()), TypeError)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +188,9 @@ def test_a_value_that_is_no_json_has_its_article(app: Tenure) -> None:
         ("postgresql+asyncpg://db/shop", "write postgresql:, without the driver"),
         ("postgres+psycopg2://db/shop", "write postgres:, without the driver"),
         ("mysql://db/shop", "known: sqlite, postgresql, redis, valkey"),
+        ("sqlite:///shop.db?timeout=10", "shop.db, without ?timeout=10"),
+        ("nats://host:4222", 'NATS delivers beside a store: Tenure("postgresql://…", notifier="nats://…")'),
+        ("redis+socket:///run/redis.sock", "write unix:///run/redis.sock"),
     ],
 )
 def test_a_url_with_a_driver_says_to_leave_it_out(url: str, advice: str, tmp_path: Path) -> None:
@@ -118,9 +206,14 @@ def test_a_worker_of_a_queue_that_no_task_names_says_so(
     assert "no task names the queue nope; the tasks name default" in capsys.readouterr().err
 
 
-def test_a_result_that_does_not_come_says_that_no_worker_serves_the_queue(
-    app: Tenure, add: Any, tmp_path: Path
-) -> None:
+def test_a_result_that_does_not_come_says_why(app: Tenure, add: Any, tmp_path: Path) -> None:
+    begun, free = Event(), Event()
+
+    @app.task
+    def hold() -> None:
+        begun.set()
+        free.wait(30)
+
     with app:
         handle = add.enqueue(1, 2)
         words = said(lambda: handle.result("10ms"), TimeoutError)
@@ -128,7 +221,23 @@ def test_a_result_that_does_not_come_says_that_no_worker_serves_the_queue(
         assert words.endswith("serves the queue 'default'")
         assert str(tmp_path) in words
 
-        with app.worker():
+        with app.worker(concurrency=1):
             assert handle.result("30s") == 3
+            app.client().store.pause("default", paused=True)
+            paused = add.enqueue(1, 2)
+            words = said(lambda: paused.result("10ms"), TimeoutError)
+            assert "; the queue 'default' of this store (sqlite:///" in words
+            assert words.endswith("is paused")
+            app.client().store.pause("default", paused=False)
+            assert paused.result("30s") == 3
+
+            busy = hold.enqueue()
+            assert begun.wait(30)
+            waiting = add.enqueue(1, 2)
+            words = said(lambda: waiting.result("10ms"), TimeoutError)
+            assert "; 1 live worker of this store (sqlite:///" in words
+            assert f"serves the queue 'default'; tenure jobs explain {waiting.id} says more" in words
+            free.set()
+            assert busy.result("30s") is None
         later = add.using(delay="1h").enqueue(1, 2)
         assert "worker" not in said(lambda: later.result("10ms"), TimeoutError)

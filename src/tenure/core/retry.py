@@ -75,7 +75,11 @@ class Retry:
     @classmethod
     def of(cls, value: Retry | int) -> Retry:
         """`retry=3` is short for `retry=Retry(3)`."""
-        return value if isinstance(value, Retry) else cls(value)
+        if isinstance(value, Retry):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidOption(f"retry: expected a number of failures, or Retry(…), got {value!r}; write Retry(3)")
+        return cls(value)
 
     def retries(self, error: Exception) -> bool:
         """Is this error worth another attempt?"""

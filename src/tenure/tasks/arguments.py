@@ -24,6 +24,7 @@ from typing import (
 import msgspec
 
 from tenure.errors import InvalidArguments, InvalidOption
+from tenure.tasks.hints import misplaced_option
 from tenure.tasks.job import Job
 
 T = TypeVar("T")
@@ -127,13 +128,9 @@ def _to_json(value: object) -> object:
         value.close()
         raise TypeError("the value is a coroutine; write the handler with `async def`, or await it")
     raise TypeError(
-        f"{article(kind.__name__)} {kind.__name__} can't be written as JSON; use plain values, dataclasses, "
+        f"a value of type {kind.__name__} can't be written as JSON; use plain values, dataclasses, "
         "msgspec Structs, pydantic models"
     )
-
-
-def article(name: str) -> str:
-    return "an" if name[:1].lower() in "aeiou" else "a"
 
 
 def _from_json(kind: Any, value: Any) -> object:
@@ -245,6 +242,11 @@ class Arguments:
                     f"{task}: {name} can't be stored by name; a task takes plain and keyword-only parameters: "
                     "give each a name, or take one dict or list"
                 )
+            if parameter.name in ("self", "cls") and parameter is self._all[0]:
+                raise InvalidOption(
+                    f"{task}: a method can't be a task: a worker has no {parameter.name!r}; write a function that "
+                    "takes what it needs, for example an id, and makes the object"
+                )
             if parameter.annotation is parameter.empty:
                 raise InvalidOption(
                     f"{task}: parameter '{parameter.name}' has no annotation; write {parameter.name}: Job, or its type"
@@ -332,7 +334,9 @@ class Arguments:
         try:
             return struct(*args, **kwargs)
         except TypeError:
-            raise InvalidArguments(f"{self._task}: {self._misfit(args, kwargs)}; it takes {self}") from None
+            unknown = [name for name in kwargs if name not in self.names]
+            advice = misplaced_option(unknown[0], self._task) if unknown else ""
+            raise InvalidArguments(f"{self._task}: {self._misfit(args, kwargs)}; it takes {self}{advice}") from None
 
     def dump(self, bound: msgspec.Struct, limit: int) -> str:
         """The payload. It is decoded once, as the worker will, so that invalid arguments are refused at enqueue."""

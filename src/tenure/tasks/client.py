@@ -247,10 +247,14 @@ class Client:
     def _why_queued(self, job: Status) -> str:
         """What to look at if a job waits although it is due: an empty text, or the end of a sentence."""
         with suppress(StoreError):
-            live = [row.identity for row in self.store.workers() if job.queue in row.identity.queues]
+            live = sum(job.queue in row.identity.queues for row in self.store.workers())
+            where, queue = f"of this store ({redact(self.store.url)})", f"the queue {job.queue!r}"
             if not live:
-                where = redact(self.store.url)
-                return f"; no live worker of this store ({where}) serves the queue {job.queue!r}"
+                return f"; no live worker {where} serves {queue}"
+            if job.queue in self.store.paused():
+                return f"; {queue} {where} is paused"
+            serve = "worker {} serves" if live == 1 else "workers {} serve"
+            return f"; {live} live {serve.format(where)} {queue}; tenure jobs explain {job.id} says more"
         return ""
 
     def cancel(self, job_id: str, reason: str) -> bool:

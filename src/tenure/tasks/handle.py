@@ -10,6 +10,7 @@ from tenure.core.durations import Duration, seconds
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED
 from tenure.ports import Draft, Enqueued, Status, Update
+from tenure.tasks.hints import HANDLE, foreign_names
 from tenure.tasks.job import checked_text
 from tenure.tasks.loops import refuse_on_loop
 
@@ -78,6 +79,9 @@ class JobHandle(Generic[R_co]):
     """
 
     __slots__ = ("_app", "_decode", "_id", "created")
+
+    if not TYPE_CHECKING:  # hidden, so that type checkers reject the name
+        __getattr__ = foreign_names("a JobHandle", HANDLE)
 
     def __init__(self, app: AppPort, job_id: str, *, created: bool, decode: Callable[[str], R_co]) -> None:
         self._app = app

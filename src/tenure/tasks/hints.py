@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 
 from tenure.errors import InvalidOption
 
+#: The options of `task.using`.
+USING = ("queue", "priority", "delay", "run_at", "expires", "unique", "retry", "timeout", "meta", "id", "tx")
 #: Options of Celery, RQ, Dramatiq, Huey and arq, and what does the same here.
 _OPTIONS = {
     "countdown": 'delay="5s"',
     "delay_seconds": 'delay="5s"',
+    "defer_by": 'delay="5s"',
     "eta": "run_at=",
     "schedule": "run_at=",
+    "scheduled_at": "run_at=",
+    "defer_until": "run_at=",
+    "ttl": "expires=",
     "max_retries": "retry=Retry(…), which counts failures: one more than retries",
     "retries": "retry=Retry(…), which counts failures: one more than retries",
     "max_tries": "retry=Retry(…)",
+    "max_attempts": "retry=Retry(…)",
     "attempts": "retry=Retry(…)",
     "autoretry_for": "retry=Retry(on=…)",
     "retry_on": "retry=Retry(on=…)",
@@ -30,25 +37,73 @@ _OPTIONS = {
     "task_id": "id=",
     "job_id": "id=",
     "queue_name": "queue=",
+    "routing_key": "queue=",
     "headers": "meta=",
     "bind": "a first parameter job: Job",
 }
 #: Methods of tasks there, and what does the same here.
-_METHODS = {
-    "delay": "{name}.enqueue(…)",
-    "apply_async": "{name}.enqueue(…), with options: {name}.using(…).enqueue(…)",
-    "send": "{name}.enqueue(…)",
-    "send_with_options": "{name}.using(…).enqueue(…)",
-    "enqueue_in": '{name}.using(delay="5s").enqueue(…)',
-    "enqueue_at": "{name}.using(run_at=…).enqueue(…)",
-    "defer": "{name}.enqueue(…)",
-    "configure": "{name}.using(…)",
-    "apply": "{name}.call(…)",
-    "run": "{name}.call(…)",
-    "s": "{name}.bind(…)",
-    "signature": "{name}.bind(…)",
-    "delay_on_commit": "{name}.using(tx=…).enqueue(…)",
+TASK = {
+    "delay": "{0.name}.enqueue(…)",
+    "apply_async": "{0.name}.enqueue(…), with options: {0.name}.using(…).enqueue(…)",
+    "send": "{0.name}.enqueue(…)",
+    "send_with_options": "{0.name}.using(…).enqueue(…)",
+    "schedule": '{0.name}.using(delay="5s").enqueue(…)',
+    "enqueue_in": '{0.name}.using(delay="5s").enqueue(…)',
+    "enqueue_at": "{0.name}.using(run_at=…).enqueue(…)",
+    "defer": "{0.name}.enqueue(…)",
+    "kiq": "{0.name}.enqueue(…)",
+    "kicker": "{0.name}.using(…)",
+    "configure": "{0.name}.using(…)",
+    "apply": "{0.name}.call(…)",
+    "run": "{0.name}.call(…)",
+    "s": "{0.name}.bind(…)",
+    "si": "{0.name}.bind(…)",
+    "signature": "{0.name}.bind(…)",
+    "delay_on_commit": "{0.name}.using(tx=…).enqueue(…)",
 }
+#: The same for the handle of a job, …
+HANDLE = {
+    **dict.fromkeys(("get", "get_result", "return_value", "wait", "join"), 'handle.result("10s")'),
+    **dict.fromkeys(("state", "ready", "successful", "failed", "is_finished", "is_failed"), "handle.status().state"),
+    **dict.fromkeys(("info", "refresh"), "handle.status()"),
+    **dict.fromkeys(("revoke", "abort"), "handle.cancel()"),
+}
+#: … for the running job, …
+JOB = {
+    "retry": 'raise Fail("why", retry_in="5s"), or raise Snooze("5s"), which is charged to nothing',
+    "request": "job.id, job.attempt, job.meta",
+    **dict.fromkeys(("update_state", "save_meta", "set_progress", "update_progress"), "job.progress(0.5, message=…)"),
+    **dict.fromkeys(("is_aborted", "is_cancelled"), "job.stopping"),
+}
+#: … and for the app.
+APP = {
+    "send_task": 'jobs.enqueue("name", {{"argument": 1}})',
+    **dict.fromkeys(("shared_task", "actor", "job", "function"), "@jobs.task"),
+    **dict.fromkeys(
+        ("periodic_task", "add_periodic_task", "cron", "scheduled_job", "add_job"), '@jobs.schedule("0 6 * * *")'
+    ),
+    "AsyncResult": "jobs.handle(id)",
+    "autodiscover_tasks": 'Tenure(imports=["shop.tasks"])',
+    "middleware": "@jobs.around",
+    **dict.fromkeys(("run", "start", "worker_main"), "with jobs.worker():, or in a shell: tenure worker MODULE"),
+}
+
+
+def foreign_names(owner: str, names: Mapping[str, str]) -> Callable[[object, str], object]:
+    """A `__getattr__` that answers names of other job queues. `owner` and the advice are formatted with the object."""
+
+    def __getattr__(self: object, name: str) -> object:  # noqa: N807
+        if name.startswith("_") or hasattr(type(self), name):  # a property that raised it: its own error stands
+            return object.__getattribute__(self, name)
+        instead = f"; write {names[name].format(self)}" if name in names else ""
+        raise AttributeError(f"{owner.format(self)} has no {name!r}{instead}", name=name)
+
+    return __getattr__
+
+
+def misplaced_option(name: str, task: str) -> str:
+    """The end of a sentence on an unexpected argument: what to do if it is an option."""
+    return f"; options go into {task}.using(…), before .enqueue(…)" if name in USING or name in _OPTIONS else ""
 
 
 def unknown_option(place: str, name: str, known: Collection[str]) -> InvalidOption:
@@ -57,10 +112,3 @@ def unknown_option(place: str, name: str, known: Collection[str]) -> InvalidOpti
     instead = _OPTIONS.get(name) or (f"{near[0]}=" if near else "")
     advice = f"write {instead}" if name in _OPTIONS else f"did you mean {instead}?" if instead else ""
     return InvalidOption(f"{place}: there is no option {name!r}; {advice or 'the options are ' + ', '.join(known)}")
-
-
-def unknown_method(task: str, name: str) -> AttributeError:
-    """The error for an attribute that a task does not have."""
-    instead = _METHODS.get(name)
-    advice = f"; write {instead.format(name=task)}" if instead else ""
-    return AttributeError(f"the task {task} has no {name!r}{advice}", name=name)

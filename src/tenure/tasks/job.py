@@ -15,6 +15,7 @@ from tenure.core.ids import new_id
 from tenure.core.text import clean
 from tenure.errors import InvalidOption
 from tenure.ports import Claimed
+from tenure.tasks.hints import JOB, foreign_names
 from tenure.tasks.loops import awaited, refuse_on_loop, settled
 
 if TYPE_CHECKING:
@@ -151,6 +152,9 @@ class Job(Generic[C]):
     """
 
     __slots__ = ("_attempt",)
+
+    if not TYPE_CHECKING:  # hidden, so that type checkers reject the name
+        __getattr__ = foreign_names("a Job", JOB)
 
     def __init__(self, attempt: JobBackend) -> None:
         self._attempt = attempt

@@ -82,7 +82,12 @@ def declared(
     """The task that this function and these options make. Raises InvalidOption."""
     if not callable(fn) or isinstance(fn, type | Task):
         raise InvalidOption(f"@jobs.task: expected a function, got {fn!r}; a name goes in name=")
-    label = valid_name(getattr(fn, "__name__", None) if name is None else name, "task name")
+    own = getattr(fn, "__name__", "<partial>")
+    if name is None and own.startswith("<"):
+        raise InvalidOption(
+            "@jobs.task: this function has no name of its own; write it with def, or give @jobs.task a name="
+        )
+    label = valid_name(own if name is None else name, "task name")
     if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise InvalidOption(f"{label}: a task returns once; a generator function can't be one")
     if isinstance(aliases, str):

@@ -5,7 +5,6 @@ Options never mix with arguments: `analyse.using(queue="slow", delay="5s").enque
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from tenure.errors import InvalidArguments, InvalidOption, TenureError
 from tenure.ports import Draft, Enqueued
 from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
-from tenure.tasks.hints import unknown_method, unknown_option
+from tenure.tasks.hints import TASK, USING, foreign_names, unknown_option
 from tenure.tasks.job import DetachedAttempt, Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
 
@@ -86,10 +85,7 @@ class Task(Generic[P, R_co]):
         def __call__(self, *args: object, **kwargs: object) -> None:
             raise InvalidArguments(f"{self.name} is a task: .enqueue(…) stores a job, .call(…) runs it here")
 
-        def __getattr__(self, name: str) -> object:
-            if name.startswith("_"):
-                raise AttributeError(name)
-            raise unknown_method(self.name, name)
+        __getattr__ = foreign_names("the task {0.name}", TASK)
 
     # ── for callers ──
 
@@ -115,7 +111,7 @@ class Task(Generic[P, R_co]):
         has not started 1 h 5 min from now. Raises InvalidOption.
         """
         if unknown:
-            raise unknown_option(f"{self.name}.using", next(iter(unknown)), _OPTIONS)
+            raise unknown_option(f"{self.name}.using", next(iter(unknown)), USING)
         changes = {
             "queue": None if queue is None else valid_queue(queue),
             "priority": None if priority is None else priority_of(priority),
@@ -312,9 +308,6 @@ def _fields(template: str) -> list[str]:
     except ValueError as error:
         raise InvalidOption(f"unique: {template!r} is not a template like 'repo:{{repo_url}}': {error}") from None
     return [re.split(r"[.\[]", name, maxsplit=1)[0] for name in names]
-
-
-_OPTIONS = tuple(name for name in inspect.signature(Task[..., Any].using).parameters if name not in ("self", "unknown"))
 
 
 # ── NewJob ──────────────────────────────────────────────────────────────────────────────────────────────────────
