@@ -383,7 +383,8 @@ def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tupl
 
 
 def _new_jobs(jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:
-    new = list(jobs) if isinstance(jobs, Iterable) else [jobs]  # pyright: ignore[reportUnnecessaryIsInstance]
+    given: Any = jobs
+    new: list[NewJob[R]] = list(given) if isinstance(given, Iterable) else [given]
     for job in new:
         if not isinstance(job, NewJob):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"enqueue_many: expected jobs like add.bind(1, 2), got {job!r:.80}")

@@ -342,6 +342,58 @@ def test_tasks_are_listed_with_what_they_take(run: Run) -> None:
     assert run("tasks", "--app", "shop") == run("tasks", "shop")
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["jobs", "list"],
+        ["dead", "list"],
+        ["queues"],
+        ["queues", "list"],
+        ["workers"],
+        ["schedules", "list"],
+        ["schedules", "declare"],
+        ["check"],
+        ["top", "--once"],
+        ["migrate"],
+        ["backup", "copy.db"],
+        ["tasks"],
+    ],
+    ids=" ".join,
+)
+def test_every_command_takes_the_store_of_an_app(argv: list[str], folder: Path, run: Run) -> None:
+    (folder / "far.py").write_text(
+        "from tenure import Tenure\njobs = Tenure('sqlite:///far.db')\n@jobs.task\ndef distant() -> None: ...\n"
+    )
+    assert run("enqueue", "distant", "--app", "far")[0] == 0
+
+    code, out, said = run(*argv, "--app", "far", "--json")
+
+    assert (code, said) == (1 if argv == ["check"] else 0, "")  # it says that no worker is alive
+    json.loads(out)
+    assert run("--app", "far", *argv, "--json")[0] == code if argv[0] != "backup" else True
+    assert not (folder / "tenure.db").exists()
+
+
+def test_an_app_without_tasks_has_a_store_too(folder: Path, run: Run) -> None:
+    (folder / "bare.py").write_text("from tenure import Tenure\njobs = Tenure('sqlite:///bare.db')\n")
+
+    assert run("migrate", "--app", "bare")[0] == 0
+    assert run("jobs", "list", "--app", "bare")[0] == 0
+    assert "bare has no tasks" in run("tasks", "--app", "bare")[2]
+
+
+def test_a_job_for_a_queue_that_nobody_serves_is_stored_with_a_warning(folder: Path, run: Run) -> None:
+    (folder / "shop.py").write_text(APP)
+
+    code, out, said = run("enqueue", "add", "a=1", "--app", "shop", "-q", "nope")
+    assert (code, UUID(out.strip()).version) == (0, 7)
+    assert said == (
+        "no task names the queue nope, and no live worker serves it: the job waits until one does. "
+        "The tasks name default, sums\n"
+    )
+    assert run("enqueue", "add", "a=1", "--app", "shop", "-q", "default")[2] == ""
+
+
 def test_the_shell_completes_commands_and_options(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 

@@ -48,6 +48,7 @@ def check(
         Notify the sinks in TENURE_ALERTS of new and resolved problems, each once. From a crontab on another machine
         this also detects that no supervisor is running at all.
     """
+    app = app or shared.app
     jobs = None if app is None else app_of(shared, app)
     settings = shared.settings() if jobs is None else jobs.settings
     if config:

@@ -53,7 +53,7 @@ def dashboard(
     """
     from tenure.backends import extra
 
-    spec = app or shared.settings(listen=listen).app
+    spec = app or shared.app or shared.settings(listen=listen).app
     loaded = app_of(shared, spec, listen=listen) if spec else None
     settings = loaded.settings if loaded else shared.settings(listen=listen)
     place = settings.listen or DEFAULT

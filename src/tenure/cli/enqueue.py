@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
 
-from tenure.cli.output import show_json, table
+from tenure.cli.output import print_error, show_json, table
 from tenure.cli.shared import Shared, app_of, awaited, print_result, store_of, wait_limit
 from tenure.core.durations import spell
 from tenure.errors import InvalidArguments, InvalidOption
@@ -29,7 +29,6 @@ def enqueue(
     task: str,
     /,
     *arguments: str,
-    app: str | None = None,
     delay: str | None = None,
     at: str | None = None,
     queue: Annotated[str | None, Parameter(name=["--queue", "-q"])] = None,
@@ -40,7 +39,7 @@ def enqueue(
     timeout: str | None = None,
     shared: Shared = SHARED,
 ) -> int:
-    """Store a job and print its id.
+    """Store a job and print its id. Without --app: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
 
     Parameters
     ----------
@@ -48,8 +47,6 @@ def enqueue(
         The name of the task.
     arguments
         name=text or name:=JSON, for example: url=https://example.org depth:=3
-    app
-        Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
     delay
         Run it after this delay: 90s, 5m, 1h30m.
     at
@@ -76,7 +73,7 @@ def enqueue(
         "priority": priority,
         "unique": unique,
     }
-    with _app(shared, app, may_create=unchecked) as jobs:
+    with _app(shared, may_create=unchecked) as jobs:
         known = jobs.tasks.find(task)
         if known is None and len(jobs.tasks) and not unchecked:
             known = jobs.tasks[task]
@@ -85,6 +82,8 @@ def enqueue(
             handle = jobs.enqueue(task, words, unchecked=unchecked, **options)
         else:
             handle = with_options(known, options).enqueue(**read_arguments(known, arguments))
+            if queue is not None:
+                _warn_of_queue(jobs, queue)
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
             return print_result(shared, stored, str(handle.id))
@@ -92,13 +91,22 @@ def enqueue(
     return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
 
 
-def _app(shared: Shared, spec: str | None, *, may_create: bool) -> Tenure:
+def _warn_of_queue(jobs: Tenure, queue: str) -> None:
+    named = {task.queue for task in jobs.tasks}
+    if queue not in named and not any(queue in row.identity.queues for row in jobs.client().store.workers()):
+        print_error(
+            f"no task names the queue {queue}, and no live worker serves it: the job waits until one does. "
+            f"The tasks name {', '.join(sorted(named))}"
+        )
+
+
+def _app(shared: Shared, *, may_create: bool) -> Tenure:
     """The app with its tasks; if none is named anywhere, one without tasks, for those that workers have registered."""
     from tenure.app import Tenure
     from tenure.processes import app_named
 
-    if app_named(spec) is not None:
-        return app_of(shared, spec)
+    if app_named(shared.app) is not None:
+        return app_of(shared, None)
     store_of(shared.settings(), may_create=may_create)
     app = Tenure()
     app.configure({"url": shared.url})
@@ -153,7 +161,7 @@ def _lenient(text: str, kind: Any) -> Any:
 # ── Listing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tasks(app: str | None = None, *, shared: Shared = SHARED) -> int:
+def tasks(app: str | None = None, /, *, shared: Shared = SHARED) -> int:
     """List the tasks of an app.
 
     Parameters

@@ -121,11 +121,11 @@ def _call(argv: Sequence[str]) -> int:
 
 
 def _shared_last(argv: Sequence[str]) -> list[str]:
-    """--url, --json and --yes may also stand before the command."""
+    """--url, --app, --json and --yes may also stand before the command."""
     rest, leading = list(argv), list[str]()
-    while rest and rest[0].partition("=")[0] in {"--url", "--json", "--yes", "-y"}:
+    while rest and rest[0].partition("=")[0] in {"--url", "--app", "--json", "--yes", "-y"}:
         leading.append(rest.pop(0))
-        if leading[-1] == "--url" and rest:
+        if leading[-1] in {"--url", "--app"} and rest:
             leading.append(rest.pop(0))
     place = rest.index("--") if "--" in rest else len(rest)
     return [*rest[:place], *leading, *rest[place:]]

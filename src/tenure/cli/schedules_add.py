@@ -103,7 +103,6 @@ def add(
     *arguments: str,
     task: Annotated[str, Parameter(name=["--task", "-t"])],
     when: When = WHEN,
-    app: str | None = None,
     queue: Annotated[str | None, Parameter(name=["--queue", "-q"])] = None,
     priority: int | None = None,
     policy: Policy = POLICY,
@@ -113,6 +112,8 @@ def add(
 ) -> int:
     """Add a schedule by hand: no app declares it, so no deploy changes it.
 
+    Without --app the task is sought in TENURE_APP, else in app in [tool.tenure] of pyproject.toml.
+
     Parameters
     ----------
     name
@@ -121,8 +122,6 @@ def add(
         The task's arguments, as for tenure enqueue: name=text or name:=JSON.
     task
         The task that each tick enqueues.
-    app
-        Where the tasks are: module[:attribute]. Default: TENURE_APP, else app in [tool.tenure] of pyproject.toml.
     queue
         A queue other than the task's own.
     priority
@@ -144,7 +143,7 @@ def add(
         end=None if end is None else instant(end, "--end", rule),
         **asdict(policy),
     )
-    with app_of(shared, app) as jobs:
+    with app_of(shared, None) as jobs:
         known = jobs.tasks[task]
         job = known.using(queue=queue, priority=priority).bind(**read_arguments(known, arguments))
         client = jobs.client()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class Shared:
     url: str | None = None
     """The store. Default: TENURE_URL, else sqlite:///tenure.db in this folder."""
+    app: str | None = None
+    """Where the app is: module[:attribute]. Its store is the one meant."""
     json: bool = False
     """Write JSON."""
     yes: Annotated[bool, Parameter(name=["--yes", "-y"])] = False
@@ -39,11 +41,22 @@ class Shared:
     def settings(self, **flags: object) -> Settings:
         from tenure.config import load
 
-        return load({"url": self.url, **flags})
+        return load({"url": self.url, **flags}) if self.app is None else _import(self, self.app, **flags).settings
 
 
 def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
-    """The app with its tasks, under these flags. Import errors are reported with their place in the code."""
+    """The app with its tasks, under these flags: `spec`, else --app. Import errors name their place in the code."""
+    spec = spec or shared.app
+    app = _import(shared, spec, **flags)
+    if not len(app.tasks):
+        raise InvalidOption(
+            f'{spec or "the app"} has no tasks; list the modules that define them: Tenure(imports=["shop.tasks"])'
+        )
+    app.tasks.resolve()
+    return app
+
+
+def _import(shared: Shared, spec: str | None, **flags: object) -> Tenure:
     from tenure.processes import load_app
 
     try:
@@ -58,11 +71,6 @@ def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
         reason = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
         raise InvalidOption(f"{spec or 'the app'} can't be imported: {reason} (at {at})") from error
     app.configure({"url": shared.url, **flags})
-    if not len(app.tasks):
-        raise InvalidOption(
-            f'{spec or "the app"} has no tasks; list the modules that define them: Tenure(imports=["shop.tasks"])'
-        )
-    app.tasks.resolve()
     return app
 
 

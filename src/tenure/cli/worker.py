@@ -74,7 +74,7 @@ def worker(
         "metrics_listen": listen,
     }
     flags = {name: value for name, value in given.items() if value is not None}
-    spec = shared.settings(**flags).app if app is None else app
+    spec = app or shared.app or shared.settings(**flags).app
     # Imported here only to validate: the supervisor starts as a fresh, small process without the user's code.
     warn_of_queues(app_of(shared, spec, **flags))
     order = {"app": spec, "url": shared.url, **flags, "until_empty": until_empty, "reload": reload}
