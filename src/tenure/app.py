@@ -384,9 +384,9 @@ def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tupl
 
 def _new_jobs(jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:
     given: Any = jobs
-    new: list[NewJob[R]] = list(given) if isinstance(given, Iterable) else [given]
+    new: list[Any] = [*given] if isinstance(given, Iterable) else [given]  # pyright: ignore[reportUnknownArgumentType]
     for job in new:
-        if not isinstance(job, NewJob):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(job, NewJob):
             raise InvalidOption(f"enqueue_many: expected jobs like add.bind(1, 2), got {job!r:.80}")
     return new
 
