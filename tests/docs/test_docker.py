@@ -75,3 +75,20 @@ def test_an_order_is_charged_once_and_its_state_can_be_asked_for(shop: ModuleTyp
         assert shop.look(job) == {"state": "queued"}
         queue.drain()
         assert shop.look(job) == {"state": "completed"}
+
+
+def test_the_kubernetes_deployment_of_the_docs_fits_together(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (deployment,) = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(apiVersion.*?)```", page, re.DOTALL)]
+    pod = deployment["spec"]["template"]["spec"]
+    (worker,) = pod["containers"]
+
+    assert deployment["spec"]["selector"]["matchLabels"] == deployment["spec"]["template"]["metadata"]["labels"]
+    environ = {each["name"]: each.get("value", "secret") for each in worker["env"]}
+    settings = load({}, environ=environ, folder=tmp_path)
+    assert pod["terminationGracePeriodSeconds"] >= settings.grace + 15
+    assert settings.app == "shop.jobs:jobs"
+    assert settings.password == "secret"
+    assert worker["command"] == ["tenure", "worker", "--listen", f"0.0.0.0:{worker['ports'][0]['containerPort']}"]
+    probes = {name: each["httpGet"] for name, each in worker.items() if name.endswith("Probe")}
+    assert probes == {name: {"path": "/healthz", "port": "metrics"} for name in ("startupProbe", "readinessProbe")}
