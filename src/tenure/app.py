@@ -15,7 +15,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
-from datetime import timedelta
+from datetime import date, timedelta
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
@@ -121,16 +121,19 @@ class Tenure(ByName):
         tz: str = "UTC",
         name: str | None = None,
         dst: Dst = "debian",
+        except_dates: Iterable[date] = (),
         **options: Unpack[Options],
     ) -> Callable[[Scheduled], Scheduled]:
         """Run a task at these times, without a separate scheduler: every supervisor fires ticks, each tick runs once.
 
         Example: `@jobs.schedule("0 6 * * *", tz="Europe/Paris", expires="2h")` above `@jobs.task`; with arguments,
-        `jobs.schedule(every="10m", name="sync-eu")(sync.bind(region="eu"))`. What the options do, and the rules for
+        `jobs.schedule(every="10m", name="sync-eu")(sync.bind(region="eu"))`. `|` stands between several expressions;
+        no tick falls on one of `except_dates`, dates in the time zone. What the options do, and the rules for
         days when the clocks change (those of Debian's cron): docs/schedules.md. Raises InvalidOption.
         """
         place = calling_place(1)
-        make = partial(schedule, expression=cron, every=every, tz=tz, dst=dst, **options)
+        dates = tuple(except_dates)
+        make = partial(schedule, expression=cron, every=every, tz=tz, dst=dst, except_dates=dates, **options)
         make(name or "jobs.schedule")  # so an error points at this call, even if the decorator is never applied
         return lambda target: self._declarations.add(target, name, make, place)
 

@@ -98,6 +98,13 @@ def test_every_field_of_a_schedule_comes_back(store: Store) -> None:
     assert standing(store, "every-field").schedule == written.but(rev=1)
 
 
+@pytest.mark.parametrize("rule", ["0 6 15W * *", "0 6 L-3 * *", "0 6 * * 1 | 0 7 * * 2", "0 6 * * * except 2026-12-25"])
+def test_a_rule_that_older_releases_cannot_read_is_kept(rule: str, store: Store) -> None:
+    new = made(store, rule=rule)
+
+    assert (new.rule, new.unread) == (rule, "")
+
+
 @pytest.mark.parametrize("name", ["a", "billing:daily/report", "Zoë's ☃ \n {tag}", "%_*?[a]", "x" * 200])
 def test_a_schedule_may_have_any_name(name: str, store: Store) -> None:
     made(store, name=name)

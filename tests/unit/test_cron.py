@@ -4,7 +4,7 @@ import gc
 import sys
 import zoneinfo
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tenure.errors import InvalidOption
 from tenure.schedules import cron
 from tenure.schedules.advice import lint, outlook
-from tenure.schedules.cron import Cron, Every, Rule, read, rule
-from tenure.schedules.zones import tzdata_version
+from tenure.schedules.cron import Cron, Every, Rule, epoch_seconds, read, rule
+from tenure.schedules.zones import changes_after, tzdata_version
 
 NEW_YORK = "America/New_York"
 GAP = datetime(2026, 3, 8, 5, tzinfo=UTC)  # midnight in New York, where clocks go 02:00→03:00
@@ -113,19 +113,58 @@ def test_the_fifth_monday_comes_only_where_there_is_one() -> None:
     assert following("0 0 * * MON#5", utc(2027), 2) == ["2027-03-29", "2027-05-31"]
 
 
-def test_a_range_that_falls_is_refused_with_how_to_write_it() -> None:
-    with pytest.raises(
-        InvalidOption, match=r"bad day-of-week 'fri-mon' in '0 0 \* \* fri-mon'; expected 0-7 .* rising"
-    ):
-        Cron("0 0 * * fri-mon")
+@pytest.mark.parametrize(
+    ("expression", "written"),
+    [
+        ("0 0 * * FRI-MON", "0 0 * * FRI-SAT,SUN-MON"),
+        ("0 0 * * sat-sun", "0 0 * * SAT,SUN"),
+        ("0 0 * * 5-0", "0 0 * * 5-6,0"),
+        ("0 0 * * 7-2", "0 0 * * 0-2"),
+        ("0 22-2 * * *", "0 22-23,0-2 * * *"),
+        ("0 22-4/2 * * *", "0 22,0,2,4 * * *"),
+        ("50-10 * * * *", "50-59,0-10 * * * *"),
+        ("0 0 28-3 * *", "0 0 28-31,1-3 * *"),
+        ("0 0 1 NOV-FEB *", "0 0 1 NOV-DEC,JAN-FEB *"),
+        ("0 0 ? * MON", "0 0 * * MON"),
+        ("0 0 15 * ?", "0 0 15 * *"),
+        ("0 0 25-L * *", "0 0 25-31 * *"),
+        ("0 0 * * MONL", "0 0 * * 1L"),
+        ("0 0 * * L5", "0 0 * * 5L"),
+        ("0 0 * * MON-WED#1", "0 0 * * 1#1,2#1,3#1"),
+        ("0 0 L-3,15W * *", "0 0 L-3,15W * *"),
+    ],
+)
+def test_other_notations_become_the_common_one(expression: str, written: str) -> None:
+    assert str(Cron(expression)) == written
+    assert Cron(written) == Cron(expression)
+
+
+def test_a_range_may_go_beyond_the_end_of_its_cycle() -> None:
+    assert following("0 0 * * SAT-MON", utc(2026, 1, 1), 4) == ["2026-01-03", "2026-01-04", "2026-01-05", "2026-01-10"]
+    assert [tick.hour for tick in Cron("0 22-2/2 * * *").between(utc(2026), utc(2026, 1, 2))] == [2, 22, 0]
+
+
+def test_the_workday_nearest_to_a_day_stays_in_its_month() -> None:
+    assert following("0 0 15W * *", utc(2026, 2), 3) == ["2026-02-16", "2026-03-16", "2026-04-15"]  # Sun, Sun, Wed
+    assert following("0 0 1W 8 *", utc(2026), 1) == ["2026-08-03"]  # the 1st is a Saturday, the 31st another month's
+    assert following("0 0 31W 5 *", utc(2026), 1) == ["2026-05-29"]  # a Sunday, and the 1st is another month's
+    assert following("0 0 31W * *", utc(2026), 3) == [
+        "2026-01-30",
+        "2026-03-31",
+        "2026-05-29",
+    ]  # only where there is one
+
+
+def test_a_day_may_be_counted_from_the_end_of_the_month() -> None:
+    assert following("0 0 L-3 * *", utc(2026, 2), 3) == ["2026-02-25", "2026-03-28", "2026-04-27"]
+    assert following("0 0 L-30 * *", utc(2026, 2), 2) == ["2026-03-01", "2026-05-01"]
 
 
 def test_the_last_day_the_last_working_day_and_the_last_friday_of_a_month() -> None:
     assert following("0 0 L * *", utc(2026, 2), 2) == ["2026-02-28", "2026-03-31"]
     assert following("0 0 LW * *", utc(2026, 2), 2) == ["2026-02-27", "2026-03-31"]
     assert following("0 0 * * 5L", utc(2026, 2), 2) == ["2026-02-27", "2026-03-27"]
-    with pytest.raises(InvalidOption, match="bad day-of-month '15w'"):
-        Cron("0 0 15W * *")
+    assert following("0 0 * * FRIL", utc(2026, 2), 2) == ["2026-02-27", "2026-03-27"]
 
 
 @pytest.mark.parametrize("expression", ["0 0 30 2 *", "0 0 31 4,6 *", "0 0 31 2 */2", "0 0 */14 * SUN#2"])
@@ -239,7 +278,7 @@ def test_a_single_value_written_as_a_range_does_not_step_out_of_it() -> None:
         ("@every 5m", 'for an interval use every="5m"'),
         ("", "expected 5 fields .* which has 0"),
         ("0 6 * *", "expected 5 fields .* which has 4"),
-        ("0 0 0 1 1 * 2026", "which has 7"),
+        ("0 0 0 1 1 * 2026", "has 7; for years use start and end"),
         ("0 6 * * * /usr/bin/report", "bad day-of-week '/usr/bin/report'"),
         ("61 * * * *", r"bad minute '61' in '61 \* \* \* \*'; expected 0-59"),
         ("60 0 0 * * *", "bad second '60'"),
@@ -250,7 +289,16 @@ def test_a_single_value_written_as_a_range_does_not_step_out_of_it() -> None:
         ("0 0 * * 8", "bad day-of-week '8'"),
         ("*/0 * * * *", r"bad minute '\*/0'"),
         (", * * * *", "bad minute ','"),
-        ("0 0 ? * *", r"write \* instead of \?"),
+        ("? 0 * * *", r"\? stands for a whole day-of-month or day-of-week; else write \*"),
+        ("0 0 1,? * *", r"else write \*"),
+        ("H 0 * * *", "instead of H, choose a number, or spread the runs with jitter"),
+        ("R(0-9) 0 * * *", "instead of R, choose a number"),
+        ("0 0 32W * *", "bad day-of-month '32w'.* expected 1-31, L, L-3, LW or 15W"),
+        ("0 0 L-31 * *", "bad day-of-month 'l-31'"),
+        ("0 0 15W/2 * *", "bad day-of-month '15w/2'"),
+        ("0 0 * * L", "bad day-of-week 'l'"),
+        ("0 0 * * L8", "bad day-of-week 'l8'"),
+        ("CRON_TZ=Asia/Tokyo 0 5 * * *", "leave out CRON_TZ=, and pass the time zone as tz"),
         ("0 0 * * MON#6", "bad day-of-week 'mon#6'"),
         ("٠ ٦ * * *", "plain ASCII"),
         ("0 6 * * *\n* * * * *", "one line"),
@@ -267,10 +315,10 @@ def test_what_is_no_expression_is_refused_with_a_sentence(expression: str, says:
         Cron(expression)
 
 
-@given(st.text(max_size=40) | st.text("0123456789*/,-#LW?@ ", max_size=20))
+@given(st.text(max_size=40) | st.text("0123456789*/,-#LW?@| ", max_size=20))
 def test_any_text_is_an_expression_or_a_sentence(text: str) -> None:
     try:
-        entry = Cron(text)
+        entry = rule(text)
     except InvalidOption:
         return
     assert read(str(entry)) == entry
@@ -328,6 +376,9 @@ RULES: list[Rule] = [
     Cron("30 0 1,15,L * 5", "America/Havana"),
     Cron("*/15 30 2 * * *", "Europe/Paris"),
     Cron("59 23 31 12 *", "Pacific/Apia"),
+    Cron("0 1 15W,L-2 * *", "America/Santiago"),
+    rule("30 2 * * MON-FRI | */20 2 * * SAT | 0 0 29 2 *", tz=NEW_YORK, except_dates=[date(2026, 3, 8)]),
+    rule("*/7 * * * * | 5 0 1 1 *", tz="Asia/Beirut", except_dates=[date(2026, 3, 28), date(2026, 3, 29)]),
     Every(5400),
     Every(0.7, 0.3),
     Every(7 * 86_400, 3600),
@@ -353,7 +404,8 @@ def test_going_back_finds_the_ticks_of_going_forth(entry: Rule, instant: datetim
 
 @pytest.mark.parametrize("entry", RULES, ids=str)
 def test_every_rule_is_read_back_from_what_it_wrote(entry: Rule) -> None:
-    tz, dst = (entry.tz, entry.dst) if isinstance(entry, Cron) else ("UTC", "debian")
+    tz = "UTC" if isinstance(entry, Every) else entry.tz
+    dst = entry.dst if isinstance(entry, Cron) else "debian"
 
     assert read(str(entry), tz, dst) == entry
 
@@ -442,6 +494,73 @@ def test_ticks_are_counted_after_and_up_to(entry: Rule) -> None:
     assert next(entry.between(utc(2026), utc(9999))) == utc(2026, 1, 1, 0, 1)
 
 
+# ── several expressions, and dates without a tick ──
+
+
+def test_several_expressions_are_one_rule_and_a_time_of_two_is_one_tick() -> None:
+    both = rule("0 6 * * MON-FRI | 0 10 * * SAT|0 6,7 5 1 *", tz="Europe/Paris")
+
+    assert [f"{both.local(tick):%a %d %H}" for tick in both.between(utc(2026, 1, 2), utc(2026, 1, 6))] == [
+        "Fri 02 06", "Sat 03 10", "Mon 05 06", "Mon 05 07",
+    ]  # fmt: skip
+    assert str(both) == "0 6 * * MON-FRI | 0 10 * * SAT | 0 6,7 5 1 *"
+    assert [each.note for each in outlook(rule("0 6 * * * | 30 2 * * *", tz=NEW_YORK), GAP, 1)] == [
+        "clocks go forward 02:00→03:00 today; 02:30 does not exist, it runs at 03:00"
+    ]
+
+
+def test_no_tick_falls_on_an_excluded_date_of_the_zone() -> None:
+    closed = rule("30 */6 * * *", tz="Asia/Tokyo", except_dates=[date(2026, 1, 3), date(2026, 1, 2)])
+
+    ticks = [f"{closed.local(tick):%d %H}" for tick in closed.between(utc(2026, 1, 1), utc(2026, 1, 4))]
+    assert ticks == ["01 12", "01 18", "04 00", "04 06"]
+    assert str(closed) == "30 */6 * * * except 2026-01-02,2026-01-03"
+    assert rule("30 */6 * * * EXCEPT 2026-01-03 2026-01-02", tz="Asia/Tokyo") == closed
+    assert rule("30 */6 * * * except 2026-01-02", tz="Asia/Tokyo", except_dates=[date(2026, 1, 3)]) == closed
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Beirut", "Pacific/Apia", "America/Havana", "America/Nuuk"])
+def test_an_excluded_date_is_left_out_whole_and_alone_whatever_the_clocks_do(zone: str) -> None:
+    """Compared tick by tick with the rule without exclusions, around each change of the clocks."""
+    plain = Cron("*/20 * * * *", zone)
+    for change in changes_after(zone, epoch_seconds(utc(2011)), epoch_seconds(utc(2026, 12, 1))):
+        at = datetime.fromtimestamp(change.at, UTC)
+        days = {plain.local(at + timedelta(hours=hours)).date() for hours in (-1, 1)}
+        closed = rule("*/20 * * * *", tz=zone, except_dates=days)
+        expected = [
+            tick
+            for tick in plain.between(at - timedelta(days=3), at + timedelta(days=3))
+            if plain.local(tick).date() not in days
+        ]
+        assert list(closed.between(at - timedelta(days=3), at + timedelta(days=3))) == expected
+        back = [closed.upto(tick) for tick in expected]
+        assert back == expected
+        assert closed.upto(at) == max((tick for tick in expected if tick <= at), default=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0 6 * * * |", "expected 5 fields .* which has 0"),
+        ("0 6 * * * | @every 5m", 'for an interval use every="5m"'),
+        ("0 6 * * * except", "expected dates like 2026-12-25 after except, got ''"),
+        ("0 6 * * * except 25.12.2026", "expected dates like 2026-12-25 after except, got '25.12.2026'"),
+        ("* * * * *" + " | * * * * *" * 50, "at most 50 expressions .* got 51"),
+        ("0 6 * * * except " + ",".join(f"{1000 + n}-01-01" for n in range(1001)), "at most .* 1,000 dates"),
+    ],
+)
+def test_a_rule_of_several_parts_that_is_none_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        rule(text)
+
+
+def test_only_dates_are_excluded_and_only_from_expressions() -> None:
+    with pytest.raises(InvalidOption, match=r"except_dates: expected dates like date\(2026, 12, 25\), got datetime"):
+        rule("0 6 * * *", except_dates=[datetime(2026, 12, 25)])
+    with pytest.raises(InvalidOption, match="an interval has no dates"):
+        rule(every="1h", except_dates=[date(2026, 12, 25)])
+
+
 # ── intervals ──
 
 
@@ -501,6 +620,9 @@ def test_a_rule_is_exactly_one_of_expression_and_interval() -> None:
             rule(**both)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match='use every="5m"'):
         rule("every 5m")
+    assert rule("@every 1h30m") == read("@EVERY 90m") == Every(5400)
+    with pytest.raises(InvalidOption, match="@every: expected a duration"):
+        rule("@every now")
     with pytest.raises(InvalidOption, match="every: expected a duration"):
         read("every day")
 

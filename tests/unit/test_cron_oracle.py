@@ -9,7 +9,7 @@ from __future__ import annotations
 import calendar
 import random
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
@@ -163,6 +163,7 @@ DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
 
 def numbers(field: str, low: int, high: int, names: list[str], first: int) -> set[int]:
     found: set[int] = set()
+    values: Sequence[int]
     for term in field.split(","):
         span, _, step = term.partition("/")
         begin, dash, end = span.partition("-")
@@ -172,6 +173,8 @@ def numbers(field: str, low: int, high: int, names: list[str], first: int) -> se
             a = names.index(begin) + first if begin in names else int(begin)
             b = names.index(end) + first if end in names else int(end) if dash else high if step else a
             values = range(a, b + 1)
+            if b < a:  # as minutes go round the hour; a week has no eighth day
+                values = [*range(a, 7 if high == 7 else high + 1), *range(low, b + 1)]
         found |= set(values[:: int(step or 1)])
     return found
 
@@ -184,6 +187,12 @@ def day_rule(dom: str, month: str, dow: str) -> Callable[[date], bool]:
         for term in dom.split(","):
             if term == "L":
                 hit = day.day == last
+            elif term.startswith("L-"):
+                hit = day.day == last - int(term[2:])
+            elif term[0].isdigit() and term.endswith("W"):
+                wanted = int(term[:-1])
+                near = [(abs(d - wanted), d) for d in range(1, last + 1) if date(day.year, day.month, d).weekday() < 5]
+                hit = wanted <= last and day.day == min(near)[1]
             elif term == "LW":
                 working = [d for d in range(1, last + 1) if date(day.year, day.month, d).weekday() < 5]
                 hit = day.day == working[-1]
@@ -270,17 +279,30 @@ def expression(rng: random.Random) -> str:
     )[0]  # fmt: skip
     hour = rng.choices(
         ["*", f"*/{rng.randint(2, 26)}", values(night, 4), str(rng.choice(night)), "0-3", span(0, 23),
-         span(0, 23, f"/{rng.randint(1, 9)}"), f"{rng.randint(0, 4)}/{rng.randint(2, 9)}"],
-        [4, 6, 12, 16, 4, 4, 3, 3],
+         span(0, 23, f"/{rng.randint(1, 9)}"), f"{rng.randint(0, 4)}/{rng.randint(2, 9)}", "22-3", "23-4/2"],
+        [4, 6, 12, 16, 4, 4, 3, 3, 3, 2],
     )[0]  # fmt: skip
     dom = rng.choices(
-        ["*", f"*/{rng.randint(2, 20)}", values(list(range(1, 32)), 5), span(1, 31), "L", "LW", "1,L"],
-        [24, 3, 5, 4, 1, 1, 1],
+        ["*", f"*/{rng.randint(2, 20)}", values(list(range(1, 32)), 5), span(1, 31), "L", "LW", "1,L", "1W,15W", "L-2"],
+        [24, 3, 5, 4, 1, 1, 1, 1, 1],
     )[0]
     month = rng.choices(["*", "*/2", "MAR-OCT", span(1, 12), "jan,apr,NOV", "3/4"], [24, 1, 2, 2, 1, 1])[0]
     dow = rng.choices(
-        ["*", "*/2", "SUN", "5-7", "mon-fri", values(list(range(8)), 3), "SUN#2", "7#5", "0L", "SAT,1#1", "*/3"],
-        [24, 1, 3, 2, 2, 2, 2, 1, 2, 1, 1],
+        [
+            "*",
+            "*/2",
+            "SUN",
+            "5-7",
+            "mon-fri",
+            values(list(range(8)), 3),
+            "SUN#2",
+            "7#5",
+            "0L",
+            "SAT,1#1",
+            "*/3",
+            "SAT-MON",
+        ],
+        [24, 1, 3, 2, 2, 2, 2, 1, 2, 1, 1, 2],
     )[0]
     return f"{minute} {hour} {dom} {month} {dow}"
 

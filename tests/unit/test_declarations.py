@@ -239,7 +239,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cron": "@daily", "jitter": "1h", "expires": "30m"}, "expires: expected more than its jitter, 1h, got 30m"),
     (
         {"cron": "@daily", "cathc_up": "all"},
-        "there is no option cathc_up; known: every, tz, name, dst, overlap, catch_up",
+        "there is no option cathc_up; known: every, tz, name, dst, except_dates, overlap, catch_up",
     ),
     ({"cron": "@daily", "paused_at": NEW_YEAR}, "there is no option paused_at; known: "),
 ]

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from conformance.factories import draft, schedule
@@ -29,7 +30,7 @@ from tenure.ports.schedules import (
     decode_schedule,
     decode_tick,
 )
-from tenure.schedules.cron import Cron, Every
+from tenure.schedules.cron import Cron, Every, read
 from tenure.schedules.guard_plan import Began, Held, begin_guard
 from tenure.schedules.plan import RECHECK_SECONDS, Plan, Refused, jitter, overdue_by, run_id, set_back
 from tenure.stores.rules import body_of
@@ -1173,6 +1174,22 @@ def test_a_schedule_of_a_later_version_is_read() -> None:
     text = body_of(declared())
 
     assert decode_schedule(text.replace("{", '{"a_new_field":[1],', 1)) == decode_schedule(text)
+
+
+@pytest.mark.parametrize("rule", ["0 6 15W * *", "0 6 L-3 * *", "0 6 * * 1 | 0 7 * * 2", "0 6 * * * except 2026-12-25"])
+def test_a_rule_that_older_releases_cannot_read_is_marked_so_that_they_leave_it_alone(rule: str) -> None:
+    """They would take it for broken, and pause it. `unread` is the field by which they know what is not theirs."""
+    text = body_of(Change(schedule=declared(rule=rule)).stored)
+
+    as_read_by_an_older_one = msgspec.json.decode(text, type=Schedule)
+    assert as_read_by_an_older_one.unread
+    assert nothing(as_read_by_an_older_one.but(next_tick=NOON), 30)
+    assert not decode_schedule(text).unread
+
+
+@pytest.mark.parametrize("rule", ["0 6 * * FRI-MON", "0 6 ? * MONL", "0 22-2 25-L NOV-FEB *", "@every 5m", "@daily"])
+def test_a_notation_of_another_cron_is_stored_so_that_older_releases_read_it(rule: str) -> None:
+    assert not Change(schedule=declared(rule=str(read(rule)))).stored.unread
 
 
 def test_a_schedule_that_this_release_cannot_read_keeps_its_runs_open_for_one_that_can() -> None:

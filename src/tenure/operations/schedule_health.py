@@ -16,7 +16,7 @@ from tenure.ports import JobView
 from tenure.ports.schedules import Run, Schedule, Standing, Tick
 from tenure.schedules import advice
 from tenure.schedules.advice import Outlook, outlook
-from tenure.schedules.cron import Cron, Every, Rule
+from tenure.schedules.cron import Every, Rule
 from tenure.schedules.plan import overdue_by, rule_of, understood
 from tenure.schedules.timetable import Record, record, why_overdue
 
@@ -211,7 +211,7 @@ def definition(s: Schedule, rule: Rule | None) -> list[tuple[str, str]]:
     catch_up = _CATCH_UP[s.catch_up].format(window=spell(s.catch_up_window), most=s.catch_up_max)
     return [
         ("runs", str(rule) if isinstance(rule, Every) else f"{s.rule} in {s.tz}"),
-        ("clock changes", _clock_changes(s) if isinstance(rule, Cron) and s.tz != "UTC" else ""),
+        ("clock changes", _clock_changes(s) if rule and not isinstance(rule, Every) and s.tz != "UTC" else ""),
         ("from", clock(rule, s.start) if s.start else ""),
         ("until", clock(rule, s.end) if s.end else ""),
         ("jitter", f"up to {spell(s.jitter)} late, different for each tick" if s.jitter else ""),

@@ -6,6 +6,7 @@ schedule is one `Change`: its new row, the ticks that end with it, and the jobs 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -33,6 +34,8 @@ CATCH_UP_WINDOW = 7 * 86_400.0
 CATCH_UP_MAX = 100
 ALERT_AFTER = 2
 BROKEN = "can't be fired"  #: the start of the reason when Tenure itself paused a schedule
+NEWER = "its rule is in a notation that this release does not know"
+_NEWER_RULE = re.compile(r"\dW|L-\d|\||except")  #: in rules that releases before 0.2 can't read, and would pause
 REPLACED = "a newer tick of its schedule replaces it"  #: the cancel reason of such a job
 
 
@@ -160,8 +163,9 @@ class Change:
 
     @property
     def stored(self) -> Schedule:
-        """The row to write."""
-        return self.schedule.but(rev=self.schedule.rev + 1)
+        """The row to write. A rule that an older release can't read is marked, so that it leaves the schedule alone."""
+        s = self.schedule
+        return s.but(rev=s.rev + 1, unread=NEWER if _NEWER_RULE.search(s.rule) else s.unread)
 
 
 class Swapped(NamedTuple):
@@ -188,7 +192,8 @@ _decode_known = msgspec.json.Decoder(_Known).decode
 def decode_schedule(text: str) -> Schedule:
     """A stored schedule; `unread` is set if a newer release wrote something this one does not know."""
     try:
-        return _decode_schedule(text)
+        schedule = _decode_schedule(text)
+        return schedule.but(unread="") if schedule.unread == NEWER else schedule
     except msgspec.ValidationError as error:
         known = _decode_known(text)
         return Schedule(name=known.name, rev=known.rev, rule=known.rule, source=known.source, unread=str(error))

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from itertools import islice
 
-from cronsim import CronSim
-from cronsim.cronsim import DAYS_IN_MONTH
-
-from tenure.schedules.cron import EPOCH_DAY, FIELDS, Cron, Every, Rule, epoch_seconds
+from tenure.schedules.cron import EPOCH_DAY, Cron, Every, Rule, Several, epoch_seconds
+from tenure.schedules.expression import DAYS_IN_MONTH, FIELDS, Expression
 from tenure.schedules.zones import DAY, Change, changes_after, offset_at
 
 _CYCLES = ((60, "minute"), (60, "hour"), (24, "day"), (31, "month"), (12, "year"), (7, "week"))
@@ -33,10 +31,18 @@ def outlook(rule: Rule, after: datetime, count: int) -> list[Outlook]:
     found: list[Outlook] = []
     tick = rule.after(after)
     while tick is not None and len(found) < count:
-        note = _note(rule, epoch_seconds(tick)) if isinstance(rule, Cron) else ""
+        note = next((note for each in _crons(rule, tick) if (note := _note(each, epoch_seconds(tick)))), "")
         found.append(Outlook(tick, rule.local(tick), note))
         tick = rule.after(tick)
     return found
+
+
+def _crons(rule: Rule, tick: datetime) -> Iterator[Cron]:
+    """The expressions that this tick comes from."""
+    if isinstance(rule, Cron):
+        yield rule
+    elif isinstance(rule, Several):
+        yield from (each for each in rule.crons if each.upto(tick) == tick)
 
 
 def lint(rule: Rule, now: datetime | None = None) -> list[str]:
@@ -48,29 +54,35 @@ def lint(rule: Rule, now: datetime | None = None) -> list[str]:
     now = now or datetime.now(UTC)
     if isinstance(rule, Every):
         return _uneven_days(rule, now)
+    if isinstance(rule, Several):
+        return [sentence for each in rule.crons for sentence in lint(each, now)]
     start = epoch_seconds(now)
-    return [*_uneven(rule.times.sim), *_often(rule.times.sim), *_days(rule, start), *_clocks(rule, start)]
+    read = rule.times.expression
+    return [*_uneven(read), *_often(read), *_days(rule, start), *_clocks(rule, start)]
 
 
 # ── fields ──
 
 
-def _often(sim: CronSim) -> Iterator[str]:
-    if len(sim.seconds) > 1:
-        yield f"second {sim.parts[0]} runs {len(sim.seconds)} times in every minute that matches"
+def _often(read: Expression) -> Iterator[str]:
+    if len(read.seconds) > 1:
+        yield f"second {read.parts[0]} runs {len(read.seconds)} times in every minute that matches"
 
 
-def _uneven(sim: CronSim) -> Iterator[str]:
+def _uneven(read: Expression) -> Iterator[str]:
     """Steps start over with every hour, day, month or year, so the last one can be shorter."""
-    days = {day % 7 for day in sim.weekdays if isinstance(day, int)}
-    fields = zip(FIELDS, sim.parts, (sim.seconds, sim.minutes, sim.hours, sim.days, sim.months, days), strict=True)
+    days = {day % 7 for day in read.weekdays}
+    numbers = (read.seconds, read.minutes, read.hours, read.days, read.months, days)
+    fields = zip(FIELDS, read.parts, numbers, strict=True)
     for (name, part, values), (size, whole) in zip(fields, _CYCLES, strict=True):
         found = re.fullmatch(r"(?:\*|\w+)/(\d+)", part)
         step = int(found[1]) if found else 1
-        first, last = min(values, default=0), max(values, default=0)
+        if step == 1 or not values:
+            continue
+        first, last = min(values), max(values)
         rest = first + size - last
         unit = "day" if name.startswith("day") else name
-        if first < 0 or step == 1 or rest == step:
+        if rest == step:
             continue
         if step > size:
             yield f"{name} {part} steps beyond the {whole}: it means once a {whole}, at {_value(name, first)}"
@@ -110,25 +122,25 @@ def _uneven_days(rule: Every, now: datetime) -> list[str]:
 
 
 def _days(rule: Cron, now: int) -> Iterator[str]:
-    sim = rule.times.sim
-    dom, dow = sim.parts[3], sim.parts[5]
+    read = rule.times.expression
+    dom, dow = read.parts[3], read.parts[5]
     if "*" not in (dom, dow):
         how = (
             "one of them starts with *, so both have to match"
-            if sim.day_and
+            if read.day_and
             else "cron runs when one of them matches, not only when both do"
         )
         yield f"day-of-month {dom} and day-of-week {dow}: {how}; next on {_dates(rule, now)}"
-    named = [day for day in sim.days if day > 0]
-    if named and not dom.startswith("*") and max(named) > 28 and not set(range(1, 29)) <= sim.days:
+    named = read.days | (read.nearest - {0})
+    if named and not dom.startswith("*") and max(named) > 28 and not read.days.issuperset(range(1, 29)):
         last = max(named)
-        if sim.months == {2}:
+        if max(read.months) == 2 == min(read.months):
             yield f"Feb {last} exists in leap years only{f'; next on {_dates(rule, now)}' if dow == '*' else ''}"
-        elif short := [_MONTHS[month - 1] for month in sorted(sim.months) if last > DAYS_IN_MONTH[month]]:
+        elif short := [_MONTHS[month - 1] for month in sorted(read.months) if last > DAYS_IN_MONTH[month]]:
             yield f"day {last} does not exist in {', '.join(short)}, so nothing runs there; L is a month's last"
-        elif last == 29 and 2 in sim.months:
+        elif last == 29 and 2 in read.months:
             yield "day 29 exists in Feb in leap years only; L is a month's last"
-    for day in sorted(item[0] % 7 for item in sim.weekdays if isinstance(item, tuple) and item[1] == 5):
+    for day in sorted(day for day, nth in read.nth if nth == 5):
         yield f"a month without a fifth {_DAYS[day]} has no such run; next on {_dates(rule, now)}"
 
 
@@ -147,7 +159,7 @@ def _dates(rule: Cron, now: int) -> str:
 
 def _clocks(rule: Cron, now: int) -> Iterator[str]:
     """The first gap and the first overlap within two years that affect a tick."""
-    if rule.times.sim.parts[2] == "*":
+    if rule.times.expression.parts[2] == "*":
         return  # every hour of the day: a skipped hour surprises no user
     seen: set[bool] = set()
     for change in changes_after(rule.tz, now, now + 731 * DAY):

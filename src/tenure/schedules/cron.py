@@ -1,9 +1,8 @@
 """When a schedule ticks: cron expressions in a time zone, and plain intervals. Pure arithmetic, the same on every host.
 
-cronsim parses the expression and decides which days match. Its iteration is not used: backwards it yields other ticks
-than forwards, and it is wrong where clocks change by half an hour or at midnight. Here time is divided at the zone's
-changes into stretches of one offset. Inside a stretch wall time is plain arithmetic; at a change Debian cron's rule
-applies, in one place (`Cron.swallows` and `Cron._floor`):
+`expression.py` reads the expression and decides which days match. Here time is divided at the zone's changes into
+stretches of one offset. Inside a stretch wall time is plain arithmetic; at a change Debian cron's rule applies, in one
+place (`Cron.swallows` and `Cron._floor`):
 
 - *Fixed times* (neither minute nor hour starts with a star): a tick that the clocks jump over runs once, at the first
   instant after the jump; a tick that occurs twice runs the first time.
@@ -20,44 +19,26 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from calendar import monthrange
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from itertools import islice, takewhile
 from math import isfinite
-
-from cronsim import CronSim, CronSimError
 
 from tenure.core import durations
 from tenure.core.durations import Duration
 from tenure.errors import InvalidOption
 from tenure.ports.schedules import Dst
+from tenure.schedules.expression import FIELDS, MACROS, BadField, Expression
 from tenure.schedules.zones import DAY, EARLIEST, LATEST, Change, changes_after, changes_back, offset_at, zone_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_DAY = _EPOCH.toordinal()
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
+_MOST_CRONS, _MOST_DATES = 50, 1000
 _YEARS = 50  # an expression without a tick for this long is treated as having none
-
-_MACROS = {
-    "@HOURLY": "0 * * * *",
-    "@DAILY": "0 0 * * *",
-    "@MIDNIGHT": "0 0 * * *",
-    "@WEEKLY": "0 0 * * 0",
-    "@MONTHLY": "0 0 1 * *",
-    "@YEARLY": "0 0 1 1 *",
-    "@ANNUALLY": "0 0 1 1 *",
-}
-FIELDS = {
-    "second": "0-59",
-    "minute": "0-59",
-    "hour": "0-23",
-    "day-of-month": "1-31, L or LW",
-    "month": "1-12 or JAN-DEC",
-    "day-of-week": "0-7 or SUN-SAT (0 and 7 are Sunday), 5L, MON#2",
-}
 
 
 # ── expressions ──
@@ -66,13 +47,15 @@ FIELDS = {
 class _Times:
     """The wall times that match an expression, in seconds since 1970-01-01 00:00, as if in UTC."""
 
-    __slots__ = ("fixed", "minutes", "seconds", "sim")
+    __slots__ = ("expression", "fixed", "minutes", "seconds")
 
-    def __init__(self, sim: CronSim) -> None:
-        self.sim = sim
-        self.fixed = not sim.parts[1].startswith("*") and not sim.parts[2].startswith("*")
-        self.minutes = array("H", (hour * 60 + minute for hour in sorted(sim.hours) for minute in sorted(sim.minutes)))
-        self.seconds = array("H", sorted(sim.seconds))
+    def __init__(self, expression: Expression) -> None:
+        self.expression = each = expression
+        self.fixed = not each.parts[1].startswith("*") and not each.parts[2].startswith("*")
+        self.minutes = array(
+            "H", (hour * 60 + minute for hour in sorted(each.hours) for minute in sorted(each.minutes))
+        )
+        self.seconds = array("H", sorted(each.seconds))
 
     def after(self, wall: int) -> int | None:
         """The first match strictly after."""
@@ -117,12 +100,9 @@ class _Times:
 
     def _on(self, day: int) -> bool:
         try:
-            return self._matches(date.fromordinal(day + EPOCH_DAY))
+            return self.expression.on(date.fromordinal(day + EPOCH_DAY))
         except (ValueError, OverflowError):
             return False
-
-    def _matches(self, day: date) -> bool:
-        return day.month in self.sim.months and self.sim.match_day(day)
 
     def _day(self, day: int, step: int) -> int | None:
         """The next matching day in that direction, excluding this one."""
@@ -130,9 +110,9 @@ class _Times:
             now = date.fromordinal(day + step + EPOCH_DAY)
             end = now.year + step * _YEARS
             while (end - now.year) * step >= 0:
-                if self._matches(now):
+                if self.expression.on(now):
                     return now.toordinal() - EPOCH_DAY
-                if now.month not in self.sim.months:
+                if now.month not in self.expression.months:
                     now = now.replace(day=monthrange(now.year, now.month)[1] if step > 0 else 1)
                 now += timedelta(days=step)
         except (ValueError, OverflowError):
@@ -142,9 +122,7 @@ class _Times:
 
 @lru_cache(maxsize=4096)
 def _times(expression: str) -> _Times:
-    spec = _MACROS.get(expression, expression)
-    # cronsim reads 5-5/2 as 5/2, which steps to the end of the range.
-    return _Times(CronSim(re.sub(r"\b(\w+)-\1/\d+", r"\1", spec), datetime(2000, 1, 1)))
+    return _Times(Expression.read(MACROS.get(expression, expression)))
 
 
 def _normal(expression: object) -> str:
@@ -155,12 +133,12 @@ def _normal(expression: object) -> str:
         raise InvalidOption(f"cron: expected at most 1000 characters, got {len(plain)}")
     if not plain.isascii() or not plain.isprintable():
         raise InvalidOption(
-            f"cron: expected one line of plain ASCII, got {expression[:80]!r}; write digits, names, and * , - / # only"
+            f"cron: expected one line of plain ASCII, got {expression[:80]!r}; write digits, names and * ? , - / #"
         )
     return " ".join(plain.upper().split())
 
 
-def _refuse(expression: str, said: str) -> InvalidOption:
+def _refuse(expression: str, error: ValueError) -> InvalidOption:
     """The error that says which field is wrong and what to write instead."""
     parts = expression.split()
     got = f'got "{expression.lower()}"'
@@ -169,21 +147,24 @@ def _refuse(expression: str, said: str) -> InvalidOption:
     if expression.startswith(("EVERY ", "@EVERY ")):
         return InvalidOption(f'cron: expected an expression, {got}; for an interval use every="{parts[1].lower()}"')
     if expression.startswith("@"):
-        return InvalidOption(f"cron: expected one of {' '.join(_MACROS).lower()}, {got}")
-    if len(parts) not in (5, 6):
+        return InvalidOption(f"cron: expected one of {' '.join(MACROS).lower()}, {got}")
+    if expression.startswith(("TZ=", "CRON_TZ=")):
+        return InvalidOption(f"cron: {got}; leave out {parts[0].partition('=')[0]}=, and pass the time zone as tz")
+    if len(parts) == 7:
+        return InvalidOption(f"cron: expected 5 or 6 fields, {got}, which has 7; for years use start and end")
+    if not isinstance(error, BadField):
         return InvalidOption(
             f"cron: expected 5 fields (minute hour day-of-month month day-of-week), or 6 with seconds first, {got}, "
             f"which has {len(parts)}"
         )
-    if "?" in expression:
-        return InvalidOption(f"cron: {got}; write * instead of ?")
-    name = said.removeprefix("Bad ")
-    part = parts[list(FIELDS).index(name) - 6] if name in FIELDS else expression
-    if name == "day-of-month" and re.fullmatch(r"[\d,]+", part) and all(0 < int(d) < 32 for d in part.split(",") if d):
-        return _never(expression)
+    name, part = error.name, error.part
+    if re.match(r"[HR](\b|\()", part):
+        return InvalidOption(f"cron: {got}; instead of {part[0]}, choose a number, or spread the runs with jitter")
+    if "?" in part:
+        return InvalidOption(f"cron: {got}; ? stands for a whole day-of-month or day-of-week; else write *")
     return InvalidOption(
-        f"cron: bad {name} {part.lower()!r} in {expression.lower()!r}; expected {FIELDS.get(name, 'numbers')}, "
-        "* for all, a-b for a rising range, a,b for a list, */n for steps"
+        f"cron: bad {name} {part.lower()!r} in {expression.lower()!r}; expected {FIELDS[name]}, "
+        "* for all, a-b for a range, a,b for a list, */n for steps"
     )
 
 
@@ -209,7 +190,7 @@ def _nearest(rule: Rule, instant: datetime) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class Cron:
-    """A cron expression in a time zone: 5 fields, or 6 with seconds first, or @hourly @daily @weekly @monthly @yearly.
+    """One cron expression in a time zone: 5 fields, or 6 with seconds first, or @hourly, @daily and so on.
 
     >>> Cron("30 2 * * *", "America/New_York").after(datetime(2026, 3, 8, 5, tzinfo=UTC))
     datetime.datetime(2026, 3, 8, 7, 0, tzinfo=datetime.timezone.utc)
@@ -224,13 +205,14 @@ class Cron:
 
     def __post_init__(self) -> None:
         expression = _normal(self.expression)
-        object.__setattr__(self, "expression", expression.lower() if expression.startswith("@") else expression)
         try:
             times = _times(expression)
-        except (CronSimError, ValueError) as error:
-            raise _refuse(expression, str(error)) from None
+        except ValueError as error:
+            raise _refuse(expression, error) from None
         if times.after(0) is None:
             raise _never(expression)
+        written = expression.lower() if expression.startswith("@") else times.expression.written
+        object.__setattr__(self, "expression", written)
         if self.dst not in ("debian", "run_once"):
             raise InvalidOption(f'dst: expected "debian" or "run_once", got {self.dst!r}')
         zone_of(str(self.tz))
@@ -395,7 +377,75 @@ class Every:
             return None
 
 
-Rule = Cron | Every
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Cron expressions of one time zone, each of whose ticks counts once, without those on some dates of that zone.
+
+    >>> work = rule("0 6 * * MON-FRI | 0 10 * * SAT", except_dates=[date(2026, 12, 25)])
+    >>> str(work)
+    '0 6 * * MON-FRI | 0 10 * * SAT except 2026-12-25'
+    """
+
+    crons: tuple[Cron, ...]
+    dates: tuple[date, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.crons) <= _MOST_CRONS or len(self.dates) > _MOST_DATES:
+            raise InvalidOption(
+                f"cron: expected at most {_MOST_CRONS} expressions and {_MOST_DATES:,} dates, "
+                f"got {len(self.crons)} and {len(self.dates):,}"
+            )
+        object.__setattr__(self, "dates", tuple(sorted(set(self.dates))))
+
+    def __str__(self) -> str:
+        dates = f" except {','.join(each.isoformat() for each in self.dates)}" if self.dates else ""
+        return " | ".join(map(str, self.crons)) + dates
+
+    @property
+    def tz(self) -> str:
+        return self.crons[0].tz
+
+    def after(self, instant: datetime) -> datetime | None:
+        """The first tick strictly after."""
+        while True:
+            tick = min((tick for each in self.crons if (tick := each.after(instant))), default=None)
+            if tick is None or (day := self.local(tick).date()) not in self.dates:
+                return tick
+            instant = max(tick, self._begin(day + timedelta(days=1)) - _MICROSECOND)
+
+    def upto(self, instant: datetime) -> datetime | None:
+        """The last tick at or before."""
+        while True:
+            tick = max((tick for each in self.crons if (tick := each.upto(instant))), default=None)
+            if tick is None or (day := self.local(tick).date()) not in self.dates:
+                return tick
+            instant = min(tick, self._begin(day)) - _MICROSECOND
+
+    def _begin(self, day: date) -> datetime:
+        """When this date begins in the zone."""
+        return datetime.combine(day, time(), zone_of(self.tz)).astimezone(UTC)
+
+    def nearest(self, instant: datetime) -> datetime | None:
+        """The tick closest to that instant, before or after; of two equally close ones, the earlier."""
+        return _nearest(self, instant)
+
+    def between(self, after: datetime, until: datetime) -> Iterator[datetime]:
+        """The ticks with after < tick <= until, one by one."""
+        tick = self.after(after)
+        while tick is not None and tick <= until:
+            yield tick
+            tick = self.after(tick)
+
+    def count(self, after: datetime, until: datetime, most: int) -> int:
+        """How many ticks `between` has, counting no further than `most`."""
+        return sum(1 for _ in islice(self.between(after, until), most))
+
+    def local(self, tick: datetime) -> datetime:
+        """The tick in the wall time of its zone."""
+        return self.crons[0].local(tick)
+
+
+Rule = Cron | Several | Every
 
 
 def _millis(seconds: float) -> int:
@@ -411,7 +461,14 @@ def _exact(seconds: float) -> str:
     return spelt
 
 
-def rule(cron: str | None = None, *, every: Duration | None = None, tz: str = "UTC", dst: Dst = "debian") -> Rule:
+def rule(
+    cron: str | None = None,
+    *,
+    every: Duration | None = None,
+    tz: str = "UTC",
+    dst: Dst = "debian",
+    except_dates: Iterable[date] = (),
+) -> Rule:
     """The rule of a schedule, from exactly one of a cron expression and an interval.
 
     >>> rule("0 6 * * *", tz="Europe/Paris"), rule(every="1h30m")
@@ -419,11 +476,40 @@ def rule(cron: str | None = None, *, every: Duration | None = None, tz: str = "U
     """
     if (cron is None) == (every is None):
         raise InvalidOption(f'expected either a cron expression or every="…", got cron={cron!r}, every={every!r}')
-    return Every(durations.seconds(every, "every")) if cron is None else Cron(cron, tz, dst)
+    dates = tuple(except_dates)
+    found = Every(durations.seconds(every, "every")) if cron is None else _of_text(cron, tz, dst)
+    if not dates:
+        return found
+    if isinstance(found, Every):
+        raise InvalidOption("except_dates: an interval has no dates: write a cron expression")
+    for each in dates:
+        if type(each) is not date:
+            raise InvalidOption(f"except_dates: expected dates like date(2026, 12, 25), got {each!r}")
+    return Several((found,), dates) if isinstance(found, Cron) else Several(found.crons, (*found.dates, *dates))
+
+
+def _of_text(text: object, tz: str, dst: Dst) -> Rule:
+    """One expression, or several with `|` between them; then `except` and dates. `@every 5m` is an interval."""
+    if not isinstance(text, str):
+        raise InvalidOption(f'cron: expected an expression like "0 6 * * *", got {text!r}')
+    if text.isprintable() and (found := re.fullmatch(r"@every\s+(\S+)", text.strip(), re.IGNORECASE)):
+        return Every(durations.seconds(found[1].lower(), "@every"))
+    head, *tails = re.split(r"\bexcept\b", text, flags=re.IGNORECASE)
+    crons = tuple(Cron(each, tz, dst) for each in head.split("|"))
+    if not tails and len(crons) == 1:
+        return crons[0]
+    return Several(crons, tuple(_date(each) for tail in tails for each in tail.replace(",", " ").split() or [tail]))
+
+
+def _date(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise InvalidOption(f"cron: expected dates like 2026-12-25 after except, got {text[:80]!r}") from None
 
 
 def read(spec: str, tz: str = "UTC", dst: Dst = "debian") -> Rule:
-    """The rule that `str(rule)` wrote: `every 1h30m` or a cron expression.
+    """The rule that `str(rule)` wrote: `every 1h30m`, or cron expressions.
 
     >>> str(read("every 90s"))
     'every 1m30s'
@@ -435,4 +521,4 @@ def read(spec: str, tz: str = "UTC", dst: Dst = "debian") -> Rule:
         case ["every", every, "offset", offset]:
             return Every(durations.seconds(every, "every"), durations.seconds(offset, "offset"))
         case _:
-            return Cron(spec, tz, dst)
+            return _of_text(spec, tz, dst)

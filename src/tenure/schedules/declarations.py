@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, Unpack, cast
@@ -54,15 +54,16 @@ def schedule(
     every: Duration | None = None,
     tz: str = "UTC",
     dst: Dst = "debian",
+    except_dates: Iterable[date] = (),
     **options: Unpack[Options],
 ) -> Schedule:
     """A validated schedule, without its job. Raises InvalidOption that names what is wrong."""
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if unknown := sorted(set(options) - set(Options.__annotations__)):
-        known = ", ".join(("every", "tz", "name", "dst", *Options.__annotations__))
+        known = ", ".join(("every", "tz", "name", "dst", "except_dates", *Options.__annotations__))
         raise InvalidOption(f"{name}: there is no option {unknown[0]}; known: {known}")
     try:
-        rule = cron.rule(expression, every=every, tz=tz, dst=dst)
+        rule = cron.rule(expression, every=every, tz=tz, dst=dst, except_dates=except_dates)
     except InvalidOption as error:
         raise InvalidOption(f"{name}: {error}") from error
     if isinstance(rule, cron.Every) and (tz, dst) != ("UTC", "debian"):
@@ -93,7 +94,7 @@ def schedule(
         )
     if "start" in given and "end" in given and given["end"] <= given["start"]:
         raise InvalidOption(f"{name}: end: expected a time after start, {given['start']}, got {given['end']}")
-    zone = rule.tz if isinstance(rule, cron.Cron) else "UTC"
+    zone = "UTC" if isinstance(rule, cron.Every) else rule.tz
     return Schedule(name=valid_name(name, "name"), rule=str(rule), tz=zone, dst=dst, **given)
 
 

@@ -95,7 +95,7 @@ def _rule(s: Schedule) -> Rule:
 def _preview(rule: Rule, since: datetime, count: int, schedule: Schedule | None = None) -> models.Preview:
     return models.Preview(
         rule=str(rule),
-        tz=rule.tz if isinstance(rule, cron.Cron) else "UTC",
+        tz="UTC" if isinstance(rule, cron.Every) else rule.tz,
         ticks=[models.Coming.of(each) for each in coming(rule, since, count, schedule)],
         lint=advice.lint(rule, since),
     )
