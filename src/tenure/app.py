@@ -145,15 +145,30 @@ class Tenure(ByName):
         cron: str | None = None,
         tz: str = "UTC",
         timeout: Duration | None = None,
+        alert_after: int | None = None,
+        overdue_after: Duration | None = None,
+        too_long: Duration | None = None,
     ) -> Guard:
         """Guard a function that another scheduler calls: one run at a time on all hosts, each tick once, all recorded.
 
         Example: `@jobs.guard("daily-report", every="1d")` above a function, plain or async; a skipped call returns
-        None. `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped instead. Raises InvalidOption.
+        None. `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped instead. Alerts: after one failure,
+        when no call has come 5 minutes after its time, and when a run still runs at its next two ticks; other limits
+        are `alert_after` (a number), `overdue_after` and `too_long`. Raises InvalidOption.
         """
         from tenure.guards.guard import Guard
 
-        return Guard(name, every=every, cron=cron, tz=tz, timeout=timeout, open=self._connect)
+        return Guard(
+            name,
+            every=every,
+            cron=cron,
+            tz=tz,
+            timeout=timeout,
+            alert_after=alert_after,
+            overdue_after=overdue_after,
+            too_long=too_long,
+            open=self._connect,
+        )
 
     def _connect(self) -> tuple[Store, Notifier, Settings]:
         if self._testing is not None:

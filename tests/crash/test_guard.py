@@ -15,7 +15,7 @@ import pytest
 from proxy import Proxy
 from tenure.core.lifecycle import State
 from tenure.ports import JobView
-from tenure.ports.schedules import Tick
+from tenure.ports.schedules import Change, Tick
 
 from .backends import Place, Server, by_way_of, there
 from .harness import Site, alive, send, until
@@ -210,6 +210,63 @@ def test_a_signal_for_the_guard_is_the_commands_and_a_failure(site: Site, number
 
 
 @pytest.mark.needs("file")
+def test_a_command_that_ends_well_after_a_signal_has_succeeded(site: Site) -> None:
+    trapped = f"trap 'exit 0' TERM; echo $$ >> pids; {_WAIT}"
+    call = Call(site, "--every", OFTEN, command=["sh", "-c", trapped])
+    pids(site, 1)
+
+    call.process.send_signal(signal.SIGTERM)
+
+    call.ended(0)
+    assert [tick.status for tick in history(site)] == ["success"]
+
+
+@pytest.mark.needs("file")
+@pytest.mark.parametrize("typo", [["--timout", "5m"], ["-x"], ["--quiet=maybe"]])
+def test_an_option_that_does_not_exist_spends_no_tick(site: Site, typo: list[str]) -> None:
+    out, err = run(site, "--every", "1d", *typo, command=["echo", "ran"], code=2)
+
+    assert out == b""
+    assert typo[0].partition("=")[0] in err
+    assert site.store.schedules() == []
+
+
+@pytest.mark.needs("file")
+def test_the_second_command_of_a_name_is_refused_and_both_are_on_record(site: Site) -> None:
+    run(site, "--every", "1d", command=["sh", "-c", "echo 'a b'"])
+
+    _, err = run(site, "--every", "1d", command=["echo", "other"], code=2)
+
+    assert """another command: sh -c 'echo '"'"'a b'"'"''""" in err
+    assert "echo" in site.store.schedules()[0].schedule.command
+
+
+@pytest.mark.needs("file")
+def test_the_environment_of_a_command_is_that_of_its_guard(site: Site) -> None:
+    """Under cron there is no locale, and Python sets one for itself."""
+    before = ["env", "-u", "LC_ALL", "-u", "LANG", "-u", "LC_CTYPE"]
+
+    out, _ = run(site, "--every", OFTEN, before=before, command=["env"])
+
+    assert b"PATH=" in out
+    assert b"LC_CTYPE" not in out
+
+
+@pytest.mark.needs("file")
+@pytest.mark.parametrize("options", [[], ["--quiet"]])
+def test_a_reader_that_is_gone_costs_no_run_and_no_exit_code(site: Site, options: list[str]) -> None:
+    """The notes of the guard itself, and the output of a quiet one that failed, have nobody to go to."""
+    gone_reader = ["sh", "-c", 'exec "$@" 2>&1 >/dev/full | exec 3<&- <&-', "sh"]
+    run(site, "--cron", "0 0 1 1 *", command=["true"])  # late, which the next call would say
+    site.store.change([Change(schedule=site.store.schedules()[0].schedule, delete=True)])
+    call = Call(site, "--cron", "0 0 1 1 *", *options, command=["sh", "-c", "echo out; exit 5"], before=gone_reader)
+    call.process.communicate(timeout=30)
+
+    (tick,) = until(lambda: [each for each in history(site) if each.ended_at], "the end of its run") or []
+    assert tick.why == "exit code 5: out"
+
+
+@pytest.mark.needs("file")
 def test_what_is_left_in_the_background_goes_on_and_the_lock_is_free(site: Site) -> None:
     call = Call(site, "--every", OFTEN, command=["sh", "-c", f"sh -c 'echo $$ >> pids; {_WAIT}; echo went' & exit 0"])
     left = pids(site, 1)
@@ -264,16 +321,16 @@ def test_of_two_that_overlap_one_says_skipped_and_comes_next_time(site: Site) ->
     first = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS])
     pids(site, 2)
 
-    out, err = run(site, "--every", OFTEN, "--skip-exit", "7", command=["echo", "second"], code=7)
-    forced, _ = run(site, "--every", OFTEN, "--force", command=["echo", "second"])
+    out, err = run(site, "--every", OFTEN, "--skip-exit", "7", command=["sh", "-c", WAITS], code=7)
+    forced, _ = run(site, "--every", OFTEN, "--force", "--skip-exit", "7", command=["sh", "-c", WAITS], code=7)
 
     assert (out, forced) == (b"", b"")
     assert err.startswith("report: skipped: still locked until ")
     assert f"{history(site)[0].host}, running for " in err
     site.go()
     assert first.ended(0)[0] == b"went\n"
-    ran, late = run(site, "--every", OFTEN, command=["echo", "second"])
-    assert (ran, late.startswith("report: late by ")) == (b"second\n", True)
+    ran, late = run(site, "--every", OFTEN, command=["sh", "-c", WAITS])
+    assert (ran, late.startswith("report: late by ")) == (b"went\n", True)
 
 
 def test_of_ten_at_once_one_runs(site: Site) -> None:
@@ -304,7 +361,7 @@ def test_a_run_longer_than_its_lease_keeps_its_lock(site: Site) -> None:
     begun = history(site)[0].decided_at
     until(lambda: (site.store.now() - begun).total_seconds() > 1.1 * LEASE, "more than a lease to pass")
 
-    run(site, "--every", OFTEN, "--skip-exit", "7", command=["echo", "second"], code=7)
+    run(site, "--every", OFTEN, "--skip-exit", "7", command=["sh", "-c", WAITS], code=7)
 
     site.go()
     first.ended(0)

@@ -602,3 +602,18 @@ def test_an_incident_tells_since_when_it_is_over(scene: Scene) -> None:
     told = json.loads(newest.payload)["message"]
     assert told["title"] == "tenure: over after 1h: no-worker: queue mail"
     assert told["data"]["gone_at"] > told["data"]["opened_at"]
+
+
+def test_an_incident_was_never_shorter_than_nothing_whatever_the_clock_does(scene: Scene) -> None:
+    watch = scene.watch()
+    queue_without_worker(scene)
+    watch.look()
+    scene.world.step_wall_clock(-7200)
+    scene.worker("mail")
+    for _ in range(4):
+        watch.look()
+        scene.passes(31)
+
+    messages = [json.loads(job.payload)["message"] for job in scene.store.search(Filter(queue=QUEUE)).jobs]
+    (over,) = [each["title"] for each in messages if each["type"] == "incident.closed"]
+    assert over.startswith("tenure: over after 0")

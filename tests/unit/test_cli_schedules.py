@@ -410,6 +410,20 @@ def test_a_stored_schedule_is_previewed_within_its_bounds(run: Run, timetable: T
 # ── history ──
 
 
+def test_an_error_of_two_thousand_characters_is_a_short_line_also_in_a_pipe(
+    run: Run, store: Store, timetable: Timetable
+) -> None:
+    made(timetable, job=_draft(max_failures=1))
+    ran(store, timetable, Failed("x" * 2000, final=True))
+
+    for command in (["list"], ["history", "report"]):
+        code, out, _ = run(*command)
+        assert code == 0
+        assert "x" * 100 in out
+        assert max(map(len, out.splitlines())) < 500
+    assert "x" * 2000 in run("show", "report")[1]
+
+
 def test_history_tells_what_became_of_each_tick_newest_first(run: Run, store: Store, timetable: Timetable) -> None:
     schedule, noon = made(timetable), datetime(2026, 5, 20, 12, tzinfo=UTC)
     put(

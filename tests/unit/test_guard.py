@@ -487,6 +487,16 @@ def test_an_outcome_waits_for_the_store_until_the_lease_ends(
     assert [tick.status for tick in ticks(store)] == ["success"]
 
 
+def test_an_outcome_that_was_never_stored_says_why(
+    store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guarded, "sleep", store.passes)
+    with Guard("report", every="1d", open=opened):
+        store.away = {"finish"}
+
+    assert "its lock was lost (finish: nobody there), so this outcome is not recorded" in caplog.text
+
+
 def test_a_guard_that_cannot_renew_is_asked_to_stop_and_its_lock_is_taken_over(
     store: Unreliable, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,29 +2,88 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
-from tenure.cli.output import print_error
-from tenure.cli.shared import Shared
+from tenure.cli.output import plain, print_error
+from tenure.cli.shared import Shared, admin_of, print_result
 from tenure.core.durations import seconds
+from tenure.core.text import clean
 from tenure.errors import InvalidOption, StoreAway, StoreError
 
 if TYPE_CHECKING:
     from tenure.config import Settings
     from tenure.ports import Notifier, Store
+    from tenure.ports.schedules import Schedule
 
+_LONGEST_COMMAND = 2000
 SHARED = Shared()
+_SILENCE = logging.NullHandler()
+guards = App(name="guard", help="Run a crontab line's command at most once per tick.", help_epilogue="")
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The options with which a guard is declared: by each call, and by `declare` before the first one."""
+
+    every: str | None = None
+    """How often it is called: 5m, 1h, 1d. A call within half of this interval after the last one is skipped."""
+    cron: str | None = None
+    """When it is called, as in the crontab: "0 6 * * *". The call counts for the tick nearest to now."""
+    tz: str = "UTC"
+    """The time zone of --cron."""
+    alert_after: int | None = None
+    """Alert after this many failures in a row. Default: 1."""
+    overdue_after: str | None = None
+    """Alert if no call has come this long after its time. Default: 5m."""
+    too_long: str | None = None
+    """Alert on a run that takes longer than this. Default: one that still runs at its next two ticks."""
+
+    def declared(self, name: str) -> Schedule:
+        from tenure.guards.run import declared
+
+        if (self.every is None) == (self.cron is None):
+            raise InvalidOption(f"guard {name}: expected either --every 1d or --cron '0 6 * * *'")
+        return declared(name, **asdict(self))
+
+
+WATCHED = Watched()
+
+
+@guards.command
+def declare(name: str, /, *, watched: Watched = WATCHED, shared: Shared = SHARED) -> int:
+    """Put a guard on record before its first call, which is then overdue if it never comes; or change its rule.
+
+    Parameters
+    ----------
+    name
+        The guard's name.
+    """
+    from tenure.operations.schedule_health import clock
+    from tenure.schedules.plan import rule_of
+
+    with admin_of(shared) as admin:
+        stands = admin.schedules.expect(watched.declared(name)).schedule
+    tick = stands.next_tick
+    when = "" if tick is None else f", its next call is expected {clock(rule_of(stands), tick)}"
+    return print_result(
+        shared,
+        {"schedule": name, "rule": stands.rule, "next_expected_at": plain(tick)},
+        f"guard {name} is on record{when}",
+    )
+
+
+@guards.default
 def guard(
     name: str,
     /,
     *command: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    every: str | None = None,
-    cron: str | None = None,
-    tz: str = "UTC",
+    watched: Watched = WATCHED,
     timeout: str | None = None,
     grace: str | None = None,
     force: bool = False,
@@ -45,12 +104,6 @@ def guard(
         The schedule's name, the same on all hosts that run it.
     command
         What to run, after `--`.
-    every
-        How often it is called: 5m, 1h, 1d. A call within half of this interval after the last one is skipped.
-    cron
-        When it is called, as in the crontab: "0 6 * * *". The call counts for the tick nearest to now.
-    tz
-        The time zone of --cron.
     timeout
         Send SIGTERM to its process group after this time.
     grace
@@ -66,18 +119,17 @@ def guard(
         becomes unavailable later, the guard waits for up to two thirds of the lease.
     """
     from tenure.guards.command import Wishes, run_command
-    from tenure.guards.run import declared
 
     if not command:
         raise InvalidOption(f"guard {name}: expected a command: tenure guard {name} --every 1d -- COMMAND…")
-    if (every is None) == (cron is None):
-        raise InvalidOption(f"guard {name}: expected either --every 1d or --cron '0 6 * * *'")
+    if command[0].startswith("-"):
+        raise InvalidOption(f"guard {name}: there is no option {command[0]}; see tenure guard --help")
     if not 0 <= skip_exit <= 255:
         raise InvalidOption(f"--skip-exit: expected 0 to 255, got {skip_exit}")
     limit = None if timeout is None else seconds(timeout, "--timeout")
     if limit == 0:
         raise InvalidOption(f"--timeout: expected more than 0s, got {timeout}")
-    schedule = declared(name, every=every, cron=cron, tz=tz)
+    schedule = watched.declared(name).but(command=clean(shlex.join(command), _LONGEST_COMMAND))
     settings = shared.settings(grace=grace)
     if settings.relative_url:
         raise InvalidOption(
@@ -96,6 +148,8 @@ def guard(
             raise
         return store, open_notifier(settings, store), settings
 
+    # What is to be said about the store's settings is said by workers and `tenure check`, not to cron's mail each call.
+    logging.getLogger("tenure.store").addHandler(_SILENCE)
     wishes = Wishes(
         timeout=limit,
         grace=settings.grace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -50,7 +51,7 @@ _COMMANDS = {
     "queues": ("queues:queues", "Queues: their backlog; pause and resume."),
     "workers": ("queues:workers", "Workers: which ones are alive."),
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
-    "guard": ("guard:guard", "Run a crontab line's command at most once per tick, and never twice at a time."),
+    "guard": ("guard:guards", "Run a crontab line's command at most once per tick, and never twice at a time."),
     "top": ("top:top", "Watch queues, workers and running jobs."),
     "dashboard": ("dashboard:dashboard", "Serve the dashboard: pages that update live, and a REST API."),
     "check": ("check:check", "Check the store, its workers and its jobs. Exits with 1 if something is wrong."),
@@ -59,7 +60,14 @@ _COMMANDS = {
     "demo": ("demo:demo", "Try it: jobs that succeed, run later, fail once, and fail permanently."),
     "bench": ("bench:bench", "Measure how fast it is on this machine."),
 }
-_NOUNS = {"jobs", "dead", "queues", "workers", "schedules"}  # each is an App of its own, which has its own help
+_NOUNS = {
+    "jobs",
+    "dead",
+    "queues",
+    "workers",
+    "schedules",
+    "guard",
+}  # each is an App of its own, which has its own help
 for _name, (_place, _help) in _COMMANDS.items():
     _options = {} if _name in _NOUNS else {"help_epilogue": ""}
     app.command(f"tenure.cli.{_place}", name=_name, help=_help, **_options)
@@ -97,6 +105,12 @@ def main(argv: Sequence[str]) -> int:
         # The reader of the pipe is gone: flushing the rest at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:  # of the commands' own files none is left: their errors are TenureErrors
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_error(f"the output could not be written: {error.strerror}")
+        return WRONG
     except KeyboardInterrupt:
         return INTERRUPTED
     except CycloptsError as error:

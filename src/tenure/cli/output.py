@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ COLOURS: Mapping[State, str] = {
 _STYLES = {**{str(state): colour for state, colour in COLOURS.items()}, "ok": "green", "WRONG": "bold red"}
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 _STYLED = {"state", ""}
+#: All but tab and new line; DEL, the second set of controls, and marks that reverse the direction of a text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _JSON_TEXTS = {"payload", "result", "checkpoint"}
 
 
@@ -45,17 +48,26 @@ def console() -> Console:
 
 def print_line(sentence: str) -> None:
     """One line for people, on standard output."""
-    sys.stdout.write(f"{sentence}\n")
+    sys.stdout.write(f"{visible(sentence)}\n")
 
 
 def print_error(sentence: str) -> None:
     """One line for people, on standard error."""
-    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.write(f"{visible(sentence)}\n")
+
+
+def visible(text: str) -> str:
+    """Control characters as escapes: what a job printed must not act on the operator's terminal.
+
+    >>> visible("\\x1b[2J gone")
+    '\\\\x1b[2J gone'
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def show_json(value: object) -> None:
-    json.dump(plain(value), sys.stdout, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
-    sys.stdout.write("\n")
+    text = json.dumps(plain(value), ensure_ascii=False, indent=2 if sys.stdout.isatty() else None)
+    sys.stdout.write(_CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def plain(value: object) -> Any:
@@ -106,7 +118,7 @@ def table(
 
     `paint` styles a cell by its heading and text; by default states have their colours.
     """
-    found = [[" ".join(cell.split()) for cell in row] for row in rows]
+    found = [[visible(" ".join(cell.split())) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         sys.stdout.write("".join("\t".join(row) + "\n" for row in (list(heads), *found)))
         return

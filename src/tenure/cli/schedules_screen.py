@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.cli.output import brief, console, pairs, plain, print_line, table
 from tenure.core.durations import spell
+from tenure.core.text import clean
 from tenure.events import headline
 from tenure.operations.schedule_health import ScheduleHealth, TickView, clock, definition, origin, wall
 from tenure.ports.schedules import Run, Status, Tick
@@ -37,6 +38,7 @@ _COLOURS: Mapping[str, str] = {
     "open": "cyan",
     "started": "cyan",
 }
+_LONGEST_ERROR = 300  #: of a line; `show` and --json have all of it
 _BY_MARK = {mark: _COLOURS[status] for status, mark in MARKS.items()}
 
 
@@ -122,7 +124,7 @@ def notes(health: ScheduleHealth) -> list[str]:
         "its job is waiting for a worker" if health.waiting and health.late is None else "",
         f"the tick of {clock(rule, s.pending_tick)} is waiting for the run to end" if s.pending_tick else "",
         f"next {clock(rule, found.next_expected_at)}" if found.next_expected_at else "",
-        headline(s.last_error) if found.last_status == "failure" and s.last_error else "",
+        clean(headline(s.last_error), _LONGEST_ERROR) if found.last_status == "failure" and s.last_error else "",
     ]
     return [each for each in said if each]
 
@@ -164,6 +166,7 @@ def _declared(health: ScheduleHealth) -> list[tuple[str, str]]:
         ("name", s.name),
         *definition(s, health.rule),
         ("arguments", s.job.payload if s.job else ""),
+        ("command", s.command),
         ("declared by", f"{origin(s)}{seen}"),
     ]
 
@@ -232,7 +235,8 @@ def history_row(view: TickView) -> list[str]:
 
 def why(view: TickView) -> str:
     """The reason, and for a series of missed ticks their number."""
-    return f"{view.tick.count:,} ticks up to {view.until}: {view.tick.why}" if view.until else view.why
+    said = f"{view.tick.count:,} ticks up to {view.until}: {view.tick.why}" if view.until else view.why
+    return clean(said, _LONGEST_ERROR)
 
 
 def history_json(view: TickView) -> dict[str, Any]:

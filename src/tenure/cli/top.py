@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tenure.cli.grid import Cell, grid
-from tenure.cli.output import COLOURS, ago, console, show_json
+from tenure.cli.output import COLOURS, ago, console, show_json, visible
 from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, WORKER_HEADS, WORKER_NUMBERS, queue_row, worker_row
 from tenure.cli.shared import Shared, admin_of
 from tenure.core.lifecycle import State
@@ -221,4 +221,4 @@ def _doing(job: JobView, now: datetime) -> Text:
     silent = (now - job.last_activity_at).total_seconds() if job.last_activity_at else 0.0
     if job.stale_after is not None and silent > job.stale_after:
         return Text(f"silent for {ago(job.last_activity_at, now)}", style="bold red")
-    return Text(doing(job))
+    return Text(visible(doing(job)))

@@ -36,6 +36,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"  #: stopped on request, or too late to start
 
 
+EXPIRED = "it expired before a worker was free to start it"  #: the reason of such a job
 GUARD = "guard"  #: the queue of jobs that run outside workers, under a guard: never claimed, retried or replayed
 
 LIVE = frozenset({State.SCHEDULED, State.QUEUED, State.PROCESSING})
@@ -98,7 +99,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Stopped by a cancel request, or expired before it could start."""
+    """Stopped by a cancel request, or expired before it could start (EXPIRED)."""
 
     reason: str = ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pwd
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tenure.core.durations import spell
@@ -18,13 +19,16 @@ from tenure.liveness.lifeline import in_time
 from tenure.ports import Store, WorkerIdentity
 from tenure.ports.schedules import Schedule, Standing, Tick
 from tenure.schedules.cron import Every
-from tenure.schedules.guard_plan import Began, Held, begin_guard, skip_call
-from tenure.schedules.plan import ON_TIME, Plan
+from tenure.schedules.guard_plan import EARLY, Began, Held, begin_guard, other_command, other_rule, skip_call
+from tenure.schedules.plan import ON_TIME, Plan, rule_of
+
+_MOST_READ = 200
 
 
 class Begun(NamedTuple):
     tick: Tick
     late: str = ""  #: such as "late by 2h"; '' if on time
+    changed: str = ""  #: how its interval has changed
 
 
 def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: str, *, force: bool) -> Begun | None:
@@ -42,23 +46,45 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
     if _took_back(store, standing, me):
         return None
     now = store.now()
+    if why := other_rule(standing.schedule, schedule, now):
+        raise InvalidOption(why)
     plan = Plan(standing, now).close(store.attempts).declare(schedule)
     if plan.schedule.paused_at is not None and not force:
         why = plan.schedule.paused_why
         skip_call(plan, now, f"paused: {why}")
         began: Began | Held = Held(f"paused: {why}; tenure schedules resume {schedule.name}, or --force", locked=False)
     else:
-        began = begin_guard(plan, job_id, me.id, user_and_host(), now=now, force=force)
+        past = _ran_near(store, standing.schedule, now)
+        began = begin_guard(
+            plan, job_id, me.id, user_and_host(), now=now, force=force, past=past, command=schedule.command
+        )
     if isinstance(began, Held):
         change = plan.change()
         if change is not None:
             store.change([change])
+        if other_command(standing.schedule, schedule):
+            raise InvalidOption(
+                f"{schedule.name}: {began.says}. That was another command: {standing.schedule.command}; "
+                "give each command a guard with a name of its own"
+            )
         raise GuardSkipped(f"skipped: {began.says}")
     if not store.change([began.change])[0]:
         return None
     on_time = min(ON_TIME, plan.rule.seconds / 2) if isinstance(plan.rule, Every) else ON_TIME
     tick = next(tick for tick in began.change.ticks if tick.job_id == job_id)
-    return Begun(tick, f"late by {spell(began.late)}" if began.late > on_time else "")
+    before = standing.schedule.rule
+    changed = f"its rule was {before}, and is now {schedule.rule}" if found and before != schedule.rule else ""
+    return Begun(tick, f"late by {spell(began.late)}" if began.late > on_time else "", changed)
+
+
+def _ran_near(store: Store, stands: Schedule, now: datetime) -> list[datetime]:
+    """The ticks near now that have run, if the clock was set back since the last one: `last_tick` knows only that."""
+    if stands.last_tick is None or stands.last_tick <= now:
+        return []
+    rule = rule_of(stands)
+    ahead = timedelta(seconds=rule.seconds) if isinstance(rule, Every) else EARLY
+    found = store.ticks(stands.name, limit=_MOST_READ, before=now + ahead)
+    return [each.tick for each in found if each.job_id is not None and each.cause == "tick"]
 
 
 def user_and_host() -> str:

@@ -26,9 +26,10 @@ import signal
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, NoReturn, Self
 
@@ -95,9 +96,10 @@ class _Output:
     def show(self) -> None:
         """Print the output that was held back."""
         offset = 0
-        while self._quiet and (chunk := os.pread(self._read, _CHUNK, offset)):
-            offset += len(chunk)
-            _write(self._ours, chunk)
+        with suppress(OSError):  # nobody reads it
+            while self._quiet and (chunk := os.pread(self._read, _CHUNK, offset)):
+                offset += len(chunk)
+                _write(self._ours, chunk)
 
     def pass_all_on(self) -> None:
         """Pass on output until every process has closed it."""
@@ -139,11 +141,11 @@ class Command:
         go, self._go = os.pipe()
         self._refusal, refusal = os.pipe()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if a parent left it ignored, waitpid would fail
-        parent = os.getpid()
+        parent, environment = os.getpid(), _environment()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)
-            _become(argv, parent, self.outputs, go, refusal)
+            _become(argv, environment, parent, self.outputs, go, refusal)
         with suppress(OSError):  # the fork has done it itself, and may have ended
             os.setpgid(self.pid, self.pid)
         os.close(go)
@@ -282,7 +284,19 @@ def _our_terminal() -> int | None:
     return None
 
 
-def _become(argv: Sequence[str], parent: int, outputs: Sequence[_Output], go: int, refusal: int) -> NoReturn:
+def _environment() -> dict[str, str]:
+    """The environment that this process was given. Python adds LC_CTYPE to it where no locale is set, as under cron."""
+    mine = dict(os.environ)
+    with suppress(OSError):  # there is no /proc on macOS
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+        if not any(each.startswith(b"LC_CTYPE=") for each in given):
+            mine.pop("LC_CTYPE", None)
+    return mine
+
+
+def _become(
+    argv: Sequence[str], environment: Mapping[str, str], parent: int, outputs: Sequence[_Output], go: int, refusal: int
+) -> NoReturn:
     """In the fork: wait for the start signal, then execute the command."""
     try:
         os.setpgid(0, 0)
@@ -295,7 +309,7 @@ def _become(argv: Sequence[str], parent: int, outputs: Sequence[_Output], go: in
         for output in outputs:
             for fd in output.fds:
                 os.dup2(output.theirs, fd)
-        os.execvpe(argv[0], [*argv], {**os.environ, TOKEN_ENV: token})
+        os.execvpe(argv[0], [*argv], {**environment, TOKEN_ENV: token})
     except OSError as error:
         os.write(refusal, str(error.errno).encode())
     finally:
@@ -356,12 +370,15 @@ class _End(NamedTuple):
     stop: Stopping | None = None
     passed_on: int = 0  #: the first signal that was sent to the guard and passed on
     refused: OSError | None = None
+    unrecorded: bool = False  #: it ended by itself, and the store did not take that
 
     @property
     def exit_code(self) -> int:
         if self.refused is not None:
             missing = self.refused.errno in (errno.ENOENT, errno.ENOTDIR)
             return NOT_FOUND if missing else NOT_EXECUTABLE
+        if self.unrecorded and self.code:
+            return BY_SIGNAL - self.code if self.code < 0 else self.code
         if self.stop in ("timeout", "lease_lost"):
             return TIMED_OUT if self.stop == "timeout" else AWAY
         return BY_SIGNAL - self.code if self.code < 0 else self.code
@@ -377,7 +394,8 @@ def run_command(
     """
 
     def say(text: str) -> None:
-        echo(f"{schedule.name}: {text}")
+        with suppress(OSError, ValueError):  # who reads our output may be gone: the command and its record go on
+            echo(f"{schedule.name}: {text}")
 
     with Command(argv, quiet=wishes.quiet) as command:
         try:
@@ -390,15 +408,17 @@ def run_command(
             end = _run(command, run, got, wishes)
             text = _text([output.tail() for output in command.outputs])
             if run is not None and not run.end(_outcome(end, run, wishes, text), text):
-                end = end._replace(stop="lease_lost")
+                end = end._replace(stop=end.stop or "lease_lost", unrecorded=end.stop is None)
         if wishes.quiet and end.exit_code:
             for output in command.outputs:
                 output.show()
         if end.refused is not None:
             say(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
-        if end.stop is not None:
+        if end.stop is not None and not end.unrecorded:
             say(_stopped(end.stop, run, wishes))
             return end.exit_code
+        if end.unrecorded and run is not None:
+            say(f"ended by itself ({cause_of(end.code)}), but that could not be recorded: {run.stop.why}")
         for output in command.outputs:
             output.pass_all_on()
     return end.exit_code
@@ -423,8 +443,9 @@ def _begun(
             ) from away
         echo(f"running unguarded: {why}")
         return None
-    if run.begun.late and not wishes.quiet:
-        echo(run.begun.late)
+    for said in filter(None, (run.begun.late, run.begun.changed)):
+        if not wishes.quiet:
+            echo(said)
     return run
 
 
@@ -463,7 +484,7 @@ def _outcome(end: _End, run: GuardedRun, wishes: Wishes, text: str) -> Outcome:
         return Cancelled(run.stop.why)
     if end.stop is not None:
         return Failed(_stopped(end.stop, run, wishes), final=True)
-    if end.passed_on:
+    if end.passed_on and end.code:
         sent = signal.Signals(end.passed_on).name
         return Failed(f"ended by signal: {sent} was sent to its guard; {cause_of(end.code)}", final=True)
     if end.code == 0:

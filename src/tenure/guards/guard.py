@@ -147,8 +147,8 @@ class _Entered:
         attempt = _GuardedAttempt(self.run)
         self._before = current.get()
         current.set(Running(attempt.claimed.id, self.run.name, GUARD, 1, self.run.holder.id))
-        if self.run.begun.late:
-            _log.warning("%s: %s", self.run.name, self.run.begun.late)
+        for said in filter(None, (self.run.begun.late, self.run.begun.changed)):
+            _log.warning("%s: %s", self.run.name, said)
         return Job(cast("JobBackend", attempt))
 
     def leave(self, error: BaseException | None) -> Callable[[], None]:
@@ -218,9 +218,20 @@ class Guard:
         cron: str | None = None,
         tz: str = "UTC",
         timeout: Duration | None = None,
+        alert_after: int | None = None,
+        overdue_after: Duration | None = None,
+        too_long: Duration | None = None,
         open: Open,  # noqa: A002
     ) -> None:
-        self.schedule = declared(name, every=every, cron=cron, tz=tz)
+        self.schedule = declared(
+            name,
+            every=every,
+            cron=cron,
+            tz=tz,
+            alert_after=alert_after,
+            overdue_after=overdue_after,
+            too_long=too_long,
+        )
         self.timeout = None if timeout is None else seconds(timeout, "timeout")
         if self.timeout == 0:
             raise InvalidOption(f"timeout: expected more than 0s, got {timeout!r}")

@@ -26,7 +26,7 @@ from tenure.core.clock import system_clock
 from tenure.core.durations import Duration, spell
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import GUARD, Cancelled, Completed, Failed, Lease, Outcome
-from tenure.errors import LeaseLost, StoreAway, StoreError
+from tenure.errors import InvalidOption, LeaseLost, StoreAway, StoreError
 from tenure.guards.begin import Begun, try_to_begin
 from tenure.guards.progress import Unstored
 from tenure.guards.stop import Stop, Stopping
@@ -34,21 +34,34 @@ from tenure.liveness.duty import Duty
 from tenure.liveness.holder import RETRY_SECONDS, LeaseHolder, Renewal, identity
 from tenure.ports import Busy, Landed, Notifier, Progress, Store
 from tenure.ports.schedules import Change, Schedule, Standing
-from tenure.schedules.cron import rule
+from tenure.schedules.declarations import Options, schedule
 from tenure.schedules.plan import Plan
 
 Open = Callable[[], tuple[Store, Notifier, Settings]]
 
 PATIENCE = 30.0  #: how many seconds `begin` retries while the store is out of reach
+ALERT_AFTER = 1  #: failures in a row, until an alert: a command has no retries, and the next call may be a day away
 _TRIES = 50
 _NEVER = float("inf")
 _log = logging.getLogger("tenure.guard")
 
 
-def declared(name: str, *, every: Duration | None = None, cron: str | None = None, tz: str = "UTC") -> Schedule:
+def declared(
+    name: str,
+    *,
+    every: Duration | None = None,
+    cron: str | None = None,
+    tz: str = "UTC",
+    alert_after: int | None = None,
+    overdue_after: Duration | None = None,
+    too_long: Duration | None = None,
+) -> Schedule:
     """The schedule that a guard with this rule declares. Raises InvalidOption."""
-    spec = rule(cron, every=every, tz=tz)
-    return Schedule(name=valid_name(name, "guard"), rule=str(spec), tz=tz, kind="guard")
+    options = Options(alert_after=alert_after or ALERT_AFTER, grace=overdue_after, too_long=too_long)
+    if alert_after == 0:
+        raise InvalidOption("alert_after: expected a whole number from 1 to 10,000, got 0")
+    zone = tz if every is None else "UTC"
+    return schedule(valid_name(name, "guard"), cron, every=every, tz=zone, **options).but(kind="guard")
 
 
 def _nothing(*_: object) -> None:
@@ -262,19 +275,20 @@ class GuardedRun:
 
     def end(self, outcome: Outcome, output: str = "") -> bool:
         """Record the outcome. False: the lease was lost, so another process records what became of the run."""
-        landed = False
+        landed, why = False, "its outcome could not be recorded"
         try:
             self.stop.end()
             while not landed and not self.stop.dead and not self.holder.over:
                 try:
                     landed = self._recorded(outcome, output)
                     break
-                except StoreAway:
+                except StoreAway as away:
+                    why = str(away)
                     sleep(min(RETRY_SECONDS, self.settings.lease / 10))
         finally:
             self._release()
         if not landed:
-            self.stop.why = self.stop.why or "its outcome could not be recorded"
+            self.stop.why = self.stop.why or why
         return landed
 
     def _recorded(self, outcome: Outcome, output: str) -> bool:

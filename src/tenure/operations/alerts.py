@@ -110,7 +110,7 @@ class Watch:
             return []
         if now - incident.gone_at < timedelta(seconds=2 * self._settings.alert_every):
             return []
-        after = f"over after {ago((incident.gone_at - incident.opened_at).total_seconds())}"
+        after = f"over after {ago(max(0.0, (incident.gone_at - incident.opened_at).total_seconds()))}"
         title = f"tenure: {after}: {incident.kind}: {incident.subject}"
         message = Message(type="incident.closed", timestamp=now, title=title, text=_text(incident), data=incident)
         return self._write(note, text, None, message, f"{after}: {incident.says}")

@@ -20,7 +20,8 @@ from tenure.operations.sinks import QUEUE, TASK, Kind
 from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
 from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
 from tenure.ports.schedules import BROKEN, Schedule, Standing
-from tenure.schedules.plan import overdue_by, set_back
+from tenure.schedules.cron import Every
+from tenure.schedules.plan import overdue_by, rule_of, set_back, understood
 
 FRESH_SECONDS = 3600.0  #: how long a dead letter counts as a problem
 LATE_SECONDS = 30.0  #: after which a duty of the maintenance counts as late
@@ -132,6 +133,8 @@ def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Pro
 
 def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
     s = standing.schedule
+    if s.kind == "guard" and s.too_long is None:
+        yield from _hung_guard(standing, facts)
     for run in standing.runs:
         if s.too_long is None or run.job is None or not run.live or run.job.attempt == 0:
             continue
@@ -140,6 +143,24 @@ def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
         if began is not None and facts.age(began) > s.too_long:
             ran, may = ago(facts.age(began)), spell(s.too_long)
             yield Problem("too-long", s.name, f"{s.name} has been running for {ran} (too_long={may}): job {run.job.id}")
+            return
+
+
+def _hung_guard(standing: Standing, facts: _Facts) -> Iterator[Problem]:
+    """A guard's run that was given no limit, and still runs at its next two ticks: their calls are skipped."""
+    s = standing.schedule
+    for run in standing.runs:
+        if not run.live or not understood(s):
+            continue
+        rule, began = rule_of(s), run.tick.decided_at
+        if isinstance(rule, Every):
+            second: datetime | None = began + timedelta(seconds=2 * rule.seconds)
+        else:
+            first = rule.after(max(began, run.tick.tick))
+            second = None if first is None else rule.after(first)
+        if second is not None and facts.age(second) > s.grace:
+            says = f"{s.name} has been running for {ago(facts.age(began))}, past its next two ticks, which are skipped"
+            yield Problem("too-long", s.name, f"{says}, on {run.tick.host}; tenure jobs cancel {run.tick.job_id}")
             return
 
 

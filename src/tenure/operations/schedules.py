@@ -114,6 +114,11 @@ class Schedules(ScheduleReads):
         with self._access.recorded("schedule.put", new.name, rule=new.rule):
             return self._timetable.put(new)
 
+    def expect(self, new: Schedule) -> Standing:
+        """Declare a guard before its first call, or change its rule. Raises InvalidOption for a schedule of jobs."""
+        with self._access.recorded("schedule.put", new.name, rule=new.rule):
+            return self._timetable.expect(new)
+
     def remove(self, name: str) -> None:
         """Delete it with its history; its jobs stay. Refused while an app declares it, which would add it again."""
         self.removable(name)

@@ -64,6 +64,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     alert_after: int = ALERT_AFTER
     grace: float = GRACE
     too_long: float | None = None
+    command: str = ""  #: of a guard: the command of its last run, as a shell reads it
 
     rev: int = 0  #: rises with every write; 0: not stored yet
     since: datetime | None = None  #: earlier ticks are ignored

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 from math import floor
@@ -14,7 +16,7 @@ from tenure.errors import InvalidOption
 from tenure.ports import Draft
 from tenure.ports.schedules import Cause, Change, Run, Schedule, Tick
 from tenure.schedules.cron import Every, Rule
-from tenure.schedules.plan import ON_TIME, PlannedChange
+from tenure.schedules.plan import ON_TIME, Plan, PlannedChange
 
 EARLY = timedelta(minutes=5)  #: a guard's call counts for a cron tick up to this long before its time
 
@@ -36,10 +38,59 @@ class Held:
         self.locked = locked
 
 
+def other_rule(stands: Schedule, new: Schedule, now: datetime) -> str:
+    """Why a call by another rule than the one on record is refused; empty: it may change the rule.
+
+    Two callers that disagree, such as two hosts of which one has no --tz, would each run what they take for the tick.
+    So the rule changes only once a call by the old one is overdue. An interval may change at once: its tick is the
+    call itself, and a call is refused by its own half period.
+    """
+    same = (stands.rule, stands.tz, stands.dst) == (new.rule, new.tz, new.dst)
+    if same or stands.rev == 0 or stands.kind != "guard" or stands.unread or stands.next_tick is None:
+        return ""
+    if stands.rule.startswith("every ") and new.rule.startswith("every "):
+        return ""
+    if now > stands.next_tick + timedelta(seconds=stands.grace):
+        return ""
+    return (
+        f"{new.name}: this call has the rule {_rule(new)}, and the calls before it {_rule(stands)}: not run, as both "
+        "would run. Give all callers of a guard the same rule and time zone, and put a changed one on record by: "
+        f"tenure guard declare {new.name} …"
+    )
+
+
+def _rule(s: Schedule) -> str:
+    return f"{s.rule!r} ({s.tz})"
+
+
+def other_command(stands: Schedule, new: Schedule) -> bool:
+    """Do two commands use one name? Numbers are ignored: `backup.sh $(date +%F)` is one command on all days."""
+    ran, called = (re.sub(r"\d+", "", s.command) for s in (stands, new))
+    return bool(ran and called) and ran != called
+
+
+def expect_guard(plan: Plan, new: Schedule) -> Plan:
+    """Declare a guard before its first call, so that it is overdue if none comes."""
+    plan.declare(new)
+    if plan.schedule.next_tick is None:
+        rule = plan.rule
+        period = timedelta(seconds=rule.seconds) if isinstance(rule, Every) else None
+        plan.set(next_tick=plan.after(plan.now) if period is None else plan.now + period)
+    return plan
+
+
 def begin_guard(
-    plan: PlannedChange, job_id: str, worker_id: str, host: str, *, now: datetime, force: bool = False
+    plan: PlannedChange,
+    job_id: str,
+    worker_id: str,
+    host: str,
+    *,
+    now: datetime,
+    force: bool = False,
+    past: Collection[datetime] = (),
+    command: str = "",
 ) -> Began | Held:
-    """Start a guard's run, or say why not.
+    """Start a guard's run, or say why not. `past`: ticks near now that have run, if the clock was set back.
 
     With a cron expression the tick is the *nearest* one, but never one more than five minutes ahead: a crontab that
     is 300 ms early must not lose the day's run, and a manual call in the evening must not use up tomorrow's tick. With
@@ -54,27 +105,28 @@ def begin_guard(
     tick = _called_for(rule, now)
     if tick is None:
         raise InvalidOption(f"{s.name}: {s.rule!r} has no tick")
-    again = _ran(s, rule, tick)
-    if again and not force:
-        ran = (s.last_tick or tick).isoformat(timespec="seconds")
+    again = _ran(s, rule, tick, past)
+    if again is not None and not force:
+        ran = again.isoformat(timespec="seconds")
         how = s.last_status or "started"
         return Held(f"the tick of {ran} has already run ({how}); --force runs it again", locked=False)
     expected = s.next_tick if isinstance(rule, Every) else tick
     late = 0.0 if expected is None else max(0.0, (now - expected).total_seconds())
     _missed_calls(plan, tick, now)
-    cause: Cause = "trigger" if again else "tick"
-    tick = now if again else tick
+    cause: Cause = "tick" if again is None else "trigger"
+    tick = tick if again is None else now
     draft = Draft(
         id=job_id,
         task=s.name,
-        payload="{}",
+        payload=msgspec.json.encode({"command": command} if command else {}).decode(),
         queue=GUARD,
         max_failures=1,
         max_crashes=0,
         meta=msgspec.json.encode({"schedule": s.name, "tick": tick.isoformat()}).decode(),
     )
-    if not again:
-        plan.set(last_tick=tick, next_tick=_tick_after(s, rule, tick))
+    if again is None:  # a clock that was set back does not move the last tick back
+        plan.set(last_tick=max(tick, s.last_tick or tick), next_tick=_tick_after(s, rule, tick))
+    plan.set(command=command)
     plan.ticks.append(
         Tick(schedule=s.name, tick=tick, cause=cause, job_id=draft.id, decided_at=now, started_at=now, host=host)
     )
@@ -88,7 +140,7 @@ def skip_call(plan: PlannedChange, now: datetime, why: str) -> None:
     """Record that a call came and did not run, unless it is for the tick of the last run."""
     rule = plan.rule
     tick = _called_for(rule, now)
-    if tick is not None and not _ran(plan.schedule, rule, tick):
+    if tick is not None and _ran(plan.schedule, rule, tick) is None:
         _missed_calls(plan, tick, now)
         plan.note("skipped", tick, why)
         plan.set(next_tick=_tick_after(plan.schedule, rule, tick))
@@ -102,11 +154,11 @@ def _called_for(rule: Rule, now: datetime) -> datetime | None:
     return nearest if nearest is None or nearest - now <= EARLY else rule.upto(now) or nearest
 
 
-def _ran(s: Schedule, rule: Rule, tick: datetime) -> bool:
-    """Was a run of this tick already accepted?"""
-    if isinstance(rule, Every):
-        return s.last_tick is not None and abs((tick - s.last_tick).total_seconds()) < rule.seconds / 2
-    return s.last_tick == tick
+def _ran(s: Schedule, rule: Rule, tick: datetime, past: Collection[datetime] = ()) -> datetime | None:
+    """The run of this tick that was already accepted."""
+    near = rule.seconds / 2 if isinstance(rule, Every) else 0.0
+    ran = [*past, s.last_tick] if s.last_tick is not None else past
+    return next((each for each in ran if each == tick or abs((tick - each).total_seconds()) < near), None)
 
 
 def _tick_after(s: Schedule, rule: Rule, tick: datetime) -> datetime | None:

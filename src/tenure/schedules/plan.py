@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from tenure.core.durations import spell
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import EXPIRED, State
 from tenure.errors import InvalidOption, TenureError
 from tenure.ports import AttemptView, Draft, JobView
 from tenure.ports.schedules import BROKEN, Cause, Change, Dst, Ended, Run, Schedule, Standing, Status, Tick
@@ -192,6 +192,9 @@ class Plan(PlannedChange):
         started = min((each.started_at for each in earlier), default=job.started_at)
         status, why = _STATUS[job.state], "" if job.state is State.COMPLETED else (job.error or job.cancel_reason or "")
         why = why[:_ERROR_SHOWN]
+        if status == "cancelled" and why == EXPIRED:  # it was claimed, and its code did not start
+            self.ticks.append(replace(tick, status="skipped", why=f"too late: {why}", ended_at=job.ended_at))
+            return
         self.ticks.append(replace(tick, status=status, why=why, started_at=started, ended_at=job.ended_at))
         if started is None or job.ended_at is None:
             return  # cancelled before it began: no run

@@ -21,6 +21,7 @@ import msgspec
 from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.ports import Notifier, Ring, Store
 from tenure.ports.schedules import BROKEN, Change, RunStatus, Schedule, Standing, Tick
+from tenure.schedules.guard_plan import expect_guard
 from tenure.schedules.plan import Plan, Refused, overdue_by, rule_of, same_definition, set_back
 
 _log = logging.getLogger("tenure.schedules")
@@ -196,6 +197,13 @@ class Timetable:
     def put(self, schedule: Schedule) -> Standing:
         """Create or change one schedule for an operator."""
         return self._act(schedule.name, lambda plan: plan.declare(schedule), new=schedule)
+
+    def expect(self, guard: Schedule) -> Standing:
+        """Declare a guard before its first call. Raises InvalidOption if the name is that of a schedule of jobs."""
+        found = self.store.schedules([guard.name])
+        if found and found[0].schedule.kind != "guard":
+            raise InvalidOption(f"{guard.name} is a schedule that enqueues jobs: give this guard another name")
+        return self._act(guard.name, lambda plan: expect_guard(plan, guard), new=guard)
 
     # ── reading ──
 

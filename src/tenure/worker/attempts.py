@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from time import monotonic
 
-from tenure.core.lifecycle import Cancelled, Lease, Outcome, Released, Snoozed
+from tenure.core.lifecycle import EXPIRED, Cancelled, Lease, Outcome, Released, Snoozed
 from tenure.ports import Claimed
 from tenure.worker.caller import CallersLoop
 from tenure.worker.executor import Attempt
@@ -60,7 +60,7 @@ class Attempts:
             delay = min(5.0 * 2.0 ** min(tries, 10), 300.0)
             self._refuse(claimed, Snoozed(delay, f"this worker knows no task {claimed.task!r}"))
         elif claimed.expired:
-            self._refuse(claimed, Cancelled("it expired before a worker was free to start it"))
+            self._refuse(claimed, Cancelled(EXPIRED))
         else:
             attempt = slots.running[claimed.id] = Attempt(self, task, claimed, slots.loop)
             attempt.start(self._program, self._pool, self._caller)

@@ -1,0 +1,70 @@
+"""What a terminal gets: nothing that acts on it, no endless lines, and no traceback if its other end is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tenure.cli.output import pairs, print_error, print_line, show_json, table, visible
+
+EVIL = "red \x1b[31m \x9b2J \x1b]0;title\x07 back\u202espace\x7f\r"
+
+
+SHOWS: dict[str, Callable[[str], None]] = {
+    "line": print_line,
+    "error": print_error,
+    "pairs": lambda text: pairs([("output", text)]),
+    "table": lambda text: table(("why",), [[text]]),
+}
+
+
+@pytest.mark.parametrize("show", SHOWS.values(), ids=SHOWS)
+def test_what_a_job_printed_does_not_act_on_the_terminal(
+    show: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(EVIL)
+
+    seen = "".join(capsys.readouterr())
+    assert "red " in seen
+    assert all(each.isprintable() or each == "\n" for each in seen)
+    assert r"\x1b[31m" in seen
+
+
+def test_json_keeps_every_character_and_shows_none_that_acts(capsys: pytest.CaptureFixture[str]) -> None:
+    show_json({"output": EVIL, "name": "Zoë ☃"})
+
+    seen = capsys.readouterr().out
+    assert all(each.isprintable() or each == "\n" for each in seen)
+    assert json.loads(seen) == {"output": EVIL, "name": "Zoë ☃"}
+    assert "Zoë ☃" in seen
+
+
+def test_tabs_and_lines_stay_and_so_does_every_script() -> None:
+    assert visible("a\tb\nnaïve 名前 🎉") == "a\tb\nnaïve 名前 🎉"
+
+
+@pytest.mark.parametrize(
+    ("output", "says"), [("/dev/full", "the output could not be written: No space left"), ("", "")]
+)
+@pytest.mark.parametrize("words", [["schedules", "preview", "--every", "1h", "-n", "900"], ["--version"]])
+def test_an_output_that_takes_nothing_is_a_sentence_and_no_traceback(
+    output: str, says: str, words: list[str], tmp_path: Path
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("only Linux has /dev/full")
+    code = "from tenure.cli.main import run; run()"
+    redirect = f">{output}" if output else ">&-"
+    command = ["sh", "-c", f'exec "$@" {redirect}', "sh", sys.executable, "-c", code, *words]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    assert "Traceback" not in done.stderr
+    assert says in done.stderr
+    assert done.returncode == (1 if says else 0)
