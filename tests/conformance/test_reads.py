@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from conformance.factories import World, begin_guarded, bring, claim_one, finish, made, put, running, start
+from tenure.core.conditions import Condition, Field
 from tenure.core.lifecycle import ENDED, Cancelled, Completed, Failed, Lease, State
 from tenure.errors import InvalidOption
 from tenure.ports import Ended, Filter, JobView, Page, Store
+from tenure.stores.rules import json_of
 
 
 def found(store: Store, **wanted: Any) -> list[str]:
@@ -157,6 +159,7 @@ def town(world: World) -> tuple[Store, dict[str, Filter]]:
         "dead since": Filter(states=frozenset({State.DEAD}), ended_since=middle),
         "dead since, mail": Filter(states=frozenset({State.DEAD}), ended_since=middle, task="mail"),
         "live, ended since": Filter(states=frozenset({State.QUEUED}), ended_since=began),
+        "ended until": Filter(ended_until=middle),
         "enqueued since": Filter(enqueued_since=middle),
         "enqueued until": Filter(enqueued_until=middle),
         "dead, enqueued until": Filter(states=frozenset({State.DEAD}), enqueued_until=middle),
@@ -339,16 +342,92 @@ def test_a_filter_takes_each_word_exactly(store: Store) -> None:
     assert found(store, task="mail", queue="slow") == found(store, task="mai") == found(store, unique="k") == []
 
 
-def test_text_is_looked_for_in_error_and_id_as_it_stands(store: Store) -> None:
+def test_text_is_looked_for_in_error_and_id_letter_by_letter(store: Store) -> None:
     lease = running(store)
     finish(store, lease, Failed("disk 100% full_on 'sda'"))
     other = put(store)
 
-    for text in ("100% full", "full_on", "'sda'", lease.job_id, lease.job_id[5:]):
+    for text in ("100% full", "full_on", "'sda'", "DISK 100% Full", lease.job_id, lease.job_id[5:]):
         assert found(store, text=text) == [lease.job_id], text
     for text in ("100_ full", "%", "_"):
         assert other not in found(store, text=text), text
     assert found(store, text="nowhere") == []
+
+
+def holds(field: Field, path: str, text: str, *, exactly: bool = False) -> Filter:
+    return Filter(conditions=(Condition(field, path, exactly, text),))
+
+
+def test_jobs_are_found_by_their_arguments_meta_result_and_error(store: Store) -> None:
+    lease = running(store, payload='{"user":4711,"name":"Ada Ö","note":"a % _ b"}', meta='{"request":"Ab-12"}')
+    finish(store, lease, Completed('{"Sent":true}'))
+    failed = running(store, payload='{"user":17}', meta='{"request":"cd-34"}')
+    finish(store, failed, Failed("TimeOut: Ö", final=True))
+    waiting = put(store, payload='{"user":17,"path":"C:\\\\temp"}')
+
+    expected = {
+        holds("payload", "user", "4711"): [lease.job_id],
+        holds("payload", "USER", "17"): [waiting, failed.job_id],
+        holds("payload", "name", "aDA"): [lease.job_id],
+        holds("payload", "name", "Ö"): [lease.job_id],
+        holds("payload", "", "a % _"): [lease.job_id],
+        holds("payload", "note", "a % % b"): [],
+        holds("payload", "path", "C:\\temp"): [waiting],
+        holds("meta", "request", "AB-12"): [lease.job_id],
+        holds("meta", "", "34"): [failed.job_id],
+        holds("result", "sent", "TRUE"): [lease.job_id],
+        holds("error", "", "timeout: Ö"): [failed.job_id],
+        holds("error", "", "timeout: ö"): [],
+        holds("error", "", "4711"): [],
+        holds("text", "", failed.job_id.upper()): [failed.job_id],
+    }
+    for where, ids in expected.items():
+        assert [view.id for view in walk(store, where)] == ids, where
+        walked = [view.id for page in pages(store, where, limit=2, within=1) for view in page.jobs]
+        assert walked == ids, where
+    both = holds("payload", "user", "17").conditions + holds("error", "", "timeout").conditions
+    dead = frozenset({State.DEAD})
+    assert [view.id for view in store.search(Filter(conditions=both, states=dead)).jobs] == [failed.job_id]
+
+
+@pytest.mark.parametrize("text", ["'; --", "%", "_", "\\", '"', "{}", "%s", "$1", "?", "ſ", "\n", "x" * 5_000, "[.*+"])
+def test_odd_texts_are_compared_as_they_are(text: str, store: Store) -> None:
+    job = put(store, payload=json_of({"a": f"<{text}>"}), meta=json_of({"m": text}))
+    other = put(store, payload='{"a":"plain"}', meta='{"m":"plain"}')
+
+    for where in (holds("payload", "a", f"<{text}>", exactly=True), holds("meta", "m", text)):
+        assert job in [view.id for view in walk(store, where)]
+        assert where.conditions[0].met_by({"a": f"<{text}>", "m": text})
+    assert [view.id for view in walk(store, holds("error", "", text))] == []
+    assert {view.id for view in walk(store, Filter())} == {job, other}
+
+
+def test_what_ended_in_a_span_is_found_however_old_it_is(world: World) -> None:
+    store = world.store()
+    first = bring(store, State.DEAD).job_id
+    world.advance(100)
+    since = store.now()
+    middle, done = bring(store, State.DEAD).job_id, bring(store, State.COMPLETED).job_id
+    put(store, queue="slow")
+    world.advance(100)
+    until = store.now()
+    last = bring(store, State.CANCELLED).job_id
+
+    assert found(store, ended_since=since, ended_until=until) == [done, middle]
+    assert found(store, ended_until=since) == [first]
+    assert found(store, ended_until=until, states=frozenset({State.DEAD})) == [middle, first]
+    assert found(store, ended_since=until) == [last]
+    assert found(store, ended_until=until, states=frozenset({State.QUEUED, State.SCHEDULED})) == []
+
+
+def test_a_short_page_says_how_far_back_it_has_looked(world: World) -> None:
+    store = world.store()
+    times = [(store.now(), put(store)), *((world.advance(1), store.now(), put(store))[1:] for _ in range(9))]
+    for where in (Filter(text="nowhere"), Filter(text="nowhere", states=frozenset({State.QUEUED}))):
+        page = store.search(where, within=4)
+        assert (page.jobs, page.reached) == ((), times[-4][0])
+        assert store.search(where, within=4, cursor=page.cursor).reached == times[-8][0]
+        assert store.search(where).reached is None
 
 
 def test_a_page_of_ended_jobs_has_what_they_ended_with(store: Store) -> None:

@@ -442,6 +442,49 @@ def test_jobs_are_found_by_every_filter(run: Run, store: Store) -> None:
     assert len(found("--state", "dead,queued")) == len(found("-s", "dead", "-s", "queued")) == 3
 
 
+def test_jobs_are_found_by_what_is_in_them(run: Run, store: Store) -> None:
+    dead = ended(store, State.DEAD, payload='{"user":17}')
+    mail = put(store, payload='{"user":4711,"city":"New York"}', meta='{"request":"Ab"}')
+
+    def found(*argv: str) -> set[str]:
+        return {job["id"] for job in json.loads(run("jobs", "list", "--json", *argv)[1])["jobs"]}
+
+    for argv in (
+        ["args.user=4711"],
+        ["args.user=4711 meta.request=ab"],
+        ["args.user=4711", "enqueued<1h"],
+        ['args.city="new york"'],
+        ["--args", "user=4711", "--args", "city=New York"],
+        ["--where", "args.user=4711"],
+        ["--args", "user=4711", "--since", "1h"],
+        ["state=queued", "--until", "2100-01-01"],
+    ):
+        assert found(*argv) == {mail}, argv
+    assert found("error~GOOD") == {dead}
+    assert found("--since", "1h") == {mail, dead}
+    assert found("--until", "1h") == found("--since", "2100-01-01") == found("ended>1h") == set()
+    assert "expected args.NAME" in run("jobs", "list", "user=4711")[2]
+    assert "--args: expected NAME=VALUE" in run("jobs", "list", "--args", "user")[2]
+
+    assert run("jobs", "cancel", "--where", "args.user=4711", "--yes")[0] == 0
+    assert found("--state", "cancelled") == {mail}
+    assert run("dead", "delete", "--args", "user=17", "--yes")[0] == 0
+    assert store.get(dead) is None
+
+
+def test_a_long_search_says_how_far_it_looked(run: Run, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.cli.jobs._LOOK_SECONDS", 0.0)
+    oldest = put(store, payload='{"user":4711}')
+    store.enqueue([draft() for _ in range(1_500)])
+
+    _, out, err = run("jobs", "list", "args.user=4711")
+    assert rows(out)[1:] == []
+    assert "looked at 1,000 jobs, back to " in err
+    _, out, err = run("jobs", "list", "args.user=4711", "--cursor", err.split()[-1])
+    assert [row[0] for row in rows(out)[1:]] == [oldest]
+    assert err == ""
+
+
 def test_a_long_list_goes_on_at_its_cursor(run: Run, store: Store) -> None:
     ids = [put(store) for _ in range(5)]
 

@@ -245,7 +245,27 @@ def test_jobs_are_found_by_every_filter_newest_first(api: Api, world: World, sto
     assert ids(api.get("/api/v1/jobs", enqueued_until=then.isoformat())) == [first]
     assert ids(api.get("/api/v1/jobs", enqueued_since=then.isoformat())) == [second, dead]
     assert ids(api.get("/api/v1/jobs", ended_since=then.isoformat())) == [dead]
+    assert ids(api.get("/api/v1/jobs", ended_until=then.isoformat())) == []
     assert ids(api.get("/api/v1/dead")) == [dead]
+
+
+def test_a_search_in_arguments_needs_the_right_to_see_them_everywhere(api: Api, store: Store) -> None:
+    _, job_id = put(store, payload='{"user":47110}'), put(store, payload='{"user":4711}', meta='{"r":"x"}')
+
+    assert ids(api.get("/api/v1/jobs", q="args.user=4711")) == [job_id]
+    assert ids(api.get("/api/v1/jobs", q="args.user=4711 meta.r=X", state="queued", task="work")) == [job_id]
+    assert ids(api.get("/api/v1/dead", q="args.user=4711")) == []
+    assert ids(api.by("tom").get("/api/v1/jobs", q="meta.r=x")) == [job_id]
+    bulk = {"verb": "cancel", "filter": {"q": "args.user=4711"}}
+    for who in ("tom",):
+        for path in ("/api/v1/jobs", "/api/v1/dead"):
+            problem = refused(api.by(who)("GET", f"{path}?q=args.user%3D4711"), 422)
+            assert "may not see arguments" in problem["detail"]
+        refused(api.by(who)("POST", "/api/v1/jobs/bulk/count", json=bulk), 422)
+        refused(api.by(who)("POST", "/api/v1/jobs/bulk", json=bulk), 422)
+    assert api.by("ada").post("/api/v1/jobs/bulk/count", **bulk)["jobs"] == 1
+    assert api.by("ada").post("/api/v1/jobs/bulk", **bulk)["done"] == 1
+    assert "quote" in refused(api("GET", "/api/v1/jobs?q=user%3D1"), 422)["detail"]
 
 
 def test_jobs_of_a_worker_are_those_it_runs(api: Api, store: Store) -> None:

@@ -246,6 +246,20 @@ def test_jobs_are_found_and_acted_on_one_by_one_and_all_that_match(live: System,
     expect(page).to_have_url(re.compile(r"/jobs\?queue=shelf$"))
 
     page.goto("/jobs?queue=shelf&state=queued")
+    gone = page.locator("tbody tr").nth(0)
+    gone_id, stays = gone.get_attribute("data-key"), page.locator("tbody tr").nth(1).get_attribute("data-key")
+    for each in (gone_id, stays):
+        page.locator(f'tr[data-key="{each}"]').get_by_role("checkbox").check()
+    live.store.cancel([str(gone_id)], "meanwhile")
+    expect(page.locator(f'tr.left[data-key="{gone_id}"]')).to_be_visible()
+    expect(page.locator("[data-chosen]")).to_have_text("2")
+    live.store.delete([str(gone_id)])
+    page.locator(f'tr[data-key="{gone_id}"]').get_by_role("checkbox").uncheck()
+    shelve(live, 1, "shelf")
+    expect(page.locator(f'tr[data-key="{gone_id}"]')).to_have_count(0)
+    expect(page.locator("[data-chosen]")).to_have_text("1")
+
+    page.goto("/jobs?queue=shelf&state=queued")
     page.get_by_label("all that match").check()
     page.get_by_role("button", name="Delete…").click()
     expect(page.get_by_role("heading", name="Delete 57 jobs?")).to_be_visible()

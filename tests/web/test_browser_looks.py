@@ -38,6 +38,10 @@ SIDEWAYS = """() => document.documentElement.scrollWidth <= innerWidth ? [] :
     [...document.querySelectorAll('body *')].filter(each => each.getBoundingClientRect().right > innerWidth + 1)
         .slice(-5).map(each => each.outerHTML.slice(0, 200))"""
 
+CRAMPED = """() => [...document.querySelectorAll('.head > .grow')]
+    .filter(each => each.scrollWidth > each.clientWidth + 1 || each.clientWidth < 160)
+    .map(each => each.outerHTML.slice(0, 200))"""
+
 
 def say(field: str) -> str:
     return f"{field.replace(' ', '-')}{LONG}"
@@ -106,6 +110,7 @@ def test_no_page_scrolls_sideways_and_axe_finds_nothing_wide_and_narrow_light_an
             page.emulate_media(color_scheme=scheme)
             where = f"{path} at {width['width']} px, {scheme}"
             wrong += [f"{where} scrolls sideways: {html}" for html in page.evaluate(SIDEWAYS)]
+            wrong += [f"{where} is too narrow for its text: {html}" for html in page.evaluate(CRAMPED)]
             wrong += violations(page, where)
     page.goto("/queues")
     page.get_by_role("button", name="Pause queue demo").click()
@@ -167,13 +172,13 @@ def test_a_keyboard_goes_everywhere_and_what_a_person_has_in_hand_stays_while_th
     page.goto(f"/jobs?queue={say('queue')}")
     row = page.locator(f'[data-key="{job}"]')
     page.locator("details summary").first.click()
-    page.get_by_label("Text in error or id").fill("typed")
+    page.get_by_label("Search", exact=True).fill("typed")
     row.get_by_role("checkbox").check()
     row.get_by_role("checkbox").focus()
     _move(live, stocked, page, times=8)
     expect(row.get_by_role("checkbox")).to_be_checked()
     expect(row.get_by_role("checkbox")).to_be_focused()
-    expect(page.get_by_label("Text in error or id")).to_have_value("typed")
+    expect(page.get_by_label("Search", exact=True)).to_have_value("typed")
     expect(page.locator("details").first).to_have_attribute("open", "")
 
     page.goto(f"/jobs/{job}")

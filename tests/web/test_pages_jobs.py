@@ -23,12 +23,12 @@ from tenure.core.ids import new_id
 from tenure.core.lifecycle import Completed, Crashed, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
+from tenure.operations.jobs import JobReads
 from tenure.ports import Filter, Progress, Store
 from tenure.ports.schedules import Change
 from tenure.schedules.timetable import UnknownSchedule
 from tenure.stores.sqlite import SqliteStore
 from tenure.web.dashboard import create
-from tenure.web.site import LOOK
 from tenure.worker.job_log import LogLine, encode
 
 TOKENS = {
@@ -199,18 +199,85 @@ def test_pages_go_on_where_the_one_before_ended_and_keep_the_filter(web: Web, st
     assert 'value="reports"' in second
 
 
-def test_a_page_that_looked_at_so_many_only_says_so_and_goes_on(web: Web, store: Store) -> None:
+def test_a_search_out_of_time_says_how_far_it_looked_and_goes_on(
+    web: Web, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(JobReads.search.__kwdefaults__, "seconds", 0.0)
     job_id = put(store, task="needle")
-    for _ in range(LOOK // 500 + 1):
+    for _ in range(5):
         store.enqueue([draft(task="hay") for _ in range(500)])
 
     page, steps = web.get("/jobs?task=needle"), 0
     while not listed(page):
-        assert "Searched 2,000 jobs" in said(page)
-        page, steps = web.get(link(page, "Continue")), steps + 1
+        assert re.search(r"Looked at 1,000 jobs, back to \S+ \S+ UTC ; 0 of them match", said(page))
+        page, steps = web.get(link(page, "Look further")), steps + 1
 
     assert listed(page) == [job_id]
-    assert steps
+    assert steps == 2
+
+
+def test_a_job_is_found_by_an_argument_by_those_who_may_see_it(web: Web, store: Store) -> None:
+    ids = [put(store, payload=json.dumps({"user": user, "note": "<b>"}), meta='{"r":"x1"}') for user in (4711, 17)]
+    ask = httpx.QueryParams({"q": "args.user=4711"})
+
+    page = web.get(f"/jobs?{ask}")
+    assert listed(page) == ids[:1]
+    assert "user=4711, note=<b>" in said(page)
+    assert listed(web.by("bob").get(f"/jobs?{ask}")) == ids[:1]
+    for who in ("ada",):  # she may act, but sees no payloads
+        hidden_from = web.by(who).get(f"/jobs?{ask}")
+        assert listed(hidden_from) == []
+        assert "may not see arguments" in said(hidden_from)
+        everything = web.by(who).get("/jobs?q=meta.r%3Dx1")
+        assert set(listed(everything)) == set(ids)
+        assert "4711" not in everything
+        assert "user=" not in said(everything).replace("args.user", "")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    ["%", "_", "\\", '"', "''; --", "\x00", "x" * 5_000, "<script>", "ſ", "[.*+", "args.=", "=", "~", "a" * 1_001],
+)
+def test_odd_characters_in_every_search_are_a_page_and_never_an_error(odd: str, web: Web, store: Store) -> None:
+    put(store, payload='{"a":1}')
+    for name in ("q", "text", "task", "queue", "worker", "unique", "since", "until", "last", "state", "cursor"):
+        for who in ("root", "ada"):
+            page = web.by(who).get(f"/jobs?{httpx.QueryParams({name: odd})}")
+            assert SCRIPT[:8] + ">" not in page.replace("<script src", "")
+    assert asyncio.run(web._send("GET", f"/dead?{httpx.QueryParams({'text': odd})}")).status_code in (200, 422)
+
+
+def test_a_bulk_action_on_a_search_takes_what_it_found_and_no_one_searches_by_it_what_he_may_not_see(
+    web: Web, store: Store
+) -> None:
+    near, exact = put(store, payload='{"user":47110}'), put(store, payload='{"user":4711}')
+    where = {"all": "yes", "verb": "cancel", "q": "args.user=4711 enqueued<1h"}
+
+    asked = web.post("/jobs/bulk/ask", **where)[0]
+    assert "1 job" in said(web.get(asked))
+    fields = hidden(web.get(asked), "/jobs/bulk")
+    told = web.post("/jobs/bulk", **{**fields, "verb": "cancel"})[1]
+    assert told.startswith("1 job cancelled")
+    assert [job.state for job in map(store.get, (near, exact)) if job] == [State.QUEUED, State.CANCELLED]
+    assert "may not see arguments" in said(web.by("ada").get(asked, 422))
+    assert "may not see arguments" in said(web.by("ada").refused("/jobs/bulk", 422, **where))
+
+
+def test_fields_suggest_the_names_that_are_known(web: Web, store: Store) -> None:
+    worker = start(store, tasks=("mail", "report"), queues=("slow",))
+    page = web.get("/jobs")
+
+    for name, known in (("task", ["mail", "report"]), ("queue", ["slow"]), ("worker", [worker])):
+        options = re.search(rf'<datalist id="known-{name}">(.*?)</datalist>', page, re.DOTALL)
+        assert options
+        assert re.findall(r'value="([^"]*)"', options[1]) == known
+        assert f'name="{name}" value="" list="known-{name}"' in page
+
+
+def test_empty_fields_leave_no_trace_in_the_address(web: Web) -> None:
+    answer = asyncio.run(web._send("GET", "/jobs?q=&state=dead&task=&state=queued&queue=%20a"))
+
+    assert (answer.status_code, answer.headers["location"]) == (303, "/jobs?state=dead&state=queued&queue=+a")
 
 
 # ── Jobs: many at once ──

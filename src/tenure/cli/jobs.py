@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
 from tenure.cli.output import jobs_table, pairs, print_error, print_line, progress_bar, show_json, table
 from tenure.cli.shared import Shared, admin_of, confirm
+from tenure.core.conditions import Condition
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption
 from tenure.events import headline
+from tenure.operations import job_search
 from tenure.operations.explain import progress_text, stamp
-from tenure.operations.job_query import states_of
+from tenure.operations.job_search import states_of
 from tenure.operations.jobs import CAN, DONE
 from tenure.ports import Filter, JobView
 
@@ -29,6 +32,21 @@ dead = App(name="dead", help="Dead letters: jobs that have used up their failure
 #: The states that each verb acts on if the filter names none: completed jobs are replayed only on request.
 _SOURCES: dict[Verb, frozenset[State]] = {**CAN, "replay": CAN["replay"] - {State.COMPLETED}}
 _DEAD = frozenset({State.DEAD})
+_LOOK_SECONDS = 10.0  #: of one search
+
+
+_OTHER = {"<": ">", ">": "<"}
+
+
+def _is_age(text: str) -> bool:
+    return "-" not in text
+
+
+def _argument(text: str) -> Condition:
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise InvalidOption(f"--args: expected NAME=VALUE, got {text!r}")
+    return Condition("payload", name, True, job_search.checked(value, "--args"))
 
 
 @Parameter(name="*")
@@ -40,14 +58,37 @@ class Where:
     """Only jobs of this queue."""
     text: str | None = None
     """Only jobs with this text in their error or id."""
+    where: str | None = None
+    """Only jobs that match a search: "args.user=4711 error~timeout ended<2h"."""
+    args: Annotated[list[str] | None, Parameter(consume_multiple=False)] = None
+    """Only jobs with this argument, as NAME=VALUE; repeat it."""
+    since: str | None = None
+    """Only jobs enqueued at or after this time, or within this long: 2030-01-31T06:00, 2h."""
+    until: str | None = None
+    """Only jobs enqueued before this time, or longer ago than this."""
 
-    def filter(self, states: frozenset[State]) -> Filter:
-        return Filter(states=states, task=self.task, queue=self.queue, text=self.text)
+    def filter(self, states: frozenset[State], now: datetime, words: str = "") -> Filter:
+        """Raises InvalidOption."""
+        bounds = {"<": "since", ">": "until"}
+        spans = [
+            f"enqueued{sign if _is_age(text) else _OTHER[sign]}{text}"
+            for sign, name in bounds.items()
+            if (text := getattr(self, name)) is not None
+        ]
+        plain = Filter(
+            states=states,
+            task=self.task,
+            queue=self.queue,
+            text=self.text,
+            conditions=tuple(map(_argument, self.args or ())),
+        )
+        return job_search.both(plain, job_search.parsed(" ".join((self.where or "", words, *spans)), now))
 
     def __bool__(self) -> bool:
-        return any((self.task, self.queue, self.text))
+        return any((self.task, self.queue, self.text, self.where, self.args, self.since, self.until))
 
 
+Words = Annotated[str, Parameter(help="A search: args.NAME=…, meta.NAME~…, error~…, ended<2h; see docs/search.md.")]
 JobId = Annotated[str, Parameter(help="The job's id.")]
 Ids = Annotated[str, Parameter(help="Which jobs; or use the filters.")]
 DeadIds = Annotated[str, Parameter(help="Which dead letters; or use the filters, or --every.")]
@@ -70,27 +111,32 @@ def _states(named: Sequence[str] | None) -> frozenset[State]:
 
 @jobs.command(name="list")
 def list_(
-    *,
+    *words: Words,
     state: States = None,
     where: Where = NOWHERE,
     limit: Limit = 50,
     cursor: Cursor = None,
     shared: Shared = SHARED,
 ) -> int:
-    """List jobs, newest first."""
-    return _list(where.filter(_states(state)), limit, cursor, shared)
+    """List jobs, newest first, for example: tenure jobs list "args.user=4711 error~timeout ended<2h"."""
+    states = _states(state)
+    return _list(lambda now: where.filter(states, now, " ".join(words)), limit, cursor, shared)
 
 
-def _list(where: Filter, limit: int, cursor: str | None, shared: Shared) -> int:
+def _list(where: Callable[[datetime], Filter], limit: int, cursor: str | None, shared: Shared) -> int:
     if not 1 <= limit <= 10_000:
         raise InvalidOption(f"--limit: expected 1 to 10000, got {limit}")
     with admin_of(shared) as admin:
-        page, now = admin.jobs.search(where, limit=limit, cursor=cursor), admin.now()
+        now = admin.now()
+        page = admin.jobs.search(where(now), limit=limit, cursor=cursor, seconds=_LOOK_SECONDS)
     if shared.json:
         show_json(page)
         return 0
     jobs_table(page.jobs, now)
-    if page.cursor is not None:
+    if page.looked:
+        back = "" if page.reached is None else f", back to {stamp(page.reached)}"
+        print_error(f"looked at {page.looked:,} jobs{back}; to look further: --cursor {page.cursor}")
+    elif page.cursor is not None:
         print_error(f"there are more: --cursor {page.cursor}")
     return 0
 
@@ -207,12 +253,12 @@ def _act(
     verb: Verb, ids: Sequence[str], states: frozenset[State], where: Where, shared: Shared, *, reason: str = ""
 ) -> int:
     if bool(ids) == bool(where or states):
-        raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --queue, --text), not both")
+        raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --where …), not both")
     with admin_of(shared) as admin:
         if ids:
             refs = [admin.jobs.ref(job_id) for job_id in dict.fromkeys(ids)]
         else:
-            refs = admin.jobs.refs(where.filter(states or _SOURCES[verb]))
+            refs = admin.jobs.refs(where.filter(states or _SOURCES[verb], admin.now()))
             _ask(verb, refs, shared)
         return _carry_out(admin, verb, refs, reason, shared)
 
@@ -249,7 +295,7 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
 @dead.command(name="list")
 def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: Cursor = None, shared: Shared = SHARED) -> int:
     """List dead letters, newest first; those of guards only with --queue guard, since their schedules report them."""
-    return _list(_dead(where), limit, cursor, shared)
+    return _list(lambda now: _dead(where, now), limit, cursor, shared)
 
 
 dead.command(show)
@@ -267,17 +313,17 @@ def dead_delete(*ids: DeadIds, where: Where = NOWHERE, every: Every = False, sha
     return _act_on_dead("delete", ids, where, every, shared)
 
 
-def _dead(where: Where) -> Filter:
-    return replace(where.filter(_DEAD), guards=where.queue == GUARD)
+def _dead(where: Where, now: datetime) -> Filter:
+    return replace(where.filter(_DEAD, now), guards=where.queue == GUARD)
 
 
 def _act_on_dead(verb: Verb, ids: Sequence[str], where: Where, every: bool, shared: Shared) -> int:
     if bool(ids) + bool(where) + every != 1:
-        raise InvalidOption(f"{verb}: expected ids, or filters (--task, --queue, --text), or --every")
+        raise InvalidOption(f"{verb}: expected ids, or filters (--task, --queue, --where …), or --every")
     with admin_of(shared) as admin:
         if ids:
             refs = [admin.jobs.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)]
         else:
-            refs = admin.jobs.refs(_dead(where))
+            refs = admin.jobs.refs(_dead(where, admin.now()))
             _ask(verb, refs, shared)
         return _carry_out(admin, verb, refs, "", shared)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import cast
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -15,3 +17,38 @@ def clean(text: str, limit: int) -> str:
     """
     text = _UNSTORABLE.sub("\ufffd", text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def preview(payload: str, width: int) -> str:
+    """The first arguments of a job, in one line of about `width` characters.
+
+    >>> preview('{"order":17,"user":{"id":4711},"tags":["a","b"],"note":"two  lines"}', 80)
+    'order=17, user={…}, tags=[2], note=two lines'
+    >>> preview('{"order":17,"user":4711}', 8)
+    'order=17…'
+    """
+    try:
+        given: object = json.loads(payload)
+    except (ValueError, RecursionError):
+        return clean(payload, width)
+    if not isinstance(given, dict):
+        return clean(payload, width)
+    shown, room = list[str](), width
+    for name, value in cast("dict[str, object]", given).items():
+        if room <= 0:
+            return ", ".join(shown) + "…"
+        shown.append(clean(f"{name}={_short(value)}", 60))
+        room -= len(shown[-1]) + 2
+    return ", ".join(shown)
+
+
+def _short(value: object) -> str:
+    match value:
+        case str():
+            return " ".join(value[:200].split())
+        case dict():
+            return "{…}" if value else "{}"
+        case list():
+            return f"[{len(cast('list[object]', value))}]"
+        case _:
+            return json.dumps(value)

@@ -14,10 +14,10 @@ import msgspec
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidArguments
 from tenure.operations.access import EDITS
+from tenure.operations.job_search import spelled
 from tenure.operations.jobs import (
     BATCH,
     MOST_AT_ONCE,
-    WITHIN,
     Acted,
     Bulk,
     Edited,
@@ -75,7 +75,7 @@ class Jobs(JobReads):
         looked, where = 0, actionable(verb, where)
         with self._access.recorded(f"jobs.{verb}", _spelled(where), **({"why": reason} if reason else {})) as said:
             while True:
-                page = self._access.store.search(where, limit=BATCH, cursor=cursor, within=WITHIN)
+                page = self.matches(where, cursor)
                 refs = [JobRef(job.id, job.queue, job.state) for job in page.jobs]
                 for acted in self._act(verb, refs, reason):
                     done += sum(each.landed for each in acted)
@@ -195,5 +195,6 @@ def _spelled(where: Filter) -> str:
     """A filter as text: `state=dead queue=reports`."""
     said = {each.name: getattr(where, each.name) for each in fields(where)}
     states = ",".join(sorted(where.states))
-    rest = [f"{name}={value}" for name, value in said.items() if name not in ("states", "guards") and value is not None]
-    return " ".join([f"state={states}", *rest])
+    left = ("states", "guards", "conditions")
+    rest = [f"{name}={value}" for name, value in said.items() if name not in left and value is not None]
+    return " ".join([f"state={states}", *rest, *map(spelled, where.conditions)])

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from tenure.core.durations import seconds
 from tenure.core.lifecycle import State
-from tenure.errors import InvalidOption
+from tenure.operations import job_search
+from tenure.operations.job_search import checked, moment, states_of
 from tenure.operations.jobs import CAN, Verb
 from tenure.ports import Filter
-from tenure.schedules.cron import Rule
 
 _WORDS = {
+    "q": "that match {}",
     "task": "of task {}",
     "queue": "in queue {}",
     "worker": "on worker {}",
@@ -58,13 +59,13 @@ class JobQuery:
         """`query` without these names."""
         return {name: text for name, text in self.query.items() if name not in names}
 
-    def filter(self, now: datetime) -> Filter:
-        """Raises InvalidOption."""
-        states, given = states_of(self.state, "state"), self.rest
+    def filter(self, now: datetime, *, payloads: bool) -> Filter:
+        """For a reader with or without the right to see payloads. Raises InvalidOption."""
+        states, given = states_of(self.state, "state"), {name: checked(text, name) for name, text in self.rest.items()}
         since = moment(given["since"], "since") if "since" in given else None
         if "last" in given:
             since = max(filter(None, (since, now - timedelta(seconds=seconds(given["last"], "last")))))
-        return Filter(
+        where = Filter(
             states=states,
             task=given.get("task"),
             queue=given.get("queue"),
@@ -75,11 +76,15 @@ class JobQuery:
             enqueued_since=since,
             enqueued_until=moment(given["until"], "until") if "until" in given else None,
         )
+        searched = job_search.parsed(given.get("q", ""), now)
+        return job_search.permitted(job_search.both(where, searched), payloads=payloads)
 
-    def fixed(self, now: datetime) -> JobQuery:
+    def fixed(self, now: datetime, *, payloads: bool) -> JobQuery:
         """A filter that finds the same jobs later: without those enqueued after `now`. Raises InvalidOption."""
-        where, rest = self.filter(now), dict(self.rest)
+        where, rest = self.filter(now, payloads=payloads), dict(self.rest)
         rest.pop("last", None)
+        if "q" in rest:
+            rest["q"] = job_search.fixed(rest["q"], now)
         if where.enqueued_since is not None:
             rest["since"] = where.enqueued_since.isoformat()
         rest["until"] = (where.enqueued_until or now + timedelta(milliseconds=1)).isoformat()
@@ -98,22 +103,3 @@ class JobQuery:
 
 def _spoken(name: str, text: str) -> str:
     return f"{moment(text, name):%Y-%m-%d %H:%M:%S} UTC" if name in ("since", "until") else text
-
-
-def states_of(words: Iterable[str], label: str) -> frozenset[State]:
-    """The states with these names. Raises InvalidOption."""
-    found = frozenset(words)
-    if unknown := [word for word in words if word not in set(State)]:
-        raise InvalidOption(f"{label}: expected some of {', '.join(State)}, got {unknown[0]!r}")
-    return frozenset(map(State, found))
-
-
-def moment(text: str, label: str, rule: Rule | None = None) -> datetime:
-    """A time as a form sends it; without a zone it is in the rule's zone. Raises InvalidOption."""
-    try:
-        at = datetime.fromisoformat(text)
-        zone = rule.local(datetime.now(UTC)).tzinfo if rule else UTC
-        return (at.replace(tzinfo=zone) if at.tzinfo is None else at).astimezone(UTC)
-    except (ValueError, OverflowError):
-        zone_said = "" if rule else ", in UTC"
-        raise InvalidOption(f"{label}: expected a time like 2030-01-31T06:00{zone_said}, got {text!r}") from None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Literal, NamedTuple, cast, get_args
 
 import msgspec
@@ -14,6 +15,7 @@ from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.operations.access import EDITS, Access
 from tenure.operations.explain import Explanation, explain
+from tenure.operations.job_search import meets
 from tenure.ports import AttemptView, Ended, Filter, JobView, Page, Update
 from tenure.worker.job_log import Log
 from tenure.worker.job_log import decode as decode_log
@@ -22,6 +24,9 @@ BATCH = 500
 MOST_ENDED = 100_000  #: jobs counted at a time, for each ended state
 WITHIN = 10_000  #: rows that one step of a long walk reads, so that no single read takes long
 MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; its result says if there are more
+LOOK_SECONDS = 0.15  #: for one look at a page, which must be there within 0.3 s; the next look continues
+_FIRST, _SMALLEST, _LARGEST = 1_000, 200, 20_000  #: jobs in a batch of a search
+_QUICK = 0.01  #: seconds: a batch that takes less is followed by a larger one
 Verb = Literal["cancel", "promote", "replay", "delete"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 #: The states that each verb applies to: a bulk action reads no other jobs.
@@ -97,6 +102,15 @@ class Bulk(NamedTuple):
     cursor: str | None
 
 
+class Found(NamedTuple):
+    """Jobs, newest first. `cursor` continues; None: there are no more."""
+
+    jobs: tuple[JobView, ...]
+    cursor: str | None = None
+    looked: int = 0  #: if the search ended early: how many jobs it has looked at
+    reached: datetime | None = None  #: and when the last of these was enqueued
+
+
 class Counted(NamedTuple):
     """How many jobs a bulk action would find; with `more` at least that many."""
 
@@ -110,19 +124,67 @@ class JobReads:
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
-        """Jobs, newest first. With `within` only about that many rows are read: a short page may have a cursor."""
-        page = self._access.store.search(where, limit=limit, cursor=cursor, within=within)
-        return Page(tuple(map(self._access.redacted, page.jobs)), page.cursor)
+    def search(
+        self, where: Filter, *, limit: int = 50, cursor: str | None = None, seconds: float = LOOK_SECONDS
+    ) -> Found:
+        """Jobs, newest first: read in batches until there are `limit`, or for about `seconds`.
+
+        A batch takes a few milliseconds, so that a search holds up nothing. One that ends early says how far it has
+        looked; its cursor continues from there.
+        """
+        found: list[JobView] = []
+        until, size, largest, looked = monotonic() + seconds, _FIRST, _LARGEST, 0
+        while True:
+            began, room = monotonic(), limit - len(found)
+            page, read = self._batch(where, room, cursor, size)
+            if read < size:  # most jobs are candidates here
+                size = largest = read
+            found += page.jobs
+            cursor = page.cursor
+            if cursor is None or len(page.jobs) >= room:
+                return Found(tuple(found), cursor)
+            looked += size
+            if monotonic() >= until:
+                return Found(tuple(found), cursor, looked, page.reached)
+            took = monotonic() - began
+            if took < _QUICK:
+                size = min(2 * size, largest)
+            elif took > 3 * _QUICK:
+                size = max(size // 2, _SMALLEST)
+
+    def _batch(self, where: Filter, room: int, cursor: str | None, size: int) -> tuple[Page, int]:
+        """The matches, redacted, among the next jobs, and how many those are: `size`, or fewer.
+
+        If the page has a cursor, that is at a match or at the end of the batch, and never at a job that only a hidden
+        value makes a candidate: a cursor would tell of it.
+        """
+        search, redacted = self._access.store.search, self._access.redacted
+        if not where.conditions:
+            page = search(where, limit=room, cursor=cursor, within=size)
+            return replace(page, jobs=tuple(map(redacted, page.jobs))), size
+        page = search(where, limit=_SMALLEST, cursor=cursor, within=size)
+        if len(page.jobs) == _SMALLEST < size:  # so many candidates that they are no batch: look at fewer
+            size = _SMALLEST
+            page = search(where, limit=size, cursor=cursor, within=size)
+        jobs = [redacted(job) for job in page.jobs]
+        at = [place for place, job in enumerate(jobs) if meets(job, where)]
+        if len(at) > room:
+            page = search(where, limit=at[room - 1] + 1, cursor=cursor, within=size)
+            jobs = [redacted(job) for job in page.jobs]
+        return replace(page, jobs=tuple(job for job in jobs if meets(job, where))), size
 
     def count(self, where: Filter, verb: Verb, *, cursor: str | None = None) -> Counted:
         """How many jobs `act_on_all` would find, up to ten thousand."""
         found, where = 0, actionable(verb, where)
         while True:
-            page = self._access.store.search(where, limit=BATCH, cursor=cursor, within=WITHIN)
+            page = self.matches(where, cursor)
             found += len(page.jobs)
             if (cursor := page.cursor) is None or found >= MOST_AT_ONCE:
                 return Counted(found, more=cursor is not None)
+
+    def matches(self, where: Filter, cursor: str | None) -> Page:
+        """The next jobs to act on, at most `BATCH`; fewer may have a cursor."""
+        return self._batch(where, BATCH, cursor, WITHIN)[0]
 
     def ended(self, since: datetime, until: datetime, *, sample: int = 100) -> Ended:
         """How many jobs ended in this span of time, and the wait and run times of the last ones."""
@@ -167,7 +229,7 @@ class JobReads:
         found: list[JobRef] = []
         cursor: str | None = None
         while True:
-            page = self._access.store.search(where, limit=BATCH, cursor=cursor, within=WITHIN)
+            page = self.matches(where, cursor)
             found.extend(JobRef(job.id, job.queue, job.state) for job in page.jobs)
             if (cursor := page.cursor) is None:
                 return found[::-1]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from tenure.core.conditions import Condition, Part
 from tenure.core.lifecycle import State
 from tenure.ports.workers import WorkerIdentity
 
@@ -126,7 +127,7 @@ class QueueView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which jobs to read. Empty means any; `text` is searched in error and id."""
+    """Which jobs to read. Empty means any; `text` is searched in error and id, A to Z in either case."""
 
     states: frozenset[State] = frozenset()
     task: str | None = None
@@ -135,9 +136,17 @@ class Filter:
     unique: str | None = None
     text: str | None = None
     guards: bool = True  #: also the jobs that ran under guards
+    conditions: tuple[Condition, ...] = ()
     ended_since: datetime | None = None
+    ended_until: datetime | None = None  #: exclusive
     enqueued_since: datetime | None = None
     enqueued_until: datetime | None = None  #: exclusive
+
+    @property
+    def parts(self) -> list[Part]:
+        """Texts that every match contains. A store compares these, and its caller the `conditions`."""
+        text = [] if self.text is None else [Condition("text", "", False, self.text)]
+        return [part for condition in (*text, *self.conditions) for part in condition.parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +155,7 @@ class Page:
 
     jobs: tuple[JobView, ...]
     cursor: str | None = None
+    reached: datetime | None = None  #: when the last job examined was enqueued, if the page is short but has a cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +182,7 @@ class ReadStore(Protocol):
         ...
 
     def search(self, where: Filter, *, limit: int = 50, cursor: str | None = None, within: int | None = None) -> Page:
-        """Jobs that match, newest first.
+        """Jobs that match, newest first. Of `conditions` only the `parts` are compared: the caller checks the rest.
 
         `within`: examine at most about that many rows. The page may then be short or empty, and still have a cursor.
         """

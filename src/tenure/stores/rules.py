@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from tenure.core.conditions import Part, folded
 from tenure.core.lifecycle import (
     ENDED,
     GUARD,
@@ -178,12 +179,23 @@ def matches(view: JobView, where: Filter) -> bool:
     return (
         (not where.states or view.state in where.states)
         and all(value is None or getattr(view, name) == value for name, value in wanted.items())
-        and (where.text is None or where.text in view.id or where.text in (view.error or ""))
         and (where.guards or view.queue != GUARD)
         and (where.ended_since is None or (view.ended_at is not None and view.ended_at >= where.ended_since))
+        and (where.ended_until is None or (view.ended_at is not None and view.ended_at < where.ended_until))
         and (where.enqueued_since is None or view.enqueued_at >= where.enqueued_since)
         and (where.enqueued_until is None or view.enqueued_at < where.enqueued_until)
+        and all(_contains(view, part) for part in where.parts)
     )
+
+
+def _contains(view: JobView, part: Part) -> bool:
+    match part.field:
+        case "text":
+            return part.text in folded(view.error or "") or part.text in view.id
+        case "meta":
+            return part.text in folded(json_of(view.meta))
+        case field:
+            return part.text in folded(getattr(view, field) or "")
 
 
 def bytes_of(claimed: Claimed) -> int:

@@ -155,6 +155,9 @@ def _endpoint(page: Page, site: Site, renderer: Renderer) -> Callable[[Request],
     async def endpoint(request: Request) -> Response:
         user: User = request.state.user
         view = _view(site, user, _inner(request), request.query_params, request.path_params)
+        if any(not text for _, text in view.all.multi_items()):
+            # A form sends its empty fields too: an address that is passed on should say only what was asked.
+            return RedirectResponse(request.scope["root_path"] + here(view), status_code=HTTPStatus.SEE_OTHER)
         flash = words.unseal(request.cookies.get(_FLASH, ""))
         root, session = request.scope["root_path"], request.state.session
         html = await site.threads.run(renderer.whole, page, view, root, flash=flash, session=session)
@@ -203,6 +206,12 @@ def back(form: Mapping[str, str], otherwise: str) -> str:
 def count(text: str, otherwise: int) -> int:
     """A number in a query or a form, of at most nine digits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else otherwise
+
+
+def here(view: View) -> str:
+    """The address of this page within the dashboard, without empty values."""
+    pairs = [pair for pair in view.all.multi_items() if pair[1]]
+    return quote(view.path) + (f"?{urlencode(pairs)}" if pairs else "")
 
 
 def _inner(request: Request) -> str:

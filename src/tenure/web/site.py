@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _HOUR = timedelta(hours=1)
 _JUST_NOW = 1.0  #: seconds: a count this recent needs no correction
 _RARELY = 200  #: as `SHARE` of the memo: if counting all jobs is expensive, those that ended since are added instead
-LOOK = 2_000  #: the most jobs that one page reads through
 
 
 @dataclass(frozen=True, slots=True)

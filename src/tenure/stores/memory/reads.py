@@ -50,7 +50,9 @@ class MemoryReads(MemoryBase):
         jobs = tuple(found[:limit])
         if len(found) > limit:
             return Page(jobs, write_cursor(jobs[-1]) if jobs else None)
-        return Page(jobs, write_cursor(near[-1]) if near and len(near) < len(views) else None)
+        if not near or len(near) == len(views):
+            return Page(jobs)
+        return Page(jobs, write_cursor(near[-1]), near[-1].enqueued_at)
 
     @atomic
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:

@@ -31,6 +31,8 @@ Values = tuple[Any, ...]  #: a SQL text, then the values for its %s
 
 FEW = 10_000  #: up to this many matches of an index are sorted; beyond, all jobs are scanned from the newest
 
+_FOLDED = 'lower({} COLLATE "C")'  #: A to Z only, whatever the database's collation
+
 JOB = listed(VIEW, id="id::text", unique="unique_key", completed_by=COMPLETED_BY)
 job_of = reader(JobView)
 _attempt = reader(AttemptView)
@@ -77,22 +79,23 @@ class PostgresReads(PostgresBase):
         If an index holds few enough jobs that can match, only these are examined; else all jobs, from the newest.
         """
         span: list[Values] = [] if cursor is None else [("id < %s", _before(cursor))]
-        conditions, floor = _conditions(where) + span, None
-        looked = _few(self._server, where, FEW if within is None else within)
+        looked, floor = _few(self._server, where, FEW if within is None else within), None
         if looked is None:
             if within is not None and (floor := _floor(self._server, span, within)) is not None:
-                span.append(("id >= %s", floor))
+                span.append(("id >= %s", floor[0]))
             # OFFSET 0 keeps the conditions out: the planner would choose another index for them and sort a million.
             looked = _all("SELECT * FROM @.jobs WHERE {} ORDER BY id DESC OFFSET 0", span)
         inner, *given = looked
+        conditions = _conditions(where) + span
         # Not by `id` alone: that would be the text in front.
         sql, *values = _all(
             f"SELECT {JOB} FROM ({inner}) AS looked WHERE {{}} ORDER BY looked.id DESC LIMIT %s", conditions
         )
         rows = self._server.read(sql, *given, *values, limit + 1)
         jobs = tuple(job_of(row) for row in rows[:limit])
-        last = jobs[-1].id if len(rows) > limit else floor
-        return Page(jobs, None if last is None else f"before-{last}")
+        if len(rows) > limit:
+            return Page(jobs, f"before-{jobs[-1].id}")
+        return Page(jobs) if floor is None else Page(jobs, f"before-{floor[0]}", floor[1])
 
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
         span = "ended_at >= %s AND ended_at < %s"
@@ -168,11 +171,14 @@ def _all(sql: str, conditions: Sequence[Values]) -> Values:
     return sql.format(" AND ".join(text for text, *_ in conditions) or "TRUE"), *values
 
 
-def _floor(server: Server, span: Sequence[Values], within: int) -> str | None:
-    """The last of the next `within` ids, if there are more after it."""
-    sql, *values = _all("SELECT id::text FROM @.jobs AS j WHERE {} ORDER BY j.id DESC OFFSET %s LIMIT 2", span)
-    rows = server.read(sql, *values, max(within, 1) - 1)
-    return rows[0][0] if len(rows) == 2 else None
+def _floor(server: Server, span: Sequence[Values], within: int) -> tuple[str, datetime] | None:
+    """The last of the next `within` ids, and when it was enqueued, if there are more after it."""
+    sql, *values = _all("SELECT j.id FROM @.jobs AS j WHERE {} ORDER BY j.id DESC OFFSET %s LIMIT 2", span)
+    rows = server.read(
+        f"SELECT id::text, (SELECT enqueued_at FROM @.jobs WHERE id = near.id) FROM ({sql}) AS near",
+        *(*values, max(within, 1) - 1),
+    )
+    return rows[0] if len(rows) == 2 else None
 
 
 def _few(server: Server, where: Filter, most: int) -> Values | None:
@@ -194,15 +200,18 @@ def _parts(where: Filter) -> tuple[list[Values], bool]:
     """Conditions, each with an index; every match meets one of them. And whether few rows are certain to meet them."""
     if where.worker_id is not None:
         return [("state = 'processing' AND worker_id = %s", where.worker_id)], True
-    states = where.states or (ENDED if where.ended_since is not None else frozenset[State]())
+    spanned = where.ended_since is not None or where.ended_until is not None
+    states = where.states or (ENDED if spanned else frozenset[State]())
     if where.unique is not None and where.task is not None and states and states <= LIVE:
         held = "task = %s AND unique_key = %s AND state IN ('scheduled', 'queued', 'processing')"
         return [(held, where.task, where.unique)], True
     parts: list[Values] = []
     for state in sorted(states):
         part = f"state = '{state}'" + (" AND ended_at IS NOT NULL" if state in ENDED else "")
-        if state in ENDED and where.ended_since is not None:
-            parts.append((f"{part} AND ended_at >= %s", where.ended_since))
+        if state in ENDED and spanned:
+            ends = {"ended_at >= %s": where.ended_since, "ended_at < %s": where.ended_until}
+            given = {text: at for text, at in ends.items() if at is not None}
+            parts.append((" AND ".join((part, *given)), *given.values()))
         elif state is State.QUEUED and where.queue is not None:
             parts.append((f"{part} AND queue = %s", where.queue))
         else:
@@ -220,6 +229,7 @@ def _conditions(where: Filter) -> list[Values]:
     found += [(f"{column} = %s", value) for column, value in exactly.items() if value is not None]
     times = {
         "ended_at >= %s": where.ended_since,
+        "ended_at < %s": where.ended_until,
         "enqueued_at >= %s": where.enqueued_since,
         "enqueued_at < %s": where.enqueued_until,
     }
@@ -228,6 +238,7 @@ def _conditions(where: Filter) -> list[Values]:
         found.append(("state = ANY(%s)", sorted(where.states)))
     if not where.guards:
         found.append(("queue <> %s", GUARD))
-    if where.text is not None:
-        found.append(("(strpos(error, %s) > 0 OR strpos(id::text, %s) > 0)", where.text, where.text))
+    for field, text in where.parts:
+        columns = (_FOLDED.format("error"), "id::text") if field == "text" else (_FOLDED.format(field),)
+        found.append((f"({' OR '.join(f'strpos({each}, %s) > 0' for each in columns)})", *[text] * len(columns)))
     return found

@@ -31,6 +31,7 @@ from tenure.stores.rules import bad_cursor, is_id, matches
 
 AT_ONCE = 50  #: jobs per read, since they may have long arguments
 LOOKED_AT = 1_000  #: jobs of guards that `latest_ended` steps over
+SIFTED = 1 << 20  #: bytes of text that one script compares; it always reads one job
 FEW = 5_000  #: up to this many ids are sorted here; beyond, all jobs are scanned from the newest
 #: The fields of a job that are facts, and those that its hash has under the same name: numbers, texts, times.
 _FACTS = tuple(name for name in VIEW if name in Facts.__struct_fields__ and name != "meta")
@@ -70,9 +71,13 @@ class RedisReads(RedisBase):
                     return Page(tuple(found), f"before-{found[-1].id}")
                 found.append(view)
             if len(some) < len(ids):
-                return Page(tuple(found), f"before-{some[-1] if some else last}")
+                last = some[-1] if some else last
+                return Page(tuple(found), f"before-{last}", self._enqueued_at(last))
             looked, last = looked + len(some), some[-1]
         return Page(tuple(found))
+
+    def _enqueued_at(self, job_id: str) -> datetime | None:
+        return maybe_instant(self._server.run("HGET", f"{self._server.prefix}job:{job_id}", "enqueued_at"))
 
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
         span = millis_at(since), millis_at(until)
@@ -236,11 +241,13 @@ def _newest(server: Server, where: Filter, before: str | None) -> Iterator[list[
 def _few(server: Server, where: Filter) -> list[str] | None:
     if where.worker_id is not None:
         return list(server.run("HKEYS", f"{server.prefix}processing:{where.worker_id}"))
-    states = where.states or (ENDED if where.ended_since is not None else frozenset[State]())
+    spanned = where.ended_since is not None or where.ended_until is not None
+    states = where.states or (ENDED if spanned else frozenset[State]())
     if not states:
         return None
     since = "-inf" if where.ended_since is None else millis_at(where.ended_since)
-    found: list[str] | None = server.call("indexed", FEW, since, where.queue or "", *sorted(states))
+    until = "+inf" if where.ended_until is None else f"({millis_at(where.ended_until)}"
+    found: list[str] | None = server.call("indexed", FEW, since, until, where.queue or "", *sorted(states))
     return found
 
 
@@ -254,17 +261,26 @@ def _matching(server: Server, where: Filter, ids: Sequence[str]) -> Iterator[Job
             "but": None if where.guards else GUARD,
             "worker": where.worker_id,
             "unique": where.unique,
-            "text": where.text,
+            "parts": where.parts or None,
             "since": None if where.enqueued_since is None else millis_at(where.enqueued_since),
             "til": None if where.enqueued_until is None else millis_at(where.enqueued_until),
             "ended": None if where.ended_since is None else millis_at(where.ended_since),
+            "ended_til": None if where.ended_until is None else millis_at(where.ended_until),
         }
         sieve = msgspec.json.encode({name: value for name, value in wanted.items() if value is not None}).decode()
-        ids = server.call("sift", sieve, *ids)
+        ids = [each for some in _sifted(server, sieve, ids) for each in some]
     for first in range(0, len(ids), AT_ONCE):
         for view in views_of(server, ids[first : first + AT_ONCE]):
             if view is not None and matches(view, where):
                 yield view
+
+
+def _sifted(server: Server, sieve: str, ids: Sequence[str]) -> Iterator[list[str]]:
+    """The ids of those that can match. Each script reads so much text at most, for nothing else runs meanwhile."""
+    while ids:
+        read, *found = server.call("sift", SIFTED, sieve, *ids)
+        yield found
+        ids = ids[read:]
 
 
 def _worker(flat: Sequence[str], lease_ends: str | None, holds: int) -> WorkerView:

@@ -37,6 +37,11 @@ _attempt = reader(AttemptView, _DECODERS)
 _worker = worker_reader(_DECODERS)
 _update = update_reader(_DECODERS)
 _NEWEST = (1 << 63) - 1
+# SQLite's lower() changes A to Z only, as our rule is.
+_CONTAINS = {
+    **{field: f"instr(lower({field}), ?) > 0" for field in ("payload", "meta", "result", "error")},
+    "text": "(instr(lower(error), ?) > 0 OR instr(id, ?) > 0)",
+}
 #: At most this many jobs are collected through an index and sorted, which takes a few milliseconds.
 _GATHERED = 10_000
 _BY_INDEX = {
@@ -132,8 +137,10 @@ def _search(connection: apsw.Connection, where: Filter, limit: int, cursor: str 
         "ORDER BY seq DESC LIMIT ?",
         (*bindings, before, limit + 1),
     )
-    last = rows[limit - 1][-1] if len(rows) > limit else floor
-    return Page(tuple(_job(row[:-1]) for row in rows[:limit]), None if last is None else f"before-{last}")
+    jobs = tuple(_job(row[:-1]) for row in rows[:limit])
+    if len(rows) > limit:
+        return Page(jobs, f"before-{rows[limit - 1][-1]}")
+    return Page(jobs) if floor is None else Page(jobs, f"before-{floor}", _enqueued_at(connection, floor))
 
 
 def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
@@ -143,6 +150,7 @@ def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
         "worker_id = ?": where.worker_id,
         "unique_key = ?": where.unique,
         "ended_at >= ?": where.ended_since and millis(where.ended_since),
+        "ended_at < ?": where.ended_until and millis(where.ended_until),
         "enqueued_at >= ?": where.enqueued_since and millis(where.enqueued_since),
         "enqueued_at < ?": where.enqueued_until and millis(where.enqueued_until),
         "queue <> ?": None if where.guards else GUARD,
@@ -152,9 +160,9 @@ def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
     if where.states:
         conditions.append(f"state IN ({', '.join('?' * len(where.states))})")
         bindings += sorted(where.states)
-    if where.text is not None:
-        conditions.append("(instr(error, ?) > 0 OR instr(id, ?) > 0)")
-        bindings += [where.text, where.text]
+    for field, text in where.parts:
+        conditions.append(_CONTAINS[field])
+        bindings += [text] * _CONTAINS[field].count("?")
     return conditions, bindings
 
 
@@ -173,9 +181,9 @@ def _gathered(connection: apsw.Connection, where: Filter, most: int) -> str | No
     if where.worker_id is not None:
         states &= {State.PROCESSING}
         narrower[State.PROCESSING] = " AND worker_id = :worker"
-    if where.ended_since is not None:
+    if where.ended_since is not None or where.ended_until is not None:
         states &= ENDED
-        narrower |= dict.fromkeys(ENDED, " AND ended_at >= :since")
+        narrower |= dict.fromkeys(ENDED, " AND ended_at >= :since AND ended_at < :until")
     if where.queue is not None:
         narrower[State.QUEUED] = " AND queue = :queue"
     if not states:
@@ -187,7 +195,8 @@ def _gathered(connection: apsw.Connection, where: Filter, most: int) -> str | No
         "most": most + 1,
         "worker": where.worker_id,
         "queue": where.queue,
-        "since": where.ended_since and millis(where.ended_since),
+        "since": 0 if where.ended_since is None else millis(where.ended_since),
+        "until": _NEWEST if where.ended_until is None else millis(where.ended_until),
     }
     found = first(connection, f"SELECT count(*), json_group_array(seq) FROM ({' UNION ALL '.join(ways)})", facts)
     return None if found is None or found[0] > most else found[1]
@@ -201,6 +210,11 @@ def _floor(connection: apsw.Connection, before: int, within: int) -> int | None:
         (before, within - 1),
     )
     return None if found is None else found[0]
+
+
+def _enqueued_at(connection: apsw.Connection, seq: int) -> datetime | None:
+    row = first(connection, "SELECT enqueued_at FROM jobs WHERE seq = ?", (seq,))
+    return None if row is None else instant(row[0])
 
 
 def _ended(connection: apsw.Connection, since: datetime, until: datetime, most: int, sample: int) -> Ended:

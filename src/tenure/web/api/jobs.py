@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Unpack
 from uuid import UUID
@@ -10,13 +11,14 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Query, Response
 
 from tenure.core.lifecycle import State
+from tenure.operations import job_search
 from tenure.operations.jobs import Acted, Verb
+from tenure.ports import Filter
 from tenure.tasks.named import Using, own_job
 from tenure.tasks.task import Task
 from tenure.web.api.common import Administrator, Caller, JobId, Operator, Reader, can, operation_id
 from tenure.web.models import jobs as models
 from tenure.web.security import Problem
-from tenure.web.site import LOOK
 
 router = APIRouter(tags=["jobs"], generate_unique_id_function=operation_id)
 
@@ -37,8 +39,20 @@ def get_dead(caller: Reader, query: Annotated[models.DeadQuery, Query()]) -> mod
 
 
 def _page(caller: Caller, query: models.JobQuery | models.DeadQuery, states: Sequence[State]) -> models.Jobs:
-    page = caller.admin.jobs.search(query.filter(states), limit=query.limit, cursor=query.cursor, within=LOOK)
-    return models.Jobs(jobs=[models.JobSummary.of(job) for job in page.jobs], next=page.cursor)
+    page = caller.admin.jobs.search(_filter(caller, query, states), limit=query.limit, cursor=query.cursor)
+    return models.Jobs(
+        jobs=[models.JobSummary.of(job) for job in page.jobs],
+        next=page.cursor,
+        looked=page.looked or None,
+        reached=page.reached,
+    )
+
+
+def _filter(caller: Caller, where: models.Where, states: Sequence[State]) -> Filter:
+    """Raises InvalidOption."""
+    now = caller.admin.now() if where.q else datetime.now(UTC)
+    searched = job_search.both(where.filter(states), job_search.parsed(where.q or "", now))
+    return job_search.permitted(searched, payloads=caller.user.payloads)
 
 
 @router.get("/jobs/{id}", responses=can(404))
@@ -158,7 +172,7 @@ def _said(caller: Caller, acted: Acted) -> models.Outcome:
 @router.post("/jobs/bulk/count")
 def count_jobs(caller: Operator, bulk: models.BulkCount) -> models.Counted:
     """How many jobs a bulk action would affect: those in states that its verb applies to."""
-    found = caller.admin.jobs.count(bulk.filter.filter(bulk.filter.state), bulk.verb)
+    found = caller.admin.jobs.count(_filter(caller, bulk.filter, bulk.filter.state), bulk.verb)
     confirm = f"delete {found.jobs}" if bulk.verb == "delete" else None
     return models.Counted(jobs=found.jobs, more=found.more, confirm=confirm)
 
@@ -166,7 +180,7 @@ def count_jobs(caller: Operator, bulk: models.BulkCount) -> models.Counted:
 @router.post("/jobs/bulk", responses=can(409))
 def act_on_jobs(caller: Operator, bulk: models.BulkAction) -> models.BulkDone:
     """Count first, then send the count: if many more match by then, nothing is done. Deleting needs the role admin."""
-    where, expected = bulk.filter.filter(bulk.filter.state), bulk.expected
+    where, expected = _filter(caller, bulk.filter, bulk.filter.state), bulk.expected
     if bulk.verb == "delete":
         expected = _confirmed(caller, bulk)
     if expected is not None:

@@ -16,7 +16,6 @@ from tenure.web.models import origin as models
 from tenure.web.models.jobs import Enqueued
 from tenure.web.models.overview import Counts
 from tenure.web.security import Problem
-from tenure.web.site import LOOK
 
 router = APIRouter(prefix="/api", tags=["origin"], generate_unique_id_function=operation_id)
 
@@ -33,7 +32,7 @@ def dlq(
     caller: Reader, limit: Annotated[int, Query(ge=1, le=200, description="The most to return.")] = 50
 ) -> list[models.DeadLetter]:
     """The newest dead letters."""
-    page = caller.admin.jobs.search(Filter(states=frozenset({State.DEAD})), limit=limit, within=LOOK)
+    page = caller.admin.jobs.search(Filter(states=frozenset({State.DEAD})), limit=limit)
     return [models.DeadLetter.of(job, caller.user.payloads) for job in page.jobs]
 
 

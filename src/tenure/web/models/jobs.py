@@ -21,6 +21,7 @@ from tenure.web.models.values import (
     Model,
     Name,
     Payloads,
+    Search,
     Text,
     Words,
     ours,
@@ -33,6 +34,12 @@ from tenure.worker.job_log import Log
 class Where(Model):
     """A filter for jobs in any state. Omitted fields match any job."""
 
+    q: Search | None = Field(
+        None,
+        description="A search in the words of docs/search.md; all other fields must match too. Searching arguments and "
+        "results needs the right to see payloads.",
+        examples=["args.user=4711 error~timeout ended<2h"],
+    )
     task: Text | None = Field(None, description="Of this task.")
     queue: Text | None = Field(None, description="In this queue.")
     worker: Text | None = Field(None, description="Running on this worker.")
@@ -41,6 +48,7 @@ class Where(Model):
     enqueued_since: AskedAt | None = Field(None, description="Enqueued at or after this time.")
     enqueued_until: AskedAt | None = Field(None, description="Enqueued before this time.")
     ended_since: AskedAt | None = Field(None, description="Ended at or after this time.")
+    ended_until: AskedAt | None = Field(None, description="Ended before this time.")
 
     def filter(self, states: Sequence[State] = ()) -> Filter:
         return Filter(
@@ -51,6 +59,7 @@ class Where(Model):
             unique=self.unique,
             text=self.text,
             ended_since=self.ended_since,
+            ended_until=self.ended_until,
             enqueued_since=self.enqueued_since,
             enqueued_until=self.enqueued_until,
         )
@@ -115,8 +124,10 @@ class Jobs(Model):
     jobs: list[JobSummary]
     next: str | None = Field(
         description="`cursor` of the next page; null: this is the last. A page may be short or empty and still have a "
-        "next one, since each reads a limited number of jobs.",
+        "next one, since each looks for a limited time.",
     )
+    looked: int | None = Field(None, description="How many jobs were looked at, if the search ended early.")
+    reached: At | None = Field(None, description="And when the last of these was enqueued.")
 
 
 class LogLine(Model):

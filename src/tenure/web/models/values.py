@@ -71,6 +71,7 @@ NAME = r"^[A-Za-z_][A-Za-z0-9_.\-]{0,99}$"
 Name = Annotated[str, StringConstraints(pattern=NAME), Field(examples=["default"])]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Words = Annotated[str, StringConstraints(max_length=500, pattern=r"^[^\x00]*$")]
+Search = Annotated[str, StringConstraints(max_length=1_000, pattern=r"^[^\x00]*$")]
 Length = Annotated[
     str,
     StringConstraints(max_length=50, pattern=r"^([0-9]+(\.[0-9]+)?(w|d|h|ms|m|s))+$"),

@@ -103,12 +103,27 @@
     }
   }
 
+  // Selected rows stay, after the others, when their jobs leave the list: an action is taken on what was selected.
+  function keepChosen(place, next) {
+    const rows = $("tbody", next);
+    if (!rows) return;
+    const listed = new Set([...rows.children].map(keyOf));
+    for (const box of $$('tbody input[name="id"]:checked', place)) {
+      const row = box.closest("tr");
+      if (!row || listed.has(keyOf(row))) continue;
+      const kept = rows.appendChild(row.cloneNode(true));
+      kept.classList.add("left");
+      kept.title = "This job has left this page of the list. It stays here until you unselect it.";
+    }
+  }
+
   function replace(name, html) {
     const place = $(`[data-live="${CSS.escape(name)}"]`);
     if (!place) return;
     const next = document.createElement("div"), focused = document.activeElement;
     next.append(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
     localise(next);
+    keepChosen(place, next);
     morphChildren(place, next);
     if (focused && focused !== body && document.activeElement !== focused) {
       if (focused.isConnected) focused.focus({ preventScroll: true }); // it was moved

@@ -11,11 +11,10 @@ from tenure.core.lifecycle import GUARD, State
 from tenure.events import headline
 from tenure.operations.job_query import JobQuery
 from tenure.ports import Filter
-from tenure.web.pages import Action, Page, View
-from tenure.web.site import LOOK
-from tenure.web.views.jobs import ends, here, rows, search, verbs
+from tenure.web.pages import Action, Page, View, here
+from tenure.web.views.jobs import search, shown, verbs
 
-_BATCH = 250
+_BATCH, _MOST = 250, 2_000
 _GROUPS = 8
 _LONGEST = 160  #: characters of an error's first line that name a group and find it
 
@@ -36,8 +35,7 @@ def _look(view: View) -> Mapping[str, Any]:
     return {
         "ask": ask,
         "summary": view.site.memo.get(("dead", ask.rest["guards"]), lambda: _summary(view, ask), fresh=2.0),
-        "rows": rows(found.jobs),
-        **ends(view, found),
+        **shown(view, found),
         "here": here(view),
         "verbs": [verb for verb in verbs(view) if verb in ("replay", "delete")],
         "acts": ("edit" if view.user.payloads else "replay") if view.user.may("operate") else "",
@@ -57,12 +55,12 @@ def _summary(view: View, ask: JobQuery) -> Summary:
     where = Filter(states=frozenset({State.DEAD}), guards=ask.rest["guards"] == "yes")
     tasks, errors, cursor, looked = Counter[str](), Counter[str](), None, 0
     while True:
-        page = view.admin.jobs.search(where, limit=_BATCH, cursor=cursor, within=_BATCH)
-        looked += _BATCH
+        page = view.admin.jobs.search(where, limit=_BATCH, cursor=cursor)
+        looked += len(page.jobs)
         tasks.update(job.task for job in page.jobs)
         errors.update(headline(job.error)[:_LONGEST] for job in page.jobs if job.error)
         cursor = page.cursor
-        if cursor is None or looked >= LOOK:
+        if cursor is None or page.looked or looked >= _MOST:
             return Summary(tasks.total(), cursor is not None, tasks.most_common(_GROUPS), errors.most_common(_GROUPS))
 
 

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from tenure.config import Role
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import GUARD, State
+from tenure.core.text import preview
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
 from tenure.operations.explain import doing
 from tenure.operations.job_query import JobQuery
+from tenure.operations.job_search import checked
 from tenure.operations.jobs import DONE, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
 from tenure.ports import Filter, JobView
-from tenure.ports import Page as Found
-from tenure.web.pages import Action, Page, View, back, count
+from tenure.web.pages import Action, Page, View, back, count, here
 from tenure.web.security import Problem
-from tenure.web.site import LOOK, light
+from tenure.web.site import light
 
 SIZE = 50
+_WIDTH = 160  #: characters of a preview of arguments
+_SUGGESTED = 200  #: names
 LASTS = ("15m", "1h", "1d", "7d")  #: offered as links
 NEEDS: Mapping[Verb, Role] = {"cancel": "operate", "promote": "operate", "replay": "operate", "delete": "admin"}
 
@@ -34,10 +38,16 @@ NEEDS: Mapping[Verb, Role] = {"cancel": "operate", "promote": "operate", "replay
 class Row:
     job: JobView
     says: str  #: its progress, or the first line of its error
+    args: str  #: a preview, for those who see payloads
 
 
-def rows(jobs: Iterable[JobView]) -> list[Row]:
-    return [Row(job, says(job)) for job in jobs]
+class Listed(NamedTuple):
+    """A page of a list, and how far it goes. `looked`: the search ended early, after that many jobs."""
+
+    rows: tuple[Row, ...] = ()
+    cursor: str | None = None
+    looked: int = 0
+    reached: datetime | None = None  #: when the last of these was enqueued
 
 
 def says(job: JobView) -> str:
@@ -51,18 +61,20 @@ def says(job: JobView) -> str:
     return headline(text) if text else ""
 
 
-def search(view: View, ask: JobQuery, cursor: str | None) -> Found:
-    """A page of jobs, shared by concurrent viewers. Raises InvalidOption."""
+def search(view: View, ask: JobQuery, cursor: str | None) -> Listed:
+    """A page of jobs, shared by concurrent viewers who may see the same. Raises InvalidOption."""
+    where = ask.filter(view.admin.now(), payloads=view.user.payloads)
 
-    def read() -> Found:
-        found = view.admin.jobs.search(ask.filter(view.admin.now()), limit=SIZE, cursor=cursor, within=LOOK)
-        return Found(tuple(map(light, found.jobs)), found.cursor)
+    def read() -> Listed:
+        jobs, cursor_after, looked, reached = view.admin.jobs.search(where, limit=SIZE, cursor=cursor)
+        rows = tuple(Row(light(job), says(job), preview(job.payload, _WIDTH)) for job in jobs)
+        return Listed(rows, cursor_after, looked, reached)
 
     return view.site.memo.get(("jobs", str(ask.query), cursor), read, fresh=0.2)
 
 
 def _look(view: View) -> Mapping[str, Any]:
-    ask, problem, found = JobQuery.of(view.all.multi_items()), "", Found(())
+    ask, problem, found = JobQuery.of(view.all.multi_items()), "", Listed()
     try:
         found = search(view, ask, view.query.get("cursor") or None)
     except InvalidOption as error:
@@ -70,28 +82,30 @@ def _look(view: View) -> Mapping[str, Any]:
     return {
         "ask": ask,
         "problem": problem,
-        "rows": rows(found.jobs),
-        **ends(view, found),
+        **shown(view, found),
         "here": here(view),
         "states": list(State),
+        "suggested": _suggested(view),
         "lasts": LASTS,
         "verbs": verbs(view),
     }
 
 
-def ends(view: View, found: Found) -> Mapping[str, Any]:
-    """How far a list goes; `within`: it is short because only that many jobs were searched."""
+def shown(view: View, found: Listed) -> Mapping[str, Any]:
+    """What the list's template needs."""
+    return {**found._asdict(), "payloads": view.user.payloads, "later": bool(view.query.get("cursor"))}
+
+
+def _suggested(view: View) -> Mapping[str, Sequence[str]]:
+    """Known names for the fields of the search."""
+    workers = view.site.workers()
+    tasks = {name for worker in workers for name in worker.identity.tasks}
+    queues = {queue.name for queue in view.site.listed_queues()}
     return {
-        "cursor": found.cursor,
-        "within": LOOK if found.cursor is not None and len(found.jobs) < SIZE else None,
-        "later": bool(view.query.get("cursor")),
+        "task": sorted(tasks)[:_SUGGESTED],
+        "queue": sorted(queues)[:_SUGGESTED],
+        "worker": sorted(worker.identity.id for worker in workers if worker.died_at is None)[:_SUGGESTED],
     }
-
-
-def here(view: View) -> str:
-    """This page, to return to."""
-    pairs = [pair for pair in view.all.multi_items() if pair[1]]
-    return quote(view.path) + (f"?{urlencode(pairs)}" if pairs else "")
 
 
 def verbs(view: View) -> list[Verb]:
@@ -107,7 +121,7 @@ def _find(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> 
     try:
         return "", f"/jobs/{view.admin.jobs.get(canonical(text)).id}"
     except (InvalidOption, UnknownJob):
-        found = view.admin.jobs.search(Filter(text=text), limit=SIZE, within=LOOK)
+        found = view.admin.jobs.search(Filter(text=checked(text, "id")), limit=SIZE)
         ending = [job.id for job in found.jobs if job.id.endswith(text)]
         return "", f"/jobs/{ending[0]}" if len(ending) == 1 else f"/jobs?{urlencode({'text': text})}"
 
@@ -152,9 +166,9 @@ def _look_at_bulk(view: View) -> Mapping[str, Any]:
     if not every:
         return {**shown, "ask": None, "ids": ids, "count": len(ids), "more": False, "done": 0, "only": "", "words": ""}
     now, given = view.admin.now(), JobQuery.of(view.all.multi_items())
-    ask = given.fixed(now)
-    key = ("bulk", verb, str(given.query), cursor)
-    counted = view.site.memo.get(key, lambda: view.admin.jobs.count(ask.filter(now), verb, cursor=cursor), fresh=1.0)
+    ask = given.fixed(now, payloads=view.user.payloads)
+    key, where = ("bulk", verb, str(given.query), cursor), ask.filter(now, payloads=view.user.payloads)
+    counted = view.site.memo.get(key, lambda: view.admin.jobs.count(where, verb, cursor=cursor), fresh=1.0)
     done = view.query.get("done", "")
     return {
         **shown,
@@ -179,7 +193,8 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     ask = JobQuery.of(fields)
     if verb == "delete":
         _recount(view, ask, form)
-    bulk = view.admin.jobs.act_on_all(verb, ask.filter(view.admin.now()), reason, cursor=form.get("cursor") or None)
+    where = ask.filter(view.admin.now(), payloads=view.user.payloads)
+    bulk = view.admin.jobs.act_on_all(verb, where, reason, cursor=form.get("cursor") or None)
     told = _told(verb, bulk.done, bulk.refusals, bulk.refused)
     if bulk.cursor is None:
         return told, to
@@ -190,7 +205,8 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
 
 def _recount(view: View, ask: JobQuery, form: Mapping[str, str]) -> None:
     """The typed number is the most to delete: more may match since they were counted. Raises Problem."""
-    found = view.admin.jobs.count(ask.filter(view.admin.now()), "delete", cursor=form.get("cursor") or None).jobs
+    where = ask.filter(view.admin.now(), payloads=view.user.payloads)
+    found = view.admin.jobs.count(where, "delete", cursor=form.get("cursor") or None).jobs
     typed = count(form.get("count", ""), 0)
     if min(found, MOST_AT_ONCE) > typed + typed // 10:
         detail = f"{typed:,} were counted, and {found:,} match now: go back and count again"

@@ -16,7 +16,7 @@ from tenure.operations.pulse import SLICE, Slice, quantile, rates
 from tenure.operations.workers import Workforce, stalls
 from tenure.ports import Filter, JobView
 from tenure.web.pages import Action, Page, View
-from tenure.web.site import LOOK, Site, light
+from tenure.web.site import Site, light
 from tenure.web.words import duration, number, some, workforce_text
 
 _SHOWN = 10
@@ -126,7 +126,7 @@ def _looked_at(site: Site) -> str:
 
 def _running(view: View) -> list[JobView]:
     """The jobs that have been running longest."""
-    found = view.admin.jobs.search(Filter(states=frozenset({State.PROCESSING})), limit=_READ, within=LOOK).jobs
+    found = view.admin.jobs.search(Filter(states=frozenset({State.PROCESSING})), limit=_READ).jobs
     return list(map(light, sorted(found, key=lambda job: (job.started_at or job.enqueued_at, job.id))[:_SHOWN]))
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from tenure.errors import InvalidOption
 from tenure.events import headline
-from tenure.operations.job_query import moment
+from tenure.operations.job_search import moment
 from tenure.operations.schedule_health import ScheduleHealth, clock, definition, held_back, origin
 from tenure.ports.schedules import Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Rule

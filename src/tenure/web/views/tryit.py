@@ -12,7 +12,7 @@ from tenure.errors import UnknownTask
 from tenure.ports import Draft, Filter
 from tenure.web.pages import Action, Page, View
 from tenure.web.security import Problem
-from tenure.web.site import LOOK, Demo, light
+from tenure.web.site import Demo, light
 
 _SHOWN = 20
 _BURST = 100
@@ -63,7 +63,7 @@ def look(view: View) -> dict[str, Any]:
     demo = _demo(view)
     jobs = view.site.memo.get(
         "demo",
-        lambda: list(map(light, view.admin.jobs.search(Filter(queue=demo.queue), limit=_SHOWN, within=LOOK).jobs)),
+        lambda: list(map(light, view.admin.jobs.search(Filter(queue=demo.queue), limit=_SHOWN).jobs)),
         fresh=0.1,
     )
     live = any(each.died_at is None and each.identity.runner != "guard" for each in view.site.workers())

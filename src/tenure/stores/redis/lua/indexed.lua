@@ -1,8 +1,8 @@
 #!lua flags=no-writes
 -- The ids of all jobs in these states, if there are few enough. ARGV: the maximum, the earliest end of ended jobs
--- (-inf: any), the queue of queued ones (empty: any), states. Returns nothing if there are more.
-local most, since, queue, keys, total = tonumber(ARGV[1]), ARGV[2], ARGV[3], {}, 0
-for n = 4, #ARGV do
+-- (-inf: any) and the latest, the queue of queued ones (empty: any), states. Returns nothing if there are more.
+local most, since, til, queue, keys, total = tonumber(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], {}, 0
+for n = 5, #ARGV do
   local state = ARGV[n]
   if state == 'processing' then
     for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
@@ -17,9 +17,10 @@ for n = 4, #ARGV do
       end
     end
   else
-    local from = state == 'scheduled' and '-inf' or since
-    keys[#keys + 1] = {'ZRANGEBYSCORE', ns .. state, from, '+inf'}
-    total = total + redis.call('ZCOUNT', ns .. state, from, '+inf')
+    local from, to = since, til
+    if state == 'scheduled' then from, to = '-inf', '+inf' end
+    keys[#keys + 1] = {'ZRANGEBYSCORE', ns .. state, from, to}
+    total = total + redis.call('ZCOUNT', ns .. state, from, to)
   end
 end
 if total > most then return false end
