@@ -483,7 +483,7 @@ def test_a_worker_logs_what_has_completed_where_somebody_listens(here: Path, cap
         f"lasting_no_time {handle.id} is enqueued on slow",
         f"lasting_no_time {handle.id} has completed, attempt 1",
     ]
-    assert (said[1].__dict__["job_id"], said[1].__dict__["attempt"]) == (handle.id, 1)
+    assert (said[1].__dict__["job_id"], said[1].__dict__["attempt"]) == (str(handle.id), 1)
 
 
 def test_an_embedded_worker_declares_and_fires_and_the_handler_sees_its_tick(here: Path) -> None:
