@@ -6,9 +6,9 @@ import pytest
 
 from . import shop
 from .conftest import Tell
-from .harness import FULL, Site, alive, boot, overlaps, runs_of
+from .harness import Site, alive, boot, overlaps, runs_of
 
-KILLERS = 8 if FULL else 4
+KILLERS = 8
 
 
 @pytest.mark.everyday

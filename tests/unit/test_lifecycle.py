@@ -29,6 +29,7 @@ from tenure.core.lifecycle import (
     decide,
     group_size,
     legal,
+    narrowed,
     outcome_name,
 )
 
@@ -260,12 +261,13 @@ def test_a_circle_of_suspects_never_grows(job: Charges, ends: list[Outcome], dra
         if job.solo:
             assert decision.together <= job.together
         if isinstance(outcome, Crashed) and decision.solo:
-            assert decision.together <= -(-(job.together if job.solo else job.slots) // 8)
+            assert decision.together <= narrowed(job.together if job.solo else job.slots)
         job = job._replace(solo=decision.solo, together=decision.together, crashes=0)
 
 
 @pytest.mark.parametrize(
-    ("slots", "circles"), [(1, [1, 1, 1]), (5, [1, 1, 1]), (8, [1, 1, 1]), (100, [13, 2, 1]), (500, [63, 8, 1])]
+    ("slots", "circles"),
+    [(1, [1, 1, 1]), (5, [1, 1, 1]), (15, [1, 1, 1]), (16, [2, 1, 1]), (100, [13, 1, 1]), (500, [63, 8, 1])],
 )
 def test_each_common_crash_narrows_the_circle(slots: int, circles: list[int]) -> None:
     job, found = FRESH._replace(slots=slots), list[int]()

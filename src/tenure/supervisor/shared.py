@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tenure.config import Settings
-from tenure.core.lifecycle import MOST_TOGETHER, NARROWER
+from tenure.core.lifecycle import MOST_TOGETHER, narrowed
 from tenure.events import Events
 from tenure.maintenance.maintenance import Maintenance
 from tenure.ports import Store
@@ -29,7 +29,7 @@ class Shared:
 
 def solo_slots(settings: Settings) -> int:
     """The slots of a worker for suspects: as many as the largest group of jobs whose worker died here."""
-    return min(-(-settings.concurrency // NARROWER), MOST_TOGETHER)
+    return min(narrowed(settings.concurrency), MOST_TOGETHER)
 
 
 def suspects_waiting(shared: Shared) -> int:
