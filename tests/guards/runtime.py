@@ -88,7 +88,7 @@ TABLE = Table(
         Guard("a permit is acknowledged when its outcome is stored", "worker/permits.py", "self._running[lease] = mine.pop()", "self._permits.settle([mine.pop()])", HERE + "a_permit_is_kept_until_the_outcome_of_its_job_is_stored"),
         Guard("a waiter hears that its watch has ended", "tasks/watch.py", "            looks.fail(error)\n", "", "unit/test_watch.py"),
         Guard("a waiter that goes is not looked for any more", "tasks/watch.py", "            job.waiters.discard(waiter)\n            self._schedule(job)\n", "            self._schedule(job)\n", "unit/test_watch.py"),
-        Guard("a bell rings after the transaction has committed", "tasks/client.py", "            rings += rings_of(drafts, answers)\n", "            self.notifier.announce(rings_of(drafts, answers))\n", "unit/test_client.py"),
+        Guard("a bell rings after the transaction has committed", "tasks/client.py", "            inside += answers\n", "            self._announce(drafts, answers)\n", "unit/test_client.py"),
         # ── schedules ──
         Guard("a tick is one job, even if several processes fire it", "schedules/plan.py", "id=run_id(s.name, tick, cause + again)", "id=run_id(s.name, tick, cause + again + str(self.now))", "unit/test_ticks.py"),
         Guard("a schedule that skips runs nothing beside a run", "schedules/plan.py", "elif s.overlap == \"skip\":", "elif False:", "unit/test_ticks.py"),
