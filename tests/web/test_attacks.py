@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
-from threading import Event, Thread
+from contextlib import ExitStack, suppress
+from threading import Event, Semaphore, Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -141,6 +142,105 @@ def test_who_connects_and_asks_for_nothing_is_sent_away(app: Any, monkeypatch: p
                 half.sendall(b"GET /healthz HTTP/1.1\r\nHost: local")
                 answer = half.recv(1)
             assert answer == b""
+
+
+HELLO = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+#: What a client sends that means to keep its connection, and no more.
+SLOW = {
+    "nothing": b"",
+    "half a header": b"GET /jobs HTTP/1.1\r\nHost: local",
+    "half a second request": HELLO + b"GET /jobs HTTP/1.1\r\nHost: local",
+    "half a body": b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+}
+
+
+def drip(sock: socket.socket, until: Event) -> None:
+    """A byte now and then, so that the connection is never idle."""
+    while not until.wait(0.2):
+        with suppress(OSError):
+            sock.send(b"x")
+
+
+@pytest.mark.parametrize("sent", SLOW.values(), ids=list(SLOW))
+def test_slow_clients_take_no_place_from_the_health_page(
+    sent: bytes, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are, and before the server has had the time to find them slow."""
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 20)
+    with running(app, app) as place, ExitStack() as opened:
+        at = urlsplit(place.url)
+        for _ in range(46):
+            slow = opened.enter_context(socket.create_connection((at.hostname or "", at.port or 0), timeout=60))
+            with suppress(ConnectionError):
+                slow.sendall(sent)
+        assert [place.client().get("/healthz").status_code for _ in range(10)] == [200] * 10
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sent", SLOW.values(), ids=list(SLOW))
+def test_who_is_slow_is_sent_away(sent: bytes, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_SILENT_SECONDS", 1)
+    with running(app, app) as place, ExitStack() as opened:
+        at, over = urlsplit(place.url), Event()
+        slow = opened.enter_context(socket.create_connection((at.hostname or "", at.port or 0), timeout=60))
+        slow.sendall(sent)
+        dripping = Thread(target=drip, args=(slow, over))
+        dripping.start()
+        try:
+            with suppress(ConnectionError):
+                while slow.recv(65_536):
+                    pass
+        finally:
+            over.set()
+            dripping.join()
+
+
+@pytest.mark.thorough
+def test_who_does_not_read_is_sent_away(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a response that nobody reads would hold its place for ever: streams have 500."""
+    monkeypatch.setattr(server, "_UNREAD_SECONDS", 1)
+    ended = Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        async def sending() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(sending())
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        task.cancel()
+        ended.set()
+
+    with running(endless, app) as place:
+        at = urlsplit(place.url)
+        with socket.create_connection((at.hostname or "", at.port or 0), timeout=60) as deaf:
+            deaf.sendall(HELLO)
+            assert ended.wait(60)
+
+
+def test_the_health_page_has_a_place_when_all_others_are_taken(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By requests in progress, which nobody sends away."""
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 5)
+    reached, most = Semaphore(0), 5
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            reached.release()
+            await asyncio.sleep(60)
+        await app(scope, receive, send)
+
+    with running(slow, app) as place, ExitStack() as opened:
+        at = urlsplit(place.url)
+        for _ in range(most):
+            busy = opened.enter_context(socket.create_connection((at.hostname or "", at.port or 0), timeout=60))
+            busy.sendall(HELLO.replace(b"/healthz", b"/slow"))
+            assert reached.acquire(timeout=60)
+        assert place.client().get("/healthz").status_code == 200
+        refused = place.client().get("/jobs")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
 def test_the_health_page_answers_while_the_store_hangs(app: Any) -> None:

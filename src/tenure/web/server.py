@@ -1,25 +1,37 @@
-"""The HTTP server of `tenure dashboard`: uvicorn, on a socket opened here."""
+"""The HTTP server of `tenure dashboard`: uvicorn, on a socket opened here.
+
+Slow clients can't take its connections from others. One that has no request in progress is idle, whatever it sends: it
+is closed after ten seconds, and at once if it is the one idle for longest when too many are open. So a new client
+always gets a connection; if all of them are busy, only /healthz is still answered.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable
+from time import monotonic
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
+from starlette.responses import PlainTextResponse
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from tenure.config import host_and_port
 from tenure.errors import InvalidOption
-from tenure.web.security import Security
+from tenure.web.security import Receive, Scope, Security, Send
 
 _MOST_CONNECTIONS = 1_000
+_MORE = 50  #: connections while all of those are busy: for /healthz, and to tell others so
+_FILES = 4_096  #: open files wanted: while too many connections arrive, they are open for a moment
 _GRACE_SECONDS = 2
 _SILENT_SECONDS = 10
+_UNREAD_SECONDS = 30  #: how long a client may leave its response unread
 
 
 def listen_at(place: str) -> socket.socket:
@@ -49,29 +61,57 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def _protocol(opened: Callable[[Any], None]) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which reports each new connection."""
+
+    class Protocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # one of two classes
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            opened(self)
+
+    return Protocol
+
+
+def _is_busy(connection: Any) -> bool:
+    """Whether a request has arrived whose response is not complete. The body of one that was refused may still come."""
+    return connection.cycle is not None and not connection.cycle.response_complete
+
+
+def _is_unread(connection: Any) -> bool:
+    """Whether the client has not yet read all of its response."""
+    return bool(connection.transport.get_write_buffer_size())
+
+
 class Server(uvicorn.Server):
     """Serves until SIGTERM or Ctrl-C, which end it normally; `ready` is called once it serves."""
 
     def __init__(self, app: Callable[..., Any], ready: Callable[[], None], *, behind_proxy: bool = False) -> None:
         config = uvicorn.Config(
-            app,
+            self._serve_one,
+            interface="asgi3",
+            http=_protocol(self._opened),
             lifespan="off",
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=behind_proxy,
-            limit_concurrency=_MOST_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         super().__init__(config)
         self._app, self._ready = app, ready
+        self._busy = 0  #: requests in progress
+        self._moved: dict[Any, float] = {}  #: when each connection was last seen with a request that moves on
         self._sweeping: asyncio.Task[None] | None = None
         log = logging.getLogger("uvicorn.error")
         log.setLevel(logging.ERROR)  # its warnings are about malformed requests
         log.addFilter(lambda _: not self.should_exit)  # a stop that aborts streams is not worth logging
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         former = {number: signal.signal(number, self._asked_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
         super().run(sockets)  # which re-raises the captured signals at the end: to no effect
         for number, handler in former.items():
@@ -85,15 +125,40 @@ class Server(uvicorn.Server):
         self._sweeping = asyncio.create_task(self._sweep())
         self._ready()
 
+    async def _serve_one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._busy >= _MOST_CONNECTIONS and not scope["path"].endswith("/healthz"):
+            said = f"{_MOST_CONNECTIONS} requests are in progress: try again"
+            await PlainTextResponse(said, 503, {"Retry-After": "1"})(scope, receive, send)
+            return
+        self._busy += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._busy -= 1
+
+    def _opened(self, connection: Any) -> None:
+        """Close another one if too many are open: the one that has been idle for longest."""
+        opened = self.server_state.connections
+        self._moved[connection] = monotonic()
+        if len(opened) <= _MOST_CONNECTIONS:
+            return
+        idle = [each for each in opened if each is not connection and not _is_busy(each) and not _is_unread(each)]
+        if idle:
+            min(idle, key=lambda each: self._moved.get(each, 0.0)).transport.abort()
+        elif len(opened) > _MOST_CONNECTIONS + _MORE:
+            connection.transport.abort()
+
     async def _sweep(self) -> None:
-        """Close connections without a request for a while: they would exhaust the limit."""
-        silent: dict[object, int] = {}
+        """Close connections that have been idle, or whose client has not read, for too long."""
         while True:
-            waiting = [each for each in self.server_state.connections if getattr(each, "cycle", None) is None]
-            silent = {each: silent.get(each, 0) + 1 for each in waiting}
-            for each, looks in silent.items():
-                if looks > _SILENT_SECONDS:
-                    cast("Any", each).transport.close()
+            now, opened = monotonic(), set[Any](self.server_state.connections)
+            self._moved = {
+                each: now if _is_busy(each) and not each.flow.write_paused else self._moved.get(each, now)
+                for each in opened
+            }
+            for each, moved in self._moved.items():
+                if now - moved > (_UNREAD_SECONDS if _is_busy(each) or _is_unread(each) else _SILENT_SECONDS):
+                    each.transport.abort()
             await asyncio.sleep(1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
