@@ -25,7 +25,7 @@ PAGES = {
         f"docs/{name}.md": name
         for name in (
             *("tasks", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
-            *("stores", "operations", "dashboard", "search", "metrics"),
+            *("stores", "sql", "operations", "dashboard", "search", "metrics"),
             *("glossary", "lifecycle", "delivery", "evidence", "bench"),
         )
     },

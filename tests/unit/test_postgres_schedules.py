@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
@@ -365,13 +366,15 @@ def test_workers_do_not_wait_behind_a_migration_that_waits_for_somebody(
     held: str, before: PostgresStore, url: str, other: psycopg.Connection
 ) -> None:
     worker = start(before)
+    version = before._server.fetch("SELECT max(version) FROM @.migrations")[0][0]
+    waits = any("lock_timeout" in script for number, script in MIGRATIONS if number > version)
     other.execute(held.encode())
 
     with ThreadPoolExecutor(1) as thread:
         migrating = thread.submit(PostgresStore(url).migrate)
         while not migrating.done():
             assert finish(before, running(before, worker), Completed()) is State.COMPLETED
-        with pytest.raises(StoreBusy):
+        with pytest.raises(StoreBusy) if waits else nullcontext():  # one that locks no table waits for nobody
             migrating.result()
 
     other.rollback()
