@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenure.tasks.handle import AppPort
     from tenure.tasks.registry import Registry
     from tenure.testing import TestQueue
+    from tenure.testing.transactions import Fates
     from tenure.worker.embedded import Embedded
     from tenure.worker.program import Program
 
@@ -155,7 +156,14 @@ def test_queue(
 
     clock = VirtualClock()
     client = new_client(MemoryStore(clock.clock), PollNotifier())
-    return TestQueue(app, program, client, clock, resources, elsewhere)
+    return TestQueue(app, program, client, clock, resources, elsewhere, _fates)
+
+
+def _fates() -> Fates:
+    with extra("postgres"):
+        from tenure.stores.postgres import fates
+
+    return fates.Fates()
 
 
 def dashboard(

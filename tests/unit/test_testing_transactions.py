@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import asyncpg
+import psycopg
+import psycopg2
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -21,6 +24,9 @@ from servers import shared_postgres
 from tenure import Job, Task, Tenure
 from tenure.errors import StoreError
 from tenure.testing import TestQueue
+from waiting import until
+
+DRIVERS = ["psycopg async", "psycopg2", "asyncpg"]
 
 
 class Shop:
@@ -245,14 +251,117 @@ def test_nothing_listens_after_the_test(engine: Engine) -> None:
     gc.collect()
 
 
-def test_a_connection_that_can_not_tell_is_refused_with_what_to_pass(shop: Shop) -> None:
-    class Connection: ...
+# ── plain drivers: their connections, real ones, to PostgreSQL ──
 
-    Connection.__module__ = "psycopg"
-    with pytest.raises(StoreError, match="pass a SQLAlchemy session or connection"):
-        shop.pay.using(tx=Connection()).enqueue(1)
+
+class Driver:
+    """One connection of a driver, sync or async: statements, an enqueue in its transaction, and its end."""
+
+    def __init__(self, kind: str, url: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.is_async = kind in ("psycopg async", "asyncpg")
+        match kind:
+            case "psycopg":
+                self.connection: Any = psycopg.connect(url)
+            case "psycopg2":
+                self.connection = psycopg2.connect(url)
+            case "asyncpg":
+                self.connection = self.loop.run_until_complete(asyncpg.connect(url))
+                self("BEGIN")
+            case _:
+                self.connection = self.loop.run_until_complete(psycopg.AsyncConnection.connect(url))
+
+    def __call__(self, sql: str) -> None:
+        if self.is_async:
+            self.loop.run_until_complete(self.connection.execute(sql))
+        elif isinstance(self.connection, psycopg.Connection):
+            self.connection.execute(sql.encode())
+        else:
+            with self.connection.cursor() as cursor:
+                cursor.execute(sql)
+
+    def enqueue(self, task: Any, order: int, **options: Any) -> Any:
+        bound = task.using(tx=self.connection, **options)
+        return self.loop.run_until_complete(bound.aenqueue(order)) if self.is_async else bound.enqueue(order)
+
+    def close(self) -> None:
+        closing = self.connection.close()
+        if self.is_async and closing is not None:
+            self.loop.run_until_complete(closing)
+
+
+@pytest.fixture(params=["psycopg", *(pytest.param(k, marks=pytest.mark.thorough) for k in DRIVERS)])
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    url = shared_postgres().create_database()
+    driver = Driver(request.param, url)
+    yield driver
+    driver.close()
+    driver.loop.close()
+    shared_postgres().drop_database(url)
+
+
+def test_a_job_follows_the_transaction_of_a_driver_s_connection(shop: Shop, driver: Driver) -> None:
+    driver.enqueue(shop.pay, 1)
+    assert shop.orders == []
+    assert shop.queue.drain() == 0
+    driver("COMMIT")
+    assert shop.orders == [1]
+
+    driver("BEGIN")
+    driver.enqueue(shop.pay, 2)
+    driver("ROLLBACK")
+    driver("BEGIN")  # another one is open when the queue is looked at
+    driver.enqueue(shop.pay, 3)
+    assert shop.orders == [1]
+    driver("COMMIT")
+    driver.close()  # at once, as the block of a connection does
+    assert shop.orders == [1, 3]
+    assert shop.queue.drain() == 2
+
+
+def test_a_savepoint_of_a_driver_takes_only_its_own_jobs_with_it(shop: Shop, driver: Driver) -> None:
+    driver.enqueue(shop.pay, 1)
+    driver("SAVEPOINT a")
+    driver.enqueue(shop.pay, 2, unique="k")
+    driver("ROLLBACK TO a")
+    assert driver.enqueue(shop.pay, 3, unique="k").created  # the one that had this key is gone
+    driver("SAVEPOINT b")
+    driver.enqueue(shop.pay, 4)
+    driver("SAVEPOINT c")
+    driver.enqueue(shop.pay, 5)
+    driver("RELEASE c")
+    driver("ROLLBACK TO b")  # takes the released one with it
+    driver.enqueue(shop.pay, 6)
+    assert shop.orders == []
+    driver("COMMIT")
+    assert shop.orders == [1, 3, 6]
+
+
+def test_a_transaction_of_a_driver_that_ends_with_its_connection_is_rolled_back(shop: Shop, driver: Driver) -> None:
+    driver.enqueue(shop.pay, 1)
+    driver.close()
+    until(lambda: not shop.queue._transactions._open or shop.orders, "the server to notice")
+    assert shop.orders == []
+
+
+def test_a_driver_s_failed_transaction_has_no_job_and_leaves_nothing(shop: Shop, driver: Driver) -> None:
+    driver.enqueue(shop.pay, 1)
+    with pytest.raises(Exception, match="division by zero"):
+        driver("SELECT 1 / 0")
+    assert shop.orders == []
+    driver("COMMIT")  # which the server turns into a rollback
+    assert shop.orders == []
+    driver("BEGIN")
+    driver("DO $$ BEGIN ASSERT NOT EXISTS (SELECT FROM pg_largeobject_metadata); END $$")
+
+
+def test_what_is_no_transaction_is_refused(shop: Shop) -> None:
     with pytest.raises(StoreError, match="tx: expected"):
         shop.pay.using(tx=object()).enqueue(1)
+    url = shared_postgres().create_database()
+    with psycopg.connect(url, autocommit=True) as alone, pytest.raises(StoreError, match="in no transaction"):
+        shop.pay.using(tx=alone).enqueue(1)
+    shared_postgres().drop_database(url)
 
 
 def test_a_connection_in_no_transaction_is_refused(shop: Shop, engine: Engine) -> None:

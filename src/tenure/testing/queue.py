@@ -39,7 +39,7 @@ from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.task import NewJob, Task
 from tenure.testing.listing import Listing
-from tenure.testing.transactions import Transactions, wait_for_django
+from tenure.testing.transactions import Fates, Transactions, wait_for_django
 from tenure.testing.trap import Call, Killed, Trap
 from tenure.worker.executor import Attempt, run_inline
 from tenure.worker.program import Program
@@ -83,6 +83,7 @@ class TestQueue(Listing):
         clock: VirtualClock,
         resources: Mapping[type, object],
         elsewhere: Sequence[str],
+        new_fates: Callable[[], Fates],
     ) -> None:
         self.client = client
         self.resources = resources
@@ -90,7 +91,7 @@ class TestQueue(Listing):
         self._clock = clock
         self._program = replace(program, arounds=(self._watch, *program.arounds))
         super().__init__(app, client.store)
-        self._transactions = Transactions(client.store)
+        self._transactions = Transactions(client.store, new_fates)
         self._owner = _Gate(client.store, self._transactions)  # a handler's: its lease is checked
         self._gate = _Gate(client.store, self._transactions)
         client.store = cast("Store", self._gate)

@@ -1,7 +1,8 @@
 """Transactions of other libraries in a test: a job is in the queue once they commit, and is gone if they roll back.
 
 Each is mirrored by a transaction of the test's own store, which ends as the other one does. SQLAlchemy tells by events,
-Django by `on_commit`. Libraries are recognized by the classes they have loaded; none is imported here.
+Django by `on_commit`; of a plain driver's connection to PostgreSQL the server is asked, at each look at the queue.
+Libraries are recognized by the classes they have loaded; none is imported here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,38 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from tenure.core.imports import is_a
 from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import Awaited, Draft, Enqueued, Store
+
+
+class Mark(Protocol):
+    """A place in the transaction of a driver's connection, with the ids that the server knows it by."""
+
+    @property
+    def connection(self) -> object: ...
+    @property
+    def transaction(self) -> str: ...
+    @property
+    def savepoint(self) -> str: ...
+
+
+class Fates(Protocol):
+    """Asks the server of a driver's connection how a transaction has ended."""
+
+    def mark(self, tx: object) -> Mark: ...
+    def of(self, xid: str) -> bool | None: ...
+    def close(self) -> None: ...
+
+
+class _Span(NamedTuple):
+    """The steps of a mirror from here on, up to the next span, were done in this savepoint."""
+
+    savepoint: str
+    since: int
 
 
 class _RolledBack(Exception):
@@ -30,6 +57,8 @@ class _Mirror:
         self.jobs: list[str] = []
         self.marks: dict[object, int] = {}
         self.committing = False
+        self.xid = ""  #: of a driver's connection: what its server calls the transaction
+        self.spans: list[_Span] = []
         self._block = store.transaction()
         self.tx: Any = self._block.__enter__()
 
@@ -42,6 +71,17 @@ class _Mirror:
         since = self.marks.get(savepoint, 0)
         del self.tx.steps[since:]
 
+    def forget_savepoints(self, fate: Callable[[str], bool | None]) -> None:
+        """Undo what was done in those that were rolled back."""
+        spans, steps = self.spans, list[object](self.tx.steps)
+        kept: list[object] = []
+        self.spans = []
+        for span, following in zip(spans, [*(each.since for each in spans[1:]), len(steps)], strict=True):
+            if fate(span.savepoint) is not False:
+                self.spans.append(_Span(span.savepoint, len(kept)))
+                kept += steps[span.since : following]
+        self.tx.steps[:] = kept
+
     def end(self, *, committed: bool) -> None:
         if committed:
             self._block.__exit__(None, None, None)
@@ -53,13 +93,15 @@ class _Mirror:
 class Transactions:
     """The open transactions of other libraries that have jobs."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, new_fates: Callable[[], Fates]) -> None:
         self._store = store
+        self._new_fates = new_fates
+        self._fates: Fates | None = None
         self._open: dict[int, _Mirror] = {}
         self._listening: list[tuple[object, str, Callable[..., None]]] = []
 
     def joined(self, tx: object, drafts: Sequence[Draft] = ()) -> object:
-        """The store's transaction for a `tx=`. Raises StoreError for one whose end can't be seen in a test."""
+        """The store's transaction for a `tx=`. Raises StoreError for a connection in no transaction."""
         inner: Any = tx.tx if isinstance(tx, Awaited) else tx
         if is_a(inner, "sqlalchemy.orm:scoped_session", "sqlalchemy.ext.asyncio:async_scoped_session"):
             inner = inner.registry()
@@ -70,21 +112,21 @@ class Transactions:
         elif is_a(inner, "sqlalchemy:Connection", "sqlalchemy.ext.asyncio:AsyncConnection"):
             mirror = self._connection(getattr(inner, "sync_connection", inner))
         elif type(inner).__module__.partition(".")[0] in ("psycopg", "psycopg2", "asyncpg"):
-            raise StoreError(
-                f"tx is a {type(inner).__module__.partition('.')[0]} connection, which can't tell a test how its "
-                "transaction ends: in jobs.testing() pass a SQLAlchemy session or connection, Django's connection, or "
-                "what `with jobs.transaction() as tx` gives; or test it with a store in PostgreSQL"
-            )
+            mirror = self._driver(tx)
         else:
             return tx
         mirror.jobs += [f"{draft.task} {draft.id}" for draft in drafts]
         return mirror.tx
 
     def settle(self) -> None:
-        """End the mirrors of connections whose commit has succeeded since."""
+        """End the mirrors of connections whose transaction has ended since."""
         for key, mirror in list(self._open.items()):
             if mirror.committing:
                 self._end(key, committed=True)
+            elif self._fates is not None and mirror.xid:
+                mirror.forget_savepoints(self._fates.of)
+                if (committed := self._fates.of(mirror.xid)) is not None:
+                    self._end(key, committed=committed)
 
     def close(self) -> None:
         """Stop listening, and warn of jobs whose transaction is still open."""
@@ -96,6 +138,8 @@ class Transactions:
         left = [job for mirror in self._open.values() for job in mirror.jobs]
         for key in list(self._open):
             self._end(key, committed=False)
+        if self._fates is not None:
+            self._fates.close()
         if left:
             warnings.warn(
                 "these jobs were enqueued in a transaction that the test neither committed nor rolled back inside "
@@ -122,6 +166,20 @@ class Transactions:
         event: Any = sys.modules["sqlalchemy"].event
         event.listen(target, name, listener)
         self._listening.append((target, name, listener))
+
+    # ── drivers ──
+
+    def _driver(self, tx: object) -> _Mirror:
+        if self._fates is None:
+            self._fates = self._new_fates()
+        mark = self._fates.mark(tx)
+        self.settle()  # an earlier transaction of this connection, and savepoints that were rolled back
+        mirror = self._open.get(id(mark.connection))
+        if mirror is None:
+            mirror = self._open[id(mark.connection)] = _Mirror(self._store, mark.connection)
+        mirror.xid = mark.transaction
+        mirror.spans.append(_Span(mark.savepoint, len(mirror.tx.steps)))
+        return mirror
 
     # ── SQLAlchemy ──
 

@@ -41,7 +41,7 @@ class Database(NamedTuple):
     server_started: str
 
 
-class _Joined(NamedTuple):
+class Joined(NamedTuple):
     """A caller's transaction, whichever driver it uses."""
 
     connection: object  #: the driver's own: it outlives a session and the proxy that a pool hands out
@@ -61,7 +61,7 @@ class Joins:
 
         An async driver needs an `Awaited`, and a thread other than that of its loop.
         """
-        joined = _join(tx)
+        joined = join(tx)
         if joined.outside:
             raise StoreError(
                 f"tx is {_named(tx)}, but in no transaction: {joined.outside}; "
@@ -87,7 +87,8 @@ class Joins:
         )
 
 
-def _join(tx: object) -> _Joined:
+def join(tx: object) -> Joined:
+    """The transaction of a caller's session or connection. Raises StoreError for anything else."""
     loop: asyncio.AbstractEventLoop | None = None
     if isinstance(tx, Awaited):
         tx, loop = tx
@@ -131,7 +132,7 @@ def _join(tx: object) -> _Joined:
 # ── One library each ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sqlalchemy(connection: Any, execute: Callable[[Any, dict[str, str]], Any] | None = None) -> _Joined:
+def _sqlalchemy(connection: Any, execute: Callable[[Any, dict[str, str]], Any] | None = None) -> Joined:
     text: Any = sys.modules["sqlalchemy"].text
     if connection is None:
         raise StoreError("tx is an AsyncConnection that is not open: use it inside `async with engine.begin() as tx:`")
@@ -146,18 +147,18 @@ def _sqlalchemy(connection: Any, execute: Callable[[Any, dict[str, str]], Any] |
     # The driver's own attribute: SQLAlchemy would have to ask the server for the isolation level.
     alone = getattr(connection.connection.dbapi_connection, "autocommit", False)
     outside = "its isolation level is AUTOCOMMIT, so use one without" if alone else ""
-    return _Joined(connection.connection.driver_connection, outside, fetch)
+    return Joined(connection.connection.driver_connection, outside, fetch)
 
 
-def _psycopg(connection: Any) -> _Joined:
+def _psycopg(connection: Any) -> Joined:
     def fetch(sql: str, texts: tuple[str, ...]) -> Rows:  # not through its cursor_factory, which may want other marks
         cursor: Any = Cursor(connection, row_factory=tuple_row)
         return list(cursor.execute(_percent(sql), texts).fetchall())
 
-    return _Joined(connection, _outside_psycopg(connection), fetch)
+    return Joined(connection, _outside_psycopg(connection), fetch)
 
 
-def _psycopg_async(connection: Any, wait: _Wait) -> _Joined:
+def _psycopg_async(connection: Any, wait: _Wait) -> Joined:
     async def afetch(sql: str, texts: tuple[str, ...]) -> Rows:
         cursor: Any = AsyncCursor(connection, row_factory=tuple_row)
         await cursor.execute(_percent(sql), texts)
@@ -166,7 +167,7 @@ def _psycopg_async(connection: Any, wait: _Wait) -> _Joined:
     def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
         return list(wait(afetch(sql, texts)))
 
-    return _Joined(connection, _outside_psycopg(connection), fetch)
+    return Joined(connection, _outside_psycopg(connection), fetch)
 
 
 def _outside_psycopg(connection: Any) -> str:
@@ -177,7 +178,7 @@ def _outside_psycopg(connection: Any) -> str:
     return f"the connection is in autocommit, so use it inside {block}" if connection.autocommit and idle else ""
 
 
-def _psycopg2(connection: Any) -> _Joined:
+def _psycopg2(connection: Any) -> Joined:
     extensions: Any = sys.modules["psycopg2.extensions"]
 
     def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
@@ -190,18 +191,18 @@ def _psycopg2(connection: Any) -> _Joined:
     else:
         alone = connection.autocommit and connection.get_transaction_status() == extensions.TRANSACTION_STATUS_IDLE
         outside = "the connection is in autocommit, so set `connection.autocommit = False`" if alone else ""
-    return _Joined(connection, outside, fetch)
+    return Joined(connection, outside, fetch)
 
 
-def _asyncpg(connection: Any, wait: _Wait) -> _Joined:
+def _asyncpg(connection: Any, wait: _Wait) -> Joined:
     def fetch(sql: str, texts: tuple[str, ...]) -> Rows:
         return [tuple(record.values()) for record in wait(connection.fetch(_dollar(sql), *texts))]
 
     outside = "" if connection.is_in_transaction() else "use it inside `async with connection.transaction():`"
-    return _Joined(getattr(connection, "_con", connection), outside, fetch)  # a pool returns a new proxy each time
+    return Joined(getattr(connection, "_con", connection), outside, fetch)  # a pool returns a new proxy each time
 
 
-def _django(connection: Any, *, elsewhere: bool) -> _Joined:
+def _django(connection: Any, *, elsewhere: bool) -> Joined:
     if elsewhere:
         raise StoreError(
             "tx is Django's connection, which belongs to the thread of its transaction: "
@@ -217,7 +218,7 @@ def _django(connection: Any, *, elsewhere: bool) -> _Joined:
             return list(cursor.fetchall())
 
     inside = connection.in_atomic_block or not connection.get_autocommit()
-    return _Joined(connection.connection, "" if inside else "use it inside `with transaction.atomic():`", fetch)
+    return Joined(connection.connection, "" if inside else "use it inside `with transaction.atomic():`", fetch)
 
 
 # ── One statement in their spellings ────────────────────────────────────────────────────────────────────────────
