@@ -410,6 +410,33 @@ def test_a_stored_schedule_is_previewed_within_its_bounds(run: Run, timetable: T
 # ── history ──
 
 
+def test_the_history_of_all_tells_what_happened_last_night(run: Run, store: Store, timetable: Timetable) -> None:
+    now = store.now().replace(microsecond=0)
+    first, second = made(timetable, "backup"), made(timetable, "report")
+    put(store, first, tick(now - timedelta(hours=3), "failure", schedule="backup", why="no disk\nline 2"))
+    put(
+        store,
+        second,
+        tick(now - timedelta(hours=30), "success"),
+        tick(now - timedelta(hours=2), "success"),
+        tick(now - timedelta(hours=40), "missed", until=now - timedelta(hours=23), count=17, why="no supervisor"),
+    )
+
+    _, out, _ = run("history", "--since", "12h")
+    told = [(row[0], row[6], row[7]) for row in rows(out)]
+    assert told == [("schedule", "status", "why"), ("report", "success", ""), ("backup", "failure", "no disk")]
+
+    code, out, _ = run("history", "--json")
+    assert (code, [(each["schedule"], each["status"]) for each in json.loads(out)]) == (
+        0,
+        [("report", "success"), ("backup", "failure"), ("report", "missed")],  # the last of these is 23 hours ago
+    )
+    assert len(rows(run("history", "--since", f"{now - timedelta(hours=31):%Y-%m-%dT%H:%M}", "-n", "2")[1])) == 3
+    assert run("history", "--since", "1h")[2].startswith("no schedule has had a tick since ")
+    assert run("history", "--before", "2026-01-01")[0] == run("history", "report", "--since", "1h")[0] == 2
+    assert run("history", "--since", "soon")[0] == 2
+
+
 def test_an_error_of_two_thousand_characters_is_a_short_line_also_in_a_pipe(
     run: Run, store: Store, timetable: Timetable
 ) -> None:

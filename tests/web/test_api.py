@@ -621,6 +621,22 @@ def test_history_is_newest_first_and_its_output_is_a_payload(api: Api, store: St
     ]
 
 
+def test_the_ticks_of_all_schedules_are_told_since_a_time(api: Api, store: Store) -> None:
+    one, two, now = made(store), made(store), store.now()
+    for plan, minutes in ((one, 30), (two, 20), (one, 10)):
+        done = tick(plan, now - timedelta(minutes=minutes), status="skipped", why="overlap", output="it said so")
+        store.change([Change(schedule=store.schedules([plan.name])[0].schedule, ticks=(done,))])
+
+    newest = api.get("/api/v1/ticks", since=(now - timedelta(minutes=25)).isoformat().replace("+00:00", "Z"))
+    hidden = api.by("bob").get("/api/v1/ticks", limit=1)
+
+    assert [(each["schedule"], each["output"]) for each in newest["ticks"]] == [
+        (one.name, "it said so"),
+        (two.name, "it said so"),
+    ]
+    assert [(each["schedule"], each["output"]) for each in hidden["ticks"]] == [(one.name, None)]
+
+
 def test_the_next_ticks_are_told_of_a_schedule_or_of_an_expression(api: Api, store: Store) -> None:
     plan = made(store, rule="0 6 * * *", tz="Europe/Paris", end=store.now() + timedelta(days=2))
 

@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 
 from tenure.cli.output import plain, print_error
 from tenure.cli.shared import Shared, admin_of, print_result
+from tenure.config import redact
 from tenure.core.durations import seconds
 from tenure.core.text import clean
 from tenure.errors import InvalidOption, StoreAway, StoreError
@@ -129,7 +130,7 @@ def guard(
     limit = None if timeout is None else seconds(timeout, "--timeout")
     if limit == 0:
         raise InvalidOption(f"--timeout: expected more than 0s, got {timeout}")
-    schedule = watched.declared(name).but(command=clean(shlex.join(command), _LONGEST_COMMAND))
+    schedule = watched.declared(name).but(command=clean(redact(shlex.join(command)), _LONGEST_COMMAND))
     settings = shared.settings(grace=grace)
     if settings.relative_url:
         raise InvalidOption(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -19,6 +20,7 @@ from tenure.core.durations import seconds
 from tenure.errors import InvalidOption
 from tenure.operations.schedule_health import ScheduleHealth, clock, coming, held_back
 from tenure.schedules import advice
+from tenure.schedules.cron import Every
 from tenure.schedules.plan import rule_of
 
 if TYPE_CHECKING:
@@ -149,17 +151,35 @@ def preview(
 
 
 @schedules.command
-def history(name: Name, /, *, limit: Limit = 50, before: str | None = None, shared: Shared = SHARED) -> int:
-    """Show the outcomes of its ticks, newest first.
+def history(
+    name: str | None = None,
+    /,
+    *,
+    limit: Limit = 50,
+    before: str | None = None,
+    since: str | None = None,
+    shared: Shared = SHARED,
+) -> int:
+    """Show the outcomes of its ticks, newest first; without a name those of all schedules: what happened last night.
 
     Parameters
     ----------
+    name
+        The schedule. Default: all.
     limit
         At most this many lines. Default: 50.
     before
-        Only ticks before this time: ISO 8601; without a zone, in the schedule's.
+        Of one schedule: only ticks before this time: ISO 8601; without a zone, in the schedule's.
+    since
+        Of all: only ticks since then: 12h, or a time, in UTC without a zone. Default: 24h.
     """
     _refuse_limit(limit, 10_000)
+    if name is None:
+        if before is not None:
+            raise InvalidOption("--before goes with a schedule's name; for all schedules: --since")
+        return _history_of_all(since or "24h", limit, shared)
+    if since is not None:
+        raise InvalidOption("--since is for all schedules; with a name: --before, --limit")
     with _admin(shared) as admin:
         found = admin.schedules.health(name)
         until = None if before is None else instant(before, "--before", rule_of(found.schedule))
@@ -176,6 +196,23 @@ def history(name: Name, /, *, limit: Limit = 50, before: str | None = None, shar
     screen.show_history(views)
     if len(views) == limit:
         print_error(f"there may be more: --before {views[-1].tick.tick.isoformat()}")
+    return 0
+
+
+def _history_of_all(since: str, limit: int, shared: Shared) -> int:
+    with _admin(shared) as admin:
+        ago = re.fullmatch(r"[\d.]+[a-z].*", since)
+        at = admin.now() - timedelta(seconds=seconds(since, "--since")) if ago else instant(since, "--since", Every(1))
+        views = admin.schedules.since(at, limit)
+    if shared.json:
+        show_json([{"schedule": view.tick.schedule, **screen.history_json(view)} for view in views])
+        return 0
+    if not views:
+        print_error(f"no schedule has had a tick since {at.isoformat(timespec='seconds')}")
+        return 0
+    screen.show_history_of_all(views)
+    if len(views) == limit:
+        print_error(f"there may be more: --limit {limit * 10}")
     return 0
 
 

@@ -220,6 +220,13 @@ def show_history(views: Sequence[TickView]) -> None:
         table((*HISTORY_HEADS, "why", "job"), [[*row, reason, job_id] for row, reason, job_id in rows])
 
 
+def show_history_of_all(views: Sequence[TickView]) -> None:
+    """A line per tick, with its schedule's name."""
+    heads = ("schedule", *HISTORY_HEADS, "why")
+    rows = [[view.tick.schedule, *history_row(view), why(view)] for view in views]
+    table(heads, rows, fixed=HISTORY_HEADS, right=("late", "took"), below="why", paint=paint)
+
+
 def history_row(view: TickView) -> list[str]:
     """A run, or the reason why there was none."""
     rule, began = view.rule, view.started_at

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from tenure.errors import InvalidOption
 from tenure.operations.access import Access
-from tenure.operations.schedule_health import ScheduleHealth
+from tenure.operations.schedule_health import ScheduleHealth, TickView
 from tenure.ports.schedules import Schedule, Standing, Tick
 from tenure.schedules.timetable import Overdue, Timetable
+
+_PAGE = 500
 
 
 class ScheduleReads:
@@ -55,6 +57,23 @@ class ScheduleReads:
     def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
         """The outcomes of its ticks, newest first; without runs that ended since the schedule was last read."""
         return self._access.store.ticks(name, limit=limit, before=before)
+
+    def since(self, at: datetime, limit: int) -> list[TickView]:
+        """What became of the ticks of all schedules since then: the newest `limit` of them, newest first."""
+        found: list[TickView] = []
+        for health in self.healths(retired=True):
+            found += health.views(self._ticks_since(health.schedule.name, at, limit))
+        return sorted(found, key=lambda each: (each.tick.tick, each.tick.schedule), reverse=True)[:limit]
+
+    def _ticks_since(self, name: str, at: datetime, limit: int) -> Iterator[Tick]:
+        before: datetime | None = None
+        while limit > 0:
+            page = self.ticks(name, limit=min(limit, _PAGE), before=before)
+            wanted = [tick for tick in page if (tick.until or tick.tick) >= at]
+            yield from wanted
+            if len(wanted) < len(page) or len(page) < min(limit, _PAGE):
+                return
+            before, limit = page[-1].tick, limit - len(page)
 
     def overdue(self, grace: float | None = None) -> list[Overdue]:
         """Overdue schedules, the longest overdue first; `grace`: seconds, in place of each schedule's own."""

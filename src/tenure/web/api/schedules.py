@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
@@ -23,7 +23,7 @@ from tenure.web.security import Problem
 router = APIRouter(tags=["schedules"], generate_unique_id_function=operation_id)
 Count = Annotated[int, Query(ge=1, le=100, description="How many ticks.")]
 After = Annotated[AskedAt | None, Query(description="Ticks after this time instead of now.")]
-Expression = Annotated[str, Query(min_length=1, max_length=200, examples=["0 6 * * *"])]
+Expression = Annotated[str, Query(min_length=1, max_length=1000, examples=["0 6 * * *"])]
 Zone = Annotated[str, Query(min_length=1, max_length=100, examples=["Europe/Paris"])]
 
 
@@ -55,6 +55,18 @@ def get_history(
     health, sees = caller.admin.schedules.health(name), caller.user.payloads
     ticks = caller.admin.schedules.ticks(name, limit=limit, before=before)
     return models.History(payloads=shown(sees), ticks=[models.TickDone.of(each, sees) for each in health.views(ticks)])
+
+
+@router.get("/ticks")
+def get_ticks(
+    caller: Reader,
+    since: Annotated[AskedAt | None, Query(description="Only ticks since this time; default: 24 hours ago.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="The most to return.")] = 100,
+) -> models.Ticks:
+    """What became of the ticks of all schedules, newest first."""
+    sees, schedules = caller.user.payloads, caller.admin.schedules
+    found = schedules.since(since or caller.admin.now() - timedelta(days=1), limit)
+    return models.Ticks(payloads=shown(sees), ticks=[models.TickOfAll.of(each, sees) for each in found])
 
 
 @router.get("/schedules/{name}/preview", responses=can(404, 409))

@@ -133,6 +133,19 @@ class History(Model):
     ticks: list[TickDone]
 
 
+class TickOfAll(TickDone):
+    """The outcome of one tick, and whose it is."""
+
+    schedule: str
+
+
+class Ticks(Model):
+    """Newest first."""
+
+    payloads: Payloads
+    ticks: list[TickOfAll]
+
+
 class Coming(Model):
     """A future tick."""
 
