@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -264,6 +266,68 @@ def test_a_reader_that_is_gone_costs_no_run_and_no_exit_code(site: Site, options
 
     (tick,) = until(lambda: [each for each in history(site) if each.ended_at], "the end of its run") or []
     assert tick.why == "exit code 5: out"
+
+
+class _Switch(BaseHTTPRequestHandler):
+    """A dead-man's switch: it notes what it is told; under /hangs it answers when a test says so."""
+
+    told: ClassVar[list[str]] = []
+    go: ClassVar[threading.Event] = threading.Event()
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"] or 0)).decode()
+        self.told.append(f"{self.path} {body}".strip())
+        if self.path.startswith("/hangs"):
+            self.go.wait(60)
+        self.send_response(500 if self.path.startswith("/broken") else 200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def switch() -> Iterator[str]:
+    _Switch.told.clear()
+    _Switch.go.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Switch) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        _Switch.go.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.needs("file")
+def test_a_dead_mans_switch_is_told_of_the_start_and_of_the_end(site: Site, switch: str) -> None:
+    run(site, "--every", "1d", "--ping", f"{switch}/a/?k=1", command=["true"])
+    run(site, "--every", "1d", "--ping", f"{switch}/a", command=["true"])  # skipped: it proves nothing
+    run(site, "--every", "1d", "--ping", f"{switch}/b", name="b", command=["sh", "-c", "exit 3"], code=3)
+    _, err = run(site, "--every", "1d", "--ping", f"{switch}/broken", name="c", command=["true"])
+    _, quiet = run(site, "--every", "1d", "--ping", f"{switch}/broken", "--quiet", name="d", command=["true"])
+    _, refused = run(site, "--every", "1d", "--ping", "ftp://x", name="e", command=["true"], code=2)
+
+    assert _Switch.told[:4] == ["/a/start?k=1", "/a?k=1 exit code 0", "/b/start", "/b/fail exit code 3"]
+    assert "c: ping: 127.0.0.1 answers 500 to start\nc: ping: 127.0.0.1 answers 500 to success\n" in err
+    assert quiet == ""
+    assert "--ping: expected a URL" in refused
+
+
+@pytest.mark.needs("file")
+@pytest.mark.parametrize("where", ["hangs", "nobody listens"])
+def test_a_switch_that_does_not_answer_changes_nothing_for_the_command(site: Site, switch: str, where: str) -> None:
+    url = f"{switch}/hangs" if where == "hangs" else "http://127.0.0.1:9"
+    patient = f"from tenure.guards import ping; ping.REQUEST_SECONDS = ping.LAST_SECONDS = 600.0; {TENURE}"
+    call = Call(site, "--every", "1d", "--ping", url, command=["sh", "-c", "echo out; exit 3"], code=patient)
+
+    until(lambda: [tick for tick in history(site) if tick.status == "failure"], "its end on record")
+    assert call.process.poll() is None or where != "hangs"
+    if where != "hangs":
+        assert call.ended(3)[0] == b"out\n"
+        return
+    hasty = f"from tenure.guards import ping; ping.LAST_SECONDS = 0.1; {TENURE}"
+    out, err = Call(site, "--every", "1d", "--ping", url, name="other", command=["echo", "out"], code=hasty).ended(0)
+    assert (out, err) == (b"out\n", "other: ping: no answer from 127.0.0.1 within 0.1s\n")
 
 
 @pytest.mark.needs("file")

@@ -90,6 +90,7 @@ def guard(
     force: bool = False,
     quiet: bool = False,
     skip_exit: int = 0,
+    ping: str = "",
     if_unreachable: Literal["fail", "run"] = "fail",
     shared: Shared = SHARED,
 ) -> int:
@@ -115,6 +116,8 @@ def guard(
         Print nothing about skips and late runs, and show the command's output only if it fails.
     skip_exit
         The exit code of a skipped call.
+    ping
+        The URL of a dead-man's switch, such as healthchecks.io: URL/start, then URL or URL/fail is sent to it.
     if_unreachable
         What to do if the store is still unavailable after 30 s: fail (75), or run without the lock. If the store
         becomes unavailable later, the guard waits for up to two thirds of the lease.
@@ -158,6 +161,7 @@ def guard(
         quiet=quiet,
         skip_exit=skip_exit,
         unguarded=if_unreachable == "run",
+        ping=ping,
     )
     try:
         return run_command(command, schedule, opened, wishes, print_error)

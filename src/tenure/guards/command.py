@@ -38,7 +38,8 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import Cancelled, Completed, Failed, Outcome
 from tenure.core.text import clean
 from tenure.errors import GuardSkipped, StoreAway
-from tenure.guards.run import GuardedRun, Open
+from tenure.guards.ping import Ping
+from tenure.guards.run import GuardedRun, Open, nothing
 from tenure.guards.stop import Stopping
 from tenure.liveness.holder import Renewal
 from tenure.liveness.host import TOKEN_ENV, cause_of, die_with_parent, end_leftovers, kill_group, new_token, token_of
@@ -363,6 +364,7 @@ class Wishes:
     quiet: bool
     skip_exit: int
     unguarded: bool  #: run it even if the store is out of reach
+    ping: str = ""  #: the URL of a dead-man's switch
 
 
 class _End(NamedTuple):
@@ -397,6 +399,7 @@ def run_command(
         with suppress(OSError, ValueError):  # who reads our output may be gone: the command and its record go on
             echo(f"{schedule.name}: {text}")
 
+    ping = Ping(wishes.ping, nothing if wishes.quiet else say) if wishes.ping else None
     with Command(argv, quiet=wishes.quiet) as command:
         try:
             run = _begun(command, schedule, open_store, wishes, say)
@@ -404,11 +407,15 @@ def run_command(
             if not wishes.quiet:
                 say(str(skipped))
             return wishes.skip_exit
+        if ping is not None:
+            ping.tell("start")
         with command.signals() as got:
             end = _run(command, run, got, wishes)
             text = _text([output.tail() for output in command.outputs])
             if run is not None and not run.end(_outcome(end, run, wishes, text), text):
                 end = end._replace(stop=end.stop or "lease_lost", unrecorded=end.stop is None)
+        if ping is not None:
+            ping.tell("fail" if end.exit_code else "success", f"exit code {end.exit_code}")
         if wishes.quiet and end.exit_code:
             for output in command.outputs:
                 output.show()
@@ -416,10 +423,11 @@ def run_command(
             say(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
         if end.stop is not None and not end.unrecorded:
             say(_stopped(end.stop, run, wishes))
-            return end.exit_code
-        if end.unrecorded and run is not None:
+        elif end.unrecorded and run is not None:
             say(f"ended by itself ({cause_of(end.code)}), but that could not be recorded: {run.stop.why}")
-        for output in command.outputs:
+        if ping is not None:
+            ping.close()
+        for output in command.outputs if end.stop is None or end.unrecorded else ():
             output.pass_all_on()
     return end.exit_code
 

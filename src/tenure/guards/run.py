@@ -64,7 +64,7 @@ def declared(
     return schedule(valid_name(name, "guard"), cron, every=every, tz=zone, **options).but(kind="guard")
 
 
-def _nothing(*_: object) -> None:
+def nothing(*_: object) -> None:
     """The default callback."""
 
 
@@ -82,8 +82,8 @@ class GuardedRun:
         *,
         force: bool = False,
         timeout: float | None = None,
-        on_renewed: Callable[[Renewal], None] = _nothing,
-        on_asked: Callable[[], None] = _nothing,
+        on_renewed: Callable[[Renewal], None] = nothing,
+        on_asked: Callable[[], None] = nothing,
     ) -> None:
         self._schedule, self._open, self._force, self._timeout = schedule, open_store, force, timeout
         self._on_renewed = on_renewed
