@@ -34,7 +34,6 @@ CATCH_UP_WINDOW = 7 * 86_400.0
 CATCH_UP_MAX = 100
 ALERT_AFTER = 2
 BROKEN = "can't be fired"  #: the start of the reason when Tenure itself paused a schedule
-NEWER = "its rule is in a notation that this release does not know"
 _NEWER_RULE = re.compile(r"\dW|L-\d|\||except")  #: in rules that releases before 0.2 can't read, and would pause
 REPLACED = "a newer tick of its schedule replaces it"  #: the cancel reason of such a job
 
@@ -164,9 +163,10 @@ class Change:
 
     @property
     def stored(self) -> Schedule:
-        """The row to write. A rule that an older release can't read is marked, so that it leaves the schedule alone."""
+        """The row to write. A rule that an older release can't read is marked, by a value that its decoder refuses: it
+        then leaves the schedule alone, where it would pause it as broken."""
         s = self.schedule
-        return s.but(rev=s.rev + 1, unread=NEWER if _NEWER_RULE.search(s.rule) else s.unread)
+        return s.but(rev=s.rev + 1, unread=True if _NEWER_RULE.search(s.rule) else s.unread)
 
 
 class Swapped(NamedTuple):
@@ -193,11 +193,21 @@ _decode_known = msgspec.json.Decoder(_Known).decode
 def decode_schedule(text: str) -> Schedule:
     """A stored schedule; `unread` is set if a newer release wrote something this one does not know."""
     try:
-        schedule = _decode_schedule(text)
-        return schedule.but(unread="") if schedule.unread == NEWER else schedule
+        return _decode_schedule(text)
     except msgspec.ValidationError as error:
+        if (marked := _decode_marked(text)) is not None:
+            return marked
         known = _decode_known(text)
         return Schedule(name=known.name, rev=known.rev, rule=known.rule, source=known.source, unread=str(error))
+
+
+def _decode_marked(text: str) -> Schedule | None:
+    """A schedule that `Change.stored` has marked for older releases."""
+    fields = msgspec.json.decode(text)
+    try:
+        return msgspec.convert(fields | {"unread": ""}, Schedule) if fields.get("unread") is True else None
+    except msgspec.ValidationError:
+        return None
 
 
 decode_tick = msgspec.json.Decoder(Tick).decode
