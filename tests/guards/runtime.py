@@ -6,6 +6,7 @@ from __future__ import annotations
 from . import Guard, Table
 
 HERE = "unit/test_runtime_guards.py::test_"
+SEARCH = "unit/test_job_search.py::test_"
 ROSTER = "unit/test_maintenance.py::test_"
 SQLITE = "stores/sqlite/file.py"
 TABLE = Table(
@@ -124,5 +125,12 @@ TABLE = Table(
         Guard("a guard takes over only when the owner's process is gone", "guards/begin.py", "        if provably_gone(worker):\n", "        if True:\n", "unit/test_guard.py"),
         Guard("a guard's outcome is sent while its lease lasts", "guards/run.py", "while not landed and not self.stop.dead and not self.holder.over:", "while not landed and not self.stop.dead:", HERE + "a_guard_gives_up_when_its_lease_ends_while_the_store_is_unavailable"),
         Guard("what a timed-out guard returned is no success", "guards/run.py", "            case \"timeout\":\n", "            case \"timeout\" if False:\n", "unit/test_guard.py"),
+        # ── what a search may tell ──
+        Guard("who may not see arguments may not search them", "operations/job_search.py", "    if hidden and not payloads:\n", "    if False:\n", SEARCH + "a_reader_without_payloads_neither_sees_nor_searches_them"),
+        Guard("no job is found by a secret", "operations/jobs.py", "tuple(job for job in jobs if meets(job, where))", "tuple(jobs)", SEARCH + "nobody_finds_a_job_by_a_secret"),
+        Guard("no cursor tells of a secret", "operations/jobs.py", "        if len(page.jobs) == _SMALLEST < size:", "        if False:", SEARCH + "jobs_that_only_a_hidden_value_makes_candidates_move_no_cursor_off_the_batch"),
+        Guard("a bulk action takes only what its search finds", "operations/job_actions.py", "                page = self.matches(where, cursor)\n", "                page = self._access.store.search(where, limit=BATCH, cursor=cursor)\n", SEARCH + "bulk_actions_take_exactly_what_a_search_finds_and_the_trail_hides_the_value"),
+        Guard("the audit trail has no argument", "operations/job_search.py", "    text = \"***\" if condition.field in _PAYLOADS else condition.text\n", "    text = condition.text\n", SEARCH + "bulk_actions_take_exactly_what_a_search_finds_and_the_trail_hides_the_value"),
+        Guard("no script of Redis compares more than so much text", "stores/redis/lua/sift.lua", "  if compared >= most then break end\n", "", "unit/test_redis_server.py::test_no_script_compares_much_more_than_a_mebibyte_of_text"),
     ),
 )  # fmt: skip

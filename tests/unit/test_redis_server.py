@@ -48,6 +48,7 @@ from tenure.app import Tenure
 from tenure.backends import open_notifier, open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
+from tenure.core.conditions import Condition
 from tenure.core.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
 from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.notifiers.redis import RedisNotifier
@@ -687,6 +688,20 @@ def test_no_more_jobs_are_looked_at_than_one_asks_for(server: Valkey, store: Red
     assert store.search(Filter(task="rare"), within=310).jobs == ()
 
     assert commands(server)["hmget"] == 310
+
+
+def test_no_script_compares_much_more_than_a_mebibyte_of_text(server: Valkey, store: RedisStore) -> None:
+    size = reads.SIFTED // 4
+    ids = [put(store, payload=f'{{"a":"{"x" * size}{number}y"}}') for number in range(10)]
+    nowhere, last = (Filter(conditions=(Condition("payload", "a", False, text),)) for text in ("nowhere", "x9Y"))
+    store.search(nowhere)
+    commands(server)
+
+    assert store.search(nowhere).jobs == ()
+    seen = commands(server)
+    assert seen["hmget"] == 10
+    assert seen["evalsha"] == 3
+    assert [view.id for view in store.search(last).jobs] == ids[9:]
 
 
 @pytest.mark.parametrize("states", [{State.QUEUED}, {State.DEAD, State.QUEUED}])
