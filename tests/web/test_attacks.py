@@ -167,6 +167,7 @@ def test_slow_clients_take_no_place_from_the_health_page(
 ) -> None:
     """However many there are, and before the server has had the time to find them slow."""
     monkeypatch.setattr(server, "_MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(server, "_MORE", 5)
     with running(app, app) as place, ExitStack() as opened:
         at = urlsplit(place.url)
         for _ in range(46):
