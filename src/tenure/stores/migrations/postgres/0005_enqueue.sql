@@ -32,15 +32,18 @@ BEGIN
     flaw := format('task: expected letters, digits and _ . - (at most 100, a letter or _ first), got %L', enqueue.task);
     todo := 'Give the name under which the task is registered: tenure tasks lists them.';
   ELSIF enqueue.queue IS NULL OR enqueue.queue COLLATE "C" !~ right_name THEN
-    flaw := format('queue: expected letters, digits and _ . - (at most 100, a letter or _ first), got %L', enqueue.queue);
+    flaw := format('queue: expected letters, digits and _ . - (at most 100, a letter or _ first), got %L',
+      enqueue.queue);
     todo := 'Leave it out for the queue "default".';
   ELSIF enqueue.queue = 'guard' THEN
     flaw := 'queue: ''guard'' is reserved for guards, and no worker claims from it';
     todo := 'Use another name.';
   ELSIF enqueue.priority IS NULL OR enqueue.priority NOT BETWEEN -100 AND 100 THEN
-    flaw := format('priority: expected a whole number from -100 to 100 (higher runs first), got %s', coalesce(enqueue.priority::text, 'NULL'));
+    flaw := format('priority: expected a whole number from -100 to 100 (higher runs first), got %s',
+      coalesce(enqueue.priority::text, 'NULL'));
   ELSIF enqueue.max_failures IS NULL OR enqueue.max_failures < 1 THEN
-    flaw := format('max_failures: expected a whole number from 1 (1 = no retry), got %s', coalesce(enqueue.max_failures::text, 'NULL'));
+    flaw := format('max_failures: expected a whole number from 1 (1 = no retry), got %s',
+      coalesce(enqueue.max_failures::text, 'NULL'));
   ELSIF enqueue.delay IS NOT NULL AND enqueue.run_at IS NOT NULL THEN
     flaw := 'delay and run_at both say when the job is due';
     todo := 'Give only one of them.';
@@ -54,7 +57,8 @@ BEGIN
   ELSIF enqueue.timeout <= interval '0' OR enqueue.timeout > century THEN
     flaw := format('timeout: expected more than 0s and at most 100 years, got %s', enqueue.timeout);
   ELSIF length(enqueue.unique_key) NOT BETWEEN 1 AND 200 OR enqueue.unique_key COLLATE "C" ~ '[\x01-\x1f\x7f-\x9f]' THEN
-    flaw := format('unique_key: expected 1 to 200 characters without control characters, got %s characters', length(enqueue.unique_key));
+    flaw := format('unique_key: expected 1 to 200 characters without control characters, got %s characters',
+      length(enqueue.unique_key));
     todo := 'Make a shorter key: of an id, or of a hash.';
   END IF;
   IF flaw IS NOT NULL THEN
