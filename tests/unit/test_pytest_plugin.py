@@ -155,6 +155,7 @@ def test_a_store_that_has_no_such_mode_is_said_in_a_sentence(tmp_path: Path) -> 
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(900)
 def test_the_built_wheel_brings_the_plugin_and_the_command(tmp_path: Path) -> None:
     """In a throwaway environment, where nothing but the wheel and pytest was asked for."""
     root = Path(__file__).resolve().parents[2]
