@@ -92,8 +92,12 @@ def enqueue(
 
 
 def _warn_of_queue(jobs: Tenure, queue: str) -> None:
+    from tenure.operations.admin import Admin
+
     named = {task.queue for task in jobs.tasks}
-    if queue not in named and not any(queue in row.identity.queues for row in jobs.client().store.workers()):
+    client = jobs.client()
+    workers = Admin(client.store, client.notifier, jobs.settings).workers.all()
+    if queue not in named and not any(queue in row.identity.queues for row in workers):
         print_error(
             f"no task names the queue {queue}, and no live worker serves it: the job waits until one does. "
             f"The tasks name {', '.join(sorted(named))}"
