@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
+from http.client import HTTPConnection, HTTPException
 from threading import Event, Semaphore, Thread
+from time import sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +23,8 @@ from tenure.web import memo as memos
 from tenure.web import server
 from tenure.web.dashboard import create
 from tenure.web.memo import Memo
-from web.test_security import running
+from tenure.web.security import Visit
+from web.test_security import Place, running
 
 ROOT = "root-secret-0123456789"
 LONG = "9" * 5000  #: digits: more than Python makes a number of
@@ -240,8 +243,93 @@ def test_the_health_page_has_a_place_when_all_others_are_taken(app: Any, monkeyp
             busy.sendall(HELLO.replace(b"/healthz", b"/slow"))
             assert reached.acquire(timeout=60)
         assert place.client().get("/healthz").status_code == 200
-        refused = place.client().get("/jobs")
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        for path in ("/jobs", "/jobs/healthz"):
+            refused = place.client().get(path)
+            assert (refused.status_code, refused.headers.get("retry-after")) == (503, "1")
+
+
+def kept(place: Place) -> HTTPConnection:
+    """A connection that is not opened again once it was closed."""
+    at = urlsplit(place.url)
+    connection = HTTPConnection(at.hostname or "", at.port, timeout=60)
+    connection.connect()
+    connection.auto_open = 0
+    return connection
+
+
+def answers(connection: HTTPConnection) -> bool:
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().read() != b""
+    except (HTTPException, OSError):
+        return False
+
+
+def test_a_client_that_asks_now_and_then_keeps_its_connection(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(server, "monotonic", lambda: now[0])
+    with running(app, app) as place, closing(kept(place)) as client:
+        for _ in range(4):
+            assert answers(client)
+            now[0] += server._SILENT_SECONDS / 2
+        sleep(1.5)  # the server looks for idle ones every second
+        assert answers(client), "it was closed, counting from when it was opened"
+
+
+def test_the_connection_idle_for_longest_makes_room(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is not the one that was opened first."""
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 2)
+    with running(app, app) as place, closing(kept(place)) as first, closing(kept(place)) as second:
+        assert answers(first)
+        assert answers(second)
+        assert answers(first)
+        with closing(kept(place)) as third:
+            assert answers(third)
+            assert answers(first)
+            assert not answers(second)
+
+
+@pytest.mark.parametrize("pieces", [1, 2], ids=["complete", "in progress"])
+def test_clients_that_do_not_read_take_no_place_from_others(
+    pieces: int, app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(server, "_MORE", 0)
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] != "/large":
+            await app(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for left in reversed(range(pieces)):
+            await send({"type": "http.response.body", "body": bytes(16 << 20), "more_body": left > 0})
+
+    with running(large, app) as place, ExitStack() as opened:
+        at = urlsplit(place.url)
+        for _ in range(5):
+            deaf = opened.enter_context(socket.create_connection((at.hostname or "", at.port or 0), timeout=60))
+            deaf.sendall(HELLO.replace(b"/healthz", b"/large"))
+            assert deaf.recv(1)
+        assert [place.client().get("/healthz").status_code for _ in range(3)] == [200] * 3
+
+
+@pytest.mark.parametrize("root", ["", "/jobs-of-ours"])
+@pytest.mark.parametrize(
+    ("path", "seated"),
+    [
+        ("/api/v1/events", False),
+        ("/api/v1/jobs/some-job/events", False),
+        ("/api/v1/schedules/events", True),
+        ("/api/v1/jobs/events", True),
+        ("/api/v1/jobs/some-job/more/events", True),
+        ("/api/v1/events/events", True),
+        ("/api/events", True),
+        ("/jobs/events", False),
+    ],
+)
+def test_only_streams_need_no_seat_among_the_calls(root: str, path: str, seated: bool) -> None:
+    scope = {"type": "http", "method": "GET", "path": root + path, "root_path": root, "headers": []}
+    assert Visit(scope, "cookie").seated == seated
 
 
 def test_the_health_page_answers_while_the_store_hangs(app: Any) -> None:

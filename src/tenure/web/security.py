@@ -12,6 +12,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from html import escape
 from http import HTTPStatus
@@ -51,6 +52,7 @@ _ONCE = ("host", "origin", "sec-fetch-site", "authorization", "content-type", "c
 _API = ("/api", "/live", "/metrics", "/healthz", "/csp-report")
 _PLAIN = frozenset({"/api/enqueue", "/api/flush"})  #: of the original queue, whose clients know no token
 _STREAM = "text/event-stream"
+_EVENTS = re.compile(r"/api/v1/(?:jobs/[^/]+/)?events")  #: streams, which have a limit of their own
 _REPORT_EVERY = 60.0
 _SEATS = 24  #: concurrent API calls: they share 40 threads with static files, and with the host app
 _BUSY = "The store is slow to answer, and the limit of calls waiting for it is reached."
@@ -87,6 +89,18 @@ class _Gone(Exception):
     """The client disconnected before the request was complete."""
 
 
+def _root_of(scope: Scope) -> str:
+    root: str = scope.get("root_path", "")
+    return root.rstrip("/")
+
+
+def path_of(scope: Scope) -> str:
+    """The path below the root path."""
+    root, whole = _root_of(scope), str(scope["path"])
+    inside = whole == root or whole.startswith(f"{root}/")  # some hosts strip the root, some don't
+    return (whole[len(root) :] if inside else whole) or "/"
+
+
 class Visit:
     """The parts of a request that matter here. `fresh` is a cookie to set with the response."""
 
@@ -96,14 +110,12 @@ class Visit:
         self.headers: Headers = self.request.headers
         self.method: str = scope["method"]
         self.scheme: str = scope.get("scheme", "http")
-        self.root: str = scope.get("root_path", "").rstrip("/")
-        whole: str = scope["path"]
-        inside = whole == self.root or whole.startswith(f"{self.root}/")  # some hosts strip the root, some don't
-        self.path = (whole[len(self.root) :] if inside else whole) or "/"
+        self.root = _root_of(scope)
+        self.path = path_of(scope)
         self.safe = self.method in _SAFE
         self.api = any(self.path == each or self.path.startswith(f"{each}/") for each in _API)
         self.static = self.path.startswith("/static/")
-        self.seated = self.path.startswith("/api/") and not self.path.endswith("/events")
+        self.seated = self.path.startswith("/api/") and not _EVENTS.fullmatch(self.path)
         self.cookie_name = cookie_name
         self.fresh: str | None = None
 

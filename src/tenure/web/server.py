@@ -1,8 +1,9 @@
 """The HTTP server of `tenure dashboard`: uvicorn, on a socket opened here.
 
 Slow clients can't take its connections from others. One that has no request in progress is idle, whatever it sends: it
-is closed after ten seconds, and at once if it is the one idle for longest when too many are open. So a new client
-always gets a connection; if all of them are busy, only /healthz is still answered.
+is closed ten seconds after its last response, and at once if it is the one idle for longest when too many are open. If
+none is idle, the one whose client has not read its response for longest makes room. So a new client always gets a
+connection; if all of them are busy, only /healthz is still answered.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from tenure.config import host_and_port
 from tenure.errors import InvalidOption
-from tenure.web.security import Receive, Scope, Security, Send
+from tenure.web.security import Receive, Scope, Security, Send, path_of
 
 _MOST_CONNECTIONS = 1_000
 _MORE = 50  #: connections while all of those are busy: for /healthz, and to tell others so
@@ -61,13 +62,17 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _protocol(opened: Callable[[Any], None]) -> type[asyncio.Protocol]:
-    """uvicorn's protocol, which reports each new connection."""
+def _protocol(opened: Callable[[Any], None], answered: Callable[[Any], None]) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, which reports each new connection and each complete response."""
 
     class Protocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]  # one of two classes
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             opened(self)
+
+        def on_response_complete(self) -> None:
+            answered(self)
+            super().on_response_complete()
 
     return Protocol
 
@@ -82,6 +87,16 @@ def _is_unread(connection: Any) -> bool:
     return bool(connection.transport.get_write_buffer_size())
 
 
+def _is_stuck(connection: Any) -> bool:
+    """Whether it waits for nothing but its client, which would have to read."""
+    return connection.flow.write_paused or (_is_unread(connection) and not _is_busy(connection))
+
+
+def _is_gone(connection: Any) -> bool:
+    """Whether it is closed, though uvicorn doesn't know yet. One that is unread stays open until it is read."""
+    return connection.transport.is_closing() and not _is_unread(connection)
+
+
 class Server(uvicorn.Server):
     """Serves until SIGTERM or Ctrl-C, which end it normally; `ready` is called once it serves."""
 
@@ -89,7 +104,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             self._serve_one,
             interface="asgi3",
-            http=_protocol(self._opened),
+            http=_protocol(self._opened, self._answered),
             lifespan="off",
             ws="none",
             log_config=None,
@@ -101,7 +116,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app, self._ready = app, ready
         self._busy = 0  #: requests in progress
-        self._moved: dict[Any, float] = {}  #: when each connection was last seen with a request that moves on
+        self._moved: dict[Any, float] = {}  #: when each last had a request that moved on, or else when it was opened
         self._sweeping: asyncio.Task[None] | None = None
         log = logging.getLogger("uvicorn.error")
         log.setLevel(logging.ERROR)  # its warnings are about malformed requests
@@ -126,7 +141,7 @@ class Server(uvicorn.Server):
         self._ready()
 
     async def _serve_one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._busy >= _MOST_CONNECTIONS and not scope["path"].endswith("/healthz"):
+        if scope["type"] == "http" and self._busy >= _MOST_CONNECTIONS and path_of(scope) != "/healthz":
             said = f"{_MOST_CONNECTIONS} requests are in progress: try again"
             await PlainTextResponse(said, 503, {"Retry-After": "1"})(scope, receive, send)
             return
@@ -137,28 +152,40 @@ class Server(uvicorn.Server):
             self._busy -= 1
 
     def _opened(self, connection: Any) -> None:
-        """Close another one if too many are open: the one that has been idle for longest."""
-        opened = self.server_state.connections
+        """If too many are open, close another one: the one that has been idle, or else unread, for longest."""
         self._moved[connection] = monotonic()
+        if len(self.server_state.connections) <= _MOST_CONNECTIONS:
+            return
+        opened = [each for each in self.server_state.connections if not _is_gone(each)]
         if len(opened) <= _MOST_CONNECTIONS:
             return
-        idle = [each for each in opened if each is not connection and not _is_busy(each) and not _is_unread(each)]
+        others = [each for each in opened if each is not connection]
+        idle = [each for each in others if not _is_busy(each) and not _is_unread(each)]
         if idle:
-            min(idle, key=lambda each: self._moved.get(each, 0.0)).transport.abort()
+            min(idle, key=self._since).transport.close()
         elif len(opened) > _MOST_CONNECTIONS + _MORE:
-            connection.transport.abort()
+            min(filter(_is_stuck, others), key=self._since, default=connection).transport.abort()
+
+    def _answered(self, connection: Any) -> None:
+        # here too, since the sweep misses most short requests
+        self._moved[connection] = monotonic()
+
+    def _since(self, connection: Any) -> float:
+        return self._moved.get(connection, 0.0)
 
     async def _sweep(self) -> None:
         """Close connections that have been idle, or whose client has not read, for too long."""
         while True:
             now, opened = monotonic(), set[Any](self.server_state.connections)
             self._moved = {
-                each: now if _is_busy(each) and not each.flow.write_paused else self._moved.get(each, now)
-                for each in opened
+                each: now if _is_busy(each) and not _is_stuck(each) else self._moved.get(each, now) for each in opened
             }
             for each, moved in self._moved.items():
-                if now - moved > (_UNREAD_SECONDS if _is_busy(each) or _is_unread(each) else _SILENT_SECONDS):
-                    each.transport.abort()
+                if _is_busy(each) or _is_unread(each):
+                    if now - moved > _UNREAD_SECONDS:
+                        each.transport.abort()  # closing it would wait for the client to read
+                elif now - moved > _SILENT_SECONDS:
+                    each.transport.close()
             await asyncio.sleep(1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
