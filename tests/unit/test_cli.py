@@ -466,6 +466,11 @@ def test_jobs_are_found_by_what_is_in_them(run: Run, store: Store) -> None:
     assert "expected args.NAME" in run("jobs", "list", "user=4711")[2]
     assert "--args: expected NAME=VALUE" in run("jobs", "list", "--args", "user")[2]
 
+    for nothing in (" ", "", "args.user~", "args.user=", 'args~""'):
+        code, _, error = run("jobs", "cancel", "--where", nothing, "--yes")
+        assert (code, "expected a" in error) == (2, True), nothing
+        assert run("dead", "delete", "--where", nothing, "--yes")[0] == 2
+    assert found() >= {mail, dead}
     assert run("jobs", "cancel", "--where", "args.user=4711", "--yes")[0] == 0
     assert found("--state", "cancelled") == {mail}
     assert run("dead", "delete", "--args", "user=17", "--yes")[0] == 0

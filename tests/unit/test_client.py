@@ -353,6 +353,23 @@ def test_each_enqueued_job_is_logged_once_it_is_committed(rig: Rig, caplog: pyte
     ]
 
 
+def test_a_log_that_raises_hides_no_stored_job_and_many_jobs_are_few_lines(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tenure.jobs")
+    rig.client.enqueue([draft() for _ in range(500)])
+    assert len([record for record in caplog.records if record.name == "tenure.jobs"]) == 101
+
+    def broken(_: logging.LogRecord) -> bool:
+        raise KeyError
+
+    logging.getLogger("tenure.jobs").addFilter(broken)
+    try:
+        assert rig.store.get(rig.stored().id) is not None
+    finally:
+        logging.getLogger("tenure.jobs").removeFilter(broken)
+
+
 def test_jobs_of_a_transaction_are_there_and_ring_when_it_has_committed(rig: Rig) -> None:
     new = draft()
     with rig.jobs.transaction() as tx:

@@ -69,6 +69,8 @@ class Where:
 
     def filter(self, states: frozenset[State], now: datetime, words: str = "") -> Filter:
         """Raises InvalidOption."""
+        if self.where is not None and not self.where.strip():  # it would mean all jobs
+            raise InvalidOption("--where: expected a search, such as args.user=4711, got nothing")
         bounds = {"<": "since", ">": "until"}
         spans = [
             f"enqueued{sign if _is_age(text) else _OTHER[sign]}{text}"
@@ -85,7 +87,8 @@ class Where:
         return job_search.both(plain, job_search.parsed(" ".join((self.where or "", words, *spans)), now))
 
     def __bool__(self) -> bool:
-        return any((self.task, self.queue, self.text, self.where, self.args, self.since, self.until))
+        given = (self.task, self.queue, self.text, self.args, self.since, self.until)
+        return any(given) or self.where is not None
 
 
 Words = Annotated[str, Parameter(help="A search: args.NAME=…, meta.NAME~…, error~…, ended<2h; see docs/search.md.")]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 Field = Literal["payload", "meta", "result", "error", "text"]  #: `text`: error and id
-#: What JSON may write in another way than it was typed: quotes, backslashes, control characters, all but ASCII.
-_SPELLED_OTHERWISE = re.compile(r"[^ !#-\[\]-~]+")
-_SPELLED_OTHERWISE_IN_NAMES = re.compile(r"[^ !#-\-/-\[\]-~]+")  #: dots too, since they separate names
+#: What JSON may write in another way than it was typed: quotes, backslashes, control characters, all but ASCII; and
+#: what encoders of other languages escape for the sake of HTML: & ' / < >.
+_SPELLED_OTHERWISE = re.compile(r"[^ !#-%(-.0-;=?-\[\]-~]+")
+_SPELLED_OTHERWISE_IN_NAMES = re.compile(r"[^ !#-%(-\-0-;=?-\[\]-~]+")  #: dots too, since they separate names
 
 
 class Part(NamedTuple):

@@ -62,7 +62,9 @@ def parsed(text: str, now: datetime) -> Filter:
 
 def _condition(word: Word, given: dict[str, Any], now: datetime) -> Condition | None:
     """The condition that this word is; else it is stored in `given`, a filter's values."""
-    name, path, sign, text, _ = word
+    name, path, sign, text, typed = word
+    if not text and (sign != "=" or not typed.endswith('""')):  # an empty variable of a shell would mean all jobs
+        raise InvalidOption(f'search: expected a value after {typed}; an empty one is written NAME=""')
     if name in _FIELDS and sign in "=~" and (path == "" or name != "error"):
         return Condition(_FIELDS[name], path, sign == "=", text)
     if name == "text":
@@ -117,7 +119,8 @@ def both(one: Filter, other: Filter) -> Filter:
             given[f"{name}_{end}"] = nearest(times) if times else None
     states = one.states & other.states if one.states and other.states else one.states | other.states
     if not states and (one.states or other.states):
-        raise InvalidOption("search: no job is in two states; remove one of them")
+        here, there = (", ".join(sorted(where.states)) for where in (one, other))
+        raise InvalidOption(f"search: these are jobs that are {here}, and it asks for {there}; leave the state out")
     return Filter(
         **given,
         states=states,

@@ -89,7 +89,10 @@ class Stars:
         """The JSON text with its secrets starred; unchanged if it has none."""
         if _SECRET not in text and not self._secret_name(text):
             return text
-        return msgspec.json.encode(self._star(msgspec.json.decode(text))).decode()
+        try:
+            return msgspec.json.encode(self._star(msgspec.json.decode(text))).decode()
+        except (msgspec.DecodeError, RecursionError):  # stored by SQL, say: a number out of range, a depth of thousands
+            return _encode(STARS).decode()
 
     def hide_texts(self, texts: Mapping[str, str]) -> dict[str, str]:
         """Texts by name, starred where the name marks a secret."""

@@ -38,6 +38,7 @@ _jobs = logging.getLogger(JOBS)
 
 RETRY_SECONDS = 5.0  #: how long enqueues are retried while the store is unavailable
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
+MOST_LINES = 100  #: of the log, for the jobs of one call
 _LONGEST_PAUSE = 1.0
 _LONGEST_BUSY_PAUSE = 0.25  # the store waits for a held key only for a moment at each try
 _NESTED = "a second transaction can't begin: pass the first one on, as an argument"
@@ -109,10 +110,8 @@ class Client:
         """They are committed: ring, and say so."""
         self.notifier.announce(rings_of(drafts, answers))
         if _jobs.isEnabledFor(logging.INFO):
-            for draft, answer in zip(drafts, answers, strict=True):
-                about = {"job_id": answer.id, "task": draft.task, "queue": draft.queue}
-                words = "%s %s is enqueued on %s" if answer.created else "%s %s was already stored, on %s"
-                _jobs.info(words, draft.task, answer.id, draft.queue, extra=about)
+            with suppress(Exception):  # a filter or handler of the caller's: it must not look as if nothing was stored
+                _log(drafts, answers)
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
         """Store all of them or none, in one write with those of concurrent callers (gather.py)."""
@@ -312,6 +311,15 @@ def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]
     return [
         Ring("due" if state is State.SCHEDULED else "queued", queue, tuple(ids)) for (state, queue), ids in jobs.items()
     ]
+
+
+def _log(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
+    for draft, answer in zip(drafts[:MOST_LINES], answers, strict=False):
+        about = {"job_id": answer.id, "task": draft.task, "queue": draft.queue}
+        words = "%s %s is enqueued on %s" if answer.created else "%s %s was already stored, on %s"
+        _jobs.info(words, draft.task, answer.id, draft.queue, extra=about)
+    if len(drafts) > MOST_LINES:
+        _jobs.info("%d more jobs are stored in the same call", len(drafts) - MOST_LINES)
 
 
 def _own_as_created(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Enqueued]:

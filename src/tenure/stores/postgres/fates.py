@@ -32,6 +32,7 @@ class Fates:
     """Marks places in callers' transactions, and says whether what was done there has committed."""
 
     def __init__(self) -> None:
+        self._servers: dict[tuple[tuple[str, object], ...], psycopg.Connection[Any]] = {}  #: by the way to them
         self._observers: dict[str, psycopg.Connection[Any]] = {}  #: by the ids that were made on their servers
 
     def mark(self, tx: object) -> Mark:
@@ -44,9 +45,11 @@ class Fates:
         ((low, top),) = joined.execute(_IDS, (made,))
         joined.execute("SELECT lo_unlink(CAST(:p AS oid))", (made,))
         mark = Mark(joined.connection, top, _whole(int(low), int(top)))
-        if top not in self._observers:
-            self._observers[top] = _beside(joined.connection)
-        self._observers[mark.savepoint] = self._observers[top]
+        way = _way_to(joined.connection)
+        found = self._servers.get(key := tuple(sorted(way.items(), key=lambda each: each[0])))
+        if found is None:
+            found = self._servers[key] = psycopg.connect(**way, autocommit=True)
+        self._observers[top] = self._observers[mark.savepoint] = found
         return mark
 
     def of(self, xid: str) -> bool | None:
@@ -55,8 +58,9 @@ class Fates:
         return None if status == "in progress" else status == "committed"
 
     def close(self) -> None:
-        for each in set(self._observers.values()):
+        for each in self._servers.values():
             each.close()
+        self._servers.clear()
         self._observers.clear()
 
 
@@ -66,15 +70,13 @@ def _whole(low: int, top: int) -> str:
     return str(whole if whole >= top else whole + (1 << 32))
 
 
-def _beside(connection: Any) -> psycopg.Connection[Any]:
-    """Another connection to the same database."""
+def _way_to(connection: Any) -> dict[str, Any]:
+    """The parameters of another connection to the same database."""
     if is_a(connection, "asyncpg:Connection"):  # it has no public name for these
         where, who = connection._addr, connection._params
         path = PurePath(where) if isinstance(where, str) else None  # of a socket: FOLDER/.s.PGSQL.PORT
         host, port = (str(path.parent), path.suffix[1:]) if path else (str(where[0]), str(where[1]))
-        return psycopg.connect(
-            host=host, port=port, user=who.user, password=who.password, dbname=who.database, autocommit=True
-        )
+        return {"host": host, "port": port, "user": who.user, "password": who.password, "dbname": who.database}
     info = connection.info
     given: dict[str, Any] = info.dsn_parameters if hasattr(info, "dsn_parameters") else info.get_parameters()
-    return psycopg.connect(**{**given, "password": info.password}, autocommit=True)
+    return {**given, "password": info.password}
