@@ -234,6 +234,18 @@ def test_an_option_that_does_not_exist_spends_no_tick(site: Site, typo: list[str
 
 
 @pytest.mark.needs("file")
+def test_the_secrets_of_a_command_reach_it_but_no_record_and_no_message(site: Site) -> None:
+    out, _ = run(site, "--every", "1d", command=["echo", "--password=hunter2", "--token", "abc"])
+    _, err = run(site, "--every", "1d", command=["true"], code=2)
+
+    (standing,) = site.store.schedules()
+    assert out == b"--password=hunter2 --token abc\n"
+    assert "another command: echo --password=*** --token ***;" in err
+    assert standing.schedule.command == "echo --password=*** --token ***"
+    assert all("hunter2" not in run.job.payload for run in standing.runs if run.job)
+
+
+@pytest.mark.needs("file")
 def test_the_second_command_of_a_name_is_refused_and_both_are_on_record(site: Site) -> None:
     run(site, "--every", "1d", command=["sh", "-c", "echo 'a b'"])
 

@@ -451,6 +451,22 @@ def test_an_error_of_two_thousand_characters_is_a_short_line_also_in_a_pipe(
     assert "x" * 2000 in run("show", "report")[1]
 
 
+@pytest.mark.parametrize(("limit", "hint"), [(1, "--limit 10"), (2, "--limit 5"), (5, "")])
+def test_the_hint_at_more_history_is_a_limit_that_is_allowed(
+    run: Run, store: Store, timetable: Timetable, monkeypatch: pytest.MonkeyPatch, limit: int, hint: str
+) -> None:
+    timetable.put(Schedule(name="a", rule="every 1h", job=_draft()))
+    stands = timetable.get("a").schedule
+    past = [store.now() - n * HOUR for n in range(1, 7)]
+    ticks = [Tick(schedule="a", tick=at, status="missed", why="x", decided_at=at) for at in past]
+    store.change([Change(schedule=stands, ticks=tuple(ticks))])
+    monkeypatch.setattr("tenure.cli.schedules._MOST_SHOWN", 10 if limit == 1 else 5)
+
+    _, _, err = run("history", "--since", "12h", "-n", str(limit))
+
+    assert err == (f"there may be more: {hint}\n" if hint else "")
+
+
 def test_history_tells_what_became_of_each_tick_newest_first(run: Run, store: Store, timetable: Timetable) -> None:
     schedule, noon = made(timetable), datetime(2026, 5, 20, 12, tzinfo=UTC)
     put(

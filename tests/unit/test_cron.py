@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenure.errors import InvalidOption
+from tenure.ports.schedules import Change, Schedule
 from tenure.schedules import cron
 from tenure.schedules.advice import lint, outlook
 from tenure.schedules.cron import Cron, Every, Rule, epoch_seconds, read, rule
@@ -266,8 +267,39 @@ def test_names_and_white_space_are_written_one_way() -> None:
     assert Cron("  0   6\t* jan  mon-FRI ") == Cron("0 6 * JAN MON-FRI")
 
 
-def test_a_single_value_written_as_a_range_does_not_step_out_of_it() -> None:
-    assert [tick.minute for tick in Cron("5-5/20 * * * *").between(utc(2026), utc(2026, 1, 1, 1))] == [5]
+@pytest.mark.parametrize(("rule", "newer"), [
+    ("0 6 * JUL-9 *", False), ("0 6 * APR-JUL *", False), ("0 6 L-3 * *", True), ("0 6 1,L-3 * *", True),
+    ("0 6 15W * *", True), ("0 6 LW * *", False), ("0 6 * * * | 0 9 * * *", True),
+])  # fmt: skip
+def test_only_a_rule_that_older_releases_cannot_read_is_marked_for_them(rule: str, newer: bool) -> None:
+    stored = Change(schedule=Schedule(name="s", rule=str(read(rule)))).stored
+
+    assert (stored.unread is True) is newer  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        (
+            "0 6 5-5/2 * *",
+            "bad day-of-month '5-5/2', got \"0 6 5-5/2 \\* \\*\"; write 5 for one value, or 5-31/2 for steps",
+        ),
+        ("5-5/20 * * * *", "write 5 for one value, or 5-59/20"),
+        ("0 6 * * MON-MON/2", "write mon for one value, or mon-7/2"),
+        ("0 6 * * MON-1/2", "write mon for one value, or mon-7/2"),
+        ("0 6 31-L/2 * *", "write 31 for one value"),
+        ("0 6 1,5-5/1 * *", "write 5 for one value, or 5-31/1"),
+        ("0 6 5-5/0 * *", "bad day-of-month '5-5/0' in"),
+    ],
+)
+def test_a_step_of_one_value_meant_two_things_and_is_refused(expression: str, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says):
+        Cron(expression)
+
+
+def test_what_a_refused_step_suggests_can_be_read() -> None:
+    assert Cron("0 6 5 * *").times.expression.days == frozenset([5])
+    assert Cron("0 6 * * mon-7/2").times.expression.weekdays == frozenset([1, 3, 5, 7])
 
 
 @pytest.mark.parametrize(

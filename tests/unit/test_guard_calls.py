@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,16 +11,20 @@ from typing import Any
 import pytest
 
 from conformance.factories import World, draft, finish, identity
-from tenure.config import load
+from tenure.config import KEY_NAMES, load
 from tenure.core.lifecycle import EXPIRED, Cancelled, Completed, Failed, Lease, Outcome
 from tenure.errors import GuardSkipped, InvalidOption
 from tenure.guards.begin import Begun, try_to_begin
 from tenure.guards.guard import Guard
+from tenure.guards.ping import Ping
 from tenure.guards.run import declared
+from tenure.guards.words import starred
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.access import Access
 from tenure.operations.problems import problems
-from tenure.ports import Store
-from tenure.ports.schedules import Schedule, Tick
+from tenure.operations.schedules import Schedules
+from tenure.ports import Draft, Store
+from tenure.ports.schedules import Change, Schedule, Tick
 from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
 
@@ -235,6 +240,90 @@ def test_a_guard_that_was_declared_and_never_called_is_overdue(crontabs: Crontab
     assert dict(crontabs.wrong())["overdue"].endswith("and no call came")
     crontabs.call(**rule)
     assert crontabs.wrong() == []
+
+
+# ── a rule that can't be read any more ──
+
+
+@pytest.mark.parametrize("job", [None, draft(id="")], ids=["guard", "task"])
+def test_a_stored_rule_that_is_refused_now_is_told_and_a_declaration_replaces_it(
+    crontabs: Crontabs, job: Draft | None
+) -> None:
+    rule, kind = "0 6 5-5/2 * *", "guard" if job is None else "task"
+    now = crontabs.store.now()
+    due = None if job is None else now
+    stands = Schedule(name="report", rule=rule, kind=kind, job=job, since=now, next_tick=now, due_at=due)  # type: ignore[arg-type]
+    assert crontabs.store.change([Change(schedule=stands)]) == [True]
+
+    crontabs.world.advance(HOUR)
+    crontabs.table.fire_due()
+
+    health = Schedules(Access.of(crontabs.store, PollNotifier(), None, "me")).health("report")
+    assert health.rule is None
+    if job is None:
+        with pytest.raises(InvalidOption, match="write 5 for one value, or 5-31/2"):
+            crontabs.call(cron=rule)
+        crontabs.table.expect(declared("report", cron="0 6 5-31/2 * *"))
+    else:
+        assert "write 5 for one value, or 5-31/2" in dict(crontabs.wrong())["failures"]
+        crontabs.table.put(Schedule(name="report", rule="0 6 5-31/2 * *", job=job))
+    assert (crontabs.stands.rule, crontabs.stands.paused_at) == ("0 6 5-31/2 * *", None)
+
+
+# ── secrets ──
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("mysqldump --password=hunter2 --token abc shop", "mysqldump --password=*** --token *** shop"),
+        ("env 'PGPASSWORD=a b' pg_dump 'x y'", "env PGPASSWORD=*** pg_dump 'x y'"),
+        (
+            "sh -c 'PGPASSWORD=\"a b\" pg_dump x; ./y --token z; ./w'",
+            "sh -c 'PGPASSWORD=*** pg_dump x; ./y --token ***; ./w'",
+        ),
+        ("curl -H 'Authorization: Bearer x' https://u:pw@h/", "curl -H 'Authorization: ***' https://u:***@h/"),
+        ('curl -d \'{"a": 1, "token": "x y"}\' h', 'curl -d \'{"a": 1, "token": "***"}\' h'),
+        ("x --api-key -k9 --token --verbose", "x --api-key *** --token --verbose"),
+        ("helm --set=db.password=x -Dsecret=y", "helm --set=db.password=*** -Dsecret=***"),
+        ("rsync -a /srv/a host:/b '$(date +%F)'", "rsync -a /srv/a host:/b '$(date +%F)'"),
+    ],
+)
+def test_a_command_is_shown_without_its_secrets(command: str, shown: str) -> None:
+    assert starred(shlex.split(command), KEY_NAMES) == shown
+
+
+def test_names_are_those_of_the_setting() -> None:
+    words = ["x", "--pin=1", "--token=2"]
+    assert (starred(words, ["pin"]), starred(words, [])) == ("x --pin=*** --token=2", "x --pin=1 --token=2")
+
+
+def test_a_new_password_is_no_other_command(crontabs: Crontabs) -> None:
+    crontabs.until(hour=6)
+    crontabs.call(starred(["dump", "--password=one"], KEY_NAMES))
+
+    with pytest.raises(GuardSkipped):
+        crontabs.call(starred(["dump", "--password=two"], KEY_NAMES))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://[bad", "expected a URL like"),
+        ("https://hc.example:hunter2/x", "expected a URL like"),
+        ("https://hc.example:99999/x", "expected a URL like"),
+        ("https://hc.example/hunter2 x", "expected a URL like"),
+        ("ftp://hc.example/hunter2", "expected a URL like"),
+        ("https://", "expected a URL like"),
+        ("https://user:hunter2@hc.example/x", "without a user and password"),
+        ("https://hunter2@hc.example/x", "without a user and password"),
+        ("https://user:hunter2@hc.example:pw/x", "expected a URL like"),
+    ],
+)
+def test_a_ping_that_would_not_arrive_is_refused_and_its_secrets_are_not_shown(url: str, says: str) -> None:
+    with pytest.raises(InvalidOption, match=says) as refused:
+        Ping(url, print)
+    assert "hunter2" not in str(refused.value)
 
 
 def test_a_schedule_of_jobs_does_not_become_a_guard(crontabs: Crontabs) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,7 +10,6 @@ from cyclopts import App, Parameter
 
 from tenure.cli.output import plain, print_error
 from tenure.cli.shared import Shared, admin_of, print_result
-from tenure.config import redact
 from tenure.core.durations import seconds
 from tenure.core.text import clean
 from tenure.errors import InvalidOption, StoreAway, StoreError
@@ -123,6 +121,7 @@ def guard(
         becomes unavailable later, the guard waits for up to two thirds of the lease.
     """
     from tenure.guards.command import Wishes, run_command
+    from tenure.guards.words import starred
 
     if not command:
         raise InvalidOption(f"guard {name}: expected a command: tenure guard {name} --every 1d -- COMMAND…")
@@ -133,8 +132,9 @@ def guard(
     limit = None if timeout is None else seconds(timeout, "--timeout")
     if limit == 0:
         raise InvalidOption(f"--timeout: expected more than 0s, got {timeout}")
-    schedule = watched.declared(name).but(command=clean(redact(shlex.join(command)), _LONGEST_COMMAND))
+    schedule = watched.declared(name)
     settings = shared.settings(grace=grace)
+    schedule = schedule.but(command=clean(starred(command, settings.redact), _LONGEST_COMMAND))
     if settings.relative_url:
         raise InvalidOption(
             "url: cron starts this in a different folder than your shell, so expected an absolute path, like "

@@ -34,6 +34,7 @@ Name = Annotated[str, Parameter(help="The schedule.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
 SHARED = Shared()
 _MARKS, _STRIP = 10, 50
+_MOST_SHOWN = 10_000
 _SILENCE = logging.NullHandler()
 
 
@@ -173,7 +174,7 @@ def history(
     since
         Of all: only ticks since then: 12h, or a time, in UTC without a zone. Default: 24h.
     """
-    _refuse_limit(limit, 10_000)
+    _refuse_limit(limit, _MOST_SHOWN)
     if name is None:
         if before is not None:
             raise InvalidOption("--before goes with a schedule's name; for all schedules: --since")
@@ -211,8 +212,8 @@ def _history_of_all(since: str, limit: int, shared: Shared) -> int:
         print_error(f"no schedule has had a tick since {at.isoformat(timespec='seconds')}")
         return 0
     screen.show_history_of_all(views)
-    if len(views) == limit:
-        print_error(f"there may be more: --limit {limit * 10}")
+    if len(views) == limit < _MOST_SHOWN:
+        print_error(f"there may be more: --limit {min(limit * 10, _MOST_SHOWN)}")
     return 0
 
 

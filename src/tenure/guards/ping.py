@@ -27,10 +27,17 @@ class Ping:
     """Sends to URL/start, then URL or URL/fail. Example: `Ping("https://hc.example/9f2c", print).tell("start")`"""
 
     def __init__(self, url: str, say: Callable[[str], None]) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        # No message shows the URL: whoever knows it can say that a command has run, or has failed.
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a bracket without its twin, a port that is no number
+            valid = False
+        if not valid or not url.isprintable() or " " in url:
             raise InvalidOption("--ping: expected a URL like https://hc-ping.com/9f2c…, with http or https")
-        self._parts, self._host, self._say = parts, parts.hostname, say
+        if "@" in parts.netloc:
+            raise InvalidOption("--ping: expected a URL without a user and password; they would not be sent")
+        self._parts, self._host, self._say = parts, parts.hostname or "", say
         self._unsent = SimpleQueue[tuple[What, str] | None]()
         self._thread: threading.Thread | None = None
 

@@ -34,7 +34,7 @@ CATCH_UP_WINDOW = 7 * 86_400.0
 CATCH_UP_MAX = 100
 ALERT_AFTER = 2
 BROKEN = "can't be fired"  #: the start of the reason when Tenure itself paused a schedule
-_NEWER_RULE = re.compile(r"\dW|L-\d|\||except")  #: in rules that releases before 0.2 can't read, and would pause
+_NEWER_RULE = re.compile(r"\dW|(?<![A-Z])L-\d|\||except")  #: releases before 0.2 can't read it, but JUL-9 they can
 REPLACED = "a newer tick of its schedule replaces it"  #: the cancel reason of such a job
 
 

@@ -30,7 +30,7 @@ from tenure.core import durations
 from tenure.core.durations import Duration
 from tenure.errors import InvalidOption
 from tenure.ports.schedules import Dst
-from tenure.schedules.expression import FIELDS, MACROS, BadField, Expression
+from tenure.schedules.expression import FIELDS, MACROS, BadField, Expression, OneValueStep
 from tenure.schedules.zones import DAY, EARLIEST, LATEST, Change, changes_after, changes_back, offset_at, zone_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -158,6 +158,8 @@ def _refuse(expression: str, error: ValueError) -> InvalidOption:
             f"which has {len(parts)}"
         )
     name, part = error.name, error.part
+    if isinstance(error, OneValueStep):
+        return InvalidOption(f"cron: bad {name} {part.lower()!r}, {got}; write {error.meant.lower()}")
     if re.match(r"[HR](\b|\()", part):
         return InvalidOption(f"cron: {got}; instead of {part[0]}, choose a number, or spread the runs with jitter")
     if "?" in part:

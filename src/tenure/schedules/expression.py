@@ -49,6 +49,14 @@ class BadField(ValueError):
         self.name, self.part = name, part
 
 
+class OneValueStep(BadField):
+    """`5-5/2`: other crons read it as 5, 7, 9 and so on, and a range says only 5. So it is neither."""
+
+    def __init__(self, name: str, part: str, begin: str, step: str) -> None:
+        super().__init__(name, part)
+        self.meant = f"{begin} for one value, or {begin}-{_BOUNDS[name][1]}/{int(step)} for steps up to the end"
+
+
 class _Read(NamedTuple):
     """A term of a field: its numbers, how it is written, and its special days as in `Expression`."""
 
@@ -171,6 +179,8 @@ def _term(name: str, part: str, text: str) -> _Read:
     if name == _DAY and end == "L":
         text, end = f"{begin}-31{slash}{step_text}", "31"
     last = _value(name, part, end)
+    if slash and last == first:
+        raise OneValueStep(name, part, begin, step_text)
     if last >= first:
         return _Read(frozenset(range(first, last + 1)[::step]), text)
     return _wrapped(name, begin, end, [first, last], step)
