@@ -28,13 +28,16 @@ class Ping:
 
     def __init__(self, url: str, say: Callable[[str], None]) -> None:
         # No message shows the URL: whoever knows it can say that a command has run, or has failed.
+        strange = InvalidOption("--ping: expected a URL like https://hc-ping.com/9f2c…, with http or https")
         try:
             parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            port = parts.port
         except ValueError:  # a bracket without its twin, a port that is no number
-            valid = False
-        if not valid or not url.isprintable() or " " in url:
-            raise InvalidOption("--ping: expected a URL like https://hc-ping.com/9f2c…, with http or https")
+            raise strange from None
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise strange
+        if not url.isprintable() or " " in url:
+            raise strange
         if "@" in parts.netloc:
             raise InvalidOption("--ping: expected a URL without a user and password; they would not be sent")
         self._parts, self._host, self._say = parts, parts.hostname or "", say

@@ -72,7 +72,7 @@ def _protocol(opened: Callable[[Any], None], answered: Callable[[Any], None]) ->
 
         def on_response_complete(self) -> None:
             answered(self)
-            super().on_response_complete()
+            super().on_response_complete()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
 
     return Protocol
 
