@@ -482,7 +482,8 @@ class Judge:
         pid = int(each.worker_id.split("-")[-2])
         # On a machine too busy to renew, leases end and their workers with them; that no two overlapped is seen above.
         if each.outcome == "crashed" and pid not in self.killed and not each.error.startswith("the lease of"):
-            yield f"attempt {each.attempt} has crashed, and nobody killed {each.worker_id}: {each.error}"
+            log = self.site.log_of(each.worker_id)
+            yield f"attempt {each.attempt} has crashed, and nobody killed {each.worker_id}: {each.error}\n{log}"
         word = {"failed": "raised", "snoozed": "snoozed"}.get(each.outcome)
         if word is not None and word not in said:
             yield f"attempt {each.attempt} has {each.outcome}: {each.error}; the ledger says {sorted(said)}"

@@ -209,6 +209,11 @@ class Site:
     def logs(self) -> str:
         return "\n".join(f"── {each._log.name}\n{each.log()[-3000:]}" for each in self._supervisors)
 
+    def log_of(self, word: str) -> str:
+        """What the supervisors have logged about it, such as a worker."""
+        lines = (line for each in self._supervisors for line in each.log().splitlines() if word in line)
+        return "\n".join(lines)[:3000]
+
     def go(self) -> None:
         """Tell the handlers that wait."""
         (self.folder / "go").touch()
