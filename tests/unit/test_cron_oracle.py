@@ -270,7 +270,8 @@ def expression(rng: random.Random) -> str:
 
     def span(low: int, high: int, step: str = "") -> str:
         begin = rng.randint(low, high)
-        return f"{begin}-{rng.randint(begin, high)}{step}"
+        end = rng.randint(begin, high)
+        return f"{begin}-{end}{step if end > begin else ''}"
 
     minute = rng.choices(
         ["*", f"*/{rng.randint(2, 70)}", values(list(range(60)), 3), "0", "30", span(0, 59, f"/{rng.randint(2, 20)}"),

@@ -54,7 +54,9 @@ class OneValueStep(BadField):
 
     def __init__(self, name: str, part: str, begin: str, step: str) -> None:
         super().__init__(name, part)
-        self.meant = f"{begin} for one value, or {begin}-{_BOUNDS[name][1]}/{int(step)} for steps up to the end"
+        last = f"{_BOUNDS[name][1]}"
+        steps = "" if begin == last else f", or {begin}-{last}/{int(step)} for steps up to the end"
+        self.meant = f"{begin} for one value{steps}"
 
 
 class _Read(NamedTuple):
