@@ -104,7 +104,11 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
     for pid in victims:
         send(pid, signal.SIGCONT)
     continued_at = boot()
-    site.until(lambda: max(line.at for line in site.lines(job, attempt=2)) > continued_at + 1, "its successor to go on")
+    # On a machine too slow to renew in time, the successor has a successor.
+    site.until(
+        lambda: max(line.at for line in site.lines(job) if line.attempt > 1) > continued_at + 1,
+        "its successor to go on",
+    )
     site.go()
 
     (view,) = site.ended(job)
@@ -115,7 +119,7 @@ def test_frozen_code_does_not_run_beside_its_successor(site: Site, tell: Tell, f
         f"attempt 2 began {successor - frozen_at:.2f} s after the freeze (lease {LEASE:g} s); "
         f"{len(beside)} lines of old code beside it, up to {overlap * 1000:.0f} ms after SIGCONT"
     )
-    assert (view.state, view.attempt) == ("completed", 2)
+    assert (view.state, view.attempt >= 2) == ("completed", True)
     # A second of it at a line every 50 ms: what the machine makes of that second is not the code's doing.
     assert len(beside) < 20
     if frozen != "both":

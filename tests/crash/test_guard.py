@@ -475,9 +475,11 @@ def test_what_has_left_the_group_of_a_killed_guards_command_ends_too(site: Site)
 
 @pytest.mark.needs("server")
 def test_the_lock_of_a_lost_host_holds_until_its_lease_ends_and_no_longer(site: Site) -> None:
-    call = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS], host="host-1", lease=f"{LEASE}s")
+    command = ["sh", "-c", f"[ -e lost ] || {{ {WAITS}; }}"]
+    call = Call(site, "--every", OFTEN, command=command, host="host-1", lease=f"{LEASE}s")
     pids(site, 2)
     call.kill()
+    (site.folder / "lost").touch()
     locked_until = site.store.schedules(["report"])[0].runs[0].locked_until
     assert locked_until is not None
 
@@ -486,7 +488,7 @@ def test_the_lock_of_a_lost_host_holds_until_its_lease_ends_and_no_longer(site: 
     while 0 not in answers:
         assert called_at <= locked_until, f"it had ended before the last of these calls: {answers}"
         called_at = site.store.now()
-        second = Call(site, "--every", OFTEN, "--skip-exit", "7", command=["true"], host="host-2", lease=f"{LEASE}s")
+        second = Call(site, "--every", OFTEN, "--skip-exit", "7", command=command, host="host-2", lease=f"{LEASE}s")
         second.process.communicate(timeout=30)
         answers.append(second.process.returncode)
 
