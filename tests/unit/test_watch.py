@@ -52,10 +52,16 @@ def rig() -> Iterator[Rig]:
     rig.watch.close()
 
 
+def _stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the time that it is: a leap would end whatever else counts by it in this process."""
+    now = time.monotonic()
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+
+
 def test_looks_at_a_job_grow_rarer_up_to_five_a_second(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a clock that stands: what a look takes does not count."""
     (job_id,) = rig.put()
-    monkeypatch.setattr(module.time, "monotonic", lambda: 1000.0)
+    _stop_the_clock(monkeypatch)
     looks = module._Looks(rig.look)
     looks.take(module._Waiter(job_id, "", True, float("inf"), lambda _: None), comes=True)
     pauses = list[float]()
@@ -176,7 +182,7 @@ def test_the_time_a_caller_gave_is_over_although_nothing_has_changed(rig: Rig) -
 
 
 def test_a_clock_that_a_test_has_stopped_stops_no_look(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.time, "monotonic", lambda: 1000.0)
+    _stop_the_clock(monkeypatch)
     (job_id,) = rig.put()
 
     with ThreadPoolExecutor(1) as threads:
