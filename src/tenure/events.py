@@ -7,7 +7,8 @@ events.subscribe(JobDied, lambda event: page_someone(str(event)))
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
@@ -28,6 +29,8 @@ class Running(NamedTuple):
 
 
 JOBS = "tenure.jobs"  #: the logger of what goes well: INFO for each enqueued and each completed job
+_jobs = logging.getLogger(JOBS)
+LogLine = tuple[str, tuple[object, ...], Mapping[str, object]]  #: a template, its values, the fields of the record
 MISFIT = "arguments fit no worker's code"  #: how the reason of such a snooze begins
 #: The explanation of each rescue cause.
 RESCUE_REASONS: Mapping[str, str] = {
@@ -39,6 +42,17 @@ RESCUE_REASONS: Mapping[str, str] = {
 
 #: Set by the executor around each attempt. The tasks and threads that a handler starts inherit it.
 current: ContextVar[Running | None] = ContextVar("tenure_current_job", default=None)
+
+
+def log_jobs(lines: Iterable[LogLine]) -> None:
+    """Log what went well. The lines are made only if somebody wants them.
+
+    A filter or handler of the program's own may raise: what is stored is stored, and the engine goes on.
+    """
+    if _jobs.isEnabledFor(logging.INFO):
+        for template, values, fields in lines:
+            with suppress(Exception):
+                _jobs.info(template, *values, extra=fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -486,6 +486,22 @@ def test_a_worker_logs_what_has_completed_where_somebody_listens(here: Path, cap
     assert (said[1].__dict__["job_id"], said[1].__dict__["attempt"]) == (str(handle.id), 1)
 
 
+def test_a_filter_of_the_programs_own_that_raises_stops_no_worker(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(record: logging.LogRecord) -> bool:
+        raise RuntimeError(f"no {record.getMessage()}")
+
+    caplog.set_level(logging.INFO, "tenure.jobs")
+    jobs = Tenure("sqlite:///tenure.db", notifier="poll")
+    nothing = jobs.task(lasting_no_time)
+    log = logging.getLogger("tenure.jobs")
+    log.addFilter(refuse)
+    try:
+        with jobs, jobs.worker():
+            assert [nothing.enqueue(number).result(f"{PATIENT}s") for number in range(3)] == [0, 1, 2]
+    finally:
+        log.removeFilter(refuse)
+
+
 def test_an_embedded_worker_declares_and_fires_and_the_handler_sees_its_tick(here: Path) -> None:
     runs = Runs()
     with scheduled("200ms", runs) as jobs, jobs.worker():

@@ -6,7 +6,6 @@ Concurrent `aenqueue` calls share a write (gather.py). The notifier rings after 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import warnings
 from collections import defaultdict
@@ -24,7 +23,7 @@ from tenure.config import Settings, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
-from tenure.events import JOBS, current
+from tenure.events import LogLine, current, log_jobs
 from tenure.ports import Draft, Enqueued, Notifier, Ring, Status, Store, Update
 from tenure.tasks.gather import Gatherer
 from tenure.tasks.loops import awaited, settled
@@ -33,8 +32,6 @@ from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
 from tenure.tasks.watch import RETURNED, Watch
 
 T = TypeVar("T")
-
-_jobs = logging.getLogger(JOBS)
 
 RETRY_SECONDS = 5.0  #: how long enqueues are retried while the store is unavailable
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
@@ -109,9 +106,7 @@ class Client:
     def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
         """They are committed: ring, and say so."""
         self.notifier.announce(rings_of(drafts, answers))
-        if _jobs.isEnabledFor(logging.INFO):
-            with suppress(Exception):  # a filter or handler of the caller's: it must not look as if nothing was stored
-                _log(drafts, answers)
+        log_jobs(_lines(drafts, answers))
 
     async def aenqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]:
         """Store all of them or none, in one write with those of concurrent callers (gather.py)."""
@@ -313,13 +308,13 @@ def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]
     ]
 
 
-def _log(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
+def _lines(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> Iterable[LogLine]:
     for draft, answer in zip(drafts[:MOST_LINES], answers, strict=False):
         about = {"job_id": answer.id, "task": draft.task, "queue": draft.queue}
         words = "%s %s is enqueued on %s" if answer.created else "%s %s was already stored, on %s"
-        _jobs.info(words, draft.task, answer.id, draft.queue, extra=about)
+        yield words, (draft.task, answer.id, draft.queue), about
     if len(drafts) > MOST_LINES:
-        _jobs.info("%d more jobs are stored in the same call", len(drafts) - MOST_LINES)
+        yield "%d more jobs are stored in the same call", (len(drafts) - MOST_LINES,), {}
 
 
 def _own_as_created(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Enqueued]:

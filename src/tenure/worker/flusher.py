@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
 from tenure.core.lifecycle import Completed, Crashed, Failed, Released, State, outcome_name
 from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
-from tenure.events import JOBS, AttemptFailed, Events, JobDied, JobRescued, LeaseRefused, Running
+from tenure.events import (
+    AttemptFailed,
+    Events,
+    JobDied,
+    JobRescued,
+    LeaseRefused,
+    LogLine,
+    Running,
+    log_jobs,
+)
 from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Rescued, Ring
 from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
@@ -20,7 +28,6 @@ from tenure.worker.tally import Tally
 
 BUSY_SECONDS = 1.0
 _TASK = attrgetter("claimed.task")
-_jobs = logging.getLogger(JOBS)
 
 
 class OutcomeFlusher:
@@ -51,16 +58,11 @@ class OutcomeFlusher:
         answers = await self._store(batch, ends)
         others: list[tuple[End, Answer]] = []  # all but plain completions
         busy: list[End] = []
-        logs = _jobs.isEnabledFor(logging.INFO)
         for end, answer in zip(ends, answers, strict=True):
             if isinstance(answer, Busy):
                 busy.append(end)
             elif type(end.outcome) is not Completed or type(answer) is NotLanded:
                 others.append((end, answer))
-            elif logs:
-                job = end.claimed
-                about = Running(job.id, job.task, job.queue, job.attempt, end.lease.worker_id)._asdict()
-                _jobs.info("%s %s has completed, attempt %d", job.task, job.id, job.attempt, extra=about)
         self._count(ends, [end for end, _ in others] + busy)
         rings = set[Ring]()
         for end, answer in others:
@@ -71,6 +73,7 @@ class OutcomeFlusher:
                 rings.add(Ring("due", end.claimed.queue))
         if rings:
             self._notifier.announce(rings)
+        log_jobs(_completed(ends, answers))
         slots, set_aside = self._slots, self._slots.backlog.busy
         if busy:
             set_aside.update((end.lease, end) for end in busy)
@@ -160,6 +163,14 @@ class OutcomeFlusher:
                 known = answer.retried._asdict() if answer.retried is not None else {}
                 failures = job.failures + 1
                 self._events.emit(AttemptFailed(**about, error=error, failures=failures, **known, exception=raised))
+
+
+def _completed(ends: Iterable[End], answers: Iterable[Answer | Busy]) -> Iterable[LogLine]:
+    for end, answer in zip(ends, answers, strict=True):
+        if type(end.outcome) is Completed and type(answer) is Landed:
+            job = end.claimed
+            about = Running(job.id, job.task, job.queue, job.attempt, end.lease.worker_id)._asdict()
+            yield "%s %s has completed, attempt %d", (job.task, job.id, job.attempt), about
 
 
 def _size(end: End) -> int:
