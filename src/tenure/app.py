@@ -44,7 +44,7 @@ from tenure.tasks.task import NewJob, returned
 from tenure.worker.program import Program
 
 if TYPE_CHECKING:
-    from tenure.guards.guard import Guard
+    from tenure.guards.guard import Guard, GuardOptions
     from tenure.schedules.timetable import Declared
     from tenure.tasks.client import Client
     from tenure.tasks.registry import TaskDecorator
@@ -137,38 +137,18 @@ class Tenure(ByName):
         make(name or "jobs.schedule")  # so an error points at this call, even if the decorator is never applied
         return lambda target: self._declarations.add(target, name, make, place)
 
-    def guard(
-        self,
-        name: str,
-        *,
-        every: Duration | None = None,
-        cron: str | None = None,
-        tz: str = "UTC",
-        timeout: Duration | None = None,
-        alert_after: int | None = None,
-        overdue_after: Duration | None = None,
-        too_long: Duration | None = None,
-    ) -> Guard:
+    def guard(self, name: str, **options: Unpack[GuardOptions]) -> Guard:
         """Guard a function that another scheduler calls: one run at a time on all hosts, each tick once, all recorded.
 
         Example: `@jobs.guard("daily-report", every="1d")` above a function, plain or async; a skipped call returns
-        None. `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped instead. Alerts: after one failure,
-        when no call has come 5 minutes after its time, and when a run still runs at its next two ticks; other limits
-        are `alert_after` (a number), `overdue_after` and `too_long`. Raises InvalidOption.
+        None. `with jobs.guard("sync", every="5m") as job:` raises GuardSkipped instead. `cron="0 6 * * *"` with `tz`
+        gives times instead of `every`; `timeout` limits a run. Alerts: after one failure, when no call has come
+        5 minutes after its time, and when a run still runs at its next two ticks; other limits are `alert_after`
+        (a number), `overdue_after` and `too_long`. Raises InvalidOption.
         """
         from tenure.guards.guard import Guard
 
-        return Guard(
-            name,
-            every=every,
-            cron=cron,
-            tz=tz,
-            timeout=timeout,
-            alert_after=alert_after,
-            overdue_after=overdue_after,
-            too_long=too_long,
-            open=self._connect,
-        )
+        return Guard(name, open=self._connect, **options)
 
     def _connect(self) -> tuple[Store, Notifier, Settings]:
         if self._testing is not None:

@@ -127,6 +127,12 @@ def test_the_options_that_are_named_are_those_of_using() -> None:
     assert set(USING) == set(inspect.signature(Task.using).parameters) - {"self", "unknown"}
 
 
+def test_a_guard_names_the_nearest_option(app: Tenure) -> None:
+    words = said(lambda: app.guard("report", every="1d", overdue="5m"), InvalidOption)  # type: ignore[call-arg]
+
+    assert words == "jobs.guard: there is no option 'overdue'; did you mean overdue_after=?"
+
+
 @pytest.mark.parametrize("option", ["countdown", "delay", "queue", "eta"])
 def test_an_option_among_the_arguments_says_where_options_go(add: Any, option: str) -> None:
     words = said(lambda: add.bind(1, 2, **{option: 5}), TypeError)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial, wraps
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 import msgspec
 
@@ -20,9 +20,10 @@ from tenure.core.durations import Duration, seconds
 from tenure.core.lifecycle import GUARD, Cancelled, Outcome
 from tenure.errors import GuardSkipped, InvalidOption, JobStopped, LeaseLost, TenureError
 from tenure.events import Running, current
-from tenure.guards.run import GuardedRun, Open, declared
+from tenure.guards.run import GuardedRun, GuardRule, Open, declared
 from tenure.guards.stop import Stopping
 from tenure.ports import Claimed, Progress
+from tenure.tasks.hints import unknown_option
 from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop, settled
 
@@ -201,6 +202,12 @@ def _described(error: BaseException | None) -> str:
     return "" if error is None else describe(error)
 
 
+class GuardOptions(GuardRule, total=False):
+    """The options of `jobs.guard`. None means the default."""
+
+    timeout: Duration | None  #: a run that takes longer is asked to stop
+
+
 class Guard:
     """Runs a function or a block at most once a tick, and never twice at a time, across all hosts.
 
@@ -214,24 +221,14 @@ class Guard:
         self,
         name: str,
         *,
-        every: Duration | None = None,
-        cron: str | None = None,
-        tz: str = "UTC",
-        timeout: Duration | None = None,
-        alert_after: int | None = None,
-        overdue_after: Duration | None = None,
-        too_long: Duration | None = None,
         open: Open,  # noqa: A002
+        timeout: Duration | None = None,
+        **rule: Unpack[GuardRule],
     ) -> None:
-        self.schedule = declared(
-            name,
-            every=every,
-            cron=cron,
-            tz=tz,
-            alert_after=alert_after,
-            overdue_after=overdue_after,
-            too_long=too_long,
-        )
+        known = GuardOptions.__annotations__
+        if unknown := [option for option in rule if option not in known]:
+            raise unknown_option("jobs.guard", unknown[0], known)
+        self.schedule = declared(name, **rule)
         self.timeout = None if timeout is None else seconds(timeout, "timeout")
         if self.timeout == 0:
             raise InvalidOption(f"timeout: expected more than 0s, got {timeout!r}")

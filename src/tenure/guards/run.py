@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from random import random
 from time import sleep
+from typing import TypedDict, Unpack
 
 from tenure.config import Settings, valid_name
 from tenure.core.clock import system_clock
@@ -46,22 +47,27 @@ _NEVER = float("inf")
 _log = logging.getLogger("tenure.guard")
 
 
-def declared(
-    name: str,
-    *,
-    every: Duration | None = None,
-    cron: str | None = None,
-    tz: str = "UTC",
-    alert_after: int | None = None,
-    overdue_after: Duration | None = None,
-    too_long: Duration | None = None,
-) -> Schedule:
+class GuardRule(TypedDict, total=False):
+    """When a guard's code may run, and what is alerted on. None means the default."""
+
+    every: Duration | None
+    cron: str | None
+    tz: str  #: of `cron`: UTC
+    alert_after: int | None  #: alert after this many failures in a row: 1
+    overdue_after: Duration | None  #: alert when no call has come this long after its time: 5 minutes
+    too_long: Duration | None  #: alert on a run that takes longer; default: that still runs at its next two ticks
+
+
+def declared(name: str, **rule: Unpack[GuardRule]) -> Schedule:
     """The schedule that a guard with this rule declares. Raises InvalidOption."""
-    options = Options(alert_after=alert_after or ALERT_AFTER, grace=overdue_after, too_long=too_long)
+    every, alert_after = rule.get("every"), rule.get("alert_after")
     if alert_after == 0:
         raise InvalidOption("alert_after: expected a whole number from 1 to 10,000, got 0")
-    zone = tz if every is None else "UTC"
-    return schedule(valid_name(name, "guard"), cron, every=every, tz=zone, **options).but(kind="guard")
+    options = Options(
+        alert_after=alert_after or ALERT_AFTER, grace=rule.get("overdue_after"), too_long=rule.get("too_long")
+    )
+    zone = rule.get("tz", "UTC") if every is None else "UTC"
+    return schedule(valid_name(name, "guard"), rule.get("cron"), every=every, tz=zone, **options).but(kind="guard")
 
 
 def nothing(*_: object) -> None:
