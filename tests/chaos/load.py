@@ -211,7 +211,7 @@ class Avalanche(Load):
     async def prepare(self) -> None:
         jobs = max(100, round(300_000 * self.scale))
         began, prefix = time.monotonic(), self.key("wave-")
-        await self._some(min(BATCH, jobs), self.key("first-"), datetime.now(UTC))
+        await self._some(min(BATCH, jobs), self.key("first-"), datetime.now(UTC), priority=-1)  # behind the wave
         took = time.monotonic() - began
         due = datetime.now(UTC) + timedelta(seconds=5 + 1.5 * took * jobs / BATCH)
         for first in range(0, jobs, BATCH):
@@ -219,8 +219,8 @@ class Avalanche(Load):
         pen().note("wave", key=prefix, due=due.timestamp(), jobs=jobs)
         await asyncio.sleep(max(0.0, due.timestamp() - time.time() - 2.0))  # the faults begin when it is near
 
-    async def _some(self, count: int, prefix: str, due: datetime) -> None:
-        task = workload.brief.using(queue=profiles.LOAD, run_at=due)
+    async def _some(self, count: int, prefix: str, due: datetime, priority: int = 0) -> None:
+        task = workload.brief.using(queue=profiles.LOAD, run_at=due, priority=priority)
         keys = [f"{prefix}-{next(self._numbers)}" for _ in range(count)]
         await self.many([(key, task.bind(key)) for key in keys])
 

@@ -60,7 +60,7 @@ def test_a_failure_is_charged_and_tried_again_later(world: World) -> None:
     assert view.ended_at is None
 
 
-def test_whoever_reports_a_failure_hears_of_its_retry(store: Store) -> None:
+def test_the_answer_to_a_failure_says_when_it_is_retried(store: Store) -> None:
     asked, drawn, last = running(store), running(store, max_failures=2, retry_base=8.0), running(store, max_failures=1)
 
     ends = [(asked, Failed("limited", retry_in=90.0)), (drawn, Failed("boom")), (last, Failed("boom"))]

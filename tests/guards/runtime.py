@@ -149,7 +149,7 @@ TABLE = Table(
         Guard("a lost Django connection costs no later attempt", "django/connections.py", "def _before() -> None:\n", "def _before() -> None:\n    return\n", "django/test_connections.py"),
         Guard("live streams keep to their cap when many open at once", "web/live.py", "        if self.taken >= MOST_WATCHERS:\n", "        if False:\n", "web/test_api.py -k 'come_at_once'"),
         Guard("an idle connection makes room for a new one", "web/server.py", "        if idle:\n", "        if False:\n", "web/test_attacks.py -k 'no_place_from_the_health_page or has_a_place'"),
-        Guard("who is slow is sent away", "web/server.py", "    return connection.cycle is not None and not connection.cycle.response_complete\n", "    return connection.cycle is not None\n", "web/test_attacks.py -k 'who_is_slow_is_sent_away'"),
+        Guard("a slow client is disconnected", "web/server.py", "    return connection.cycle is not None and not connection.cycle.response_complete\n", "    return connection.cycle is not None\n", "web/test_attacks.py -k 'client_that_sends_too_slowly'"),
         Guard("a job's events hide its result from who may not see payloads", "web/models/jobs.py", "result=read(update.result, payloads))", "result=read(update.result, True))", "web/test_job_events.py -k 'payloads'"),
     ),
 )  # fmt: skip

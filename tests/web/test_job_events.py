@@ -245,7 +245,7 @@ def test_a_silent_stream_is_kept_alive_and_ends_after_a_while(
 def test_a_store_that_goes_away_is_told_and_the_stream_goes_on(
     store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both for who watches already and for who comes meanwhile."""
+    """Both for a client that watches already and for one that comes meanwhile."""
     monkeypatch.setattr(watches, "AWAY_SECONDS", 0.0)
     lease, looks, away = running(store), store.updates, False
 

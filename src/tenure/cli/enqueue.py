@@ -93,11 +93,14 @@ def enqueue(
 
 def _warn_of_queue(jobs: Tenure, queue: str) -> None:
     from tenure.operations.admin import Admin
+    from tenure.operations.workers import serves
 
     named = {task.queue for task in jobs.tasks}
+    if queue in named:
+        return
     client = jobs.client()
     workers = Admin(client.store, client.notifier, jobs.settings).workers.all()
-    if queue not in named and not any(queue in row.identity.queues for row in workers):
+    if not any(serves(queue, row) for row in workers):
         print_error(
             f"no task names the queue {queue}, and no live worker serves it: the job waits until one does. "
             f"The tasks name {', '.join(sorted(named))}"

@@ -396,7 +396,7 @@ def run_command(
     """
 
     def say(text: str) -> None:
-        with suppress(OSError, ValueError):  # who reads our output may be gone: the command and its record go on
+        with suppress(OSError, ValueError):  # the reader of our output may be gone: the command and its record go on
             echo(f"{schedule.name}: {text}")
 
     ping = Ping(wishes.ping, nothing if wishes.quiet else say) if wishes.ping else None

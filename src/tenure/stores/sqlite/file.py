@@ -495,7 +495,7 @@ class DatabaseFile:
         self._refuse_inside("a second transaction")
         transaction = Transaction(self)
         try:
-            with self._turn:  # not for longer: whoever has the turn next waits for the end of this transaction
+            with self._turn:  # not for longer: the next holder of the turn waits for the end of this transaction
                 self._wait_for_transaction()
                 self._transaction = _inside[transaction.thread] = transaction
                 transaction.begin(self._writing_connection())
