@@ -1,10 +1,12 @@
 """How late is each duty of the maintenance while jobs fall due without pause?
 
     python -m bench.duties sqlite postgres redis --rate 150 --latency 0.003 --seconds 15
+    python -m bench.duties sqlite postgres redis --at-once 300000
 
 For each store: a thread stores `--rate` jobs a second that fall due one to two seconds later, and the maintenance runs
-as in a supervisor. What is printed for a duty is its longest wait between two turns. `--latency` delays each direction
-of the connection, on servers; SQLite has none.
+as in a supervisor. With `--at-once`, so many jobs are due before it begins, and it runs until all are promoted. What is
+printed for a duty is its longest wait between two turns. `--latency` delays each direction of the connection, on
+servers; SQLite has none.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from random import random
@@ -30,6 +33,7 @@ from servers import shared_postgres, shared_valkey
 from tenure.backends import connect, open_store
 from tenure.config import Settings, load
 from tenure.core.ids import new_id
+from tenure.core.lifecycle import State
 from tenure.events import Events
 from tenure.maintenance import maintenance as module
 from tenure.maintenance.maintenance import Maintenance
@@ -41,6 +45,7 @@ VERBS = {"promote": "promotion", "rescue": "rescue", "due": "ticks", "prune": "p
 PRUNE_SECONDS = 2.0  #: of 60, so that a short run has several
 LEASE = 6.0  #: a scan a second
 EVERY = 0.05
+BATCH = 5000
 
 
 class Noted:
@@ -94,21 +99,44 @@ def trickle(store: Store, rate: int, until: float) -> None:
         time.sleep(EVERY)
 
 
-def run(kind: str, asked: Namespace) -> dict[str, float]:
+def avalanche(store: Store, count: int) -> None:
+    due = store.now() + timedelta(seconds=5.0)
+    for first in range(0, count, BATCH):
+        many = range(min(BATCH, count - first))
+        store.enqueue([Draft(id=new_id(), task="t", payload="{}", run_at=due) for _ in many])
+    time.sleep(max(0.0, (due - store.now()).total_seconds()))
+
+
+def gone(store: Store, noted: Noted) -> float:
+    """Wait until nothing is due later. Returns for how long the promotion worked."""
+    begun = time.monotonic()
+    while store.counts().get(State.SCHEDULED):
+        time.sleep(0.2)
+    return noted.ends["promote"][-1] - begun
+
+
+def run(kind: str, asked: Namespace) -> tuple[dict[str, float], float]:
+    """The longest wait of each duty, and the jobs promoted per second."""
     module.PRUNE_SECONDS = PRUNE_SECONDS
     with place(kind, asked.latency if kind != "sqlite" else 0.0) as (far, near):
-        producer, store = connect(near), Noted(connect(far))
+        producer = connect(near)
+        if asked.at_once:
+            avalanche(producer, asked.at_once)
+        store = Noted(connect(far))
         maintenance = Maintenance(cast("Store", store), PollNotifier(), Events(), far, mine=lambda: frozenset[str]())
         until = time.monotonic() + asked.seconds
         thread = threading.Thread(target=trickle, args=(producer, asked.rate, until))
-        thread.start()
+        if not asked.at_once:
+            thread.start()
         maintenance.start(failed=lambda error: sys.stderr.write(f"{error!r}\n"))
-        thread.join()
+        took = gone(producer, store) if asked.at_once else asked.seconds
+        if not asked.at_once:
+            thread.join()
         waits = store.longest_waits()
         maintenance.stop()
         maintenance.join()
         producer.close()
-        return waits
+        return waits, (asked.at_once or asked.rate * asked.seconds) / took
 
 
 def main() -> None:
@@ -117,11 +145,12 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=150)
     parser.add_argument("--latency", type=float, default=0.003)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--at-once", type=int, default=0, metavar="JOBS")
     asked = parser.parse_args()
-    sys.stdout.write(f"| longest wait, seconds | {' | '.join(VERBS.values())} |\n")
+    sys.stdout.write(f"| longest wait, seconds | {' | '.join(VERBS.values())} | promoted a second |\n")
     for kind in asked.stores or STORES:
-        waits = run(kind, asked)
-        sys.stdout.write(f"| {kind} | {' | '.join(f'{waits[verb]:.2f}' for verb in VERBS)} |\n")
+        waits, speed = run(kind, asked)
+        sys.stdout.write(f"| {kind} | {' | '.join(f'{waits[verb]:.2f}' for verb in VERBS)} | {speed:,.0f} |\n")
         sys.stdout.flush()
 
 

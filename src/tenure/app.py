@@ -55,15 +55,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+@foreign_names("the app", APP)
 class Tenure(ByName):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
     `imports` names the modules of tasks that a worker must import.
     """
-
-    if not TYPE_CHECKING:  # hidden, so that type checkers reject the name
-        __getattr__ = foreign_names("the app", APP)
 
     def __init__(
         self,

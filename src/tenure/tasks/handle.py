@@ -72,6 +72,7 @@ class AppPort(Protocol):
     async def aclient(self) -> ClientPort: ...
 
 
+@foreign_names("a JobHandle", HANDLE)
 class JobHandle(Generic[R_co]):
     """The caller's reference to a stored job. Example: `greet.enqueue("Ada").result("10s")`
 
@@ -79,9 +80,6 @@ class JobHandle(Generic[R_co]):
     """
 
     __slots__ = ("_app", "_decode", "_id", "created")
-
-    if not TYPE_CHECKING:  # hidden, so that type checkers reject the name
-        __getattr__ = foreign_names("a JobHandle", HANDLE)
 
     def __init__(self, app: AppPort, job_id: str, *, created: bool, decode: Callable[[str], R_co]) -> None:
         self._app = app

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
 
 from tenure.errors import InvalidOption
+
+T = TypeVar("T")
 
 #: The options of `task.using`.
 USING = ("queue", "priority", "delay", "run_at", "expires", "unique", "retry", "timeout", "meta", "id", "tx")
@@ -89,16 +92,34 @@ APP = {
 }
 
 
-def foreign_names(owner: str, names: Mapping[str, str]) -> Callable[[object, str], object]:
-    """A `__getattr__` that answers names of other job queues. `owner` and the advice are formatted with the object."""
+class _Foreign:
+    """A name of another job queue. It exists for no purpose but its error, and `hasattr` says that it does not."""
 
-    def __getattr__(self: object, name: str) -> object:  # noqa: N807
-        if name.startswith("_") or hasattr(type(self), name):  # a property that raised it: its own error stands
-            return object.__getattribute__(self, name)
-        instead = f"; write {names[name].format(self)}" if name in names else ""
-        raise AttributeError(f"{owner.format(self)} has no {name!r}{instead}", name=name)
+    __slots__ = ("_advice", "_name", "_owner")
 
-    return __getattr__
+    def __init__(self, owner: str, name: str, advice: str) -> None:
+        self._owner, self._name, self._advice = owner, name, advice
+
+    def __get__(self, found: object, kind: type) -> object:
+        if found is None:
+            raise AttributeError(f"{kind.__name__} has no {self._name!r}", name=self._name)
+        owner, advice = self._owner.format(found), self._advice.format(found)
+        raise AttributeError(f"{owner} has no {self._name!r}; write {advice}", name=self._name)
+
+
+def foreign_names(owner: str, names: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
+    """Answer these names of other job queues. `owner` and the advice are formatted with the object.
+
+    One attribute each, and no `__getattr__`: beside one, CPython reads every attribute of the class the slow way.
+    """
+
+    def answer(kind: type[T]) -> type[T]:
+        for name, advice in names.items():
+            setattr(kind, name, _Foreign(owner, name, advice))
+        kind.__dir__ = lambda self: [name for name in object.__dir__(self) if name not in names]  # type: ignore[method-assign]
+        return kind
+
+    return answer
 
 
 def misplaced_option(name: str, task: str) -> str:

@@ -145,6 +145,7 @@ class DetachedAttempt:
 # ── Job ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@foreign_names("a Job", JOB)
 class Job(Generic[C]):
     """The job under this attempt's lease, passed as the first argument to a handler that declares it.
 
@@ -152,9 +153,6 @@ class Job(Generic[C]):
     """
 
     __slots__ = ("_attempt",)
-
-    if not TYPE_CHECKING:  # hidden, so that type checkers reject the name
-        __getattr__ = foreign_names("a Job", JOB)
 
     def __init__(self, attempt: JobBackend) -> None:
         self._attempt = attempt

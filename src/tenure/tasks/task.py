@@ -50,6 +50,7 @@ LAST_YEAR = 9000
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+@foreign_names("the task {0.name}", TASK)
 class Task(Generic[P, R_co]):
     """A registered function with its defaults. Frozen: `using` returns a copy with other options."""
 
@@ -84,8 +85,6 @@ class Task(Generic[P, R_co]):
 
         def __call__(self, *args: object, **kwargs: object) -> None:
             raise InvalidArguments(f"{self.name} is a task: .enqueue(…) stores a job, .call(…) runs it here")
-
-        __getattr__ = foreign_names("the task {0.name}", TASK)
 
     # ── for callers ──
 
