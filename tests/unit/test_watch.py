@@ -56,6 +56,7 @@ def _stop_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the time that it is: a leap would end whatever else counts by it in this process."""
     now = time.monotonic()
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(module.time, "thread_time", lambda: 0.0)
 
 
 def test_looks_at_a_job_grow_rarer_up_to_five_a_second(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
