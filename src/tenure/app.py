@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tenure.tasks.client import Client
     from tenure.tasks.registry import TaskDecorator
     from tenure.testing import TestQueue
-    from tenure.worker.embedded import Embedded
+    from tenure.worker.embedded import Embedded, IdleWorker
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -222,17 +222,21 @@ class Tenure(ByName):
 
     # ── running ──
 
-    def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded:
+    def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded | IdleWorker:
         """A worker embedded in this process, a web app or a script. Example: `async with jobs.worker(): yield`
 
         In `async with`, `async` tasks and resources run on the caller's event loop, so they may share its engine and
         clients. `with jobs.worker():` runs them on a loop in another thread: what they use must be opened there, by
         `@jobs.resource`. Plain tasks always run in threads of the worker. Leaving the block waits for running jobs, up
         to `grace`; a block that is cancelled hands them back at once. Raises TenureError if the worker failed.
+        Within `jobs.testing()` it claims nothing: `drain` runs the jobs.
         """
+        from tenure.worker.embedded import IdleWorker
+
         program = self.program
         program.check()
-        return backends.embedded(program, self.settings, queues, concurrency)
+        worker = backends.embedded(program, self.settings, queues, concurrency)
+        return worker if self._testing is None else IdleWorker()
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
         """The dashboard and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`

@@ -8,10 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Error
 
 import tenure
 from docs.test_pages import ROOT
 
+_FENCE = re.compile(r"^ *```([a-z]+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://|#)([^)\s#]+)")
 
 
@@ -44,6 +47,23 @@ def test_every_link_of_the_site_leads_to_a_page_of_it(site: ModuleType, tmp_path
         if not (sources / link[1:] if link.startswith("/") else page.parent / link).exists()
     ]
     assert missing == []
+
+
+def test_every_block_of_code_is_in_the_language_that_its_fence_names(site: ModuleType, tmp_path: Path) -> None:
+    """Sphinx makes no site of a page with a block that it can't colour."""
+    sources = tmp_path / "sources"
+
+    site.assemble(sources)
+
+    found = [(page.name, *block) for page in sources.rglob("*.md") for block in _FENCE.findall(page.read_text())]
+    assert len(found) > 50
+    strange = [
+        (page, language, text)
+        for page, language, code in found
+        for kind, text in get_lexer_by_name(language).get_tokens(code)
+        if kind is Error
+    ]
+    assert strange == []
 
 
 def test_every_public_name_is_in_the_reference(site: ModuleType) -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from itertools import count
+from pathlib import Path
+from threading import Event
 from typing import Any
 from unittest.mock import Mock
 
@@ -49,6 +51,31 @@ def test_jobs_are_kept_in_memory_and_run_when_told_to(jobs: Tenure) -> None:
         assert handle.result("0s") == "hello Ada"
         assert [status.state for status in handle.updates()] == [handle.status().state] == [State.COMPLETED]
         assert queue.drain() == 0
+
+
+def test_a_worker_within_a_test_leaves_all_jobs_to_drain(tmp_path: Path) -> None:
+    """Those of the test, and those of the real store, which a worker would run for good."""
+    jobs, ran = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll"), Event()
+
+    @jobs.task
+    def work() -> None:
+        ran.set()
+
+    with jobs:
+        real = work.enqueue()
+        with jobs.testing() as queue:
+            work.enqueue()
+            with jobs.worker():
+                assert not ran.wait(1.0)
+            asyncio.run(_within(jobs))
+            assert not ran.is_set()
+            assert queue.drain() == 1
+        assert real.status().state == "queued"
+
+
+async def _within(jobs: Tenure) -> None:
+    async with jobs.worker() as worker:
+        assert worker is None
 
 
 def test_both_kinds_of_handler_run_in_order(jobs: Tenure) -> None:

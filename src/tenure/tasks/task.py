@@ -56,7 +56,7 @@ class Task(Generic[P, R_co]):
 
     name: str
     fn: Callable[..., Any]
-    place: str  #: where it is declared, file:line
+    place: str  #: where it is declared: its file and line
     arguments: Arguments
     app: AppPort
     queue: str

@@ -215,6 +215,20 @@ class _Serving:
                 self.loop.call_soon_threadsafe(order)
 
 
+class IdleWorker:
+    """What `jobs.worker()` is within `jobs.testing()`: it claims nothing, since `drain` runs the jobs of a test."""
+
+    failed = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    async def __aenter__(self) -> None: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+
 class Embedded:
     """`with jobs.worker(): …` or `async with jobs.worker(): …` runs jobs in this process until the block ends."""
 
