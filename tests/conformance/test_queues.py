@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
 from conformance.factories import (
@@ -11,6 +13,7 @@ from conformance.factories import (
     bring,
     claim,
     claim_one,
+    draft,
     finish,
     look,
     memory_of,
@@ -19,7 +22,7 @@ from conformance.factories import (
     start,
 )
 from tenure.core.lifecycle import Completed, Crashed, Failed, State
-from tenure.ports import Landed, NotLanded, Promoted, Store
+from tenure.ports import Edit, Landed, NotLanded, Promoted, Store
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
 
@@ -114,6 +117,47 @@ def test_a_replay_starts_over_but_for_the_attempt_number(state: State, world: Wo
     assert (view.started_at, view.last_activity_at) == (None, None)
     assert view.solo
     assert claim_one(store, start(store), solo=True).attempt == lease.attempt + 1
+
+
+@pytest.mark.parametrize("state", [State.COMPLETED, State.DEAD, State.CANCELLED])
+def test_a_replay_may_be_due_later(state: State, world: World) -> None:
+    store = world.store()
+    later, now, plain = (bring(store, state).job_id for _ in range(3))
+    world.advance(100)
+    due = store.now() + timedelta(seconds=60)
+
+    answers = store.replay([later, now, plain], delays={later: 60.0, now: 0.0})
+
+    assert answers == {later: Landed(State.SCHEDULED), now: Landed(State.QUEUED), plain: Landed(State.QUEUED)}
+    view = look(store, later)
+    assert (view.state, view.run_at, view.failures, view.error, view.ended_at) == (State.SCHEDULED, due, 0, None, None)
+    assert {look(store, each).run_at for each in (now, plain)} == {store.now()}
+    assert store.promote() == Promoted({}, 60.0)
+    world.advance(60)
+    assert store.promote() == Promoted({"default": [later]}, None)
+    assert_sound(store)
+
+
+def test_a_replay_that_is_due_later_holds_its_key_and_may_have_other_arguments(store: Store) -> None:
+    dead = bring(store, State.DEAD, unique="k").job_id
+
+    answer = store.replay([dead], edits={dead: Edit("2", "{}")}, delays={dead: 60.0})
+
+    assert answer == {dead: Landed(State.SCHEDULED)}
+    assert look(store, dead).payload == "2"
+    assert store.enqueue([draft(unique="k")])[0].id == dead
+    assert isinstance(store.replay([dead], delays={dead: 60.0})[dead], NotLanded)
+    (queue,) = store.queues()
+    assert (queue.counts[State.SCHEDULED], queue.counts[State.QUEUED]) == (1, 0)
+
+
+def test_a_delay_of_a_job_that_is_not_replayed_is_a_mistake(store: Store) -> None:
+    dead, other = bring(store, State.DEAD).job_id, bring(store, State.DEAD).job_id
+
+    with pytest.raises(ValueError, match=other):
+        store.replay([dead], delays={dead: 1.0, other: 1.0})
+
+    assert {look(store, each).state for each in (dead, other)} == {State.DEAD}
 
 
 def test_a_replay_is_wanted_however_late_it_is(world: World) -> None:

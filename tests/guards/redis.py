@@ -54,7 +54,7 @@ TABLE = Table(
         Guard("a group of suspects is no larger than each may run with", CLAIM, "    if solo then ids = group(ids) end\n", ""),
         Guard("a worker that owns a job is given no suspect", CLAIM, " or solo and redis.call('EXISTS', ns .. 'processing:' .. worker) == 1 then", " then"),
         Guard("a crash beside another job makes no job dead", COMMON, "> 1 and 1 or 0,", "> 1 and 0 or 0,"),
-        Guard("a replay makes a suspect an ordinary job", REPLAY, "j.run_at, j.solo = now, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true", "j.run_at = now"),
+        Guard("a replay makes a suspect an ordinary job", REPLAY, "j.run_at, j.solo = now + delay, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true", "j.run_at = now"),
         Guard("the attempt number rises with every claim", CLAIM, "string.format('%d', f[4] + 1)", "string.format('%d', math.max(f[4], 1))"),
         Guard("a job that is claimed too late says so", COMMON, "attempt == '1' and f[4] and tonumber(f[4]) < now", "false"),
         Guard("only a first attempt can be too late", COMMON, "attempt == '1' and f[4] and", "f[4] and"),

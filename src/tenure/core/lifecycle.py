@@ -160,7 +160,7 @@ MOVES: tuple[Move, ...] = (
     Move("redelivered", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
     Move("cancel", _states(_S, _Q), _states(_X), Needs.OPERATOR),
     Move("cancel", _states(_P), _states(_P), Needs.OPERATOR),  # a request: the owner stops the code, then finishes
-    Move("replay", _states(_C, _D, _X), _states(_Q), Needs.OPERATOR),
+    Move("replay", _states(_C, _D, _X), _states(_Q, _S), Needs.OPERATOR),
     Move("delete", _states(_S, _Q, _C, _D, _X), _GONE, Needs.OPERATOR),
     Move("prune", _states(_C, _D, _X), _GONE, Needs.AGE),
 )

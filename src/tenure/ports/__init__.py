@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from tenure.ports.jobs import (
     BATCH_BYTES,
+    NO_DELAYS,
     NO_EDITS,
     NONE_KNOWN,
     Answer,
@@ -53,6 +54,7 @@ __all__ = [
     "BATCH_BYTES",
     "GONE",
     "NONE_KNOWN",
+    "NO_DELAYS",
     "NO_EDITS",
     "Answer",
     "AttemptView",

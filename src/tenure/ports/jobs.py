@@ -100,6 +100,7 @@ class Edit(NamedTuple):
 
 
 NO_EDITS: Mapping[str, Edit] = MappingProxyType({})
+NO_DELAYS: Mapping[str, float] = MappingProxyType({})
 
 
 NONE_KNOWN: Mapping[Lease, Claimed] = MappingProxyType({})
@@ -191,10 +192,13 @@ class JobStore(Protocol):
         """scheduled → queued at an operator's request, due or not. New state; None: no such job."""
         ...
 
-    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+    def replay(
+        self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS, delays: Mapping[str, float] = NO_DELAYS
+    ) -> dict[str, Answer | None]:
         """ended → queued; failures and crashes reset, `attempt` keeps counting. NotLanded if live or its key is held.
 
         `edits`, by id: run the job with these instead; its checkpoint belongs to the old arguments and is removed.
+        `delays`, by id: seconds until it is due; it is scheduled, not queued.
         """
         ...
 

@@ -122,10 +122,10 @@ def check_outcome(outcome: Outcome) -> None:
         check_text(reason_of(outcome))
 
 
-def check_edits(ids: Collection[str], edits: Mapping[str, Edit]) -> None:
-    strange = sorted(edits.keys() - set(ids))
-    if strange:
-        raise ValueError(f"edits: expected only ids of jobs that this call replays, got {strange[0]!r}")
+def check_replay(ids: Collection[str], edits: Mapping[str, Edit], delays: Mapping[str, float]) -> None:
+    for name, given in (("edits", edits), ("delays", delays)):
+        if strange := sorted(given.keys() - set(ids)):
+            raise ValueError(f"{name}: expected only ids of jobs that this call replays, got {strange[0]!r}")
     for edit in edits.values():
         check_text(*edit)
 

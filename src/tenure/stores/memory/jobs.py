@@ -9,12 +9,14 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from tenure.core.lifecycle import Lease, Outcome, State, group_size, legal
 from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
+    NO_DELAYS,
     NO_EDITS,
     NONE_KNOWN,
     Answer,
@@ -39,8 +41,8 @@ from tenure.stores.rules import (
     ages,
     bytes_of,
     check_drafts,
-    check_edits,
     check_outcome,
+    check_replay,
     check_reports,
     check_text,
     key_held,
@@ -97,10 +99,15 @@ class MemoryJobs(MemoryBase):
         return states
 
     @atomic
-    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+    def replay(
+        self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS, delays: Mapping[str, float] = NO_DELAYS
+    ) -> dict[str, Answer | None]:
         wanted = list(ids)
-        check_edits(wanted, edits)
-        return {name: self._replay(row, edits.get(name)) if row else None for name, row in self._named(wanted)}
+        check_replay(wanted, edits, delays)
+        return {
+            name: self._replay(row, edits.get(name), delays.get(name, 0.0)) if row else None
+            for name, row in self._named(wanted)
+        }
 
     @atomic
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
@@ -225,7 +232,7 @@ class MemoryJobs(MemoryBase):
 
     # ── one job ──
 
-    def _replay(self, row: Row, edit: Edit | None) -> Answer:
+    def _replay(self, row: Row, edit: Edit | None, delay: float) -> Answer:
         view = row.view
         refused = why_not_replayed(view.state, view.queue)
         if refused:
@@ -237,14 +244,15 @@ class MemoryJobs(MemoryBase):
         if edit:
             row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
             fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
-        self._move("replay", row, State.QUEUED, run_at=self.now(), solo=view.isolated, together=1, **fresh)
+        to, due = State.SCHEDULED if delay > 0 else State.QUEUED, self.now() + timedelta(seconds=delay)
+        self._move("replay", row, to, run_at=due, solo=view.isolated, together=1, **fresh)
         for key, tick in self._ticks.items():
             # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
             if tick.job_id == view.id:
                 self._ticks[key] = tick.reopened
                 stands = self._schedules[tick.schedule]
                 self._schedules[tick.schedule] = stands.but(rev=stands.rev + 1)
-        return Landed(State.QUEUED)
+        return Landed(to)
 
     def _delete(self, row: Row) -> Answer:
         if not legal("delete", row.view.state):

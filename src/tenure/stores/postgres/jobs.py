@@ -15,6 +15,7 @@ from tenure.core.lifecycle import MOST_TOGETHER, Completed, Lease, Outcome, Stat
 from tenure.errors import BadData, StoreBusy, StoreError
 from tenure.ports import (
     BATCH_BYTES,
+    NO_DELAYS,
     NO_EDITS,
     NONE_KNOWN,
     Answer,
@@ -57,8 +58,8 @@ from tenure.stores.rules import (
     NOT_DELETED,
     ages,
     check_drafts,
-    check_edits,
     check_outcome,
+    check_replay,
     check_reports,
     check_text,
     is_id,
@@ -318,10 +319,14 @@ class PostgresJobs(PostgresBase):
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._each(ids, lambda connection, job_id: _promote(connection, self._sql, job_id))
 
-    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+    def replay(
+        self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS, delays: Mapping[str, float] = NO_DELAYS
+    ) -> dict[str, Answer | None]:
         wanted = list(ids)
-        check_edits(wanted, edits)
-        return self._each(wanted, lambda c, job_id: _replay(c, self._sql, job_id, edits.get(job_id)))
+        check_replay(wanted, edits, delays)
+        return self._each(
+            wanted, lambda c, job_id: _replay(c, self._sql, job_id, edits.get(job_id), delays.get(job_id, 0.0))
+        )
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, lambda connection, job_id: _delete(connection, self._sql, job_id))
@@ -541,7 +546,7 @@ def _promote(connection: Connection, sql: Sql, job_id: str) -> State | None:
     return _state(connection, sql, job_id)
 
 
-def _replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None) -> Answer | None:
+def _replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, delay: float) -> Answer | None:
     found = connection.execute(
         sql("SELECT state, task, unique_key, queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,)
     ).fetchone()
@@ -561,19 +566,20 @@ def _replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None) ->
     if holder is not None:
         return key_held(holder[0], unique)
     other, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
+    to = State.SCHEDULED if delay > 0 else State.QUEUED
     again = sql(
-        "UPDATE @.jobs SET state = 'queued', run_at = @now, solo = isolated, together = 1, failures = 0, crashes = 0, "
-        "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
-        "ended_at = NULL, cancel_reason = NULL, expires_at = NULL, last_worker_id = NULL, last_outcome = NULL"
-        f"{other} WHERE id = %s"
+        "UPDATE @.jobs SET state = %s, run_at = @now + %s * interval '1 second', "
+        "solo = isolated, together = 1, failures = 0, crashes = 0, crashes_total = 0, error = NULL, result = NULL, "
+        "started_at = NULL, last_activity_at = NULL, ended_at = NULL, cancel_reason = NULL, "
+        f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{other} WHERE id = %s"
     )
     try:
         with connection.transaction():
-            connection.execute(again, (*values, job_id))
+            connection.execute(again, (to, delay, *values, job_id))
     except psycopg.errors.UniqueViolation:  # another job took it between the read and the write
         return NotLanded(f"its unique key {unique!r} has just been taken by another job")
     connection.execute(sql(_RUN_AGAIN), (job_id,))
-    return Landed(State.QUEUED)
+    return Landed(to)
 
 
 def _delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:

@@ -10,6 +10,7 @@ from tenure.core.lifecycle import Completed, Lease, Outcome, State, reason_of
 from tenure.errors import StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
+    NO_DELAYS,
     NO_EDITS,
     NONE_KNOWN,
     Answer,
@@ -36,8 +37,8 @@ from tenure.stores.rules import (
     WORKER_KEPT,
     ages,
     check_drafts,
-    check_edits,
     check_outcome,
+    check_replay,
     check_reports,
     check_text,
     is_id,
@@ -52,7 +53,7 @@ _End = tuple[int, Lease, Outcome]  #: the first item is its position in the batc
 MOST_CLAIMED = 500
 FACTS = 1024  #: bytes of a job's facts that `claim` does not count: few jobs have more
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED}
-CHANGED = 2  #: `replay`: the facts have changed since they were read
+CHANGED, LATER = 2, 3  #: `replay`: the facts have changed since they were read; the job is scheduled
 _NO_PAST = ("0", "0", None, 0)
 NO_TRANSACTIONS = (
     "tx: a job in Redis can't join a transaction of another database, and Redis has none to lend: enqueue after the "
@@ -98,14 +99,19 @@ class RedisJobs(RedisBase):
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._states("promote_now", ids)
 
-    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+    def replay(
+        self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS, delays: Mapping[str, float] = NO_DELAYS
+    ) -> dict[str, Answer | None]:
         wanted = list(dict.fromkeys(ids))
-        check_edits(wanted, edits)
+        check_replay(wanted, edits, delays)
         answers: dict[str, Answer | None] = {}
         waiting = [each for each in wanted if is_id(each)]
         for _ in range(TRIES):
             again: list[str] = []
-            asked = [(each, *self._edited(each, edits.get(each))) for each in waiting]
+            asked = [
+                (each, str(round(1000 * delays.get(each, 0.0))), *self._edited(each, edits.get(each)))
+                for each in waiting
+            ]
             for batch in batches(asked, lambda each: sum(map(len, each))):
                 results = self._server.call("replay", *chain.from_iterable(batch))
                 for (job_id, *_), answer in zip(batch, results, strict=True):
@@ -320,6 +326,8 @@ def _replayed(result: Any) -> Answer | None:
         return None
     if result == 1:
         return Landed(State.QUEUED)
+    if result == LATER:
+        return Landed(State.SCHEDULED)
     if result == 0:
         return GUARDED
     if isinstance(result, str):

@@ -18,6 +18,7 @@ from tenure.core.lifecycle import MOST_TOGETHER, Completed, Lease, Outcome, Stat
 from tenure.errors import LeaseLost, StoreError
 from tenure.ports import (
     BATCH_BYTES,
+    NO_DELAYS,
     NO_EDITS,
     NONE_KNOWN,
     Answer,
@@ -41,8 +42,8 @@ from tenure.stores.rules import (
     NOT_DELETED,
     WORKER_KEPT,
     ages,
-    check_edits,
     check_outcome,
+    check_replay,
     check_reports,
     check_text,
     key_held,
@@ -200,10 +201,15 @@ class SqliteJobs(SqliteBase):
 
         return self._each(ids, step)
 
-    def replay(self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS) -> dict[str, Answer | None]:
+    def replay(
+        self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS, delays: Mapping[str, float] = NO_DELAYS
+    ) -> dict[str, Answer | None]:
         now, wanted = self._now(), list(ids)
-        check_edits(wanted, edits)
-        return self._each(wanted, lambda connection, job_id: _replay(connection, job_id, now, edits.get(job_id)))
+        check_replay(wanted, edits, delays)
+        return self._each(
+            wanted,
+            lambda c, job_id: _replay(c, job_id, now + round(1000 * delays.get(job_id, 0.0)), now, edits.get(job_id)),
+        )
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         return self._each(ids, _delete)
@@ -381,7 +387,7 @@ class SqliteJobs(SqliteBase):
 _WITH_OTHERS = ", payload = ?, meta = ?, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
 
 
-def _replay(connection: apsw.Connection, job_id: str, now: int, edit: Edit | None) -> Answer | None:
+def _replay(connection: apsw.Connection, job_id: str, due: int, now: int, edit: Edit | None) -> Answer | None:
     found = first(connection, "SELECT state, task, unique_key, queue FROM jobs WHERE id = ?", (job_id,))
     if found is None:
         return None
@@ -397,16 +403,17 @@ def _replay(connection: apsw.Connection, job_id: str, now: int, edit: Edit | Non
     if holder is not None:
         return key_held(holder[0], unique)
     others, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
+    to = State.SCHEDULED if due > now else State.QUEUED
     connection.execute(
-        "UPDATE jobs SET state = 'queued', run_at = ?, solo = isolated, together = 1, failures = 0, crashes = 0, "
+        "UPDATE jobs SET state = ?, run_at = ?, solo = isolated, together = 1, failures = 0, crashes = 0, "
         "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
         "active_boot = NULL, ended_at = NULL, cancel_reason = NULL, "
         f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{others} "
         "WHERE id = ? AND state IN ('completed', 'dead', 'cancelled')",
-        (now, *values, job_id),
+        (to, due, *values, job_id),
     )
     open_again(connection, job_id)
-    return Landed(State.QUEUED)
+    return Landed(to)
 
 
 def _delete(connection: apsw.Connection, job_id: str) -> Answer | None:

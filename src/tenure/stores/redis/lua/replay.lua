@@ -1,8 +1,8 @@
 #!lua
--- ended → queued, with the budgets reset. ARGV per job: id and, for new arguments, the facts that were read, the new
--- facts and the payload (else empty). Returns per job: nothing (no such job), its state if it has not ended, 0 if it
--- ran under a guard, the holder of its unique key and its state, 2 if its facts have changed and must be read again; or
--- 1.
+-- ended → queued or scheduled, with the budgets reset. ARGV per job: id, milliseconds until it is due and, for new
+-- arguments, the facts that were read, the new facts and the payload (else empty). Returns per job: nothing (no such
+-- job), its state if it has not ended, 0 if it ran under a guard, the holder of its unique key and its state, 2 if its
+-- facts have changed and must be read again; or 1 (queued), 3 (scheduled).
 
 -- The ticks that name this job are open again: it is a run of their schedules once more. The new rev of the schedule,
 -- in its body too, refuses a writer that still saw the run as ended.
@@ -23,8 +23,8 @@ local function reopen(id)
 end
 
 local answers = {}
-for i = 1, #ARGV, 4 do
-  local id, edited = ARGV[i], ARGV[i + 3] ~= ''
+for i = 1, #ARGV, 5 do
+  local id, delay, edited = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 4] ~= ''
   local j = read(id)
   local holder = j and j.unique and redis.call('HGET', ns .. 'unique', j.unique)
   if not j then
@@ -35,22 +35,22 @@ for i = 1, #ARGV, 4 do
     answers[#answers + 1] = 0
   elseif holder then
     answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state')}
-  elseif edited and redis.call('HGET', job(id), 'facts') ~= ARGV[i + 1] then
+  elseif edited and redis.call('HGET', job(id), 'facts') ~= ARGV[i + 2] then
     answers[#answers + 1] = 2
   else
     leave(id, j)
     if edited then
       redis.call('HDEL', job(id), 'checkpoint', 'progress', 'stage', 'message')
-      redis.call('HSET', job(id), 'facts', ARGV[i + 2], 'payload', ARGV[i + 3])
+      redis.call('HSET', job(id), 'facts', ARGV[i + 3], 'payload', ARGV[i + 4])
     end
-    j.run_at, j.solo = now, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true
+    j.run_at, j.solo = now + delay, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true
     redis.call('HDEL', job(id), 'result', 'error', 'expires_at', 'cancel_reason', 'failures', 'crashes',
       'crashes_total', 'together', 'started_at', 'last_activity_at')
-    redis.call('HSET', job(id), 'run_at', now, 'solo', j.solo and '1' or '0')
+    redis.call('HSET', job(id), 'run_at', j.run_at, 'solo', j.solo and '1' or '0')
     if j.unique then redis.call('HSET', ns .. 'unique', j.unique, id) end
-    enter(id, j, 'queued')
+    enter(id, j, delay > 0 and 'scheduled' or 'queued')
     reopen(id)
-    answers[#answers + 1] = 1
+    answers[#answers + 1] = delay > 0 and 3 or 1
   end
 end
 return answers
