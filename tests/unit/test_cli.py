@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import Timer
 from typing import Any
+from unittest.mock import ANY
 from uuid import UUID
 
 import pytest
@@ -572,6 +573,37 @@ def test_dead_letters_are_listed_replayed_and_deleted(run: Run, store: Store) ->
     assert store.get(second) is None
     assert look(store, first).state is State.QUEUED
     assert run("dead", "replay", "--every") == (0, "no job matches\n", "")
+
+
+def test_dead_letters_are_counted_by_error_and_replayed_at_so_many_a_minute(run: Run, store: Store) -> None:
+    for number in range(3):
+        for task, error in (("mail", f"no user {number}"), ("pdf", f"cannot open '/srv/{number}'")):
+            finish(store, running(store, alive(store), task=task), Failed(error, final=True))
+    last = ended(store, State.DEAD, task="mail", priority=9)
+
+    code, out, err = run("dead", "list", "--by-error", "--task", "mail")
+    heads, users, others = rows(out)
+    assert (code, heads[:4]) == (0, ["jobs", "fingerprint", "last", "tasks"])
+    assert (users[0], users[3], users[4]) == ("3", "mail", "no user …")
+    assert (others[0], others[4]) == ("1", "for good")
+    assert f"tenure dead replay --where fingerprint={users[1]} --per-minute 60" in err
+    assert json.loads(run("dead", "list", "--by-error", "--task", "mail", "--json")[1])["groups"][0] == {
+        "fingerprint": users[1],
+        "says": "no user …",
+        "jobs": 3,
+        "tasks": [["mail", 3]],
+        "last_id": store.search(Filter(task="mail", text="no user 2")).jobs[0].id,
+        "last_at": ANY,
+    }
+
+    code, out, _ = run("dead", "replay", "--where", f"fingerprint={users[1]}", "--per-minute", "60", "--yes")
+
+    assert code == 0
+    assert out.startswith("3 of 3 jobs queued again, 60 a minute, the last at ")
+    counts = store.counts()
+    assert (counts[State.QUEUED], counts[State.SCHEDULED], counts[State.DEAD]) == (1, 2, 4)
+    assert run("dead", "replay", last, "--per-minute", "0")[0] == 2
+    assert run("jobs", "replay", last, "--per-minute", "6") == (0, f"{last}: queued again\n", "")
 
 
 # ── queues, workers, check, migrate, backup ──

@@ -22,7 +22,7 @@ from starlette.routing import Mount
 from conformance.factories import World, begin, begin_guarded, bring, identity, made, put, running, tick
 from tenure import Secret, Tenure
 from tenure.config import Settings, load
-from tenure.core.lifecycle import Crashed, State
+from tenure.core.lifecycle import Crashed, Failed, State
 from tenure.errors import StoreAway
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
@@ -178,6 +178,28 @@ def test_a_paused_queue_says_since_when_and_resumes(api: Api, store: Store) -> N
 
     assert api.post("/api/v1/queues/letters/resume")["changed"] is True
     assert not store.paused()
+
+
+def test_dead_letters_are_grouped_by_error_and_replayed_at_so_many_a_minute(api: Api, store: Store) -> None:
+    for number in range(3):
+        last = running(store, task="mail")
+        store.finish([(last, Failed(f"no user {number}", final=True))])
+    bring(store, State.DEAD, task="pdf")
+
+    found = api.get("/api/v1/dead/errors", task="mail")
+    (group,) = found["groups"]
+    assert (found["jobs"], found["more"]) == (3, False)
+    assert (group["says"], group["jobs"], group["tasks"]) == ("no user …", 3, {"mail": 3})
+    words = f"fingerprint={group['fingerprint']}"
+    assert len(api.get("/api/v1/dead", q=words)["jobs"]) == 3
+
+    bulk = {"verb": "replay", "filter": {"q": words, "state": ["dead"]}}
+    done = api.post("/api/v1/jobs/bulk", **bulk, per_minute=60)
+
+    assert (done["done"], done["until"]) == (3, "2027-01-15T08:00:02Z")
+    assert store.counts()[State.SCHEDULED] == 2
+    for wrong in ({**bulk, "verb": "cancel", "per_minute": 60}, {**bulk, "per_minute": 0}):
+        refused(api("POST", "/api/v1/jobs/bulk", json=wrong), 422)
 
 
 def test_workers_show_the_living_or_also_the_dead(api: Api, store: Store) -> None:
@@ -542,7 +564,7 @@ def test_all_that_match_are_counted_then_acted_on(api: Api, store: Store) -> Non
     done = api.by("ada").post("/api/v1/jobs/bulk", **bulk, expected=counted["jobs"], reason="fixed")
 
     assert counted == {"jobs": 3, "more": False, "confirm": None}
-    assert done == {"done": 3, "refusals": 0, "refused": [], "next": None}
+    assert done == {"done": 3, "refusals": 0, "refused": [], "next": None, "until": None}
     assert ids(api.get("/api/v1/dead")) == [other]
 
 
@@ -1149,7 +1171,7 @@ def test_every_operation_says_its_role_its_answers_and_its_way_in(api: Api) -> N
 
     assert said["openapi"].startswith("3.1")
     assert set(said["components"]["securitySchemes"]) == {"token", "session", "csrf"}
-    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 37
+    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 38
     for name, (method, operation) in operations.items():
         assert operation["description"], name
         assert operation["tags"], name

@@ -20,7 +20,7 @@ from conformance.factories import World, bring, draft, finish, look, made, put, 
 from tenure import Secret, Tenure
 from tenure.config import Settings, load
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Completed, Crashed, State
+from tenure.core.lifecycle import Completed, Crashed, Failed, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.jobs import JobReads
@@ -312,7 +312,7 @@ def test_a_bulk_action_on_chosen_jobs_says_of_whom_it_could_not_be_done(web: Web
     assert "Replay 2 jobs?" in said(page)
     _, told = web.post("/jobs/bulk", **hidden(page, "/jobs/bulk"))
 
-    assert told.startswith("1 job queued again; 1 job left as they were")
+    assert told.startswith("1 job queued again; 1 job left as it was")
     assert queued in told
     assert look(store, dead).state is State.QUEUED
 
@@ -563,11 +563,54 @@ def test_dead_letters_are_counted_by_task_and_by_error(web: Web, store: Store) -
     page = web.get("/dead")
 
     assert listed(page) == ids[::-1]
-    assert "mail 2" in said(page)
-    assert "bill 1" in said(page)
-    assert "for good 3" in said(page)
+    assert "By task mail 2 bill 1" in said(page)
+    assert re.search(r"for good mail 2, bill 1 · last .* UTC 3 Replay…", said(page))
     assert "Counts cover all 3" in said(page)
     assert listed(web.get(link(page, "bill"))) == [ids[2]]
+
+
+def test_two_causes_are_two_groups_each_replayed_at_so_many_a_minute(web: Web, store: Store) -> None:
+    for number in range(22):
+        for task, error in (("mail", f"no address for customer {number}"), ("pdf", f"cannot open '/srv/{number}'")):
+            finish(store, running(store, task=task), Failed(error, final=True))
+    page = web.get("/dead")
+    shown = said(page)
+    assert "no address for customer … mail · last" in shown
+    assert shown.count(" 22 Replay… ") == 2, shown
+    assert "Replay…" not in said(web.by("bob").get("/dead"))
+    assert len(listed(web.get(link(page, "no address for customer …")))) == 22
+
+    group = page.partition("no address for customer …</a>")[2]
+    to, _ = web.post("/jobs/bulk/ask", **hidden(group, "/jobs/bulk/ask"))
+    page = web.get(to)
+    assert "Replay 22 jobs?" in said(page)
+    _, told = web.post("/jobs/bulk", **{**hidden(page, "/jobs/bulk"), "per_minute": "60"})
+
+    assert told.startswith("22 jobs queued again, 60 a minute, the last at 2027-01-15 08:00:21 UTC")
+    counts = store.counts()
+    assert (counts[State.QUEUED], counts[State.SCHEDULED], counts[State.DEAD]) == (1, 21, 22)
+
+
+def test_how_many_a_minute_is_a_number(web: Web, store: Store) -> None:
+    dead = bring(store, State.DEAD).job_id
+
+    for typed in ("often", "-1", "0", "1234567"):
+        page = web.refused("/jobs/bulk", 422, verb="replay", id=[dead], per_minute=typed)
+        assert "Per minute: expected" in said(page)
+    assert look(store, dead).state is State.DEAD
+
+
+def test_dead_letters_say_when_they_died(web: Web, world: World, store: Store) -> None:
+    put(store)
+    world.advance(7200)
+    died = look(store, bring(store, State.DEAD, priority=9).job_id).ended_at
+    assert died is not None
+
+    page = web.get("/dead")
+
+    assert ">Died<" in page
+    assert ">Age<" not in page
+    assert f'data-label="Died"><time data-ago="ago" datetime="{died:%Y-%m-%dT%H:%M:%S}' in page
 
 
 def test_dead_letters_are_replayed_where_they_are_listed(web: Web, store: Store) -> None:

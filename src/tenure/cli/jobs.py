@@ -25,6 +25,7 @@ from tenure.ports import Filter, JobView
 if TYPE_CHECKING:
     from tenure.operations.admin import Admin
     from tenure.operations.jobs import Acted, JobDetail, JobRef, Verb
+    from tenure.operations.pace import Pace
 
 jobs = App(name="jobs", help="Find jobs, inspect them, act on them.", help_epilogue="")
 dead = App(name="dead", help="Dead letters: jobs that have used up their failures or crashes.", help_epilogue="")
@@ -101,6 +102,14 @@ States = Annotated[
     Parameter(name=["--state", "-s"], help="Only jobs in these states; repeat it, or separate them with commas."),
 ]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"], help="At most this many. Default: 50.")]
+PerMinute = Annotated[
+    int | None,
+    Parameter(
+        help="Replay so many a minute: the first at once, each other when its turn comes. The same command "
+        "continues a replay that was interrupted."
+    ),
+]
+ByError = Annotated[bool, Parameter(name="--by-error", help="Count them by what their errors have in common.")]
 Cursor = Annotated[str | None, Parameter(help="Continue where an earlier list ended.")]
 NOWHERE, SHARED = Where(), Shared()
 
@@ -241,9 +250,11 @@ def promote(*ids: Ids, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
 
 
 @jobs.command
-def replay(*ids: Ids, state: States = None, where: Where = NOWHERE, shared: Shared = SHARED) -> int:
+def replay(
+    *ids: Ids, state: States = None, where: Where = NOWHERE, per_minute: PerMinute = None, shared: Shared = SHARED
+) -> int:
     """Run ended jobs again, with fresh budgets. A filter without --state selects dead and cancelled jobs."""
-    return _act("replay", ids, _states(state), where, shared)
+    return _act("replay", ids, _states(state), where, shared, per_minute=per_minute)
 
 
 @jobs.command
@@ -253,17 +264,26 @@ def delete(*ids: Ids, state: States = None, where: Where = NOWHERE, shared: Shar
 
 
 def _act(
-    verb: Verb, ids: Sequence[str], states: frozenset[State], where: Where, shared: Shared, *, reason: str = ""
+    verb: Verb,
+    ids: Sequence[str],
+    states: frozenset[State],
+    where: Where,
+    shared: Shared,
+    *,
+    reason: str = "",
+    per_minute: int | None = None,
 ) -> int:
     if bool(ids) == bool(where or states):
         raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --where …), not both")
     with admin_of(shared) as admin:
         if ids:
-            refs = [admin.jobs.ref(job_id) for job_id in dict.fromkeys(ids)]
+            refs, all_of = [admin.jobs.ref(job_id) for job_id in dict.fromkeys(ids)], None
         else:
-            refs = admin.jobs.refs(where.filter(states or _SOURCES[verb], admin.now()))
+            all_of = where.filter(states or _SOURCES[verb], admin.now())
+            refs = admin.jobs.refs(all_of)
             _ask(verb, refs, shared)
-        return _carry_out(admin, verb, refs, reason, shared)
+        pace = None if per_minute is None else admin.jobs.pace(per_minute, all_of)
+        return _carry_out(admin, verb, refs, reason, shared, pace)
 
 
 def _ask(verb: Verb, refs: Sequence[JobRef], shared: Shared) -> None:
@@ -273,12 +293,18 @@ def _ask(verb: Verb, refs: Sequence[JobRef], shared: Shared) -> None:
         confirm(shared, f"{verb} {len(refs):,} job{'' if len(refs) == 1 else 's'} ({told})?")
 
 
-def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, shared: Shared) -> int:
+def _carry_out(
+    admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, shared: Shared, pace: Pace | None = None
+) -> int:
     acted: list[Acted] = []
-    with progress_bar(verb) as step:
-        for batch in admin.jobs.act(verb, refs, reason):
-            acted += batch
-            step(len(acted), len(refs))
+    try:
+        with progress_bar(verb) as step:
+            for batch in admin.jobs.act(verb, refs, reason, pace=pace):
+                acted += batch
+                step(len(acted), len(refs))
+    except KeyboardInterrupt:
+        print_error(f"{len(acted):,} of {len(refs):,} are done; the same command continues with the others")
+        raise
     missed = [one for one in acted if not one.landed]
     if shared.json:
         show_json(acted)
@@ -288,7 +314,8 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
     if not shared.json and not acted:
         print_line("no job matches")
     elif not shared.json and len(acted) != 1:
-        print_line(f"{len(acted) - len(missed):,} of {len(acted):,} jobs {DONE[verb]}")
+        when = f", {pace.per_minute:,} a minute, the last at {stamp(pace.last)}" if pace else ""
+        print_line(f"{len(acted) - len(missed):,} of {len(acted):,} jobs {DONE[verb]}{when}")
     return 1 if missed else 0
 
 
@@ -296,18 +323,58 @@ def _carry_out(admin: Admin, verb: Verb, refs: Sequence[JobRef], reason: str, sh
 
 
 @dead.command(name="list")
-def dead_list(*, where: Where = NOWHERE, limit: Limit = 50, cursor: Cursor = None, shared: Shared = SHARED) -> int:
+def dead_list(
+    *,
+    where: Where = NOWHERE,
+    by_error: ByError = False,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    shared: Shared = SHARED,
+) -> int:
     """List dead letters, newest first; those of guards only with --queue guard, since their schedules report them."""
+    if by_error:
+        return _by_error(where, limit, shared)
     return _list(lambda now: _dead(where, now), limit, cursor, shared)
+
+
+def _by_error(where: Where, limit: int, shared: Shared) -> int:
+    with admin_of(shared) as admin:
+        found = admin.jobs.errors(_dead(where, admin.now()), seconds=_LOOK_SECONDS)
+    if shared.json:
+        show_json(found)
+        return 0
+    numbers = ("jobs", "fingerprint", "last")
+    rows = [
+        [
+            f"{group.jobs:,}",
+            group.fingerprint,
+            stamp(group.last_at) if group.last_at else "",
+            ", ".join(task for task, _ in group.tasks),
+            group.says,
+        ]
+        for group in found.groups[:limit]
+    ]
+    table((*numbers, "tasks", "error"), rows, fixed=numbers, right=("jobs",), below="error")
+    if found.more:
+        print_error(f"these are the newest {found.jobs:,}; there are more")
+    if rows:
+        print_error(f"replay a group: tenure dead replay --where fingerprint={rows[0][1]} --per-minute 60")
+    return 0
 
 
 dead.command(show)
 
 
 @dead.command(name="replay")
-def dead_replay(*ids: DeadIds, where: Where = NOWHERE, every: Every = False, shared: Shared = SHARED) -> int:
+def dead_replay(
+    *ids: DeadIds,
+    where: Where = NOWHERE,
+    every: Every = False,
+    per_minute: PerMinute = None,
+    shared: Shared = SHARED,
+) -> int:
     """Run dead letters again, with fresh budgets: these, those that match, or --every one."""
-    return _act_on_dead("replay", ids, where, every, shared)
+    return _act_on_dead("replay", ids, where, every, shared, per_minute)
 
 
 @dead.command(name="delete")
@@ -320,13 +387,17 @@ def _dead(where: Where, now: datetime) -> Filter:
     return replace(where.filter(_DEAD, now), guards=where.queue == GUARD)
 
 
-def _act_on_dead(verb: Verb, ids: Sequence[str], where: Where, every: bool, shared: Shared) -> int:
+def _act_on_dead(
+    verb: Verb, ids: Sequence[str], where: Where, every: bool, shared: Shared, per_minute: int | None = None
+) -> int:
     if bool(ids) + bool(where) + every != 1:
         raise InvalidOption(f"{verb}: expected ids, or filters (--task, --queue, --where …), or --every")
     with admin_of(shared) as admin:
         if ids:
-            refs = [admin.jobs.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)]
+            refs, all_of = [admin.jobs.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)], None
         else:
-            refs = admin.jobs.refs(_dead(where, admin.now()))
+            all_of = _dead(where, admin.now())
+            refs = admin.jobs.refs(all_of)
             _ask(verb, refs, shared)
-        return _carry_out(admin, verb, refs, "", shared)
+        pace = None if per_minute is None else admin.jobs.pace(per_minute, all_of)
+        return _carry_out(admin, verb, refs, "", shared, pace)

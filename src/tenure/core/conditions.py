@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
-Field = Literal["payload", "meta", "result", "error", "text"]  #: `text`: error and id
+#: `text`: error and id; `fingerprint`: of the error, which no store knows
+Field = Literal["payload", "meta", "result", "error", "text", "fingerprint"]
 #: What JSON may write in another way than it was typed: quotes, backslashes, control characters, all but ASCII; and
 #: what encoders of other languages escape for the sake of HTML: & ' / < >.
 _SPELLED_OTHERWISE = re.compile(r"[^ !#-%(-.0-;=?-\[\]-~]+")
@@ -41,6 +42,8 @@ class Condition:
     @property
     def parts(self) -> list[Part]:
         """Texts that are certain to stand in the stored field of every job that meets the condition."""
+        if self.field == "fingerprint":
+            return []
         if self.field in ("error", "text"):
             return [Part(self.field, folded(self.text))]
         runs = [*_SPELLED_OTHERWISE_IN_NAMES.split(self.path), "", *_SPELLED_OTHERWISE.split(self.text)]

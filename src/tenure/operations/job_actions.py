@@ -5,14 +5,14 @@ Every action is recorded in the audit trail with the operator's name, and notifi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from tenure.core.lifecycle import GUARD, State
-from tenure.errors import InvalidArguments
+from tenure.errors import InvalidArguments, InvalidOption
 from tenure.operations.access import EDITS
 from tenure.operations.job_search import spelled
 from tenure.operations.jobs import (
@@ -27,7 +27,8 @@ from tenure.operations.jobs import (
     actionable,
     edits_in,
 )
-from tenure.ports import Draft, Edit, Enqueued, Filter, Landed, Ring
+from tenure.operations.pace import Pace
+from tenure.ports import Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client, rings_of
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tenure.tasks.task import Task
 
 _EDITS_KEPT = 5
+Kind = Literal["queued", "due", "cancel"]  #: of a ring
 
 
 class Jobs(JobReads):
@@ -54,30 +56,51 @@ class Jobs(JobReads):
         self._access.notifier.announce(rings_of(drafts, answers))
         return answers
 
-    def act(self, verb: Verb, refs: Sequence[JobRef], reason: str = "") -> Iterator[list[Acted]]:
-        """Cancel, promote, replay or delete these jobs, batch by batch, with a result for each job."""
+    def pace(self, per_minute: int, where: Filter | None = None) -> Pace:
+        """For a replay of so many jobs a minute. `where`: the filter that they match. Raises InvalidOption."""
+        return Pace(self._access.store, per_minute, where)
+
+    def act(
+        self, verb: Verb, refs: Sequence[JobRef], reason: str = "", *, pace: Pace | None = None
+    ) -> Iterator[list[Acted]]:
+        """Cancel, promote, replay or delete these jobs, batch by batch, with a result for each job.
+
+        `pace`: when each of the replayed jobs is due.
+        """
         if not refs:
             return
         subject = refs[0].id if len(refs) == 1 else f"{len(refs)} jobs, {refs[0].id} to {refs[-1].id}"
-        with self._access.recorded(f"jobs.{verb}", subject, **({"why": reason} if reason else {})) as said:
+        with self._access.recorded(f"jobs.{verb}", subject, **_details(reason, pace)) as said:
             landed, says = 0, ""
-            for acted in self._act(verb, refs, reason):
+            for acted in self._act(verb, refs, reason, pace):
                 landed, says = landed + sum(each.landed for each in acted), acted[-1].says
                 yield acted
             said.append(says if len(refs) == 1 else f"{landed} of {len(refs)}")
 
-    def act_on_all(self, verb: Verb, where: Filter, reason: str = "", *, cursor: str | None = None) -> Bulk:
+    def act_on_all(
+        self,
+        verb: Verb,
+        where: Filter,
+        reason: str = "",
+        *,
+        cursor: str | None = None,
+        per_minute: int | None = None,
+    ) -> Bulk:
         """Act on all jobs that match, on the server's side, newest first; at most ten thousand per call.
 
-        Jobs enqueued meanwhile are left alone, and so are jobs in states that the verb does not apply to.
+        Jobs enqueued meanwhile are left alone, and so are jobs in states that the verb does not apply to. With
+        `per_minute` the jobs of a replay are due one after another; one that was cut short goes on at the next call.
         """
+        if per_minute is not None and verb != "replay":
+            raise InvalidOption(f"per minute: expected only with replay, got it with {verb}")
         done, refusals, refused = 0, 0, list[Acted]()
         looked, where = 0, actionable(verb, where)
-        with self._access.recorded(f"jobs.{verb}", _spelled(where), **({"why": reason} if reason else {})) as said:
+        pace = None if per_minute is None else self.pace(per_minute, where)
+        with self._access.recorded(f"jobs.{verb}", _spelled(where), **_details(reason, pace)) as said:
             while True:
                 page = self.matches(where, cursor)
                 refs = [JobRef(job.id, job.queue, job.state) for job in page.jobs]
-                for acted in self._act(verb, refs, reason):
+                for acted in self._act(verb, refs, reason, pace):
                     done += sum(each.landed for each in acted)
                     others = [each for each in acted if not each.landed]
                     refusals += len(others)
@@ -86,7 +109,7 @@ class Jobs(JobReads):
                 if cursor is None or looked >= MOST_AT_ONCE:
                     break
             said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", with more remaining"))
-        return Bulk(done, tuple(refused), refusals, cursor)
+        return Bulk(done, tuple(refused), refusals, cursor, pace.last if pace and done else None)
 
     def delete_all(self, where: Filter, reason: str = "") -> int:
         """Delete all jobs that match, without a limit. Returns their number."""
@@ -130,31 +153,43 @@ class Jobs(JobReads):
         edit = Edit(payload, msgspec.json.encode(meta).decode())
         changed = ", ".join(sorted({*put, *drop})) or "nothing"
         with self._access.recorded("jobs.replay", job_id, changed=changed) as said:
-            acted = _answers(self._access.store.replay([job_id], edits={job_id: edit}), "queued again")[job_id]
+            acted = _answers(self._access.store.replay([job_id], edits={job_id: edit}), _REPLAYED)[job_id]
             said.append(acted.says)
         if acted.landed:
             self._access.notifier.announce([Ring("queued", job.queue, (job_id,))])
         return acted
 
-    def _act(self, verb: Verb, refs: Sequence[JobRef], reason: str) -> Iterator[list[Acted]]:
-        apply: dict[Verb, Callable[[list[str]], dict[str, Acted]]] = {
-            "cancel": lambda ids: _states(self._access.store.cancel(ids, reason), _CANCELLED),
-            "promote": lambda ids: _states(self._access.store.promote_now(ids), _PROMOTED),
-            "replay": lambda ids: _answers(self._access.store.replay(ids), "queued again"),
-            "delete": lambda ids: _answers(self._access.store.delete(ids), "deleted"),
-        }
-        kind = {"cancel": "cancel", "promote": "queued", "replay": "queued"}.get(verb)
+    def _act(self, verb: Verb, refs: Sequence[JobRef], reason: str, pace: Pace | None = None) -> Iterator[list[Acted]]:
         for start in range(0, len(refs), BATCH):
             batch = refs[start : start + BATCH]
-            acted = apply[verb]([ref.id for ref in batch])
+            ids = [ref.id for ref in batch]
+            delays = dict(zip(ids, pace.take(len(ids)), strict=True)) if pace else {}
+            acted, kind = self._applied(verb, ids, reason, delays)
             if kind is not None:
-                landed: dict[str, list[str]] = {}
+                landed: dict[tuple[str, Kind], list[str]] = {}
                 for ref in batch:
                     if acted[ref.id].landed:
-                        landed.setdefault(ref.queue, []).append(ref.id)
-                rung = cast(Literal["queued", "cancel"], kind)
-                self._access.notifier.announce(Ring(rung, queue, tuple(ids)) for queue, ids in sorted(landed.items()))
+                        rung: Kind = "due" if delays.get(ref.id) else kind
+                        landed.setdefault((ref.queue, rung), []).append(ref.id)
+                self._access.notifier.announce(
+                    Ring(rung, queue, tuple(some)) for (queue, rung), some in sorted(landed.items())
+                )
             yield [acted[ref.id] for ref in batch]
+
+    def _applied(
+        self, verb: Verb, ids: list[str], reason: str, delays: Mapping[str, float]
+    ) -> tuple[dict[str, Acted], Kind | None]:
+        """The results by id, and what to ring for those that landed."""
+        store = self._access.store
+        match verb:
+            case "cancel":
+                return _states(store.cancel(ids, reason), _CANCELLED), "cancel"
+            case "promote":
+                return _states(store.promote_now(ids), _PROMOTED), "queued"
+            case "replay":
+                return _answers(store.replay(ids, delays=delays), _REPLAYED), "queued"
+            case "delete":
+                return _answers(store.delete(ids), dict.fromkeys(State, "deleted")), None
 
     def result(self, job_id: str, timeout: float | None) -> str:
         """Wait for the result, as JSON, secrets redacted. Raises what `handle.result()` raises, and TimeoutError."""
@@ -166,6 +201,7 @@ _CANCELLED = {
     State.CANCELLED: "cancelled",
     State.PROCESSING: "asked to stop; its worker ends it once its code has stopped",
 }
+_REPLAYED = {State.QUEUED: "queued again", State.SCHEDULED: "due again later"}
 _PROMOTED = {State.QUEUED: "queued", State.PROCESSING: "already processing"}
 
 
@@ -178,17 +214,23 @@ def _states(found: Mapping[str, State | None], done: Mapping[State, str]) -> dic
     return {job_id: acted(job_id, state) for job_id, state in found.items()}
 
 
-def _answers(found: Mapping[str, Any], done: str) -> dict[str, Acted]:
-    def acted(job_id: str, answer: object) -> Acted:
+def _answers(found: Mapping[str, Answer | None], done: Mapping[State, str]) -> dict[str, Acted]:
+    def acted(job_id: str, answer: Answer | None) -> Acted:
         match answer:
             case None:
                 return Acted(job_id, landed=False, says="no such job")
             case Landed():
-                return Acted(job_id, landed=True, says=done)
-            case _:
-                return Acted(job_id, landed=False, says=f"nothing done: {getattr(answer, 'stands', answer)}")
+                return Acted(job_id, landed=True, says=done[answer.state])
+            case NotLanded():
+                return Acted(job_id, landed=False, says=f"nothing done: {answer.stands}")
 
     return {job_id: acted(job_id, answer) for job_id, answer in found.items()}
+
+
+def _details(reason: str, pace: Pace | None) -> dict[str, str]:
+    """What else the audit trail says."""
+    given = {"why": reason, "per minute": f"{pace.per_minute:,}" if pace else ""}
+    return {name: text for name, text in given.items() if text}
 
 
 def _spelled(where: Filter) -> str:

@@ -15,6 +15,7 @@ import msgspec
 
 from tenure.core.conditions import Condition, Field
 from tenure.core.durations import seconds
+from tenure.core.fingerprint import fingerprint
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption
 from tenure.ports import Filter, JobView
@@ -26,11 +27,12 @@ _WORD = re.compile(r'\s*((?:[^\s"]|"[^"]*")+)')
 _NAMED = re.compile(r'([a-z]+)((?:\.(?:[^=~<>"\s]|"[^"]*")+)?)([=~<>])(.*)', re.DOTALL)
 _FIELDS: dict[str, Field] = {"args": "payload", "meta": "meta", "result": "result", "error": "error"}
 _EXACT = {"task": "task", "queue": "queue", "worker": "worker_id", "unique": "unique"}
+_FINGERPRINT = re.compile("[0-9a-f]{8}")
 _TIMES = ("enqueued", "ended")
 _PAYLOADS = ("payload", "result")
 _EXPECTED = (
     "expected args.NAME=…, args~…, meta.NAME=…, result~…, error~…, task=…, queue=…, worker=…, unique=…, state=…, "
-    "enqueued<2h or ended>2h"
+    "fingerprint=3f9a2c11, enqueued<2h or ended>2h"
 )
 
 
@@ -69,6 +71,8 @@ def _condition(word: Word, given: dict[str, Any], now: datetime) -> Condition | 
         return Condition(_FIELDS[name], path, sign == "=", text)
     if name == "text":
         return Condition("text", "", False, text)
+    if name == "fingerprint" and sign == "=" and not path and _FINGERPRINT.fullmatch(text):
+        return Condition("fingerprint", "", True, text)
     if path:
         raise _strange(word)
     if name == "state" and sign == "=":
@@ -148,7 +152,7 @@ def spelled(condition: Condition) -> str:
     ('args.user=***', 'error~timeout')
     """
     names = {value: name for name, value in _FIELDS.items()}
-    name = ".".join(filter(None, (names.get(condition.field, "text"), condition.path)))
+    name = ".".join(filter(None, (names.get(condition.field, condition.field), condition.path)))
     text = "***" if condition.field in _PAYLOADS else condition.text
     return f"{name}{'=' if condition.exactly else '~'}{text}"
 
@@ -162,6 +166,8 @@ def _met(job: JobView, condition: Condition) -> bool:
     match condition.field:
         case "text":
             return True  # it has no secrets: the store's answer stands
+        case "fingerprint":
+            return job.error is not None and fingerprint(job.error) == condition.text
         case "error":
             return job.error is not None and condition.met_by(job.error)
         case "meta":

@@ -14,6 +14,7 @@ import msgspec
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.operations.access import EDITS, Access
+from tenure.operations.error_groups import ErrorGroups, grouped
 from tenure.operations.explain import Explanation, explain
 from tenure.operations.job_search import meets
 from tenure.ports import AttemptView, Ended, Filter, JobView, Page, Update
@@ -26,6 +27,7 @@ WITHIN = 10_000  #: rows that one step of a long walk reads, so that no single r
 MOST_AT_ONCE = 10_000  #: jobs that one bulk action acts on; its result says if there are more
 LOOK_SECONDS = 0.15  #: for one look at a page, which must be there within 0.3 s; the next look continues
 _FIRST, _SMALLEST, _LARGEST = 1_000, 200, 20_000  #: jobs in a batch of a search
+_GROUPED = 2_000  #: jobs whose errors are grouped
 _QUICK = 0.01  #: seconds: a batch that takes less is followed by a larger one
 Verb = Literal["cancel", "promote", "replay", "delete"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
@@ -100,6 +102,7 @@ class Bulk(NamedTuple):
     refused: tuple[Acted, ...]  #: at most a hundred of them
     refusals: int
     cursor: str | None
+    until: datetime | None = None  #: of a replay with a pace: when the last of the jobs is due
 
 
 class Found(NamedTuple):
@@ -172,6 +175,11 @@ class JobReads:
             page = search(where, limit=at[room - 1] + 1, cursor=cursor, within=size)
             jobs = [redacted(job) for job in page.jobs]
         return replace(page, jobs=tuple(job for job in jobs if meets(job, where))), size
+
+    def errors(self, where: Filter, *, seconds: float = LOOK_SECONDS) -> ErrorGroups:
+        """The newest jobs that match, at most 2,000, grouped by what their errors have in common."""
+        found = self.search(where, limit=_GROUPED, seconds=seconds)
+        return grouped(found.jobs, more=found.cursor is not None)
 
     def count(self, where: Filter, verb: Verb, *, cursor: str | None = None) -> Counted:
         """How many jobs `act_on_all` would find, up to ten thousand."""

@@ -38,6 +38,12 @@ def get_dead(caller: Reader, query: Annotated[models.DeadQuery, Query()]) -> mod
     return _page(caller, query, [State.DEAD])
 
 
+@router.get("/dead/errors")
+def get_errors(caller: Reader, where: Annotated[models.Where, Query()]) -> models.Errors:
+    """The newest dead letters that match, at most 2,000, grouped by what their errors have in common."""
+    return models.Errors.of(caller.admin.jobs.errors(_filter(caller, where, [State.DEAD])))
+
+
 def _page(caller: Caller, query: models.JobQuery | models.DeadQuery, states: Sequence[State]) -> models.Jobs:
     page = caller.admin.jobs.search(_filter(caller, query, states), limit=query.limit, cursor=query.cursor)
     return models.Jobs(
@@ -192,7 +198,7 @@ def act_on_jobs(caller: Operator, bulk: models.BulkAction) -> models.BulkDone:
                 "Not what was counted",
                 f"{expected} were counted, {more}{found.jobs} match now: count again",
             )
-    done = caller.admin.jobs.act_on_all(bulk.verb, where, bulk.reason, cursor=bulk.cursor)
+    done = caller.admin.jobs.act_on_all(bulk.verb, where, bulk.reason, cursor=bulk.cursor, per_minute=bulk.per_minute)
     caller.site.acted()
     return models.BulkDone.of(done)
 

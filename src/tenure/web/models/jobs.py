@@ -9,8 +9,10 @@ from uuid import UUID
 from pydantic import AfterValidator, Field
 
 from tenure.core.lifecycle import State
+from tenure.operations import error_groups
 from tenure.operations.explain import Explanation
 from tenure.operations.jobs import Acted, Bulk, Edited, JobDetail, Verb
+from tenure.operations.pace import MOST_A_MINUTE
 from tenure.ports import AttemptView, Filter, JobView, Update
 from tenure.web.models.values import (
     AskedAt,
@@ -128,6 +130,33 @@ class Jobs(Model):
     )
     looked: int | None = Field(None, description="How many jobs were looked at, if the search ended early.")
     reached: At | None = Field(None, description="And when the last of these was enqueued.")
+
+
+class ErrorGroup(Model):
+    """Dead letters whose errors differ only in numbers, ids, quoted text, paths and addresses."""
+
+    fingerprint: str = Field(description="Finds them: `q=fingerprint=3f9a2c11`.", examples=["3f9a2c11"])
+    says: str = Field(description="What their errors have in common.")
+    jobs: int
+    tasks: dict[str, int] = Field(description="How many of them are of which task.")
+    last_id: UUID = Field(description="The one that died last.")
+    last_at: At | None = Field(description="And when it died.")
+
+    @classmethod
+    def of(cls, group: error_groups.ErrorGroup) -> Self:
+        return cls.like(group, tasks=dict(group.tasks))
+
+
+class Errors(Model):
+    """The largest group first."""
+
+    groups: list[ErrorGroup]
+    jobs: int = Field(description="How many dead letters were read, the newest.")
+    more: bool = Field(description="There are older ones, which are not counted.")
+
+    @classmethod
+    def of(cls, found: error_groups.ErrorGroups) -> Self:
+        return cls.like(found, groups=[ErrorGroup.of(each) for each in found.groups])
 
 
 class LogLine(Model):
@@ -323,6 +352,12 @@ class BulkAction(BulkCount):
         None, description="To delete: `delete N` with the number that was counted.", examples=["delete 12"]
     )
     cursor: Cursor | None = Field(None, description="`next` of the previous call: continues with the others.")
+    per_minute: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_A_MINUTE,
+        description="To replay so many a minute: the jobs are due one after another. null: all at once.",
+    )
 
 
 class BulkDone(Model):
@@ -330,6 +365,7 @@ class BulkDone(Model):
     refusals: int
     refused: list[Outcome] = Field(description="At most a hundred of them.")
     next: str | None = Field(description="`cursor` of the next call; null: there are no more.")
+    until: At | None = Field(description="Of a replay with `per_minute`: when the last of them is due.")
 
     @classmethod
     def of(cls, bulk: Bulk) -> Self:

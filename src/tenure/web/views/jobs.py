@@ -15,7 +15,7 @@ from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import preview
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
-from tenure.operations.explain import doing
+from tenure.operations.explain import doing, stamp
 from tenure.operations.job_query import JobQuery
 from tenure.operations.job_search import checked
 from tenure.operations.jobs import DONE, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
@@ -148,12 +148,26 @@ def _ask(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]])
     """Go to the page that counts the jobs and asks for confirmation."""
     verb, to, ids = verb_of(form.get("verb", "")), back(form, "/jobs"), [text for name, text in fields if name == "id"]
     if form.get("all") == "yes":
-        query = {"verb": verb, "all": "yes", "back": to, **JobQuery.of(fields).query}
+        query = {"verb": verb, "all": "yes", "back": to, **_pace(form), **JobQuery.of(fields).query}
     elif ids:
         query = {"verb": verb, "back": to, "id": ids}
     else:
         return "No job is selected: tick some, or choose all that match.", to
     return "", f"/jobs/bulk?{urlencode(query, doseq=True)}"
+
+
+def _pace(form: Mapping[str, str]) -> dict[str, str]:
+    return {"per_minute": text} if (text := form.get("per_minute", "").strip()) else {}
+
+
+def _per_minute(verb: Verb, form: Mapping[str, str]) -> int | None:
+    """Raises InvalidOption."""
+    text = form.get("per_minute", "").strip()
+    if not text or verb != "replay":
+        return None
+    if (number := count(text, 0)) == 0:
+        raise InvalidOption(f"per minute: expected a number of jobs, or nothing to replay them at once, got {text!r}")
+    return number
 
 
 def _look_at_bulk(view: View) -> Mapping[str, Any]:
@@ -163,6 +177,7 @@ def _look_at_bulk(view: View) -> Mapping[str, Any]:
     ids = [] if every else list(dict.fromkeys(text for text in view.all.getlist("id") if text))
     cursor = view.query.get("cursor") or None
     shown: dict[str, Any] = {"verb": verb, "back": back(view.query, "/jobs"), "cursor": cursor}
+    shown["per_minute"] = view.query.get("per_minute", "")
     if not every:
         return {**shown, "ask": None, "ids": ids, "count": len(ids), "more": False, "done": 0, "only": "", "words": ""}
     now, given = view.admin.now(), JobQuery.of(view.all.multi_items())
@@ -187,19 +202,19 @@ def _bulk(view: View, form: Mapping[str, str], fields: Sequence[tuple[str, str]]
     _allowed(view, verb)
     if verb == "delete":
         confirm(form.get("confirm", ""), form.get("count", ""))
-    to, reason = back(form, "/jobs"), form.get("reason", "").strip()
+    to, reason, per_minute = back(form, "/jobs"), form.get("reason", "").strip(), _per_minute(verb, form)
     if form.get("all") != "yes":
-        return _act(view, verb, [text for name, text in fields if name == "id"], reason), to
+        return _act(view, verb, [text for name, text in fields if name == "id"], reason, per_minute), to
     ask = JobQuery.of(fields)
     if verb == "delete":
         _recount(view, ask, form)
     where = ask.filter(view.admin.now(), payloads=view.user.payloads)
-    bulk = view.admin.jobs.act_on_all(verb, where, reason, cursor=form.get("cursor") or None)
-    told = _told(verb, bulk.done, bulk.refusals, bulk.refused)
+    bulk = view.admin.jobs.act_on_all(verb, where, reason, cursor=form.get("cursor") or None, per_minute=per_minute)
+    told = _told(verb, bulk.done, bulk.refusals, bulk.refused, bulk.until, per_minute)
     if bulk.cursor is None:
         return told, to
     done = bulk.done + count(form.get("done", ""), 0)
-    query = {"verb": verb, "all": "yes", "cursor": bulk.cursor, "done": done, "back": to, **ask.query}
+    query = {"verb": verb, "all": "yes", "cursor": bulk.cursor, "done": done, "back": to, **_pace(form), **ask.query}
     return f"{told}; there are more", f"/jobs/bulk?{urlencode(query, doseq=True)}"
 
 
@@ -224,7 +239,7 @@ def confirm(typed: str, number: str) -> None:
         )
 
 
-def _act(view: View, verb: Verb, ids: Sequence[str], reason: str) -> str:
+def _act(view: View, verb: Verb, ids: Sequence[str], reason: str, per_minute: int | None) -> str:
     refs: list[JobRef] = []
     gone: list[Acted] = []
     for job_id in dict.fromkeys(ids):
@@ -232,17 +247,28 @@ def _act(view: View, verb: Verb, ids: Sequence[str], reason: str) -> str:
             refs.append(view.admin.jobs.ref(canonical(job_id)))
         except UnknownJob:
             gone.append(Acted(job_id, landed=False, says="no such job"))
-    acted = [each for batch in view.admin.jobs.act(verb, refs, reason) for each in batch]
+    pace = None if per_minute is None else view.admin.jobs.pace(per_minute)
+    acted = [each for batch in view.admin.jobs.act(verb, refs, reason, pace=pace) for each in batch]
     refused = [*gone, *(each for each in acted if not each.landed)]
-    return _told(verb, len(acted) + len(gone) - len(refused), len(refused), refused)
+    until = pace.last if pace else None
+    return _told(verb, len(acted) + len(gone) - len(refused), len(refused), refused, until, per_minute)
 
 
-def _told(verb: Verb, done: int, refusals: int, refused: Sequence[Acted]) -> str:
+def _told(
+    verb: Verb,
+    done: int,
+    refusals: int,
+    refused: Sequence[Acted],
+    until: datetime | None,
+    per_minute: int | None,
+) -> str:
     told = f"{counted(done)} {DONE[verb]}"
+    if until is not None:
+        told += f", {per_minute:,} a minute, the last at {stamp(until)}"
     if not refusals:
         return told
     first = f", {refused[0].id}: {refused[0].says}" if refused else ""
-    return f"{told}; {counted(refusals)} left as they were{first}"
+    return f"{told}; {counted(refusals)} left as {'it was' if refusals == 1 else 'they were'}{first}"
 
 
 def counted(jobs: int) -> str:
