@@ -80,6 +80,37 @@ def test_settling_a_worker_declares_it_dead(store: Store) -> None:
     assert store.renew([worker]) == store.declare_dead([worker]) == frozenset()
 
 
+def test_a_settled_worker_is_noted_with_how_it_ended_and_what_it_ran(store: Store) -> None:
+    worker, declared, silent = start(store), start(store), start(store)
+    first, second = running(store, worker), running(store, worker, task="mail")
+    store.renew([worker, silent], notes={worker: "its loop is blocked by work", silent: "its loop is blocked by work"})
+    store.declare_dead([declared])
+
+    store.settle(worker, {}, Crashed("gone"), how="signal 9 (SIGKILL)")
+    store.settle(declared, {}, Crashed("gone"), how="exit code 3")
+    store.settle(silent, {}, Crashed("gone"))
+
+    notes = {view.identity.id: view.note for view in store.workers(dead=True)}
+    how, *ran = notes.pop(worker).splitlines()
+    assert (how, sorted(ran)) == (
+        "signal 9 (SIGKILL)",
+        sorted([f"{first.job_id} work", f"{second.job_id} mail"]),
+    )
+    assert notes == {declared: "exit code 3", silent: "its loop is blocked by work"}
+
+
+def test_a_note_names_twenty_jobs_at_most(store: Store) -> None:
+    worker = start(store, slots=25)
+    for _ in range(25):
+        running(store, worker)
+
+    store.settle(worker, {}, Crashed("gone"), how="exit code 1")
+
+    (view,) = store.workers(dead=True)
+    assert len(view.note.splitlines()) == 22
+    assert view.note.endswith("\n+5")
+
+
 def test_a_note_says_what_is_wrong_right_now(store: Store) -> None:
     blocked, fine = start(store), start(store)
     store.renew([blocked, fine], notes={blocked: "its loop is blocked by work"})

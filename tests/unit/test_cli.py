@@ -638,14 +638,18 @@ def test_a_queue_is_known_by_its_past_jobs_and_by_those_who_will_need_it(run: Ru
 
 def test_workers_are_listed_dead_ones_on_request(run: Run, store: Store) -> None:
     living, dead = alive(store), alive(store)
-    store.declare_dead([dead])
+    job_id = running(store, dead).job_id
+    store.settle(dead, {}, Failed("gone", final=True), how="its process ended: signal 9 (SIGKILL)")
 
     assert [row[0] for row in rows(run("workers", "list")[1])[1:]] == [living]
     assert run("workers") == run("workers", "list")
     assert [row["identity"]["id"] for row in json.loads(run("workers", "--json")[1])] == [living]
     assert run("queues", "--json") == run("queues", "list", "--json")
     shown = {row[0]: row[-1] for row in rows(run("workers", "list", "--dead")[1])[1:]}
-    assert shown[dead].startswith("dead for")
+    assert shown[dead] == f"dead for 0s: its process ended: signal 9 (SIGKILL); it ran work {job_id}"
+    told = {row["identity"]["id"]: row["ended"] for row in json.loads(run("workers", "--dead", "--json")[1])}
+    how = {"how": "its process ended: signal 9 (SIGKILL)", "ran": [{"id": job_id, "task": "work"}], "more": 0}
+    assert told == {living: None, dead: how}
 
 
 def test_check_is_content_with_a_healthy_store_only(run: Run, store: Store) -> None:

@@ -207,13 +207,15 @@ def test_workers_show_the_living_or_also_the_dead(api: Api, store: Store) -> Non
     for worker in (living, dead):
         store.register(worker)
     store.renew([living.id], memory={living.id: 32 << 20})
-    store.declare_dead([dead.id])
+    job_id = running(store, dead.id).job_id
+    store.settle(dead.id, {}, Crashed("gone"), how="its process ended: exit code 3")
 
     (worker,) = api.get("/api/v1/workers")["workers"]
     both = api.get("/api/v1/workers", dead="true")["workers"]
 
     assert (worker["id"], worker["memory"], worker["tasks"]) == (living.id, 32 << 20, ["work"])
-    assert {each["id"] for each in both} == {living.id, dead.id}
+    how = {"how": "its process ended: exit code 3", "ran": [{"id": job_id, "task": "work"}], "more": 0}
+    assert {each["id"]: each["ended"] for each in both} == {living.id: None, dead.id: how}
 
 
 def test_the_audit_trail_names_who_did_what_and_is_for_admins(api: Api) -> None:

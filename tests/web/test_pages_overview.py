@@ -305,8 +305,9 @@ def test_a_worker_shows_its_lease_its_jobs_and_what_is_wrong_with_it(pages: Dash
 
 
 def test_the_dead_of_the_last_hour_are_shown_with_why(pages: Dashboard, world: World, store: Store) -> None:
-    settled, silent = running(store).worker_id, running(store).worker_id
+    settled, silent, killed = running(store).worker_id, running(store).worker_id, running(store, task="render")
     store.settle(settled, {}, Crashed("killed by SIGKILL", process_died=True))
+    store.settle(killed.worker_id, {}, Crashed("killed"), how="its process ended: signal 9 (SIGKILL)")
     world.advance(100)
     store.declare_expired()
 
@@ -315,6 +316,7 @@ def test_the_dead_of_the_last_hour_are_shown_with_why(pages: Dashboard, world: W
     assert "No worker is alive" in said
     assert re.search(rf"{settled}.*its process ended", said)
     assert re.search(rf"{silent}.*its lease expired", said)
+    assert re.search(rf"{killed.worker_id}.*signal 9 \(SIGKILL\)\s+it ran render {killed.job_id[-8:]}", said)
 
 
 # ── Try it ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import ago, brief, print_error, show_json, table
+from tenure.cli.output import ago, brief, plain, print_error, show_json, table
 from tenure.cli.shared import Shared, admin_of, print_result
 from tenure.config import valid_name
 from tenure.core.lifecycle import State
+from tenure.operations.workers import ending
 from tenure.ports import QueueView
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, sha
     with admin_of(shared) as admin:
         found, now = admin.workers.all(dead=dead), admin.now()
     if shared.json:
-        show_json(found)
+        show_json([{**plain(row), "ended": plain(ending(row))} for row in found])
         return 0
     table(
         WORKER_HEADS, [worker_row(row, now) for row in found], fixed=WORKER_NUMBERS, right=WORKER_NUMBERS, below="note"
@@ -108,8 +109,8 @@ WORKER_NUMBERS = ("busy", "up", "seen")
 def worker_row(row: WorkerView, now: datetime) -> list[str]:
     """A worker's line in lists and in `top`."""
     note = row.note or (f"{row.identity.runner}" if row.identity.runner != "worker" else "")
-    if row.died_at is not None:
-        note = f"dead for {ago(row.died_at, now)}"
+    if (end := ending(row)) is not None:
+        note = f"dead for {ago(row.died_at, now)}: {end}"
     elif row.expires_at < now:
         note = "its lease has ended"
     return [

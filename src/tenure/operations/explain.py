@@ -143,7 +143,7 @@ def _processing(facts: _Facts) -> Explanation:
         reasons.append(f"progress: {done}")
     if job.timeout is not None and job.started_at is not None:
         reasons.append(f"it may run for {spell(job.timeout)}")
-    if owner is not None and owner.note:
+    if owner is not None and owner.note and owner.died_at is None:
         reasons.append(f"its worker: {owner.note}")
     return Explanation(job, verdict, (*reasons, *_history(facts)), advice)
 

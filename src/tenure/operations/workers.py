@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from tenure.operations.access import Access
 from tenure.operations.sinks import QUEUE
 from tenure.ports import WorkerView
+
+_RAN, _MORE = re.compile(r"([0-9a-f-]{36}) (.+)"), re.compile(r"\+[0-9]{1,6}")  # the note that `settle` leaves
 
 # ── One worker ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -43,13 +47,38 @@ def stalls(rows: Iterable[WorkerView]) -> list[str]:
     return [f"{row.identity.id}: {row.note}" for row in rows if row.note and row.died_at is None]
 
 
-def why_ended(row: WorkerView) -> str:
-    """Why a worker was declared dead."""
+class Ran(NamedTuple):
+    """A job that a worker ran when it ended."""
+
+    id: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker ended, and what it ran then: of more than 20 jobs `more` are not named."""
+
+    how: str
+    ran: tuple[Ran, ...] = ()
+    more: int = 0
+
+    def __str__(self) -> str:
+        ran = [f"{task} {job_id}" for job_id, task in self.ran] + [f"{self.more:,} more"] * bool(self.more)
+        return f"{self.how}; it ran {', '.join(ran)}" if ran else self.how
+
+
+def ending(row: WorkerView) -> Ending | None:
+    """How it ended, as far as its supervisor saw it; None: it has not been declared dead."""
+    if row.died_at is None:
+        return None
     if row.note:
-        return row.note
-    if row.died_at is not None and row.died_at >= row.expires_at:
-        return "its lease expired without a renewal, so its jobs were rescued"
-    return "its process ended, by a normal stop or a kill; its jobs were settled at once"
+        how, *lines = row.note.splitlines()
+        named = [found for line in lines if (found := _RAN.fullmatch(line))]
+        more = [int(line) for line in lines if _MORE.fullmatch(line)]
+        return Ending(how, tuple(Ran(found[1], found[2]) for found in named), sum(more))
+    if row.died_at >= row.expires_at:
+        return Ending("its lease expired without a renewal, so its jobs were rescued")
+    return Ending("its process ended, by a normal stop or a kill; its jobs were settled at once")
 
 
 # ── All workers ─────────────────────────────────────────────────────────────────────────────────────────────────

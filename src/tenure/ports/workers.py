@@ -86,8 +86,11 @@ class WorkerStore(Protocol):
         """
         ...
 
-    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         """The worker's process is gone: declare it dead, end each of its leases with its verdict (by job id) or `rest`.
+
+        `how` its process ended, for people, in one line: it becomes the worker's note, followed by the jobs that it ran
+        (at most 20), one a line, its id before its task; and a line `+5` for five more.
 
         A job with a verdict is why the process was killed: it hung, so its cause is `stale`; that of the rest is
         `crash`. One transaction. Only leases of this worker: a job rescued meanwhile is not touched.

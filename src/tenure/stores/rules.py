@@ -26,6 +26,7 @@ from tenure.core.lifecycle import (
     outcome_name,
     reason_of,
 )
+from tenure.core.text import clean
 from tenure.errors import BadData, InvalidOption, StoreError
 from tenure.ports import (
     Answer,
@@ -49,6 +50,8 @@ _encode = msgspec.json.Encoder().encode
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
 COMPLETED = Landed(State.COMPLETED)
 ATTEMPTS_KEPT = 100  #: the latest attempts of a job, with their logs; also the first, which says when it began
+MOST_NOTED = 20  #: jobs in the note of a worker that has ended
+LONGEST_NOTE = 500  #: characters about how it ended
 MANY_QUEUES = 20  #: a claim from as many first reads which of them have jobs
 WORKER_KEPT = 86_400.0  #: seconds a worker's row outlives its death
 Cause = Literal["crash", "host", "stale", "queue"]
@@ -283,6 +286,17 @@ def lost(death: str, worker_id: str) -> tuple[Crashed, Cause]:
 def settled(job_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> tuple[Outcome, Cause]:
     """How `settle` ends this job, and the cause: with a verdict of its own it hung, else its process died under it."""
     return (verdicts[job_id], "stale") if job_id in verdicts else (rest, "crash")
+
+
+def ended_note(how: str, ran: Collection[tuple[str, str]]) -> str:
+    """The note of a worker that has ended: how, then the jobs it ran then, each its id and task.
+
+    >>> ended_note("signal 9 (SIGKILL)", [("0190", "charge"), ("0191", "mail")])
+    'signal 9 (SIGKILL)\\n0190 charge\\n0191 mail'
+    """
+    more = len(ran) - MOST_NOTED
+    named = [f"{job_id} {task}" for job_id, task in list(ran)[:MOST_NOTED]]
+    return "\n".join([clean(" ".join(how.split()), LONGEST_NOTE), *named, *([f"+{more}"] if more > 0 else [])])
 
 
 def cleared(lease: Lease, outcome: Outcome) -> str | None:

@@ -34,10 +34,23 @@ def rest_of(worker: WorkerProcess, ended: Ended) -> Outcome:
     return Crashed(reason, process_died=True, evidence=evidence)
 
 
+def how_ended(worker: WorkerProcess, ended: Ended) -> str:
+    """How its process ended, in a line for people."""
+    if worker.drained:
+        return "it drained, and stopped"
+    reason = worker.kill_reason or ("its lease could not be renewed in time" if worker.lifeline.fenced else "")
+    if reason:
+        return f"it was killed: {reason}"
+    place = stalls.last_frame(worker.dump.fileno())
+    at, stall = f" at {place}" if place else "", f", while {worker.stall}" if worker.stall else ""
+    return f"its process ended: {cause_of(ended.code)}{at}{stall}"
+
+
 class Unsettled(NamedTuple):
     """A worker that has ended, and the outcomes of the jobs that it held."""
 
     worker_id: str
+    how: str  #: it ended
     verdicts: Mapping[str, Outcome]  #: by job id
     rest: Outcome
 
@@ -57,8 +70,7 @@ class Settler:
     def pending(self) -> bool:
         return bool(self._unsettled)
 
-    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> None:
-        found = Unsettled(worker_id, verdicts, rest)
+    def settle(self, found: Unsettled) -> None:
         if self._unsettled or not self._try(found):  # don't try while others wait for the store: it may take seconds
             self._unsettled.append(found)
 
@@ -84,9 +96,9 @@ class Settler:
         return 0
 
     def _try(self, found: Unsettled) -> bool:
-        worker_id, verdicts, rest = found
+        worker_id, how, verdicts, rest = found
         try:
-            settled = self._store.settle(worker_id, verdicts, rest)
+            settled = self._store.settle(worker_id, verdicts, rest, how=how)
             outcomes = {each.id: outcome_name(verdicts.get(each.id, rest)) for each in settled}
             self._maintenance.report_rescued(settled, outcomes)
             self._processes.want_solo(suspects_waiting(self._shared))

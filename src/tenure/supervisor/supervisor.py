@@ -38,7 +38,7 @@ from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.processes import ProcessTable
 from tenure.supervisor.renewer import Renewer
 from tenure.supervisor.reports import Reports
-from tenure.supervisor.settler import Settler, rest_of
+from tenure.supervisor.settler import Settler, Unsettled, how_ended, rest_of
 from tenure.supervisor.shared import Shared, solo_slots
 from tenure.supervisor.upkeep import Upkeep
 from tenure.supervisor.watch import Watch
@@ -303,14 +303,14 @@ class Supervisor:
         self._processes.remove(worker)
         self._reports.forget(worker.id)
         stopped = worker.drained or (worker.draining and ended.code == 0)
-        rest = rest_of(worker, ended)
+        rest, how = rest_of(worker, ended), how_ended(worker, ended)
         if not stopped and (worker.registered or not self._stopping):
             cause = worker.kill_reason or cause_of(ended.code)
             evidence = dict(rest.evidence) if isinstance(rest, Crashed) else {}
             self._events.emit(WorkerDied(worker_id=worker.id, pid=worker.process.pid, cause=cause, evidence=evidence))
         worker.close()
         if worker.registered:
-            self._parts.settler.settle(worker.id, worker.verdicts, rest)
+            self._parts.settler.settle(Unsettled(worker.id, how, worker.verdicts, rest))
         self._processes.replace(worker)
 
     def _retry_unsettled(self, settler: Settler) -> None:

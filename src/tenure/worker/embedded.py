@@ -138,7 +138,8 @@ class _Serving:
         """This worker id is finished: release the jobs it may still own."""
         try:
             rest = Released("its worker has ended")
-            self._maintenance.report_rescued(self._opened.store.settle(self.holder.id, {}, rest))
+            how = "it began again under a new id, as its lease was lost" if self._running else "its block ended"
+            self._maintenance.report_rescued(self._opened.store.settle(self.holder.id, {}, rest, how=how))
         except StoreError as error:
             self._events.emit(StoreAway(error=str(error)))
 

@@ -10,7 +10,7 @@ from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Crashed, Lease, Ou
 from tenure.ports import Hung, Rescued, WorkerIdentity
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.rows import Row, Worker, over
-from tenure.stores.rules import Beside, Cause, check_outcome, cleared, lost, rescued, settled, used_before
+from tenure.stores.rules import Beside, Cause, check_outcome, cleared, ended_note, lost, rescued, settled, used_before
 
 
 class MemoryWorkers(MemoryBase):
@@ -49,12 +49,15 @@ class MemoryWorkers(MemoryBase):
         return self._declare([name for name, worker in self._workers.items() if self._lease_over(worker)], "host")
 
     @atomic
-    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
         self._declare([worker_id], "crash")
         held = self._held_by(worker_id)
         beside = self._beside(worker_id)
+        if how and (worker := self._workers.get(worker_id)) is not None:
+            note = ended_note(how, [(lease.job_id, row.view.task) for row, lease in held])
+            self._workers[worker_id] = replace(worker, note=note)
         return [
             self._take_back("finish", row, lease, *settled(lease.job_id, verdicts, rest), beside) for row, lease in held
         ]

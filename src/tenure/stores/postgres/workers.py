@@ -20,6 +20,7 @@ from tenure.stores.rules import (
     Cause,
     check_outcome,
     cleared,
+    ended_note,
     is_id,
     lost,
     rescued,
@@ -110,7 +111,7 @@ class PostgresWorkers(PostgresBase):
         sql, given = self._sql(DECLARE_EXPIRED), {"id": None, "witness": witness, "until": until}
         return frozenset(row[0] for row in self._server.run(lambda each: each.execute(sql, given).fetchall()))
 
-    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
 
@@ -121,6 +122,9 @@ class PostgresWorkers(PostgresBase):
             connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{HELD_MS}ms",))
             connection.execute(self._sql(DECLARE), ([worker_id],))
             held = connection.execute(self._sql(sql), (worker_id,)).fetchall()
+            if how:
+                note = ended_note(how, [(row[0], row[2]) for row in held])
+                connection.execute(self._sql("UPDATE @.workers SET note = %s WHERE id = %s"), (note, worker_id))
             return self._take(connection, [(*row, worker_id, *settled(row[0], verdicts, rest)) for row in held])
 
         try:

@@ -277,7 +277,7 @@ class RedisJobs(RedisBase):
                     again.append((n, lease, outcome))
                 if not written:
                     break
-                fits = self._server.call("end", "", *(end for _, _, end in written))
+                fits = self._server.call("end", "", "", *(end for _, _, end in written))
                 landed |= {n: answer for (n, answer, _), fit in zip(written, fits, strict=True) if fit}
                 waiting = [each for each, fit in zip(again, fits, strict=True) if not fit]
                 if not waiting:

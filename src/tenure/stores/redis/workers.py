@@ -13,7 +13,17 @@ from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, batches, cost
 from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.redis.steps import TRIES, Taken, take
-from tenure.stores.rules import MANY_QUEUES, Cause, check_outcome, check_text, is_id, json_of, settled, used_before
+from tenure.stores.rules import (
+    MANY_QUEUES,
+    Cause,
+    check_outcome,
+    check_text,
+    ended_note,
+    is_id,
+    json_of,
+    settled,
+    used_before,
+)
 from tenure.stores.rules import lost as why_lost
 
 
@@ -47,7 +57,7 @@ class RedisWorkers(RedisBase):
             if len(more) < MOST:
                 return died
 
-    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
         # The death is declared in one step with the last ends: were it visible before, a scan could charge these jobs
@@ -61,9 +71,10 @@ class RedisWorkers(RedisBase):
             pairs = list(zip(found, ends, strict=True))
             *before, last = list(batches(pairs, lambda pair: cost(pair[1]))) or [[]]
             for batch in before:
-                fits = self._server.call("end", "", *(end for _, end in batch))
+                fits = self._server.call("end", "", "", *(end for _, end in batch))
                 done += [each for (each, _), fit in zip(batch, fits, strict=True) if fit]
-            if self._server.call("end", worker_id, *(end for _, end in last)) == [1]:
+            note = ended_note(how, [(each.id, each.task) for each in (*done, *found)]) if how else ""
+            if self._server.call("end", worker_id, note, *(end for _, end in last)) == [1]:
                 return done + [each for each, _ in last]
         raise StoreAway(f"{self._server.url}: the jobs of worker {worker_id} changed faster than they could be read")
 
@@ -89,7 +100,7 @@ class RedisWorkers(RedisBase):
         if not taken:
             return []
         rescued, ends = take(taken, lost=True)
-        fits = self._server.call("end", "", *ends)
+        fits = self._server.call("end", "", "", *ends)
         return [each for each, fit in zip(rescued, fits, strict=True) if fit]
 
     def hung(self, worker_ids: Sequence[str]) -> list[Hung]:

@@ -22,6 +22,7 @@ from tenure.stores.rules import (
     Cause,
     check_outcome,
     cleared,
+    ended_note,
     json_of,
     lost,
     rescued,
@@ -106,7 +107,7 @@ class SqliteWorkers(SqliteBase):
 
         return self._file.write(step)
 
-    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome) -> list[Rescued]:
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         now = self._now()
         for outcome in (*verdicts.values(), rest):
             check_outcome(outcome)
@@ -119,6 +120,9 @@ class SqliteWorkers(SqliteBase):
                 "ORDER BY last_activity_at, id",
                 (worker_id,),
             )
+            if how:
+                note = ended_note(how, [(row[0], row[2]) for row in held])
+                connection.execute("UPDATE workers SET note = ? WHERE id = ?", (note, worker_id))
             slots = first(connection, "SELECT slots FROM workers WHERE id = ?", (worker_id,))
             beside = Beside(slots[0] if slots else 1, len(held) > 1)
             return [_take(connection, row, worker_id, *settled(row[0], verdicts, rest), now, beside) for row in held]

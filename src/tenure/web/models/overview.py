@@ -9,6 +9,7 @@ from uuid import UUID
 from pydantic import Field
 
 from tenure.core.lifecycle import State
+from tenure.operations import workers
 from tenure.ports import QueueView, WorkerView
 from tenure.web.models.values import At, Model
 
@@ -31,6 +32,25 @@ class Queues(Model):
     queues: list[Queue]
 
 
+class Ran(Model):
+    """A job that a worker ran when it ended."""
+
+    id: UUID
+    task: str
+
+
+class Ending(Model):
+    """How a worker ended."""
+
+    how: str = Field(description="For people: signal or exit code, or why it was killed.")
+    ran: list[Ran] = Field(description="The jobs that it ran then, at most 20.")
+    more: int = Field(description="How many more it ran.")
+
+    @classmethod
+    def of(cls, end: workers.Ending) -> Self:
+        return cls.like(end, ran=[Ran.like(each) for each in end.ran])
+
+
 class Worker(Model):
     id: str
     host: str
@@ -49,11 +69,18 @@ class Worker(Model):
     renewed_at: At
     expires_at: At
     died_at: At | None
+    ended: Ending | None = Field(description="How it ended; null: it is alive.")
 
     @classmethod
     def of(cls, worker: WorkerView) -> Self:
+        end = workers.ending(worker)
         names = ("id", "host", "pid", "runner", "queues", "tasks", "slots", "lease")
-        return cls.like(worker, **{name: getattr(worker.identity, name) for name in names})
+        return cls.like(
+            worker,
+            **{name: getattr(worker.identity, name) for name in names},
+            note=worker.note if end is None else "",
+            ended=None if end is None else Ending.of(end),
+        )
 
 
 class Workers(Model):

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from tenure.core.lifecycle import State
-from tenure.operations.workers import Workforce, why_ended
+from tenure.operations.workers import Ending, Workforce, ending
 from tenure.ports import Filter, JobView, WorkerView
 from tenure.web.pages import Action, Page, View
 from tenure.web.site import light
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 class Gone(NamedTuple):
     worker: WorkerView
-    why: str
+    end: Ending
 
 
 def look(view: View) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def look(view: View) -> dict[str, Any]:
     live.sort(key=_place)
     doing = view.site.memo.get("doing", lambda: _doing(view, live), fresh=0.15)
     rows = [_row(each, now, doing) for each in live]
-    gone = [Gone(each, why_ended(each)) for each in workers if each.died_at is not None]
+    gone = [Gone(each, end) for each in workers if (end := ending(each)) is not None]
     gone.sort(key=lambda each: each.worker.died_at or now, reverse=True)
     return {
         "workforce_text": workforce_text(Workforce.of(workers)),

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 -- processing → the state that `decide` gave, under the lease. ARGV: a worker to declare dead in the same step, or
--- nothing; then per end, as JSON: the lease, the charges the decision is based on, the decision. Returns per end: 1 if
--- it landed; 0 if not, or if its charges have changed and need a new decision. With a worker, either all ends land and
--- are all its leases, or none lands.
-local dead, ends, fits, seen = ARGV[1], {}, {}, {}
-for i = 2, #ARGV do
+-- nothing; its note then, or nothing to keep the one it has; then per end, as JSON: the lease, the charges the decision
+-- is based on, the decision. Returns per end: 1 if it landed; 0 if not, or if its charges have changed and need a new
+-- decision. With a worker, either all ends land and are all its leases, or none lands.
+local dead, note, ends, fits, seen = ARGV[1], ARGV[2], {}, {}, {}
+for i = 3, #ARGV do
   local e = cjson.decode(ARGV[i])
   local f = redis.call('HMGET', job(e.id), 'state', 'attempt', 'worker_id', 'failures', 'crashes', 'crashes_total',
     'cancel_reason')
@@ -23,6 +23,8 @@ if dead ~= '' then
   for _, fit in ipairs(fits) do all = all and fit == 1 end
   if not all then return {0} end
   declare(dead, 'crash')
+  local key = ns .. 'worker:' .. dead
+  if note ~= '' and redis.call('EXISTS', key) == 1 then redis.call('HSET', key, 'note', note) end
 end
 for n, e in ipairs(ends) do
   if fits[n] == 1 then
