@@ -43,6 +43,14 @@ class UnknownJob(TenureError, LookupError):
     """The store has no job with this id: it was never enqueued, or was deleted or pruned."""
 
 
+class UnknownWorker(TenureError, LookupError):
+    """No worker of the last day has this id."""
+
+
+class Refused(TenureError):
+    """What was asked of a schedule, a job or a worker can't be done now. The message says why."""
+
+
 class WouldBlock(TenureError, RuntimeError):
     """A synchronous call was made on a running event loop. The message names the call to await instead."""
 

@@ -46,6 +46,11 @@ TABLE = Table(
         Guard("no worker is killed for time in which the machine slept", "supervisor/watch.py", "min(now - self._turned, STALL_SECONDS)", "now - self._turned", "crash/test_drain.py -k slept"),
         Guard("a worker that was declared dead is killed", "supervisor/renewer.py", "            elif worker in self._processes:", "            elif False:", "crash/test_fences.py::test_a_worker_that_was_declared_dead_is_ended_and_its_job_runs_elsewhere[sqlite]"),
         Guard("a worker's jobs are settled, however long the store is unavailable", "supervisor/settler.py", "            self._unsettled.append(found)\n\n", "            pass\n\n", "crash/test_stop_without_store.py::test_a_store_that_comes_back_in_time_is_told_all[postgres]"),
+        # ── operators ──
+        Guard("a worker that an operator drained has no successor", "supervisor/processes.py", "        if worker.retired:\n", "        if False:\n", "crash/test_operators.py -k 'no_successor and sqlite'"),
+        Guard("of two operators the first is obeyed, and the second is told", "operations/workers.py", "            if first != order:\n", "            if False:\n", "web/test_api.py -k told_to_drain_once"),
+        Guard("a worker that nobody can restart is not told to", "operations/workers.py", "        _check_stops(row, verb, now)\n", "", "web/test_api.py -k told_to_drain_once"),
+        Guard("a worker whose loop is blocked is asked by a signal", "supervisor/orders.py", "elif self._shared.boot() - asked > PATIENCE_SECONDS:", "elif False:", "crash/test_operators.py -k 'seen_from_outside and sqlite'"),
         # ── self-fencing ──
         Guard("a worker that can't renew asks its code to stop in time", "worker/child.py", "if ask_at and now > ask_at and not asked and self._loop is not None:", "if False:", "crash/test_store_outage.py -k 'two_leases and postgres and not poll and not nats'"),
         Guard("a worker that hangs together with its supervisor kills itself", "worker/child.py", "            if kill_at and now > kill_at:\n", "            if False:\n", "crash/test_fences.py::test_deaf_code_dies_with_its_own_process_while_its_supervisor_stands_still[sqlite]"),

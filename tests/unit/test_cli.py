@@ -27,6 +27,8 @@ from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
 from tenure.errors import StoreAway
 from tenure.events import Running, current
+from tenure.maintenance import orders
+from tenure.maintenance.orders import Frame, Stack, Trace
 from tenure.ports import Filter, Progress, Store
 from tenure.stores.sqlite import SqliteStore
 
@@ -650,6 +652,69 @@ def test_workers_are_listed_dead_ones_on_request(run: Run, store: Store) -> None
     told = {row["identity"]["id"]: row["ended"] for row in json.loads(run("workers", "--dead", "--json")[1])}
     how = {"how": "its process ended: signal 9 (SIGKILL)", "ran": [{"id": job_id, "task": "work"}], "more": 0}
     assert told == {living: None, dead: how}
+
+
+def test_a_worker_is_drained_once_asked_and_the_order_is_void_where_nobody_takes_it(
+    run: Run, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, host = alive(store), alive(store, runner="embedded")
+    monkeypatch.setattr("tenure.cli.workers.TAKEN_SECONDS", 0.1)
+
+    code, _, said = run("workers", "restart", worker)
+    assert (code, said.partition("?")[0]) == (2, f"restart worker {worker} on host, with 0 running jobs")
+    code, _, said = run("workers", "restart", worker, "--grace", "5m", "--yes")
+    assert (code, said.partition(":")[0]) == (
+        1,
+        f"the supervisor of worker {worker} has not taken the order within 100ms",
+    )
+    (order,) = store.notes("order:").values()
+    assert json.loads(order)["grace"] == 300.0
+    code, _, said = run("workers", "drain", host, "-y")
+    assert (code, "is embedded in a program" in said) == (1, True)
+    code, _, said = run("workers", "drain", "nobody", "-y")
+    assert (code, said) == (
+        2,
+        "no worker of the last day is 'nobody': see tenure workers list --dead for those that are known\n",
+    )
+
+
+def test_a_stack_is_shown_as_python_shows_one(run: Run, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenure.operations.stacks.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("tenure.cli.jobs.PATIENCE_SECONDS", -1.0)
+    lease = running(store, alive(store))
+    job_id, worker = lease.job_id, lease.worker_id
+    code, out, _ = run("jobs", "stack", job_id)
+    assert (code, "has not answered for" in out, "its supervisor hangs" in out) == (1, True, True)
+
+    frames = tuple(Frame("/srv/shop.py", line, "recurse") for line in range(300))
+    (order,) = orders.open_orders(store)
+    stack = Stack(job_id, worker, "ada", order.at, store.now(), "", (Trace("its thread", frames),))
+    monkeypatch.setattr("tenure.operations.stacks.ask", lambda *_: orders.answer(store, stack))
+    orders.done(store, order)
+    code, out, _ = run("jobs", "stack", job_id)
+    head, name, *lines = out.splitlines()
+    assert (code, name, head.partition(", seen at")[0]) == (0, "its thread:", f"job {job_id} on worker {worker}")
+    assert lines[0] == '  File "/srv/shop.py", line 0, in recurse'
+    assert lines[-1] == '  File "/srv/shop.py", line 299, in recurse'
+    assert "  … 100 frames are left out …" in lines
+    assert json.loads(run("jobs", "stack", job_id, "--json")[1])["traces"][0]["left_out"] == 100
+
+
+def test_all_jobs_of_a_worker_are_cancelled_after_a_question(run: Run, store: Store) -> None:
+    lease, other = running(store, alive(store)), running(store, alive(store))
+    queued = put(store)
+
+    code, _, said = run("jobs", "cancel", "--worker", lease.worker_id)
+    assert (code, said.partition("?")[0]) == (2, "cancel 1 job (1 processing)")
+    assert run("jobs", "cancel", "--worker", lease.worker_id, "--yes")[0] == 0
+
+    asked = {each: look(store, each).cancel_reason for each in (lease.job_id, other.job_id, queued)}
+    assert asked == {lease.job_id: "", other.job_id: None, queued: None}
+
+
+def test_only_a_running_job_has_a_stack(run: Run, store: Store) -> None:
+    job_id = put(store)
+    assert run("jobs", "stack", job_id)[::2] == (1, f"job {job_id} is queued: only a running job has a stack\n")
 
 
 def test_check_is_content_with_a_healthy_store_only(run: Run, store: Store) -> None:

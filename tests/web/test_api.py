@@ -24,6 +24,8 @@ from tenure import Secret, Tenure
 from tenure.config import Settings, load
 from tenure.core.lifecycle import Crashed, Failed, State
 from tenure.errors import StoreAway
+from tenure.maintenance import orders
+from tenure.maintenance.orders import Frame, Order, Stack, Trace
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.ports import Filter, JobView, Progress, Store
@@ -216,6 +218,42 @@ def test_workers_show_the_living_or_also_the_dead(api: Api, store: Store) -> Non
     assert (worker["id"], worker["memory"], worker["tasks"]) == (living.id, 32 << 20, ["work"])
     how = {"how": "its process ended: exit code 3", "ran": [{"id": job_id, "task": "work"}], "more": 0}
     assert {each["id"]: each["ended"] for each in both} == {living.id: None, dead.id: how}
+
+
+def test_a_worker_is_told_to_drain_once_and_those_that_can_t_say_why(api: Api, store: Store) -> None:
+    worker, host, guard = identity(), identity(runner="embedded"), identity(runner="guard")
+    for each in (worker, host, guard):
+        store.register(each)
+
+    told = api.by("ada").post(f"/api/v1/workers/{worker.id}/restart", grace="5m")
+    again = refused(api("POST", f"/api/v1/workers/{worker.id}/drain"), 409)
+
+    assert told["says"].endswith("it runs no job; then its supervisor starts another one")
+    assert again["detail"].startswith(f"ada ordered a restart of worker {worker.id}")
+    assert "embedded in a program" in refused(api("POST", f"/api/v1/workers/{host.id}/restart"), 409)["detail"]
+    assert "is a guard" in refused(api("POST", f"/api/v1/workers/{guard.id}/drain"), 409)["detail"]
+    assert refused(api("POST", "/api/v1/workers/nobody/drain"), 404)["title"] == "No such worker"
+    store.declare_dead([worker.id])
+    assert f"worker {worker.id} ended" in refused(api("POST", f"/api/v1/workers/{worker.id}/drain"), 409)["detail"]
+    refused(api.by("bob")("POST", f"/api/v1/workers/{worker.id}/drain"), 403)
+
+
+def test_the_stack_of_a_running_job_is_for_operators(api: Api, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease, queued = running(store), put(store)
+    path = f"/api/v1/jobs/{lease.job_id}/stack"
+    monkeypatch.setattr(orders, "give", lambda store, order: orders.answer(store, answer(order)))
+
+    def answer(order: Order) -> Stack:
+        frames = (Frame("/srv/shop.py", 7, "charge"),)
+        return Stack(order.job, order.worker, order.who, order.at, order.at, "", (Trace("its thread", frames),))
+
+    found = api.by("ada").post(path)
+
+    assert (found["state"], found["worker"], found["who"]) == ("answered", lease.worker_id, "ada")
+    frame = {"file": "/srv/shop.py", "line": 7, "function": "charge"}
+    assert found["traces"] == [{"name": "its thread", "frames": [frame], "left_out": 0}]
+    assert "only a running job" in refused(api("POST", f"/api/v1/jobs/{queued}/stack"), 409)["detail"]
+    refused(api.by("bob")("POST", path), 403)
 
 
 def test_the_audit_trail_names_who_did_what_and_is_for_admins(api: Api) -> None:
@@ -1173,7 +1211,7 @@ def test_every_operation_says_its_role_its_answers_and_its_way_in(api: Api) -> N
 
     assert said["openapi"].startswith("3.1")
     assert set(said["components"]["securitySchemes"]) == {"token", "session", "csrf"}
-    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 38
+    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 41
     for name, (method, operation) in operations.items():
         assert operation["description"], name
         assert operation["tags"], name

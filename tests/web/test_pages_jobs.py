@@ -21,6 +21,8 @@ from tenure import Secret, Tenure
 from tenure.config import Settings, load
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import Completed, Crashed, Failed, State
+from tenure.maintenance import orders
+from tenure.maintenance.orders import Frame, Stack, Trace
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.jobs import JobReads
@@ -30,6 +32,7 @@ from tenure.schedules.timetable import UnknownSchedule
 from tenure.stores.sqlite import SqliteStore
 from tenure.web.dashboard import create
 from tenure.worker.job_log import LogLine, encode
+from waiting import until
 
 TOKENS = {
     "root": "root:admin:root-secret-0123456789",
@@ -390,6 +393,34 @@ def test_a_job_tells_its_whole_story(web: Web, store: Store, world: World) -> No
     assert SCRIPT not in page
 
 
+def test_where_the_code_of_a_running_job_is_can_be_asked_for(web: Web, store: Store, world: World) -> None:
+    lease = running(store, task="charge")
+    path = f"/jobs/{lease.job_id}"
+    assert "Show where it is" in said(web.get(path))
+
+    assert web.post(f"{path}/stack") == (f"{path}#stack", "")
+
+    assert "Its worker was asked" in said(web.get(path))
+    world.advance(10)
+    until(
+        lambda: f"Worker {lease.worker_id} has not answered for 10s; its supervisor hangs" in said(web.get(path)), "it"
+    )
+    (order,) = orders.open_orders(store)
+    traces = (Trace(f"its thread {SCRIPT}", (Frame(f"/srv/{SCRIPT}.py", 7, "charge"),), left_out=2),)
+    orders.answer(store, Stack(order.job, order.worker, order.who, order.at, store.now(), "", traces))
+    orders.done(store, order)
+    until(lambda: f'File "/srv/{SCRIPT}.py", line 7, in charge' in said(web.get(path)), "the stack")
+    page = web.get(path)
+    assert "… 2 frames are left out …" in said(page)
+    assert SCRIPT not in page
+    reader = replace(web, who="bob")
+    assert "line 7" not in said(reader.get(path))
+    assert "Show where it is" not in said(reader.get(path))
+    finish(store, lease, Completed("1"))
+    until(lambda: "Where its code was" in said(web.get(path)), "its end")
+    assert "is completed: only a running job has a stack" in web.post(f"{path}/stack")[1]
+
+
 def test_a_completed_job_shows_its_last_attempt_and_its_result(web: Web, store: Store) -> None:
     lease = bring(store, State.QUEUED)
     job_id = lease.job_id
@@ -443,7 +474,7 @@ def test_each_action_is_offered_where_it_can_land_and_to_those_who_may(web: Web,
         return set(re.findall(rf'(?:action|href)="/jobs/{jobs[state]}/(\w+)"', page))
 
     assert offered("root", State.SCHEDULED) == {"cancel", "promote", "delete"}
-    assert offered("root", State.PROCESSING) == {"cancel"}
+    assert offered("root", State.PROCESSING) == {"cancel", "stack"}
     assert offered("root", State.DEAD) == {"replay", "edit", "delete"} == offered("root", State.COMPLETED)
     assert offered("tom", State.DEAD) == {"replay", "edit"}
     assert offered("ada", State.DEAD) == {"replay"}

@@ -14,12 +14,13 @@ from tenure.cli.output import jobs_table, pairs, print_error, print_line, progre
 from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.core.conditions import Condition
 from tenure.core.lifecycle import GUARD, State
-from tenure.errors import InvalidOption
+from tenure.errors import InvalidOption, TenureError
 from tenure.events import headline
 from tenure.operations import job_search
 from tenure.operations.explain import progress_text, stamp
 from tenure.operations.job_search import states_of
 from tenure.operations.jobs import CAN, DONE
+from tenure.operations.stacks import PATIENCE_SECONDS, stack_lines
 from tenure.ports import Filter, JobView
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class Where:
     """Only jobs of this task."""
     queue: Annotated[str | None, Parameter(name=["--queue", "-q"])] = None
     """Only jobs of this queue."""
+    worker: str | None = None
+    """Only jobs that this worker runs."""
     text: str | None = None
     """Only jobs with this text in their error or id."""
     where: str | None = None
@@ -82,13 +85,14 @@ class Where:
             states=states,
             task=self.task,
             queue=self.queue,
+            worker_id=self.worker,
             text=self.text,
             conditions=tuple(map(_argument, self.args or ())),
         )
         return job_search.both(plain, job_search.parsed(" ".join((self.where or "", words, *spans)), now))
 
     def __bool__(self) -> bool:
-        given = (self.task, self.queue, self.text, self.args, self.since, self.until)
+        given = (self.task, self.queue, self.worker, self.text, self.args, self.since, self.until)
         return any(given) or self.where is not None
 
 
@@ -226,6 +230,22 @@ def explain(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
     if found.what_to_do:
         print_line(f"→ {found.what_to_do}")
     return 0
+
+
+@jobs.command
+def stack(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
+    """Show where the code of a running job is: its files, lines and functions, the innermost last."""
+    with admin_of(shared) as admin:
+        admin.jobs.ask_for_stack(job_id)
+        found = admin.jobs.stack(job_id, within=PATIENCE_SECONDS + 1)
+    if found is None:
+        raise TenureError(f"job {job_id} has ended before its worker was asked")
+    if shared.json:
+        show_json(found)
+    else:
+        for line in stack_lines(found):
+            print_line(line)
+    return 0 if found.state == "answered" else 1
 
 
 # ── Acting ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,15 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tenure.cli.output import print_error
 from tenure.config import SETTINGS
-from tenure.errors import InvalidArguments, InvalidOption, StoreAway, TenureError, UnknownQueue, UnknownTask
+from tenure.errors import (
+    InvalidArguments,
+    InvalidOption,
+    StoreAway,
+    TenureError,
+    UnknownQueue,
+    UnknownTask,
+    UnknownWorker,
+)
 
 OK, WRONG, BAD_INPUT, AWAY, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 75, 130, 141
 
@@ -49,7 +57,7 @@ _COMMANDS = {
     "jobs": ("jobs:jobs", "Find jobs, inspect them, act on them."),
     "dead": ("jobs:dead", "Dead letters: jobs that have used up their failures or crashes."),
     "queues": ("queues:queues", "Queues: their backlog; pause and resume."),
-    "workers": ("queues:workers", "Workers: which ones are alive."),
+    "workers": ("workers:workers", "Workers: which ones are alive; drain and restart."),
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
     "guard": ("guard:guards", "Run a crontab line's command at most once per tick, and never twice at a time."),
     "top": ("top:top", "Watch queues, workers and running jobs."),
@@ -116,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     except CycloptsError as error:
         print_error(f"{error} See {' '.join(['tenure', *(error.command_chain or ())])} --help.")
         return BAD_INPUT
-    except (InvalidOption, InvalidArguments, UnknownQueue, UnknownTask) as error:
+    except (InvalidOption, InvalidArguments, UnknownQueue, UnknownTask, UnknownWorker) as error:
         print_error(str(error))
         return BAD_INPUT
     except StoreAway as error:

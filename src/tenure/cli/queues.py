@@ -1,4 +1,4 @@
-"""`tenure queues …` and `tenure workers …`."""
+"""`tenure queues …`: their backlog; pause and resume."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import ago, brief, plain, print_error, show_json, table
+from tenure.cli.output import ago, brief, show_json, table
 from tenure.cli.shared import Shared, admin_of, print_result
 from tenure.config import valid_name
 from tenure.core.lifecycle import State
-from tenure.operations.workers import ending
 from tenure.ports import QueueView
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tenure.ports import WorkerView
-
 queues = App(name="queues", help="Queues: their backlog; pause and resume.", help_epilogue="")
-workers = App(name="workers", help="Workers: which ones are alive.", help_epilogue="")
 SHARED = Shared()
 Name = Annotated[str, Parameter(help="The queue.")]
 
@@ -77,47 +73,3 @@ def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
 def _turned(shared: Shared, name: str, state: str, *, changed: bool) -> int:
     words = f"queue {name} is {state}" if changed else f"queue {name} was already {state}"
     return print_result(shared, {"queue": name, "state": state, "changed": changed}, words)
-
-
-@workers.default
-@workers.command(name="list")
-def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, shared: Shared = SHARED) -> int:
-    """List live workers.
-
-    Parameters
-    ----------
-    dead
-        Also list those that died within the last day.
-    """
-    with admin_of(shared) as admin:
-        found, now = admin.workers.all(dead=dead), admin.now()
-    if shared.json:
-        show_json([{**plain(row), "ended": plain(ending(row))} for row in found])
-        return 0
-    table(
-        WORKER_HEADS, [worker_row(row, now) for row in found], fixed=WORKER_NUMBERS, right=WORKER_NUMBERS, below="note"
-    )
-    if not found and not dead:
-        print_error("no worker is alive: start one with tenure worker")
-    return 0
-
-
-WORKER_HEADS = ("worker", "busy", "up", "seen", "queues", "note")
-WORKER_NUMBERS = ("busy", "up", "seen")
-
-
-def worker_row(row: WorkerView, now: datetime) -> list[str]:
-    """A worker's line in lists and in `top`."""
-    note = row.note or (f"{row.identity.runner}" if row.identity.runner != "worker" else "")
-    if (end := ending(row)) is not None:
-        note = f"dead for {ago(row.died_at, now)}: {end}"
-    elif row.expires_at < now:
-        note = "its lease has ended"
-    return [
-        row.identity.id,
-        f"{row.processing} of {row.identity.slots}",
-        ago(row.started_at, now),
-        ago(row.renewed_at, now),
-        ",".join(row.identity.queues) or "all",
-        note,
-    ]

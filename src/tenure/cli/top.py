@@ -17,8 +17,9 @@ from rich.text import Text
 
 from tenure.cli.grid import Cell, grid
 from tenure.cli.output import COLOURS, ago, console, show_json, visible
-from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, WORKER_HEADS, WORKER_NUMBERS, queue_row, worker_row
+from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, queue_row
 from tenure.cli.shared import Shared, admin_of
+from tenure.cli.workers import WORKER_HEADS, WORKER_NUMBERS, worker_row
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
 from tenure.operations.explain import doing

@@ -13,6 +13,7 @@ import msgspec
 
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidArguments, InvalidOption
+from tenure.operations import stacks
 from tenure.operations.access import EDITS
 from tenure.operations.job_search import spelled
 from tenure.operations.jobs import (
@@ -28,6 +29,7 @@ from tenure.operations.jobs import (
     edits_in,
 )
 from tenure.operations.pace import Pace
+from tenure.operations.stacks import JobStack
 from tenure.ports import Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client, rings_of
@@ -110,6 +112,22 @@ class Jobs(JobReads):
                     break
             said.append(f"{done} done, {refusals} refused" + ("" if cursor is None else ", with more remaining"))
         return Bulk(done, tuple(refused), refusals, cursor, pace.last if pace and done else None)
+
+    def ask_for_stack(self, job_id: str) -> None:
+        """Have its worker store the stack of this running job. Raises UnknownJob, Refused."""
+        stacks.ask(self._access, self.get(job_id))
+
+    def stack(self, job_id: str, *, within: float = 0.0) -> JobStack | None:
+        """The stack that was asked for last: waits up to `within` seconds for an answer. Raises UnknownJob.
+
+        Example: `admin.jobs.ask_for_stack(job_id); admin.jobs.stack(job_id, within=5.0)`
+        """
+        job = self.get(job_id)
+
+        def answered(found: JobStack | None) -> bool:
+            return found is None or found.state == "answered"
+
+        return stacks.awaited(lambda: stacks.last(self._access, job), answered, within)
 
     def delete_all(self, where: Filter, reason: str = "") -> int:
         """Delete all jobs that match, without a limit. Returns their number."""

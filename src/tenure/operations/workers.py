@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from time import monotonic, sleep
+from typing import Literal, NamedTuple
 
+from tenure.core.durations import spell
+from tenure.errors import Refused, UnknownWorker
+from tenure.maintenance import orders
+from tenure.maintenance.orders import Order
 from tenure.operations.access import Access
 from tenure.operations.sinks import QUEUE
 from tenure.ports import WorkerView
@@ -84,6 +89,24 @@ def ending(row: WorkerView) -> Ending | None:
 # ── All workers ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+StopVerb = Literal["drain", "restart"]
+_DONE = {"drain": "drained", "restart": "restarted"}
+_LOOK_SECONDS = 0.1
+
+
+class Stop(NamedTuple):
+    """Who has had a worker drained or restarted. `taken`: its supervisor has begun."""
+
+    verb: str
+    who: str
+    at: datetime
+    taken: bool
+
+    def __str__(self) -> str:
+        restarts = " and restarts" if self.verb == "restart" else ""
+        return f"{'drains' if self.taken else 'is told to drain'}{restarts}, ordered by {self.who}"
+
+
 @dataclass(frozen=True, slots=True)
 class Workforce:
     """Counts over a set of workers."""
@@ -114,7 +137,7 @@ class Workers:
     """The workers of a store. Example: `admin.workers.all(dead=True)`"""
 
     def __init__(self, access: Access) -> None:
-        self._store = access.store
+        self._access, self._store = access, access.store
 
     def all(self, *, dead: bool = False) -> list[WorkerView]:
         """Live workers, newest first; with `dead` also those of the last day."""
@@ -124,3 +147,81 @@ class Workers:
         """Live workers, and those that died within this time, newest first."""
         rows, since = self._store.workers(dead=True), self._store.now() - within
         return [row for row in rows if row.died_at is None or row.died_at > since]
+
+    def stops(self) -> Mapping[str, Stop]:
+        """By id, the workers that an operator has had drained or restarted within the last day."""
+        taken, waiting = orders.stops(self._store), orders.open_orders(self._store)
+        found = [(each, True) for each in taken.values()]
+        found += [(each, False) for each in waiting if each.verb != "stack" and each.worker not in taken]
+        return {each.worker: Stop(each.verb, each.who, each.at, taken) for each, taken in found}
+
+    def get(self, worker_id: str) -> WorkerView:
+        """A worker of the last day. Raises UnknownWorker."""
+        found = next((row for row in self._store.workers(dead=True) if row.identity.id == worker_id), None)
+        if found is None:
+            raise UnknownWorker(
+                f"no worker of the last day is {worker_id!r}: see tenure workers list --dead for those that are known"
+            )
+        return found
+
+    # ── acting ──
+
+    def stop(self, worker_id: str, verb: StopVerb, *, grace: float | None = None, within: float = 0.0) -> str:
+        """Drain a worker; with the verb restart, its supervisor then starts another one. Returns what happens.
+
+        It claims nothing more, and ends when its jobs have ended; those that still run after `grace` seconds (None: the
+        grace in its settings) are handed back, uncharged. Waits up to `within` seconds for its supervisor to begin.
+        Raises UnknownWorker, and Refused: it has ended, an operator has stopped it before, or nothing supervises it.
+
+        Example: `admin.workers.stop(worker_id, "restart")`
+        """
+        row, now = self.get(worker_id), self._store.now()
+        _check_stops(row, verb, now)
+        order = Order(verb, worker_id, self._access.who, now, grace=grace)
+        detail = {} if grace is None else {"grace": spell(grace)}
+        with self._access.recorded(f"workers.{verb}", worker_id, **detail) as said:
+            first = orders.stops(self._store).get(worker_id) or orders.give(self._store, order)
+            if first != order:
+                ago = spell(int((now - first.at).total_seconds()))
+                raise Refused(f"{first.who} ordered a {first.verb} of worker {worker_id} {ago} ago: {_busy(row)}")
+            until = monotonic() + within
+            while not (taken := worker_id in orders.stops(self._store)) and monotonic() < until:
+                sleep(_LOOK_SECONDS)
+            if within and not taken:
+                raise Refused(
+                    f"the supervisor of worker {worker_id} has not taken the order within {spell(within)}: it hangs, "
+                    "can't reach the store, or its release knows no orders; the order is void after a minute"
+                )
+            said.append("it drains" if taken else "ordered")
+        after = "; then its supervisor starts another one" if verb == "restart" else "; nothing takes its place"
+        return f"worker {worker_id} {'drains' if taken else 'is told to drain'}: {_busy(row)}{after}"
+
+
+def _check_stops(row: WorkerView, verb: StopVerb, now: datetime) -> None:
+    """Raise Refused if a supervisor can't drain or restart it."""
+    me = row.identity
+    if (ended := ended_at(row, now)) is not None:
+        how = ending(row)
+        raise Refused(
+            f"worker {me.id} ended {spell(int((now - ended).total_seconds()))} ago"
+            + (f": {how.how}" if how else ", as far as its lease tells: the next scan declares it dead")
+        )
+    if me.runner == "embedded":
+        raise Refused(
+            f"worker {me.id} is embedded in a program (pid {me.pid} on {me.host}), so it can't be {_DONE[verb]} alone: "
+            "stop or restart that program, which lets its jobs finish within the grace"
+        )
+    if me.runner == "guard":
+        raise Refused(
+            f"worker {me.id} is a guard, which ends with its own command: to stop that, cancel its job "
+            f"(tenure jobs list --worker {me.id})"
+        )
+    if me.runner == "solo" and verb == "restart":
+        raise Refused(
+            f"worker {me.id} is a solo worker, which its supervisor starts when a job needs one: drain it instead"
+        )
+
+
+def _busy(row: WorkerView) -> str:
+    jobs = row.processing
+    return f"it finishes {jobs:,} job{'' if jobs == 1 else 's'}" if jobs else "it runs no job"

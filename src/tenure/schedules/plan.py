@@ -18,7 +18,8 @@ import msgspec
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import EXPIRED, State
-from tenure.errors import InvalidOption, TenureError
+from tenure.errors import InvalidOption
+from tenure.errors import Refused as Refused
 from tenure.ports import AttemptView, Draft, JobView
 from tenure.ports.schedules import BROKEN, Cause, Change, Dst, Ended, Run, Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Every, Rule, read
@@ -39,10 +40,6 @@ _STATUS: dict[State, Ended] = {
     State.DEAD: "failure",
     State.CANCELLED: "cancelled",
 }
-
-
-class Refused(TenureError):
-    """A schedule can't do what was requested. The message says why."""
 
 
 def rule_of(schedule: Schedule) -> Rule:

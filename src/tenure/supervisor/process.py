@@ -47,6 +47,7 @@ class WorkerProcess:
     ready: bool = False
     draining: bool = False
     drained: bool = False
+    retired: bool = False  #: an operator had it drained: no other worker takes its place
     end_by: float = inf  #: its deadline, by the clock of `Watch`
     stopped_since: float | None = None
     hello: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -42,6 +42,7 @@ class ProcessTable:
         self._failed_starts = 0
         self._start_at: list[float] = []
         self._solo_wanted = 0
+        self.retired = 0  #: how many workers were not replaced, by an operator's order
         self.served: frozenset[str] = frozenset()  #: the queues that the workers serve
         self.ending: frozenset[str] = frozenset()  #: ids of workers that have ended, but are not settled yet
 
@@ -93,6 +94,9 @@ class ProcessTable:
     def replace(self, worker: WorkerProcess) -> None:
         """Start another worker in place of one that has ended, at once if that one had become ready."""
         if worker.runner == "solo":
+            return
+        if worker.retired:
+            self.retired += 1
             return
         if worker.ready:
             self.start_due()  # solo workers first: a job that must run alone is already waiting

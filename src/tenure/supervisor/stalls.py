@@ -10,7 +10,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from tenure.maintenance.orders import Frame, Trace, traces_of
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _LARGEST = 1 << 18
@@ -43,6 +45,21 @@ def name(stacks: str, functions: Mapping[tuple[str, str], str]) -> tuple[str, st
             if task is not None:
                 return task, f"{frame['file']}:{frame['line']}"
     return "", ""
+
+
+def traces(stacks: str, functions: Mapping[tuple[str, str], str], task: str) -> tuple[Trace, ...]:
+    """The stack of each thread, the innermost frame last; first those in which this task's function is."""
+
+    def runs(frames: Sequence[Frame]) -> bool:
+        return any(functions.get((each.file, each.function)) == task for each in frames)
+
+    found: list[tuple[bool, str, list[Frame]]] = []
+    for text in _threads(stacks):
+        frames = [Frame(each["file"], int(each["line"]), each["name"]) for each in _FRAME.finditer(text)][::-1]
+        name = "the thread of the event loop" if text.startswith("Current thread") else "another thread"
+        found.append((runs(frames), f"{name}, which runs {task}" if runs(frames) else name, frames))
+    ordered = sorted(found, key=lambda each: not each[0])
+    return traces_of((name, frames) for _, name, frames in ordered if frames)
 
 
 def last_frame(file: int) -> str:

@@ -33,6 +33,7 @@ from tenure.liveness.host import cause_of
 from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
 from tenure.ports import Notifier, Store
 from tenure.supervisor.mainloop import MainLoop
+from tenure.supervisor.orders import Orders
 from tenure.supervisor.outage import Outage
 from tenure.supervisor.process import WorkerProcess
 from tenure.supervisor.processes import ProcessTable
@@ -71,6 +72,7 @@ class Parts:
     watch: Watch
     renewer: Renewer
     renewing: Duty
+    orders: Orders
 
     def start(self) -> None:
         self.alarm.start()
@@ -183,6 +185,11 @@ class Supervisor:
     def _drain(self, worker: WorkerProcess, grace: float) -> None:
         worker.drain(grace, self._parts.watch.end_by(grace))
 
+    def _drain_on_order(self, worker: WorkerProcess, grace: float | None) -> None:
+        if worker in self._processes and not worker.draining:
+            self._echo(f"worker {worker.id} drains, by an operator's order{'' if worker.retired else ', and restarts'}")
+            self._drain(worker, self._grace if grace is None else grace)
+
     # ── messages of workers ──
 
     def _on_message(self, worker: WorkerProcess, message: dict[str, Any]) -> None:
@@ -198,6 +205,8 @@ class Supervisor:
             case "stuck":
                 worker.verdicts.update(read_verdicts(message["verdicts"]))
                 worker.kill("code that was asked to stop did not")
+            case "stack":
+                self._parts.orders.answered(message)
             case "counts":
                 self._reports.receive(worker.id, message)
             case "drained":
@@ -282,14 +291,15 @@ class Supervisor:
         )
         renewer, failed, away = Renewer(shared, renewals), self._duty_failed, outage.begin
         renewing = Duty("tenure-renew", renewer.step, failed=failed, unavailable=away)
-        for row in upkeep.rows():
+        orders = Orders(shared, self._drain_on_order)
+        for row in (*upkeep.rows(), orders.row):
             maintenance.rest.add(row)
         alarm = self._new_alarm(settings, store, notifier, maintenance.lags)
         settler, watch = Settler(shared, maintenance.look_again), Watch(shared, renewing.wake)
         if not (self._options.until_empty or self._options.reload):  # these end soon, or on purpose
             processes.spares.wanted = settings.spares
         maintenance.scan()
-        parts = Parts(shared, renewals, notifier, alarm, settler, watch, renewer, renewing)
+        parts = Parts(shared, renewals, notifier, alarm, settler, watch, renewer, renewing, orders)
         parts.start()
         maintenance.start(failed=failed, unavailable=away)
         return parts
@@ -347,7 +357,7 @@ class Supervisor:
             away=self._outage.describe(),
             notifier=next(filter(None, problems), ""),
             queues=processes.served,
-            workers=self._options.workers,
+            workers=self._options.workers - processes.retired,
             ready=sum(not worker.draining for worker in up),
             slots=sum(worker.slots for worker in up),
             busy=sum(each.busy for each in reports),

@@ -21,13 +21,14 @@ from tenure.errors import (
     BadData,
     InvalidArguments,
     InvalidOption,
+    Refused,
     StoreAway,
     TenureError,
     UnknownJob,
     UnknownQueue,
     UnknownTask,
+    UnknownWorker,
 )
-from tenure.schedules.plan import Refused
 from tenure.schedules.timetable import UnknownSchedule
 from tenure.web.access import User
 from tenure.web.models.values import MOST_DEEP
@@ -52,6 +53,7 @@ _KINDS: Mapping[type[TenureError], _Kind] = {
     UnknownQueue: _Kind(HTTPStatus.NOT_FOUND, "No such queue"),
     UnknownSchedule: _Kind(HTTPStatus.NOT_FOUND, "No such schedule"),
     UnknownTask: _Kind(HTTPStatus.NOT_FOUND, "No such task"),
+    UnknownWorker: _Kind(HTTPStatus.NOT_FOUND, "No such worker"),
     InvalidOption: _Kind(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid value"),
     InvalidArguments: _Kind(HTTPStatus.UNPROCESSABLE_ENTITY, "Arguments do not fit"),
     BadData: _Kind(HTTPStatus.UNPROCESSABLE_ENTITY, "Refused by the store"),

@@ -41,6 +41,7 @@ from tenure.worker.executor import open_resources
 from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
+from tenure.worker.stacks import traces
 from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
 
@@ -278,6 +279,8 @@ class Child:
         for message in messages:
             if message["kind"] == "count":
                 self._send_counts()
+            elif message["kind"] == "stack":
+                self._send_stack(message)
             else:
                 self._orders.put_nowait(message)
 
@@ -302,6 +305,11 @@ class Child:
             notifier=self._notifier.problem() if self._notifier is not None else "",
             tally=self._tally.take(),
         )
+
+    def _send_stack(self, asked: Mapping[str, Any]) -> None:
+        attempt = self._worker.running.get(asked["job"]) if self._worker is not None else None
+        found = traces(attempt) if attempt is not None else ()
+        self._link.send("stack", key=asked["key"], traces=msgspec.to_builtins(found))
 
     def _send_stuck(self, verdicts: dict[str, Outcome]) -> None:
         self._link.send("stuck", verdicts=write_verdicts(verdicts))

@@ -28,9 +28,12 @@ from tenure.liveness.duty import Duty
 from tenure.liveness.holder import LeaseHolder, identity
 from tenure.liveness.host import memories
 from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
+from tenure.maintenance.orders import LOOK_SECONDS as LOOK_FOR_ORDERS_SECONDS
+from tenure.maintenance.roster import Row, Turn
 from tenure.ports import Notifier, Store
 from tenure.worker.caller import LOOK_SECONDS, CallersLoop, in_thread, shielded
-from tenure.worker.executor import open_resources
+from tenure.worker.executor import Attempt, open_resources
+from tenure.worker.orders import carry_out
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
 from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
@@ -169,6 +172,11 @@ class _Serving:
         return not self.closing.is_set() and self.failure is None
 
     # ── from other threads ──
+
+    @property
+    def running(self) -> Mapping[str, Attempt]:
+        """The attempts of its worker, once it is ready."""
+        return self._worker.running
 
     def leave(self) -> None:
         """The block has ended: stop running jobs within the grace."""
@@ -337,6 +345,7 @@ class Embedded:
         maintenance.declare(declares)
         self._alarm = self._new_alarm(settings, store, notifier, maintenance.lags) if self._new_alarm else None
         serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events, caller)
+        maintenance.rest.add(Row("orders", self._carry_out_orders, LOOK_FOR_ORDERS_SECONDS))
         self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)
         serving.register()
         self._threads = [threading.Thread(target=self._serve, name="tenure_run", daemon=True), self._beating.thread]
@@ -399,6 +408,12 @@ class Embedded:
         if not alive or holder.must_stop:
             self._serving.restart(holder)
         return holder.pause(landed=landed)
+
+    def _carry_out_orders(self, _: int) -> Turn:
+        serving = self._serving
+        if not serving.ready.is_set() or serving.failure is not None:
+            return Turn()
+        return carry_out(self._opened.store, serving.holder.id, serving.running)
 
     def _duty_failed(self, error: BaseException) -> None:
         _log.critical("a background thread of the embedded worker has failed", exc_info=error)

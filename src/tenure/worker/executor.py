@@ -243,6 +243,11 @@ class Attempt:
 
     # ── stopping ──
 
+    @property
+    def handle(self) -> asyncio.Task[None] | None:
+        """The asyncio task of its code, or of the wait for its thread; None: it has not begun."""
+        return self._task_handle
+
     def request_stop(self, reason: Stopping, verdict: Outcome | None) -> None:
         """Ask the code to stop. The first reason is kept, unless the lease is lost: that overrides it."""
         if self.stopping is not None and reason != "lease_lost":

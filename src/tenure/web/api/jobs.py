@@ -11,8 +11,10 @@ from uuid import UUID
 from fastapi import APIRouter, Body, Query, Response
 
 from tenure.core.lifecycle import State
+from tenure.errors import Refused
 from tenure.operations import job_search
 from tenure.operations.jobs import Acted, Verb
+from tenure.operations.stacks import PATIENCE_SECONDS
 from tenure.ports import Filter
 from tenure.tasks.named import Using, own_job
 from tenure.tasks.task import Task
@@ -71,6 +73,20 @@ def get_job(caller: Reader, id: JobId) -> models.Job:  # noqa: A002
 def explain_job(caller: Reader, id: JobId) -> models.Explained:  # noqa: A002
     """Why it is not running, or how it ended."""
     return models.Explained.of(caller.admin.jobs.explain(str(id)))
+
+
+@router.post("/jobs/{id}/stack", responses=can(404, 409))
+def show_stack(caller: Operator, id: JobId) -> models.JobStack:  # noqa: A002
+    """Where the code of a running job is: its worker is asked, and answers within about a second.
+
+    After five seconds without an answer `state` is `silent`, and `says` has why that may be.
+    """
+    caller.admin.jobs.ask_for_stack(str(id))
+    found = caller.admin.jobs.stack(str(id), within=PATIENCE_SECONDS + 0.5)
+    caller.site.acted()
+    if found is None:
+        raise Refused(f"job {id} has ended before its worker was asked")
+    return models.JobStack.of(found)
 
 
 # ── Enqueueing ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,19 +5,23 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Body, Path, Query
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from tenure.core.durations import seconds
 from tenure.errors import StoreAway, StoreError
 from tenure.operations import pulse
-from tenure.web.api.common import Administrator, NameOf, Operator, Reader, can, operation_id, site_of
+from tenure.operations.workers import StopVerb
+from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id, site_of
 from tenure.web.models import overview as models
-from tenure.web.models.values import Changed, Cursor
+from tenure.web.models.values import Changed, Cursor, Text
 from tenure.web.site import Site
 
 router = APIRouter(tags=["overview"], generate_unique_id_function=operation_id)
 health = APIRouter(tags=["health"], generate_unique_id_function=operation_id)
+WorkerId = Annotated[Text, Path(description="The worker's id.")]
+How = Annotated[models.StopWorker | None, Body()]
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -74,6 +78,25 @@ def get_workers(
     """Workers, newest first."""
     found = caller.site.memo.get(("workers", dead), lambda: caller.site.admin.workers.all(dead=dead), fresh=0.15)
     return models.Workers(workers=[models.Worker.of(each) for each in found])
+
+
+@router.post("/workers/{id}/drain", responses=can(404, 409))
+def drain_worker(caller: Operator, id: WorkerId, how: How = None) -> models.Stopping:  # noqa: A002
+    """It finishes its running jobs, claims nothing more, and stops; nothing takes its place."""
+    return _stop(caller, id, "drain", how)
+
+
+@router.post("/workers/{id}/restart", responses=can(404, 409))
+def restart_worker(caller: Operator, id: WorkerId, how: How = None) -> models.Stopping:  # noqa: A002
+    """It finishes its running jobs and stops; then its supervisor starts another one."""
+    return _stop(caller, id, "restart", how)
+
+
+def _stop(caller: Caller, worker_id: str, verb: StopVerb, how: models.StopWorker | None) -> models.Stopping:
+    grace = None if how is None or how.grace is None else seconds(how.grace, "grace")
+    says = caller.admin.workers.stop(worker_id, verb, grace=grace)
+    caller.site.acted()
+    return models.Stopping(worker=worker_id, verb=verb, says=says)
 
 
 @router.get("/audit")

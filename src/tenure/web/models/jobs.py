@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
 from pydantic import AfterValidator, Field
 
 from tenure.core.lifecycle import State
-from tenure.operations import error_groups
+from tenure.operations import error_groups, stacks
 from tenure.operations.explain import Explanation
 from tenure.operations.jobs import Acted, Bulk, Edited, JobDetail, Verb
 from tenure.operations.pace import MOST_A_MINUTE
@@ -370,3 +370,35 @@ class BulkDone(Model):
     @classmethod
     def of(cls, bulk: Bulk) -> Self:
         return cls.like(bulk, refused=[Outcome.of(each) for each in bulk.refused], next=bulk.cursor)
+
+
+class Frame(Model):
+    file: str
+    line: int
+    function: str
+
+
+class Trace(Model):
+    """Where a thread or an asyncio task is."""
+
+    name: str
+    frames: list[Frame] = Field(description="The innermost last.")
+    left_out: int = Field(description="Frames in the middle that are not listed.")
+
+
+class JobStack(Model):
+    """Files, lines and functions, and no value of any variable; at most 16 KiB."""
+
+    job: UUID
+    worker: str
+    state: Literal["asked", "answered", "silent"]
+    who: str
+    asked_at: At
+    at: At | None = Field(description="When its worker was seen there.")
+    says: str = Field(description="For people: what the traces are, or why there are none.")
+    traces: list[Trace]
+
+    @classmethod
+    def of(cls, stack: stacks.JobStack) -> Self:
+        traces = [Trace.like(each, frames=[Frame.like(frame) for frame in each.frames]) for each in stack.traces]
+        return cls.like(stack, traces=traces)

@@ -11,7 +11,7 @@ from pydantic import Field
 from tenure.core.lifecycle import State
 from tenure.operations import workers
 from tenure.ports import QueueView, WorkerView
-from tenure.web.models.values import At, Model
+from tenure.web.models.values import At, Length, Model
 
 
 class Queue(Model):
@@ -81,6 +81,21 @@ class Worker(Model):
             note=worker.note if end is None else "",
             ended=None if end is None else Ending.of(end),
         )
+
+
+class StopWorker(Model):
+    grace: Length | None = Field(
+        None,
+        description="Running jobs that have not ended by then are handed back, uncharged; default: its own grace.",
+    )
+
+
+class Stopping(Model):
+    """A worker that has been told to drain."""
+
+    worker: str
+    verb: Literal["drain", "restart"]
+    says: str = Field(description="For people.")
 
 
 class Workers(Model):

@@ -14,9 +14,10 @@ import msgspec
 
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED, State
-from tenure.errors import InvalidArguments, InvalidOption, UnknownJob
+from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownJob
 from tenure.events import headline
 from tenure.operations.jobs import CAN, SECRET, JobDetail, Verb, is_secret
+from tenure.operations.stacks import JobStack, trace_lines
 from tenure.ports import AttemptView, JobView
 from tenure.tasks.arguments import STARS
 from tenure.web.pages import Action, Again, Page, View, back
@@ -96,6 +97,7 @@ def _detail(view: View) -> JobDetail:
 def _look(view: View) -> Mapping[str, Any]:
     detail = _detail(view)
     job, steps = detail.job, _steps(detail)
+    stack = _stack(view, job)
     try:
         why = view.site.memo.get(("explain", job.id), lambda: view.admin.jobs.explain(job.id), fresh=0.5)
     except UnknownJob:  # deleted meanwhile
@@ -112,7 +114,19 @@ def _look(view: View) -> Mapping[str, Any]:
         "may": _may(view, job),
         "sees": view.user.payloads,
         "guard": is_guards(job),
+        "stack": stack,
+        "traces": [(each, "\n".join(trace_lines(each))) for each in stack.traces] if stack else [],
     }
+
+
+def _stack(view: View, job: JobView) -> JobStack | None:
+    """The last stack that somebody has asked for."""
+    if not job.attempt or not view.user.may("operate"):
+        return None
+    try:
+        return view.site.memo.get(("stack", job.id), lambda: view.admin.jobs.stack(job.id), fresh=0.3)
+    except UnknownJob:  # deleted meanwhile
+        return None
 
 
 def _may(view: View, job: JobView) -> Mapping[str, bool]:
@@ -127,6 +141,7 @@ def _may(view: View, job: JobView) -> Mapping[str, bool]:
         "promote": fits("promote"),
         "replay": replay,
         "edit": replay and view.user.payloads,
+        "stack": view.user.may("operate") and job.state is State.PROCESSING and not is_guards(job),
         "delete": fits("delete"),
     }
 
@@ -204,6 +219,15 @@ def _act(verb: Verb, view: View, form: Mapping[str, str], _: Sequence[tuple[str,
     ((acted,),) = view.admin.jobs.act(verb, [view.admin.jobs.ref(job.id)], form.get("reason", "").strip())
     gone = verb == "delete" and acted.landed
     return f"{job.task}: {acted.says}", back(form, "/jobs" if gone else f"/jobs/{job.id}")
+
+
+def _ask_for_stack(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    job = _detail(view).job
+    try:
+        view.admin.jobs.ask_for_stack(job.id)
+    except Refused as error:
+        return str(error), back(form, f"/jobs/{job.id}")
+    return "", f"/jobs/{job.id}#stack"
 
 
 # ── Edit and replay ──
@@ -353,4 +377,5 @@ PAGES: list[Page] = [Page("/jobs/{id}", "job.html", _look), EDIT]
 ACTIONS: list[Action] = [
     *(Action(f"/jobs/{{id}}/{verb}", NEEDS[verb], partial(_act, verb)) for verb in NEEDS),
     Action("/jobs/{id}/edit", "operate", _edit),
+    Action("/jobs/{id}/stack", "operate", _ask_for_stack),
 ]

@@ -10,13 +10,12 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
-from tenure.errors import InvalidOption
+from tenure.errors import InvalidOption, Refused
 from tenure.events import headline
 from tenure.operations.job_search import moment
 from tenure.operations.schedule_health import ScheduleHealth, clock, definition, held_back, origin
 from tenure.ports.schedules import Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Rule
-from tenure.schedules.plan import Refused
 from tenure.schedules.timetable import UnknownSchedule
 from tenure.web.pages import Action, Page, View, back, count
 from tenure.web.security import Problem

@@ -1,0 +1,91 @@
+"""Carries out what operators order of this supervisor's workers: stacks of running jobs, drains and restarts.
+
+A worker answers for itself. If its event loop is blocked it can't, and faulthandler writes the stacks of its threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from tenure.maintenance import orders
+from tenure.maintenance.orders import LOOK_SECONDS, Order, Stack, Trace
+from tenure.maintenance.roster import Row, Turn
+from tenure.supervisor import stalls
+from tenure.supervisor.process import WorkerProcess
+from tenure.supervisor.shared import Shared
+
+PATIENCE_SECONDS = 1.0  #: a worker that has not answered for so long is asked by a signal
+SOON_SECONDS = 0.2  #: until the next look while an answer is awaited
+
+Answer = tuple[str, tuple[Trace, ...]]  #: what the traces are, or why there are none; the traces
+
+
+class Orders:
+    """Looks for orders in the thread of the roster; workers are told in the main thread, which gets their answers."""
+
+    def __init__(self, shared: Shared, drain: Callable[[WorkerProcess, float | None], None]) -> None:
+        self._shared, self._store, self._drain = shared, shared.store, drain
+        self._asked: dict[str, float] = {}  # when a worker was asked, by the key of the order
+        self._answers: dict[str, Answer] = {}  # by the same key; filled by the main thread
+        self.row = Row("orders", self._look, LOOK_SECONDS)
+
+    def _look(self, _: int) -> Turn:
+        mine = {worker.id: worker for worker in self._shared.processes if worker.registered}
+        found = [order for order in orders.open_orders(self._store) if order.worker in mine]
+        self._asked = {order.key: at for order in found if (at := self._asked.get(order.key)) is not None}
+        for key in list(self._answers.keys() - self._asked.keys()):
+            self._answers.pop(key, None)
+        for order in found:
+            worker = mine[order.worker]
+            if order.verb == "stack":
+                self._ask(worker, order)
+            else:
+                orders.record_stop(self._store, order)
+                self._shared.loop.call(partial(self._stop, worker, order))
+                orders.done(self._store, order)
+        return Turn(next_due=SOON_SECONDS if self._asked else None)
+
+    def _ask(self, worker: WorkerProcess, order: Order) -> None:
+        answer, asked = self._answers.pop(order.key, None), self._asked.get(order.key)
+        if answer is not None:
+            says, traces = answer
+            at = self._store.now()
+            orders.answer(self._store, Stack(order.job, worker.id, order.who, order.at, at, says, traces))
+            orders.done(self._store, order)
+            del self._asked[order.key]
+        elif asked is None:
+            self._asked[order.key] = self._shared.boot()
+            self._shared.loop.call(partial(worker.link.send, "stack", job=order.job, key=order.key))
+        elif self._shared.boot() - asked > PATIENCE_SECONDS:
+            self._shared.loop.call(partial(self._dump, worker, order))
+
+    # ── in the main thread ──
+
+    def _stop(self, worker: WorkerProcess, order: Order) -> None:
+        worker.retired = worker.retired or order.verb == "drain"
+        self._drain(worker, order.grace)
+
+    def answered(self, message: Mapping[str, Any]) -> None:
+        """A worker has sent the traces of a job."""
+        traces = msgspec.convert(message["traces"], tuple[Trace, ...])
+        self._answers[message["key"]] = "" if traces else orders.NOT_RUNNING, traces
+        self._shared.maintenance.hurry("orders")
+
+    def _dump(self, worker: WorkerProcess, order: Order) -> None:
+        if order.key in self._answers or worker not in self._shared.processes:
+            return
+        text = stalls.dump(worker.process.pid, worker.dump.fileno())
+        functions = {(file, name): task for task, (file, name) in worker.hello["functions"].items()}
+        traces = stalls.traces(text, functions, order.task)
+        says = (
+            "its worker did not answer, as its event loop is blocked or its code holds the GIL: these are the threads "
+            "of the process"
+            if traces
+            else "its process answers neither a message nor a signal: it is stopped, or blocked in the kernel"
+        )
+        self._answers[order.key] = says, traces
+        self._shared.maintenance.hurry("orders")

@@ -1,0 +1,222 @@
+"""The stack of a running handler: files, lines and functions, however it waits, and no value."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure import Task, Tenure, backends
+from tenure.core.clock import system_clock
+from tenure.errors import Refused
+from tenure.maintenance import orders
+from tenure.maintenance.orders import Frame, Order, Stack, Trace
+from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
+from tenure.stores.memory import MemoryStore
+from tenure.worker.stacks import traces
+from waiting import until
+
+HERE = str(Path(__file__))
+gate = threading.Event()
+
+
+async def deep(wait: Callable[[], Awaitable[object]], secret: str) -> None:
+    await wait()
+
+
+def functions(trace: Trace) -> list[str]:
+    """The functions of this file on a trace."""
+    return [each.function.rpartition(".")[2] for each in trace.frames if each.file == HERE]
+
+
+class Shop:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = MemoryStore(system_clock())
+        monkeypatch.setattr("tenure.backends.open_store", lambda _: store)
+        self.jobs = Tenure("memory:", notifier="poll")
+        self.jobs.configure({"poll_interval": "50ms", "grace": "0s"})
+        self.begun = threading.Event()
+
+    def seen(self, task: Task[[], Any], *, count: int = 1, innermost: str = "") -> list[Trace]:
+        """The traces of a job of this task, once there are so many and the first ends in that function."""
+
+        def there() -> list[Trace]:
+            found = list(traces(worker._serving._worker.running[job_id]))
+            ends = len(found) >= count and found[0].frames and found[0].frames[-1].function.endswith(innermost)
+            return found if ends else []
+
+        job_id, worker = str(task.enqueue().id), self.jobs.worker()
+        with worker:
+            assert self.begun.wait(30)
+            found = until(there, "the traces")
+            gate.set()
+        return found
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
+    gate.clear()
+    return Shop(monkeypatch)
+
+
+def test_a_plain_handler_is_the_stack_of_its_thread(shop: Shop) -> None:
+    def below() -> None:
+        shop.begun.set()
+        gate.wait(30)
+
+    @shop.jobs.task
+    def pack() -> None:
+        below()
+
+    (trace,) = shop.seen(pack)
+    assert trace.name == "its thread"
+    assert functions(trace) == ["pack", "below"]
+    assert trace.frames[-1].function.endswith("wait")
+
+
+async def told() -> None:
+    while not gate.is_set():
+        await asyncio.sleep(0.01)
+
+
+def test_an_async_handler_that_waits_is_the_chain_of_its_coroutines(shop: Shop) -> None:
+    async def below(order: int) -> None:
+        shop.begun.set()
+        await told()
+
+    @shop.jobs.task
+    async def pack() -> None:
+        await below(4711)
+
+    (trace,) = shop.seen(pack, innermost="sleep")
+    assert trace.name == "its asyncio task"
+    assert functions(trace) == ["pack", "below", "told"]
+    assert "4711" not in repr(trace)
+
+
+def test_an_async_handler_that_blocks_its_loop_is_seen_down_to_where_it_blocks(shop: Shop) -> None:
+    def below() -> None:
+        shop.begun.set()
+        gate.wait(30)
+
+    @shop.jobs.task
+    async def pack() -> None:
+        below()
+
+    (trace,) = shop.seen(pack, innermost="wait")
+    assert functions(trace) == ["pack", "below"]
+
+
+@pytest.mark.parametrize("how", ["gather", "group", "wait_for", "wait", "await"])
+def test_the_tasks_that_a_handler_waits_for_are_traces_of_their_own(shop: Shop, how: str) -> None:
+    async def fetch() -> None:
+        shop.begun.set()
+        await told()
+
+    async def unrelated() -> None:
+        await told()
+
+    @shop.jobs.task
+    async def pack() -> None:
+        other = asyncio.create_task(unrelated())
+        match how:
+            case "gather":
+                await asyncio.gather(fetch(), fetch())
+            case "group":
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(fetch())
+                    group.create_task(fetch())
+            case "wait_for":
+                await asyncio.wait_for(asyncio.create_task(fetch()), 30)
+            case "wait":
+                await asyncio.wait([asyncio.create_task(fetch()), asyncio.create_task(fetch())])
+            case _:
+                await asyncio.create_task(fetch())
+        await other
+
+    tasks = 1 if how in ("wait_for", "await") else 2
+    first, *others = shop.seen(pack, count=1 + tasks)
+    assert functions(first) == ["pack"]
+    assert [functions(each) for each in others] == [["fetch", "told"]] * tasks
+    assert all(each.name.endswith(", which it waits for") for each in others)
+
+
+def test_what_a_handler_runs_by_to_thread_is_a_trace_and_that_of_another_job_is_not(shop: Shop) -> None:
+    def read() -> None:
+        shop.begun.set()
+        gate.wait(30)
+
+    def write() -> None:
+        gate.wait(30)
+
+    @shop.jobs.task
+    async def store() -> None:
+        await asyncio.to_thread(write)
+
+    @shop.jobs.task
+    async def load() -> None:
+        await asyncio.to_thread(read)
+
+    store.enqueue()
+    first, second = shop.seen(load, count=2)
+    assert functions(first) == ["load"]
+    assert (second.name, functions(second)) == ("a thread of asyncio.to_thread", ["read"])
+
+
+def test_an_embedded_worker_answers_an_order_of_the_store(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    @shop.jobs.task
+    def pack() -> None:
+        shop.begun.set()
+        gate.wait(30)
+
+    store = backends.open_store(shop.jobs.settings)
+    admin = Admin(store, PollNotifier(), who="ada")
+    job_id, worker = str(pack.enqueue().id), shop.jobs.worker()
+    with worker:
+        assert shop.begun.wait(30)
+        admin.jobs.ask_for_stack(job_id)
+        stack = admin.jobs.stack(job_id, within=60.0)
+        with pytest.raises(Refused, match=r"is embedded in a program .* can't be restarted alone"):
+            admin.workers.stop(worker._serving.holder.id, "restart")
+        gate.set()
+
+    assert stack is not None
+    assert (stack.state, stack.who, [functions(each) for each in stack.traces]) == ("answered", "ada", [["pack"]])
+    assert store.notes("order:") == {}
+
+
+# ── in the store ──
+
+
+def test_a_stack_that_is_too_long_keeps_its_ends_and_says_what_is_left_out() -> None:
+    store, now = MemoryStore(system_clock()), datetime.now(UTC)
+    frames = tuple(Frame("/srv/shop/" + "x" * 200, number, "recurse") for number in range(1000))
+    rows = [("its thread", frames)] * 20
+
+    orders.answer(store, Stack("job", "worker", "ada", now, now, "", orders.traces_of(rows)))
+
+    found = orders.last_stack(store, "job")
+    assert found is not None
+    first = found.traces[0]
+    assert len(store.notes("stack:")["stack:job"]) <= orders.MOST_BYTES
+    assert first.left_out == 1000 - len(first.frames) > 0
+    assert (first.frames[0].line, first.frames[-1].line) == (0, 999)
+
+
+def test_the_first_of_two_orders_stands_and_one_of_a_newer_release_is_passed_over() -> None:
+    store, now = MemoryStore(system_clock()), datetime.now(UTC)
+    ada, bob = (Order("drain", "host-1-a", who, now) for who in ("ada", "bob"))
+    store.swap("order:host-1-b:stop", None, '{"verb":"freeze","worker":"host-1-b"}')
+
+    assert orders.give(store, ada) == ada
+    assert orders.give(store, bob) == ada
+    assert orders.open_orders(store) == [ada]
+    assert orders.open_orders(store, "host-1-b") == orders.open_orders(store, "host-1") == []
+    orders.done(store, ada)
+    assert orders.open_orders(store) == []
