@@ -18,11 +18,12 @@ from playwright.sync_api import Page as Tab
 from playwright.sync_api import Route, expect
 from starlette.datastructures import QueryParams
 
-from conformance.factories import World, identity, put, running
+from conformance.factories import World, identity, put, running, start
 from servers import free_port
 from tenure import Tenure
 from tenure.config import Settings, load
 from tenure.core.lifecycle import Completed, Crashed, Failed, State
+from tenure.maintenance import orders
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
@@ -317,6 +318,88 @@ def test_the_dead_of_the_last_hour_are_shown_with_why(pages: Dashboard, world: W
     assert re.search(rf"{settled}.*its process ended", said)
     assert re.search(rf"{silent}.*its lease expired", said)
     assert re.search(rf"{killed.worker_id}.*signal 9 \(SIGKILL\)\s+it ran render {killed.job_id[-8:]}", said)
+
+
+def crew(store: Store, hosts: int, each: int, **options: Any) -> list[str]:
+    """Live workers on so many hosts; their ids."""
+    found = [
+        identity(id=f"host{host:03}-{number}-abc", host=f"host{host:03}", slots=10, queues=(f"queue{host}",), **options)
+        for host in range(hosts)
+        for number in range(each)
+    ]
+    for worker in found:
+        store.register(worker)
+    return [worker.id for worker in found]
+
+
+def test_two_hundred_workers_are_folded_by_host_and_paged(pages: Dashboard, store: Store) -> None:
+    ids = crew(store, 20, 10)
+    store.renew([ids[0]], notes={ids[0]: "its loop is blocked"}, memory={ids[0]: 61 << 20})
+    running(store, ids[0])
+
+    first, second = pages.get("/workers"), pages.get("/workers?page=2")
+    assert re.findall(r'href="/workers\?host=(host\d+)"', first) == [f"host{number:03}" for number in range(15)]
+    assert re.findall(r'href="/workers\?host=(host\d+)"', second) == [f"host{number:03}" for number in range(15, 20)]
+    assert re.search(r"host000 10 1 of 100 busy 61 MiB 1 stalled", words(first))
+    assert "1 to 15 of 20 hosts" in words(first)
+    assert re.search(r"Alive 200 Busy 1 Idle 199 Stalled 1 Draining 0 Ended 0", words(first))
+
+    one = pages.get("/workers?host=host003")
+    assert set(re.findall(r'id="worker-([^"]*)"', one)) == set(ids[30:40])
+    stalled = pages.get("/workers?state=stalled")
+    assert re.findall(r'id="worker-([^"]*)"', stalled) == [ids[0]]
+    for text in ("host003-7-abc", "HOST003-7"):
+        assert re.findall(r'id="worker-([^"]*)"', pages.get(f"/workers?q={text}")) == ["host003-7-abc"]
+    assert len(re.findall(r'id="worker-', pages.get("/workers?q=queue19"))) == 10
+    assert "No worker matches" in words(pages.get("/workers?q=nobody"))
+
+
+def test_a_hundred_workers_of_one_host_are_paged(pages: Dashboard, store: Store) -> None:
+    ids = crew(store, 1, 25)
+
+    found = [re.findall(r'id="worker-([^"]*)"', pages.get(f"/workers?page={number}")) for number in (1, 2, 3)]
+
+    assert [len(each) for each in found] == [10, 10, 5]
+    assert {worker for each in found for worker in each} == set(ids)
+    assert 'page=2"' in pages.get("/workers")
+
+
+def test_of_many_that_ended_the_last_are_shown_and_all_are_a_click_away(pages: Dashboard, store: Store) -> None:
+    ids = crew(store, 1, 14)
+    store.declare_dead(ids)
+
+    def listed(path: str) -> int:
+        return len(re.findall(r'<tr data-key="host000', pages.get(path)))
+
+    assert listed("/workers") == 3
+    assert "All 14" in words(pages.get("/workers"))
+    assert [listed("/workers?state=ended"), listed("/workers?state=ended&page=2")] == [10, 4]
+
+
+def test_an_operator_drains_or_restarts_a_worker_or_cancels_its_jobs(pages: Dashboard, store: Store) -> None:
+    lease = running(store)
+    worker = lease.worker_id
+    embedded = start(store, runner="embedded")
+    html = pages.get("/workers", "ada")
+    assert f'action="/workers/{worker}/drain"' in html
+    assert f'action="/workers/{worker}/restart"' in html
+    assert f'action="/workers/{embedded}/drain"' not in html
+    assert "/drain" not in pages.get("/workers", "bob")
+    pages.post(f"/workers/{worker}/drain", "bob", status=403)
+
+    to = pages.post("/jobs/bulk/ask", "ada", verb="cancel", all="yes", worker=worker, back="/workers")
+    assert "Cancel 1 job?" in words(pages.get(to, "ada"))
+    assert pages.post(f"/workers/{worker}/restart", "ada", back="/workers?q=host") == "/workers?q=host"
+    assert pages.post(f"/workers/{worker}/drain", "root") == "/workers"
+    assert pages.post(f"/workers/{embedded}/restart", "ada") == "/workers"
+
+    said = words(pages.get("/workers", "ada"))
+    assert re.search(rf"{worker}.* draining is told to drain and restarts, ordered by ada", said)
+    assert f'action="/workers/{worker}/drain"' not in pages.get("/workers", "ada")
+    assert re.search(r"Draining 1", said)
+    assert [order.verb for order in orders.open_orders(store)] == ["restart"]
+    trail = [(each.who, each.action, each.subject) for each in Trail(store).entries().entries]
+    assert trail == [("root", "workers.drain", worker), ("ada", "workers.restart", worker)]
 
 
 # ── Try it ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from time import monotonic, sleep
 from typing import Literal, NamedTuple
 
@@ -133,6 +134,63 @@ class Workforce:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The workers of a host, added up."""
+
+    host: str
+    workers: int
+    busy: int
+    slots: int
+    stalled: int
+    draining: int
+    memory: int  #: bytes
+
+
+def hosts(rows: Iterable[WorkerView], stops: Mapping[str, Stop]) -> list[HostView]:
+    """The hosts of these workers, by name."""
+    ordered = sorted(rows, key=lambda row: row.identity.host)
+    return [_host(name, list(some), stops) for name, some in groupby(ordered, key=lambda row: row.identity.host)]
+
+
+def _host(name: str, rows: Sequence[WorkerView], stops: Mapping[str, Stop]) -> HostView:
+    return HostView(
+        host=name,
+        workers=len(rows),
+        busy=sum(row.processing for row in rows),
+        slots=sum(row.identity.slots for row in rows),
+        stalled=sum(is_in(row, "stalled", stops) for row in rows),
+        draining=sum(is_in(row, "draining", stops) for row in rows),
+        memory=sum(row.memory or 0 for row in rows),
+    )
+
+
+STATES = ("alive", "busy", "idle", "stalled", "draining", "ended")
+
+
+def is_in(row: WorkerView, state: str, stops: Mapping[str, Stop]) -> bool:
+    """Whether it belongs to the workers that are so: one of `STATES`."""
+    if row.died_at is not None or state == "ended":
+        return row.died_at is not None and state == "ended"
+    match state:
+        case "busy":
+            return row.processing > 0
+        case "idle":
+            return row.processing == 0
+        case "stalled":
+            return bool(row.note)
+        case "draining":
+            return row.identity.id in stops
+        case _:
+            return True
+
+
+def mentions(row: WorkerView, text: str) -> bool:
+    """Whether its id, its host, a queue or a task of it contains this text, in either case."""
+    me, text = row.identity, text.casefold()
+    return not text or any(text in each.casefold() for each in (me.id, me.host, me.runner, *me.queues, *me.tasks))
+
+
 class Workers:
     """The workers of a store. Example: `admin.workers.all(dead=True)`"""
 
@@ -195,6 +253,12 @@ class Workers:
             said.append("it drains" if taken else "ordered")
         after = "; then its supervisor starts another one" if verb == "restart" else "; nothing takes its place"
         return f"worker {worker_id} {'drains' if taken else 'is told to drain'}: {_busy(row)}{after}"
+
+
+def can_stop(row: WorkerView) -> tuple[StopVerb, ...]:
+    """What may be ordered of it while it is alive."""
+    offers: dict[str, tuple[StopVerb, ...]] = {"worker": ("drain", "restart"), "solo": ("drain",)}
+    return offers.get(row.identity.runner, ())
 
 
 def _check_stops(row: WorkerView, verb: StopVerb, now: datetime) -> None:

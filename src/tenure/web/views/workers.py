@@ -1,22 +1,39 @@
-"""Workers: which ones are alive, on which host, and what each is running."""
+"""Workers: which ones are alive, on which host, what each is running, and how others ended; drain, restart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from tenure.core.lifecycle import State
-from tenure.operations.workers import Ending, Workforce, ending
+from tenure.errors import Refused
+from tenure.operations.workers import (
+    STATES,
+    Ending,
+    Stop,
+    StopVerb,
+    Workforce,
+    can_stop,
+    ending,
+    hosts,
+    is_in,
+    mentions,
+)
 from tenure.ports import Filter, JobView, WorkerView
-from tenure.web.pages import Action, Page, View
+from tenure.web.pages import Action, Page, View, back, count, here
 from tenure.web.site import light
 from tenure.web.words import workforce_text
 
-_ASKED = 50  #: workers whose jobs are shown
-_JOBS = 20  #: jobs shown for each
+SIZE = 10  #: workers on a page; if there are more on several hosts, hosts are listed instead
+HOSTS = 15  #: on a page
+_ENDED = 3  #: shown below the live ones
+_JOBS = 20  #: jobs shown for each worker, if they are few
+_FEW = 4
 _STEPS = 20  #: steps of a bar: it is sent again only when it visibly moves
+_LONGEST = 200
 
 RUNNERS: Mapping[str, str] = {
     "worker": "a process of tenure worker, watched by its supervisor",
@@ -30,27 +47,52 @@ class Row(NamedTuple):
     worker: WorkerView
     left: float  #: share of its lease left, 0…1
     jobs: Sequence[JobView]
-    asked: bool  #: whether `jobs` are known
+    stop: Stop | None
+    offers: Sequence[StopVerb]  #: what the viewer may have it do
 
 
 class Gone(NamedTuple):
     worker: WorkerView
     end: Ending
+    stop: Stop | None
 
 
 def look(view: View) -> dict[str, Any]:
-    workers = view.site.workers()
-    now = view.admin.now()
-    live = [each for each in workers if each.died_at is None]
-    live.sort(key=_place)
-    doing = view.site.memo.get("doing", lambda: _doing(view, live), fresh=0.15)
-    rows = [_row(each, now, doing) for each in live]
-    gone = [Gone(each, end) for each in workers if (end := ending(each)) is not None]
+    workers, now = view.site.workers(), view.admin.now()
+    stops = view.site.memo.get("stops", view.admin.workers.stops, fresh=0.3)
+    text, host = (view.query.get(name, "").strip()[:_LONGEST] for name in ("q", "host"))
+    state = view.query.get("state", "") if view.query.get("state") in STATES else "alive"
+    found = [each for each in workers if mentions(each, text) and host in ("", each.identity.host)]
+    chosen = [each for each in found if is_in(each, state, stops)]
+    folded = state != "ended" and not host and len(chosen) > SIZE and len({each.identity.host for each in chosen}) > 1
+    size, page = HOSTS if folded else SIZE, max(1, count(view.query.get("page", ""), 1))
+    first = (page - 1) * size
+    chosen.sort(key=_place)
+    live = [] if folded or state == "ended" else chosen[first : first + size]
+    doing = _doing(view, live)
+    rows = [_row(view, each, now, doing, stops) for each in live]
+    gone = [Gone(each, end, stops.get(each.identity.id)) for each in found if (end := ending(each)) is not None]
     gone.sort(key=lambda each: each.worker.died_at or now, reverse=True)
+    listed = hosts(chosen, stops) if folded else chosen
+    asked = {"q": text, "host": host, "state": "" if state == "alive" else state}
+    query = {name: value for name, value in asked.items() if value}
     return {
         "workforce_text": workforce_text(Workforce.of(workers)),
-        "hosts": [(host, list(some)) for host, some in groupby(rows, key=lambda each: each.worker.identity.host)],
-        "gone": gone,
+        "hosts": [(name, list(some)) for name, some in groupby(rows, key=lambda each: each.worker.identity.host)],
+        "folded": listed[first : first + size] if folded else [],
+        "gone": gone[first : first + SIZE] if state == "ended" else gone[:_ENDED],
+        "ended": len(gone),
+        "any": any(each.died_at is None for each in workers),
+        "text": text,
+        "host": host,
+        "state": state,
+        "pills": [(name, sum(is_in(each, name, stops) for each in found)) for name in STATES],
+        "query": query,
+        "number": page,
+        "first": first,
+        "total": len(listed),
+        "more": first + size < len(listed),
+        "here": here(view),
         "runners": RUNNERS,
     }
 
@@ -60,21 +102,41 @@ def _place(worker: WorkerView) -> tuple[str, bool, datetime, str]:
     return me.host, me.runner != "worker", worker.started_at, me.id
 
 
-def _row(worker: WorkerView, now: datetime, doing: Mapping[str, Sequence[JobView]]) -> Row:
+def _row(
+    view: View, worker: WorkerView, now: datetime, doing: Mapping[str, Sequence[JobView]], stops: Mapping[str, Stop]
+) -> Row:
     left = (worker.expires_at - now).total_seconds() / worker.identity.lease
     steps = round(min(max(left, 0.0), 1.0) * _STEPS)
-    return Row(worker, steps / _STEPS, doing.get(worker.identity.id, ()), worker.identity.id in doing)
+    stop = stops.get(worker.identity.id)
+    offers = can_stop(worker) if stop is None and view.user.may("operate") else ()
+    return Row(worker, steps / _STEPS, doing.get(worker.identity.id, ()), stop, offers)
 
 
-def _doing(view: View, live: Sequence[WorkerView]) -> dict[str, Sequence[JobView]]:
-    """Running jobs by worker, for the first fifty busy workers."""
-    busy = [each.identity.id for each in live if each.processing]
-    processing = frozenset({State.PROCESSING})
-    return {
-        worker: list(map(light, view.admin.jobs.search(Filter(states=processing, worker_id=worker), limit=_JOBS).jobs))
-        for worker in busy[:_ASKED]
-    }
+def _doing(view: View, live: Sequence[WorkerView]) -> Mapping[str, Sequence[JobView]]:
+    """Running jobs by worker: all of a few workers, the newest of many."""
+    busy = tuple(each.identity.id for each in live if each.processing)
+    limit = _JOBS if len(live) <= _FEW else _FEW
+
+    def read() -> Mapping[str, Sequence[JobView]]:
+        search, processing = view.admin.jobs.search, frozenset({State.PROCESSING})
+        return {
+            worker: list(map(light, search(Filter(states=processing, worker_id=worker), limit=limit).jobs))
+            for worker in busy
+        }
+
+    return view.site.memo.get(("doing", busy), read, fresh=0.15)
+
+
+def _stop(verb: StopVerb, view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    try:
+        says = view.admin.workers.stop(view.given["id"], verb)
+    except Refused as error:
+        says = str(error)
+    return f"{says[0].upper()}{says[1:]}.", back(form, "/workers")
 
 
 PAGES: list[Page] = [Page("/workers", "workers.html", look, title="Workers")]
-ACTIONS: list[Action] = []
+ACTIONS: list[Action] = [
+    Action("/workers/{id}/drain", "operate", partial(_stop, "drain")),
+    Action("/workers/{id}/restart", "operate", partial(_stop, "restart")),
+]
