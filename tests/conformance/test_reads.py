@@ -215,6 +215,10 @@ def test_a_walk_goes_on_where_the_last_job_looked_at_was_deleted(store: Store) -
 # ── how much ended, and how fast ──
 
 
+def times(ended: Ended) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+    return tuple(job.wait for job in ended.completed), tuple(job.run for job in ended.completed)
+
+
 def test_what_ended_in_a_span_is_counted_by_state(world: World) -> None:
     store = world.store()
     began = store.now()
@@ -247,7 +251,7 @@ def test_a_count_of_what_ended_stops_at_the_most_of_each_state(world: World) -> 
 
     assert store.ended(since, until, most=2).counts == {State.COMPLETED: 2, State.DEAD: 1, State.CANCELLED: 0}
     assert store.ended(since, until, most=3).counts == {State.COMPLETED: 3, State.DEAD: 1, State.CANCELLED: 0}
-    assert len(store.ended(since, until, most=1).runs) == 3
+    assert len(store.ended(since, until, most=1).completed) == 3
 
 
 def test_the_last_completed_ones_tell_how_long_they_waited_and_ran(world: World) -> None:
@@ -264,13 +268,38 @@ def test_the_last_completed_ones_tell_how_long_they_waited_and_ran(world: World)
     until = store.now() + timedelta(seconds=1)
 
     ended = store.ended(since, until)
-    assert (ended.waits, ended.runs) == ((3.0, 2.0, 1.0), (30.0, 20.0, 10.0))
+    assert times(ended) == ((3.0, 2.0, 1.0), (30.0, 20.0, 10.0))
     ended = store.ended(since, until, sample=2)
-    assert (ended.waits, ended.runs) == ((3.0, 2.0), (30.0, 20.0))
+    assert times(ended) == ((3.0, 2.0), (30.0, 20.0))
     ended = store.ended(since, since + timedelta(seconds=34))
-    assert (ended.waits, ended.runs) == ((2.0, 1.0), (20.0, 10.0))
+    assert times(ended) == ((2.0, 1.0), (20.0, 10.0))
     ended = store.ended(since, until, sample=0)
-    assert (ended.counts[State.COMPLETED], ended.waits, ended.runs) == (3, (), ())
+    assert (ended.counts[State.COMPLETED], ended.last) == (3, ())
+
+
+def test_the_last_ones_of_each_state_tell_their_task_and_whether_they_stumbled(world: World) -> None:
+    store = world.store()
+    since = store.now()
+    done = bring(store, State.COMPLETED).job_id
+    failed = running(store, task='odd "name"')
+    finish(store, failed, Failed("not yet", retry_in=1))
+    world.advance(2)
+    store.promote()
+    finish(store, claim_one(store, start(store)), Completed())
+    world.advance(1)
+    dead = bring(store, State.DEAD).job_id
+    waiting = put(store, task="mail", delay=60.0)
+    store.cancel([waiting], "not wanted")
+
+    ended = store.ended(since, store.now() + timedelta(seconds=1))
+    said = {job.id: (job.state, job.task, job.stumbled, job.wait is None, job.run is None) for job in ended.last}
+    assert said == {
+        done: (State.COMPLETED, store.get(done).task, False, False, False),  # type: ignore[union-attr]
+        failed.job_id: (State.COMPLETED, 'odd "name"', True, False, False),
+        dead: (State.DEAD, store.get(dead).task, True, True, True),  # type: ignore[union-attr]
+        waiting: (State.CANCELLED, "mail", False, True, True),
+    }
+    assert [job.id for job in ended.completed] == [failed.job_id, done]
 
 
 def test_a_wait_is_that_of_the_last_try(world: World) -> None:
@@ -289,7 +318,7 @@ def test_a_wait_is_that_of_the_last_try(world: World) -> None:
 
     ended = store.ended(since, store.now() + timedelta(seconds=1))
 
-    assert (ended.waits, ended.runs) == ((4.0,), (6.0,))
+    assert times(ended) == ((4.0,), (6.0,))
 
 
 def test_a_guards_run_counts_like_any(world: World) -> None:
@@ -301,7 +330,7 @@ def test_a_guards_run_counts_like_any(world: World) -> None:
 
     ended = store.ended(since, store.now() + timedelta(seconds=1))
 
-    assert (ended.counts[State.COMPLETED], ended.waits, ended.runs) == (1, (0.0,), (5.0,))
+    assert (ended.counts[State.COMPLETED], times(ended)) == (1, ((0.0,), (5.0,)))
 
 
 def test_no_time_is_less_than_none_where_somebody_set_the_clock_back(world: World) -> None:
@@ -315,7 +344,7 @@ def test_no_time_is_less_than_none_where_somebody_set_the_clock_back(world: Worl
 
     ended = store.ended(store.now(), store.now() + timedelta(seconds=1))
 
-    assert (ended.waits, ended.runs) == ((0.0,), (0.0,))
+    assert times(ended) == ((0.0,), (0.0,))
 
 
 @pytest.mark.parametrize("cursor", ["", "7", "no cursor", "£", "a b c", "eyJ9", "1,2,3"])

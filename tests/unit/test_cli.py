@@ -480,6 +480,21 @@ def test_jobs_are_found_by_what_is_in_them(run: Run, store: Store) -> None:
     assert store.get(dead) is None
 
 
+def test_the_statistics_of_tasks_say_how_often_they_fail(store: Store, run: Run) -> None:
+    ended(store, State.COMPLETED, task="mail")
+    ended(store, State.DEAD, task="mail")
+    ended(store, State.COMPLETED, task="bill")
+
+    code, out, _ = run("jobs", "stats")
+    heads, *found = rows(out)
+    assert (code, heads[:5]) == (0, ["task", "completed", "dead", "cancelled", "dead of these"])
+    assert [row[:6] for row in found] == [["mail", "1", "1", "0", "50.0%", "1"], ["bill", "1", "0", "0", "0.0%", "0"]]
+    (bill,) = json.loads(run("jobs", "stats", "--span", "6h", "--task", "bill", "--json")[1])
+    assert (bill["completed"], bill["failure_rate"]) == (1, 0.0)
+    assert run("jobs", "stats", "--task", "nobody")[2] == "no job ended within 15m\n"
+    assert "expected one of 15m, 6h, 7d" in run("jobs", "stats", "--span", "9y")[2]
+
+
 def test_a_long_search_says_how_far_it_looked(run: Run, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenure.cli.jobs._LOOK_SECONDS", 0.0)
     oldest = put(store, payload='{"user":4711}')

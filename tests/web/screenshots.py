@@ -80,6 +80,8 @@ def pages(stocked: Stock) -> dict[str, str]:
         "job-edited": f"/jobs/{jobs['edited']}",
         "job-edit": f"/jobs/{jobs['dead']}/edit",
         "bulk": f"/jobs/bulk?verb=delete&all=yes&queue={TEXTS['queue']}",
+        "tasks": "/tasks",
+        "tasks-7d": "/tasks?span=7d",
         "queues": "/queues",
         "workers": "/workers",
         "schedules": "/schedules",

@@ -171,6 +171,22 @@ def test_stats_tell_counts_rates_queues_workers_and_problems(api: Api, store: St
     assert any("work" in problem["says"] for problem in stats["problems"])
 
 
+def test_a_trend_tells_what_ended_over_time_and_by_task(api: Api, store: Store) -> None:
+    bring(store, State.DEAD)
+    bring(store, State.COMPLETED)
+
+    trend = api.get("/api/v1/trend", span="6h")
+
+    assert (trend["span"], len(trend["points"]), trend["points"][-1]["seconds"]) == ("6h", 72, 300)
+    assert (trend["points"][0]["completed"], trend["points"][0]["wait_p50"]) == (None, None), "nobody recorded it"
+    (task,) = trend["tasks"]
+    assert (task["task"], task["completed"], task["dead"], task["failure_rate"]) == ("work", 1, 1, 0.5)
+    assert task["run_p50"] is not None
+    assert api.get("/api/v1/trend", span="6h", task="nobody")["tasks"] == []
+    assert api.get("/api/v1/trend")["span"] == "15m"
+    refused(api("GET", "/api/v1/trend", params={"span": "9y"}), 422)
+
+
 def test_a_paused_queue_says_since_when_and_resumes(api: Api, store: Store) -> None:
     assert api.post("/api/v1/queues/letters/pause") == {"changed": True, "says": "paused"}
     assert api.post("/api/v1/queues/letters/pause")["changed"] is False
@@ -1211,7 +1227,7 @@ def test_every_operation_says_its_role_its_answers_and_its_way_in(api: Api) -> N
 
     assert said["openapi"].startswith("3.1")
     assert set(said["components"]["securitySchemes"]) == {"token", "session", "csrf"}
-    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 41
+    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 42
     for name, (method, operation) in operations.items():
         assert operation["description"], name
         assert operation["tags"], name

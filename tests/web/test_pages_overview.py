@@ -23,22 +23,26 @@ from servers import free_port
 from tenure import Tenure
 from tenure.config import Settings, load
 from tenure.core.lifecycle import Completed, Crashed, Failed, State
+from tenure.core.spread import add
 from tenure.maintenance import orders
+from tenure.maintenance.rollups import SLOT, Figures, RollUp, RollUps
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
 from tenure.operations.problems import Problem
-from tenure.operations.pulse import SLICE, Slice
+from tenure.operations.pulse import SLICE
 from tenure.operations.sinks import Kind
+from tenure.operations.trends import Trend
 from tenure.ports import Filter, Progress, Store
 from tenure.stores.sqlite import SqliteStore
 from tenure.web.access import LOCAL
+from tenure.web.charts import charts
 from tenure.web.dashboard import create
 from tenure.web.pages import Renderer, View, match
 from tenure.web.server import Server, listen_at, url_of
 from tenure.web.site import Demo, Site
 from tenure.web.views import PAGES
-from tenure.web.views.overview import advice, latency, throughput
+from tenure.web.views.overview import advice
 
 from .browser import Visits
 
@@ -226,20 +230,18 @@ def test_figures_and_lists_show_what_runs_and_what_has_ended(pages: Dashboard, s
     assert re.search(r"processing\s+1\s+of 10 slots", words(html))
 
 
-def sliced(*known: bool, completed: int = 10) -> list[Slice]:
-    start = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    slices = [Slice(start + timedelta(seconds=SLICE * at)) for at in range(len(known))]
-    for each, is_known in zip(slices, known, strict=True):
-        each.known = is_known
-        if is_known:
-            each.counts[State.COMPLETED] = completed
-            each.waits = (0.02, 0.02, 4.0) if completed else ()
-    return slices
+def sliced(*known: bool, completed: int = 10) -> Trend:
+    start = round(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())
+    figures = Figures(completed=completed)
+    for wait in (0.02, 0.02, 4.0) if completed else ():
+        add(figures.waits, wait)
+    tasks = {"mail": figures}
+    return Trend("15m", [RollUp(start + SLICE * at, SLICE, tasks if each else None) for at, each in enumerate(known)])
 
 
 def test_a_chart_shows_what_nobody_has_read_as_a_gap() -> None:
     slices = sliced(True, True, False, False, True, True, True)
-    for chart in (throughput(slices), latency(slices)):
+    for chart in charts(slices):
         line = chart.lines[0]
         assert line.path.count("M") == 2, line.path
         assert len(chart.unknown) == 1
@@ -249,16 +251,61 @@ def test_a_chart_shows_what_nobody_has_read_as_a_gap() -> None:
 
 def test_a_chart_stays_inside_its_frame_and_says_in_words_what_it_shows() -> None:
     for slices in (sliced(*[True] * 180), sliced(*[True] * 180, completed=0), sliced(*[False] * 180)):
-        for chart in (throughput(slices), latency(slices)):
+        for chart in charts(slices):
             places = [float(y) for line in chart.lines for y in re.findall(r"[ML][\d.]+ ([\d.]+)", line.path)]
             assert all(0 <= y <= chart.height for y in places)
             assert chart.says
-    busy = sliced(*[True] * 180)
-    assert "1,800 completed, 0 dead, 0 cancelled; at most 2 completed per second" in throughput(busy).says
-    assert throughput(busy).rows[0][1] == ["2", "0", "0"]
-    assert latency(busy).lines[1].now == "4s"
-    assert latency(busy).ticks == ["10s", "1s", "100 ms", "10 ms"]
-    assert not any(line.path for line in throughput(busy).lines[1:]), "a line of nothing hides the one above it"
+    throughput, latency = charts(sliced(*[True] * 180))
+    assert "1,800 completed, 0 dead, 0 cancelled; at most 2 completed per second" in throughput.says
+    assert throughput.rows[0][1] == ["2", "0", "0"]
+    assert latency.lines[1].now == "4s"
+    assert latency.ticks == ["10s", "1s", "100 ms", "10 ms"]
+    assert not any(line.path for line in throughput.lines[1:]), "a line of nothing hides the one above it"
+
+
+def test_single_samples_are_connected_to_those_near_them_and_else_a_dash_that_is_seen() -> None:
+    trend = sliced(*[True] * 181)
+    empty = sliced(True, completed=0).points[0].tasks
+    for at, each in enumerate(trend.points):
+        if at not in (10, 14, 18, 90, 179):
+            each.tasks = empty
+    _, latency = charts(trend)
+    near, alone, last = re.split(r" (?=M)", latency.lines[0].path)
+    assert near.count("L") == 2, "each within a minute of the one before"
+    for dash in (alone, last):
+        start, length = (float(text) for text in re.fullmatch(r"M([\d.]+) [\d.]+ h([\d.]+)", dash).groups())  # type: ignore[union-attr]
+        assert length > 5, "a dash, not a dot"
+        assert start + length <= latency.width
+
+
+# ── Tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_tasks_of_six_hours_show_how_often_they_fail_and_how_long_they_take(
+    pages: Dashboard, world: World, store: Store
+) -> None:
+    world.advance(SLOT - store.now().timestamp() % SLOT)
+    for task, outcome in (("mail", Completed()), ("mail", Completed()), ("mail", Failed("no", final=True))):
+        lease = running(store, task=task)
+        world.advance(2)
+        store.finish([(lease, outcome)])
+    store.finish([(running(store, task="<b>bold</b>"), Completed())])
+    world.advance(SLOT)
+    RollUps(store).turn()
+
+    html = pages.get("/tasks?span=6h", "bob")
+
+    said = words(html)
+    assert re.search(r"mail 2 1 0 33% 1 ", said), said
+    assert "<b>bold</b>" not in html
+    assert 'aria-label="Jobs that ended in the last six hours: 3 completed, 1 dead, 0 cancelled' in html
+    assert "2s" in said
+    alone = pages.get("/tasks?span=6h&task=mail")
+    assert "the last six hours: 2 completed, 1 dead, 0 cancelled" in alone
+    assert "No job ended" in pages.get("/tasks?span=6h&task=nobody")
+    assert "expected one of 15m, 6h, 7d" in pages.get("/tasks?span=9y", status=422)
+    for span in ("15m", "7d"):
+        assert "mail" in pages.get(f"/tasks?span={span}")
 
 
 # ── Queues ──────────────────────────────────────────────────────────────────────────────────────────────────────

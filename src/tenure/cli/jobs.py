@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import jobs_table, pairs, print_error, print_line, progress_bar, show_json, table
+from tenure.cli.output import jobs_table, pairs, plain, print_error, print_line, progress_bar, show_json, table
 from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.core.conditions import Condition
+from tenure.core.durations import spell
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption, TenureError
 from tenure.events import headline
@@ -116,6 +117,18 @@ PerMinute = Annotated[
 ByError = Annotated[bool, Parameter(name="--by-error", help="Count them by what their errors have in common.")]
 Cursor = Annotated[str | None, Parameter(help="Continue where an earlier list ended.")]
 NOWHERE, SHARED = Where(), Shared()
+STATS_HEADS = (
+    "task",
+    "completed",
+    "dead",
+    "cancelled",
+    "dead of these",
+    "failed before",
+    "wait p50",
+    "wait p95",
+    "run p50",
+    "run p95",
+)
 
 
 def _states(named: Sequence[str] | None) -> frozenset[State]:
@@ -123,6 +136,47 @@ def _states(named: Sequence[str] | None) -> frozenset[State]:
 
 
 # ── Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@jobs.command
+def stats(
+    *,
+    span: Annotated[str, Parameter(name=["--span"])] = "15m",
+    task: Annotated[str | None, Parameter(name=["--task", "-t"])] = None,
+    shared: Shared = SHARED,
+) -> int:
+    """Show how many jobs of each task ended, how many failed, and how long they waited and ran.
+
+    Parameters
+    ----------
+    span
+        15m, 6h or 7d. Default: 15m.
+    task
+        Only this task.
+    """
+    with admin_of(shared) as admin:
+        found = [each for each in admin.trends.look(span).tasks if task in (None, each.task)]
+    if shared.json:
+        show_json([{**plain(each), "failure_rate": each.failure_rate} for each in found])
+        return 0
+    rows = [
+        [
+            each.task,
+            *(f"{count:,}" for count in (each.completed, each.dead, each.cancelled)),
+            "" if each.failure_rate is None else f"{each.failure_rate:.1%}",
+            f"{each.stumbled:,}",
+            *map(_time, (each.wait_p50, each.wait_p95, each.run_p50, each.run_p95)),
+        ]
+        for each in found
+    ]
+    table(STATS_HEADS, rows, fixed=STATS_HEADS[1:], right=STATS_HEADS[1:])
+    if not found:
+        print_error(f"no job ended within {span}")
+    return 0
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else spell(seconds) if seconds >= 1 else f"{seconds * 1000:.0f}ms"
 
 
 @jobs.command(name="list")

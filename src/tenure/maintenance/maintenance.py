@@ -22,6 +22,7 @@ from tenure.liveness.holder import provably_gone
 from tenure.liveness.host import end_leftovers, token_of
 from tenure.liveness.lifeline import in_time
 from tenure.maintenance.judge import Judge
+from tenure.maintenance.rollups import SLOT, RollUps
 from tenure.maintenance.roster import Lag, Roster, Row, Turn
 from tenure.ports import Notifier, Promoted, Rescued, Ring, Store
 from tenure.ports.schedules import Schedule
@@ -35,6 +36,7 @@ FIRE_BATCH = 500
 PRUNE_BATCH = 1000
 LOOK_SECONDS = 1.0  #: between two looks for due jobs and ticks, if nothing is known to be due earlier
 PRUNE_SECONDS = 60.0
+ROLL_UP_FIRST = 30.0  #: seconds after the start, or twice that
 PROMOTE_SPACING = 0.02  #: jobs that fall due one after another are promoted together
 
 
@@ -90,6 +92,7 @@ class Maintenance:
             Row("upkeep", self._upkeep, LOOK_SECONDS),
             Row("prune", self.prune, PRUNE_SECONDS, PRUNE_BATCH, first=PRUNE_SECONDS * random()),
             Row("forget", self.forget, PRUNE_SECONDS, PRUNE_BATCH, first=PRUNE_SECONDS * random()),
+            Row("roll up", RollUps(store).turn, SLOT, first=ROLL_UP_FIRST * (1 + random())),
         )
 
     def _roster(self, *rows: Row) -> Roster:

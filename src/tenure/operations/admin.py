@@ -18,6 +18,7 @@ from tenure.operations.job_actions import Jobs
 from tenure.operations.problems import Problem, problems
 from tenure.operations.queues import Queues
 from tenure.operations.schedules import Schedules
+from tenure.operations.trends import Trends
 from tenure.operations.workers import Workers
 from tenure.ports import Notifier, QueueView, Store, WorkerView
 
@@ -50,6 +51,7 @@ class Admin:
         self.queues = Queues(self._access)
         self.workers = Workers(self._access)
         self.schedules = Schedules(self._access)
+        self.trends = Trends(self._access)
 
     def by(self, who: str) -> Admin:
         """The same store, for another operator."""

@@ -201,9 +201,9 @@ class JobReads:
     def completed(self, most: int) -> list[JobView]:
         """Jobs that completed within the last 15 minutes, newest first."""
         now, found = self._access.store.now(), list[JobView]()
-        for job_id in self._access.store.ended(now - _LATELY, now + _SOON, most=1, sample=most).ids:
+        for job in self._access.store.ended(now - _LATELY, now + _SOON, most=1, sample=most).completed:
             with suppress(UnknownJob):  # deleted meanwhile
-                found.append(self.get(job_id))
+                found.append(self.get(job.id))
         return found
 
     def get(self, job_id: str) -> JobView:

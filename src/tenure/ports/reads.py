@@ -158,14 +158,28 @@ class Page:
     reached: datetime | None = None  #: when the last job examined was enqueued, if the page is short but has a cursor
 
 
+class EndedJob(NamedTuple):
+    """A job that has ended. `stumbled`: it did so after a failure or a crash. Times are seconds."""
+
+    id: str
+    task: str
+    state: State
+    stumbled: bool
+    wait: float | None  #: from due to started; None unless it completed
+    run: float | None  #: from started to ended; None unless it completed
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """The jobs that ended in a time range. `counts` stops at the requested maximum, per state."""
 
     counts: Mapping[State, int]
-    waits: tuple[float, ...] = ()  #: of the last completed jobs, newest first: seconds from due to started
-    runs: tuple[float, ...] = ()  #: of the same jobs: seconds from started to ended
-    ids: tuple[str, ...] = ()  #: of the same jobs
+    last: tuple[EndedJob, ...] = ()  #: the last ones of each state, newest first
+
+    @property
+    def completed(self) -> list[EndedJob]:
+        """Those of the last ones that completed, newest first."""
+        return [job for job in self.last if job.state is State.COMPLETED]
 
 
 class ReadStore(Protocol):
@@ -189,7 +203,7 @@ class ReadStore(Protocol):
         ...
 
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
-        """How many jobs ended in since ≤ t < until, at most `most` of each state, and how fast the last ones were.
+        """How many jobs ended in since ≤ t < until, at most `most` of each state, and the last `sample` of each state.
 
         Its cost grows with the jobs it counts, not with the table.
         """

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from tenure.core.lifecycle import LIVE, Charges, State
-from tenure.ports import Claimed, Draft, JobView, QueueView, Status, Update, WorkerIdentity, WorkerView
+from tenure.ports import Claimed, Draft, EndedJob, JobView, QueueView, Status, Update, WorkerIdentity, WorkerView
 from tenure.stores.rules import Beside, json_of
 
 T = TypeVar("T")
@@ -105,6 +105,15 @@ def worker_reader(decoders: Decoders | None = None) -> Callable[[Sequence[Any]],
 
 
 # ── Queues ──
+
+
+def ended_job(job_id: str, task: str, state: str, stumbled: bool, wait: float | None, run: float | None) -> EndedJob:
+    """Only a job that completed has times; a clock that was set back makes none negative."""
+    if state != State.COMPLETED or wait is None or run is None:
+        wait = run = None
+    else:
+        wait, run = max(wait, 0.0), max(run, 0.0)
+    return EndedJob(job_id, task, State(state), stumbled, wait, run)
 
 
 def queue_views(

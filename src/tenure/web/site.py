@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from tenure.config import Settings
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.operations.admin import Admin
-from tenure.operations.pulse import Pulse, Slice
+from tenure.operations.pulse import Pulse
 from tenure.operations.queues import with_idle
+from tenure.operations.trends import RollUp, Trend, span_of
 from tenure.ports import Ended, JobView, QueueView, WorkerView
 from tenure.ports.schedules import Standing
 from tenure.tasks.watch import RETURNED, Watch
@@ -122,9 +123,15 @@ class Site:
         """What is wrong right now."""
         return self.memo.get("problems", lambda: self.admin.problems(self.queues()), fresh=1.0)
 
-    def slices(self) -> Sequence[Slice]:
+    def slices(self) -> Sequence[RollUp]:
         """Jobs that ended in the last 15 minutes, in slices of five seconds."""
         return self.memo.get("pulse", lambda: self._pulse.look(self.admin.jobs, self.admin.now()), fresh=0.9)
+
+    def trend(self, span: str) -> Trend:
+        """Jobs that ended in a span of time. Raises InvalidOption."""
+        if span_of(span) == "15m":
+            return Trend("15m", self.slices())
+        return self.memo.get(("trend", span), lambda: self.admin.trends.look(span), fresh=10.0)
 
     def close(self) -> None:
         """Release the threads."""

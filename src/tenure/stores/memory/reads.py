@@ -12,6 +12,7 @@ from tenure.ports import (
     GONE,
     AttemptView,
     Ended,
+    EndedJob,
     Filter,
     JobView,
     Page,
@@ -20,7 +21,7 @@ from tenure.ports import (
     Update,
     WorkerView,
 )
-from tenure.stores.fields import STATUS, queue_views
+from tenure.stores.fields import STATUS, ended_job, queue_views
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.rows import Row, age, enqueue_order, read_cursor, write_cursor
 from tenure.stores.rules import matches
@@ -58,12 +59,10 @@ class MemoryReads(MemoryBase):
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
         found = [view for view in self._ended_newest_first() if since <= (view.ended_at or until) < until]
         states = [view.state for view in found]
-        last = [view for view in found if view.state is State.COMPLETED][:sample]
+        by_state = {state: [view for view in found if view.state is state][:sample] for state in sorted(ENDED)}
         return Ended(
             counts={state: min(states.count(state), most) for state in State if state in ENDED},
-            waits=tuple(age(view.started_at or view.run_at, view.run_at) for view in last),
-            runs=tuple(age(view.ended_at or until, view.started_at) for view in last),
-            ids=tuple(view.id for view in last),
+            last=tuple(_ended_job(view) for views in by_state.values() for view in views),
         )
 
     @atomic
@@ -121,6 +120,12 @@ class MemoryReads(MemoryBase):
     def _ended_newest_first(self) -> list[JobView]:
         ended = [row.view for row in self._rows() if row.view.ended_at]
         return sorted(ended, key=lambda view: (view.ended_at, view.id), reverse=True)
+
+
+def _ended_job(view: JobView) -> EndedJob:
+    wait = None if view.started_at is None else age(view.started_at, view.run_at)
+    run = None if view.ended_at is None else age(view.ended_at, view.started_at)
+    return ended_job(view.id, view.task, view.state, view.failures + view.crashes_total > 0, wait, run)
 
 
 def _update(job_id: str, row: Row | None) -> Update:

@@ -16,6 +16,7 @@ from tenure.stores.fields import (
     IDENTITY,
     STATUS,
     VIEW,
+    ended_job,
     listed,
     names_of,
     queue_views,
@@ -105,14 +106,14 @@ class PostgresReads(PostgresBase):
             for state in states
         )
         (counts,) = self._server.read(f"SELECT {numbers}", *[since, until, most] * len(states))
-        times = self._server.read(
-            "SELECT date_part('epoch', greatest(started_at - run_at, '0')), "
-            "date_part('epoch', greatest(ended_at - started_at, '0')), id::text "
-            f"FROM @.jobs WHERE state = 'completed' AND {span} ORDER BY ended_at DESC LIMIT %s",
-            *(since, until, sample),
+        last = " UNION ALL ".join(
+            f"(SELECT id::text, task, '{state}', failures + crashes_total > 0, "
+            "date_part('epoch', started_at - run_at), date_part('epoch', ended_at - started_at) "
+            f"FROM @.jobs WHERE state = '{state}' AND {span} ORDER BY ended_at DESC LIMIT %s)"
+            for state in states
         )
-        waits, runs, ids = zip(*times, strict=True) if times else ((), (), ())
-        return Ended(dict(zip(states, counts, strict=True)), waits, runs, ids)
+        rows = self._server.read(last, *[since, until, sample] * len(states))
+        return Ended(dict(zip(states, counts, strict=True)), tuple(ended_job(*row) for row in rows))
 
     def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
         rows = self._server.read(

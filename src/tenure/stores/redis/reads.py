@@ -13,6 +13,7 @@ from tenure.ports import (
     GONE,
     AttemptView,
     Ended,
+    EndedJob,
     Filter,
     JobView,
     Page,
@@ -22,7 +23,7 @@ from tenure.ports import (
     WorkerIdentity,
     WorkerView,
 )
-from tenure.stores.fields import VIEW
+from tenure.stores.fields import VIEW, ended_job
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
 from tenure.stores.redis.facts import Facts, decode_facts, instant, maybe_instant, millis_at, task_in
@@ -81,22 +82,19 @@ class RedisReads(RedisBase):
 
     def ended(self, since: datetime, until: datetime, *, most: int = 10_000, sample: int = 100) -> Ended:
         span = millis_at(since), millis_at(until)
-        waits: list[float] = []
-        runs: list[float] = []
-        ids: list[str] = []
-        while True:
-            room = min(sample - len(runs), MOST)
-            *counts, last = self._server.call("ended", *span, len(runs), room)
-            for run_at, started_at, ended_at, job_id in last:
-                began = float(started_at)
-                waits.append(max(began - float(run_at), 0) / 1000)
-                runs.append(max(float(ended_at) - began, 0) / 1000)
-                ids.append(job_id)
-            if len(last) < MOST:
-                break
-        states = (State.CANCELLED, State.COMPLETED, State.DEAD)
-        found = {state: min(n, most) for state, n in zip(states, counts, strict=True)}
-        return Ended(found, tuple(waits), tuple(runs), tuple(ids))
+        counts: dict[State, int] = {}
+        last: list[EndedJob] = []
+        for state in sorted(ENDED):
+            rows: list[list[str]] = []
+            while True:
+                room = min(sample - len(rows), MOST)
+                number, page = self._server.call("ended", state, *span, len(rows), room)
+                rows += page
+                if len(page) < room or len(rows) >= sample:
+                    break
+            counts[state] = min(number, most)
+            last += [_ended_job(state, row) for row in rows]
+        return Ended(counts, tuple(last))
 
     def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
         first, found = "-inf" if since is None else millis_at(since), list[JobView]()
@@ -163,6 +161,13 @@ class RedisReads(RedisBase):
 
     def paused(self) -> frozenset[str]:
         return frozenset(self._server.run("HKEYS", f"{self._server.prefix}paused"))
+
+
+def _ended_job(state: State, row: Sequence[str]) -> EndedJob:
+    job_id, task, failures, crashes, run_at, started_at, ended_at = row
+    began = float(started_at or 0)
+    wait, run = (began - float(run_at)) / 1000, (float(ended_at) - began) / 1000
+    return ended_job(job_id, task, state, failures != "0" or crashes != "0", wait, run)
 
 
 def _update(job_id: str, mark: str, ended_at: str | None, often: Sequence[Any], rest: Sequence[Any]) -> Update:

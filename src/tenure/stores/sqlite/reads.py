@@ -19,6 +19,7 @@ from tenure.stores.fields import (
     STATUS,
     VIEW,
     Decoders,
+    ended_job,
     listed,
     names_of,
     queue_views,
@@ -230,14 +231,18 @@ def _ended(connection: apsw.Connection, since: datetime, until: datetime, most: 
         for state in State
         if state in ENDED
     }
-    last = fetch(
-        connection,
-        "SELECT max(started_at - run_at, 0) / 1000.0, max(ended_at - started_at, 0) / 1000.0, id FROM jobs "
-        f"INDEXED BY jobs_ended WHERE state = 'completed' AND {span} ORDER BY ended_at DESC LIMIT :sample",
-        facts,
-    )
-    waits, runs, ids = zip(*last, strict=True) if last else ((), (), ())
-    return Ended(counts, waits, runs, ids)
+    last = [
+        ended_job(job_id, task, state, bool(stumbles), *times)
+        for state in sorted(ENDED)
+        for job_id, task, stumbles, *times in fetch(
+            connection,
+            "SELECT id, task, failures + crashes_total, (started_at - run_at) / 1000.0, "
+            "(ended_at - started_at) / 1000.0 FROM jobs INDEXED BY jobs_ended "
+            f"WHERE state = '{state}' AND {span} ORDER BY ended_at DESC LIMIT :sample",
+            facts,
+        )
+    ]
+    return Ended(counts, tuple(last))
 
 
 def _number(connection: apsw.Connection, sql: str, bindings: Any = ()) -> int:

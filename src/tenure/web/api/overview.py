@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from tenure.core.durations import seconds
 from tenure.errors import StoreAway, StoreError
 from tenure.operations import pulse
+from tenure.operations.trends import Span
 from tenure.operations.workers import StopVerb
 from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id, site_of
 from tenure.web.models import overview as models
@@ -97,6 +98,23 @@ def _stop(caller: Caller, worker_id: str, verb: StopVerb, how: models.StopWorker
     says = caller.admin.workers.stop(worker_id, verb, grace=grace)
     caller.site.acted()
     return models.Stopping(worker=worker_id, verb=verb, says=says)
+
+
+@router.get("/trend")
+def get_trend(
+    caller: Reader,
+    span: Annotated[Span, Query(description="15m by five seconds, 6h by five minutes, or 7d by the hour.")] = "15m",
+    task: Annotated[Text | None, Query(description="Only the jobs of this task.")] = None,
+) -> models.Trend:
+    """How many jobs ended, how long they waited and ran, and how many failed: over time, and by task."""
+    trend = caller.site.trend(span)
+    trend = trend if task is None else trend.of(task)
+    found = [each for each in trend.tasks if task is None or each.ended]
+    return models.Trend(
+        span=span,
+        points=[models.Point.of(each) for each in trend.points],
+        tasks=[models.TaskFigures.like(each) for each in found],
+    )
 
 
 @router.get("/audit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Literal, Self
 from uuid import UUID
 
@@ -10,6 +11,7 @@ from pydantic import Field
 
 from tenure.core.lifecycle import State
 from tenure.operations import workers
+from tenure.operations.trends import RollUp, TaskTrend
 from tenure.ports import QueueView, WorkerView
 from tenure.web.models.values import At, Length, Model
 
@@ -146,6 +148,46 @@ class Stats(Model):
     queues: list[Queue]
     workers: list[Worker]
     problems: list[Trouble]
+
+
+class Point(Model):
+    """The jobs that ended in a step of a trend. Null: nothing was recorded."""
+
+    at: At
+    seconds: int = Field(description="How long the step is; the last one is in progress.")
+    completed: int | None
+    dead: int | None
+    cancelled: int | None
+    wait_p50: float | None = Field(description="Seconds from due to started, of the completed ones.")
+    wait_p95: float | None
+
+    @classmethod
+    def of(cls, point: RollUp) -> Self:
+        names = ("completed", "dead", "cancelled", "wait_p50", "wait_p95")
+        figures = TaskTrend.of("", point.total)
+        found = {name: getattr(figures, name) if point.known else None for name in names}
+        return cls(at=datetime.fromtimestamp(point.at, UTC), seconds=point.seconds, **found)
+
+
+class TaskFigures(Model):
+    task: str = Field(description="(others): the tasks beyond the first fifty.")
+    completed: int
+    dead: int
+    cancelled: int
+    stumbled: int = Field(description="Ended after at least one failure or crash.")
+    failure_rate: float | None = Field(description="The share of its completed and dead jobs that are dead.")
+    wait_p50: float | None = Field(description="Seconds from due to started, of the completed ones, to 5%.")
+    wait_p95: float | None
+    run_p50: float | None = Field(description="Seconds from started to ended, of the completed ones, to 5%.")
+    run_p95: float | None
+
+
+class Trend(Model):
+    """What ended, over time and by task."""
+
+    span: str
+    points: list[Point] = Field(description="Oldest first.")
+    tasks: list[TaskFigures] = Field(description="Those of which most jobs ended first.")
 
 
 class AuditEntry(Model):
