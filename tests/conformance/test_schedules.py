@@ -33,7 +33,7 @@ from tenure.core.lifecycle import Completed, Failed, Lease, State
 from tenure.errors import BadData
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Landed, Store
-from tenure.ports.schedules import REPLACED, Change, Run, Schedule, Tick
+from tenure.ports.schedules import REPLACED, Change, Former, Run, Schedule, Tick
 from tenure.schedules.plan import Refused
 from tenure.schedules.timetable import Timetable
 
@@ -79,6 +79,7 @@ def full(store: Store, name: str) -> Schedule:
         paused_at=now - second(4),
         paused_why="“until Monday”",
         retired_at=now - second(5),
+        formerly=(Former("mail", now - second(70)), Former("letters", now - second(60))),
         last_run_at=now - second(6),
         last_duration_ms=1_234,
         last_status="failure",
@@ -796,6 +797,108 @@ def test_the_job_of_a_deleted_schedule_is_replayed_as_a_plain_one(store: Store) 
 
     assert store.replay([job_id]) == {job_id: Landed(State.QUEUED)}
     assert store.ticks(stands.name) == []
+
+
+# ── renaming ──
+
+
+def test_a_schedule_is_renamed_in_one_step_and_its_ticks_stay(store: Store) -> None:
+    old = made(store, name="old", due_at=store.now() - second(1))
+    job_id = begin(store, "old")
+    finish(store, claim_one(store, start(store)), Completed())
+    closed(store, job_id, "old", status="success")
+    stands = standing(store, "old").schedule
+    new = stands.but(name="new", formerly=(Former("old", store.now()),))
+
+    assert store.change([Change(schedule=new, former="old")]) == [True]
+
+    assert [each.schedule for each in store.schedules()] == [new.but(rev=stands.rev + 1)]
+    assert [each.schedule.name for each in store.due().standings] == ["new"]
+    assert ([each.job_id for each in store.ticks("old")], store.ticks("new")) == ([job_id], [])
+    later = begin(store, "new")
+    assert [run.tick.job_id for run in standing(store, "new").runs] == [later]
+    assert made(store, name="old", rule=old.rule).rev == 1, "the name is free again"
+
+
+def test_a_rename_lands_only_from_the_rev_that_was_read_and_on_a_free_name(store: Store) -> None:
+    stands, taken = made(store, name="old"), made(store, name="taken")
+    new = stands.but(name="new")
+
+    assert store.change([Change(schedule=new.but(rev=stands.rev + 1), former="old")]) == [False]
+    assert store.change([Change(schedule=new, former="nobody")]) == [False]
+    assert store.change([Change(schedule=stands.but(name="taken"), former="old")]) == [False]
+    assert [each.schedule for each in store.schedules()] == [stands, taken]
+    assert store.change([Change(schedule=new, former="old"), Change(schedule=stands.but(name="n2"), former="old")]) == [
+        True,
+        False,
+    ]
+    assert [each.schedule.name for each in store.schedules()] == ["new", "taken"]
+
+
+def test_a_run_from_before_a_rename_is_replayed_as_a_plain_job(store: Store) -> None:
+    made(store, name="old")
+    job_id = begin(store, "old")
+    finish(store, claim_one(store, start(store)), Failed("for good", final=True))
+    closed(store, job_id, "old", status="failure")
+    assert store.change([Change(schedule=standing(store, "old").schedule.but(name="new"), former="old")]) == [True]
+
+    assert store.replay([job_id]) == {job_id: Landed(State.QUEUED)}
+
+    assert [each.status for each in store.ticks("old")] == ["failure"]
+    assert standing(store, "new").runs == ()
+    finish(store, claim_one(store, start(store)), Completed())
+    assert store.due().standings == []
+
+
+def test_the_ticks_of_a_name_that_no_schedule_has_are_deleted_with_it(store: Store) -> None:
+    made(store, name="old")
+    finish(store, running(store), Completed())
+    job_id = begin(store, "old")
+    finish(store, claim_one(store, start(store)), Completed())
+    closed(store, job_id, "old", status="success")
+    store.change([Change(schedule=standing(store, "old").schedule.but(name="new"), former="old")])
+
+    assert store.change([Change(schedule=schedule(name="old"), delete=True)]) == [True]
+
+    assert store.ticks("old") == []
+    assert [each.schedule.name for each in store.schedules()] == ["new"]
+
+
+# ── what was decided lately ──
+
+
+def test_what_was_decided_of_all_schedules_is_read_from_the_last_on(world: World) -> None:
+    store = world.store()
+    names = ("a", "b")
+    for name in names:
+        made(store, name=name)
+    began, wanted = store.now(), list[tuple[str, datetime]]()
+    for n in range(6):
+        world.advance(10)
+        name = names[n % 2]
+        stands, at = standing(store, name).schedule, store.now()
+        ticks = tuple(
+            tick(stands, at - second(100 * each), status="skipped", why="w", decided_at=at) for each in (1, 2)
+        )
+        assert store.change([Change(schedule=stands, ticks=ticks)]) == [True]
+        wanted += [(name, each.tick) for each in reversed(ticks)]
+    begin(store, "a")
+    wanted.reverse()
+
+    def read(**how: int) -> list[tuple[str, datetime]]:
+        return [(each.schedule, each.tick) for each in store.decided(began, store.now(), **how)]
+
+    assert read() == wanted, "not the open one"
+    assert read(limit=3) == wanted[:3]
+    assert read(skip=3, limit=4) == wanted[3:7]
+    assert read(skip=11) == wanted[11:]
+    last = store.decided(began, store.now(), limit=3)[-1].decided_at
+    assert [each.tick for each in store.decided(began, last, skip=1, limit=2)] == [at for _, at in wanted[3:5]]
+    assert store.decided(began, began + second(5)) == []
+    only = store.decided(began + second(20), began + second(20))
+    assert {each.decided_at for each in only} == {began + second(20)}
+    store.change([Change(schedule=standing(store, "b").schedule, delete=True)])
+    assert [name for name, _ in read(limit=6)] == ["a"] * 6
 
 
 def test_what_one_store_wrote_another_one_reads(world: World) -> None:

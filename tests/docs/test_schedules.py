@@ -80,7 +80,7 @@ def test_the_first_program_declares_what_the_commands_below_it_name(folder: Path
 
     for command in blocks(PAGE, "sh"):
         for line in command.splitlines():
-            if re.match(r"tenure schedules (list|trigger|add|remove|pause|resume|backfill|history)", line):
+            if re.match(r"tenure schedules (list|trigger|add|remove|rename|pause|resume|backfill|history)", line):
                 said(line + " --yes" if " remove " in line else line)
     assert "as declared" in said("TENURE_RELEASE=41 tenure schedules declare shop --force")
     assert "nothing is overdue" in said("tenure schedules overdue --grace 1h")

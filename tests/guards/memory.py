@@ -79,6 +79,8 @@ TABLE = Table(
         Guard("a live job holds its unique key", BASE, " or self._holder(draft.task, draft.unique)", ""),
         Guard("an ended job gives its unique key back", BASE, "if r.view.state in LIVE and (r.view.task", "if (r.view.task"),
         Guard("a schedule is written over what was read only", SCHEDULES, "change.schedule.rev != (stands.rev if stands else 0) or ", ""),
+        Guard("a rename takes a free name only", SCHEDULES, "if change.former and name in self._schedules:", "if False:"),
+        Guard("a replay opens no tick of a former name", JOBS, "if tick.job_id == view.id and stands is not None:", "stands = stands or next(iter(self._schedules.values()))\n            if tick.job_id == view.id:"),
         Guard("a guard's job begins under a living worker only", SCHEDULES, " or not self._may_own(change.owner):", ":"),
         Guard("an open tick is kept", SCHEDULES, 'if t.status != "open" and age', "if age"),
         Guard("a note is swapped for what was read only", SCHEDULES, "if stands not in (old, new):", "if False:"),

@@ -87,6 +87,8 @@ PROMISES = {
     "what is deleted takes nobody else's key along": _in("chaos_guards", "deleting_what_has_ended_frees_no_key_that_another_job_holds"),
     # ── schedules and notes ──
     "a schedule is written over what was read only": _in("schedules", "a_change_from_another_reading_changes_nothing"),
+    "a rename takes a free name only": _in("schedules", "a_rename_lands_only_from_the_rev_that_was_read_and_on_a_free_name"),
+    "a replay opens no tick of a former name": _in("schedules", "a_run_from_before_a_rename_is_replayed_as_a_plain_job"),
     "of two changes from one reading one lands": _in("schedules", "of_changes_from_one_reading_exactly_one_lands"),
     "a guard's job begins under a living worker only": _in("guard_jobs", "a_guard_that_does_not_live_starts_nothing"),
     "a guard's owner is not dead": _in("guard_jobs", "a_guard_that_does_not_live_starts_nothing"),

@@ -419,7 +419,14 @@ def test_the_history_of_all_tells_what_happened_last_night(run: Run, store: Stor
         second,
         tick(now - timedelta(hours=30), "success"),
         tick(now - timedelta(hours=2), "success"),
-        tick(now - timedelta(hours=40), "missed", until=now - timedelta(hours=23), count=17, why="no supervisor"),
+        tick(
+            now - timedelta(hours=40),
+            "missed",
+            until=now - timedelta(hours=23),
+            count=17,
+            why="no supervisor",
+            decided_at=now - timedelta(hours=22),
+        ),
     )
 
     _, out, _ = run("history", "--since", "12h")
@@ -429,7 +436,11 @@ def test_the_history_of_all_tells_what_happened_last_night(run: Run, store: Stor
     code, out, _ = run("history", "--json")
     assert (code, [(each["schedule"], each["status"]) for each in json.loads(out)]) == (
         0,
-        [("report", "success"), ("backup", "failure"), ("report", "missed")],  # the last of these is 23 hours ago
+        [
+            ("report", "success"),
+            ("backup", "failure"),
+            ("report", "missed"),
+        ],  # the last of these was found missed 22 hours ago
     )
     assert len(rows(run("history", "--since", f"{now - timedelta(hours=31):%Y-%m-%dT%H:%M}", "-n", "2")[1])) == 3
     assert run("history", "--since", "1h")[2].startswith("no schedule has had a tick since ")
@@ -451,20 +462,17 @@ def test_an_error_of_two_thousand_characters_is_a_short_line_also_in_a_pipe(
     assert "x" * 2000 in run("show", "report")[1]
 
 
-@pytest.mark.parametrize(("limit", "hint"), [(1, "--limit 10"), (2, "--limit 5"), (5, "")])
-def test_the_hint_at_more_history_is_a_limit_that_is_allowed(
-    run: Run, store: Store, timetable: Timetable, monkeypatch: pytest.MonkeyPatch, limit: int, hint: str
-) -> None:
-    timetable.put(Schedule(name="a", rule="every 1h", job=_draft()))
-    stands = timetable.get("a").schedule
-    past = [store.now() - n * HOUR for n in range(1, 7)]
-    ticks = [Tick(schedule="a", tick=at, status="missed", why="x", decided_at=at) for at in past]
-    store.change([Change(schedule=stands, ticks=tuple(ticks))])
-    monkeypatch.setattr("tenure.cli.schedules._MOST_SHOWN", 10 if limit == 1 else 5)
+def test_the_history_of_all_goes_on_where_it_ended(run: Run, store: Store, timetable: Timetable) -> None:
+    now, schedule = store.now(), made(timetable)
+    put(store, schedule, *(tick(now - n * HOUR, "missed", decided_at=now - HOUR) for n in range(1, 6)))
 
-    _, _, err = run("history", "--since", "12h", "-n", str(limit))
+    _, first, err = run("history", "--since", "12h", "-n", "3")
+    _, rest, none = run("history", "--since", "12h", "-n", "3", "--cursor", err.split("'")[1])
 
-    assert err == (f"there may be more: {hint}\n" if hint else "")
+    assert (len(rows(first)), len(rows(rest)), none) == (4, 3, "")
+    assert not {row[1] for row in rows(first)[1:]} & {row[1] for row in rows(rest)[1:]}
+    assert "cursor: expected one" in run("history", "--cursor", "x")[2]
+    assert run("history", "--since", "12h", "--until", "2h")[2].startswith("no schedule has had a tick since")
 
 
 def test_history_tells_what_became_of_each_tick_newest_first(run: Run, store: Store, timetable: Timetable) -> None:
@@ -678,6 +686,42 @@ def test_remove_asks_and_deletes_it_with_its_history(run: Run, store: Store, tim
     assert timetable.all() == []
     assert store.ticks("report") == []
     assert store.get(job_id) is not None
+
+
+def test_a_renamed_schedule_keeps_its_history_and_its_ticks(run: Run, store: Store, timetable: Timetable) -> None:
+    before = made(timetable)
+    job_id = ran(store, timetable, Completed("1"))
+
+    assert run("rename", "report", "digest") == (0, "schedule report is now digest\n", "")
+
+    (after,) = [each.schedule for each in timetable.all()]
+    assert (after.name, after.rule, after.next_tick) == ("digest", before.rule, before.next_tick)
+    assert [each.job_id for each in timetable.history("digest")] == [job_id]
+    assert {each.schedule for each in timetable.history("digest")} == {"digest"}
+    assert "report until" in run("show", "digest")[1]
+    assert [row[0] for row in rows(run("history", "--since", "1h")[1])[1:]] == ["digest"]
+    assert "no schedule 'report'" in run("show", "report")[2]
+    made(timetable)
+    assert timetable.history("report"), "as long as its ticks are kept, the name shows them"
+    assert [row[0] for row in rows(run("history", "--since", "1h")[1])[1:]] == ["digest"]
+    timetable.rename("digest", "letter")
+    assert [each.job_id for each in timetable.history("letter")] == [job_id], "also if renamed twice"
+
+
+def test_a_rename_is_refused_in_words(run: Run, store: Store, timetable: Timetable) -> None:
+    made(timetable)
+    made(timetable, "taken")
+    run("declare")
+
+    assert "'taken' exists already" in run("rename", "report", "taken")[2]
+    assert "no schedule 'nobody'" in run("rename", "nobody", "new")[2]
+    assert "name: expected letters" in run("rename", "report", "a name")[2]
+    said = run("rename", "nightly", "new")[2]
+    assert "declared by app shop" in said
+    assert "declare it as new" in said
+    timetable.trigger("report")
+    assert "a run of it is in progress" in run("rename", "report", "new")[2]
+    assert [each.schedule.name for each in timetable.all()] == ["nightly", "report", "taken"]
 
 
 def test_what_an_app_declares_is_removed_only_once_it_is_retired(run: Run, store: Store, timetable: Timetable) -> None:

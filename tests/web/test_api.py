@@ -715,6 +715,44 @@ def test_the_ticks_of_all_schedules_are_told_since_a_time(api: Api, store: Store
     assert [(each["schedule"], each["output"]) for each in hidden["ticks"]] == [(one.name, None)]
 
 
+def test_the_ticks_of_all_schedules_are_read_page_by_page_and_by_what_became_of_them(api: Api, store: Store) -> None:
+    plan, now = made(store), store.now()
+    states = ("success", "failure", "success", "missed")
+    ticks = (
+        tick(plan, now - timedelta(minutes=n), status=status, why="x", decided_at=now - timedelta(minutes=5))
+        for n, status in enumerate(states, 5)
+    )
+    store.change([Change(schedule=plan, ticks=tuple(ticks))])
+
+    first = api.get("/api/v1/ticks", limit=3)
+    rest = api.get("/api/v1/ticks", limit=3, cursor=first["next"])
+    wrong = api.get("/api/v1/ticks", status=["failure", "missed"])
+
+    assert ([each["status"] for each in (*first["ticks"], *rest["ticks"])], rest["next"]) == (list(states), None)
+    assert [each["status"] for each in wrong["ticks"]] == ["failure", "missed"]
+    early = (now - timedelta(minutes=6)).isoformat().replace("+00:00", "Z")
+    assert api.get("/api/v1/ticks", until=early)["ticks"] == []
+    refused(api("GET", "/api/v1/ticks", params={"cursor": "x"}), 422)
+
+
+def test_a_schedule_is_renamed_with_its_history_by_an_admin(api: Api, store: Store) -> None:
+    plan, now = made(store, name="old"), store.now()
+    store.change([Change(schedule=plan, ticks=(tick(plan, now, status="failure", why="no disk"),))])
+    made(store, name="taken")
+    made(store, name="declared", source="shop")
+
+    refused(api.by("ada")("POST", "/api/v1/schedules/old/rename", json={"name": "new"}), 403)
+    refused(api("POST", "/api/v1/schedules/old/rename", json={"name": "taken"}), 409)
+    refused(api("POST", "/api/v1/schedules/declared/rename", json={"name": "new"}), 409)
+    refused(api("POST", "/api/v1/schedules/nobody/rename", json={"name": "new"}), 404)
+    assert api.post("/api/v1/schedules/old/rename", name="new")["changed"]
+
+    assert [each["name"] for each in api.get("/api/v1/schedules/new")["formerly"]] == ["old"]
+    assert [each["why"] for each in api.get("/api/v1/schedules/new/history")["ticks"]] == ["no disk"]
+    assert [each["schedule"] for each in api.get("/api/v1/ticks")["ticks"]] == ["new"]
+    refused(api("GET", "/api/v1/schedules/old"), 404)
+
+
 def test_the_next_ticks_are_told_of_a_schedule_or_of_an_expression(api: Api, store: Store) -> None:
     plan = made(store, rule="0 6 * * *", tz="Europe/Paris", end=store.now() + timedelta(days=2))
 
@@ -1227,7 +1265,7 @@ def test_every_operation_says_its_role_its_answers_and_its_way_in(api: Api) -> N
 
     assert said["openapi"].startswith("3.1")
     assert set(said["components"]["securitySchemes"]) == {"token", "session", "csrf"}
-    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 42
+    assert len(operations) == sum(len(path) for path in said["paths"].values()) == 43
     for name, (method, operation) in operations.items():
         assert operation["description"], name
         assert operation["tags"], name

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import httpx
@@ -784,6 +784,56 @@ def test_a_schedule_is_removed_by_an_admin_who_types_its_name(web: Web, store: S
 
     with pytest.raises(UnknownSchedule):
         admin.schedules.get(name)
+
+
+def test_a_schedule_is_renamed_by_an_admin(web: Web, store: Store, admin: Admin) -> None:
+    name, declared = made(store, name="nightly").name, made(store, source="shop").name
+
+    web.by("ada").refused(f"/schedules/{name}/rename", 403, new="digest")
+    assert "is declared by app shop" in said(web.refused(f"/schedules/{declared}/rename", 422, new="digest"))
+    assert "exists already" in said(web.refused(f"/schedules/{name}/rename", 409, new=declared))
+    assert "expected letters" in said(web.refused(f"/schedules/{name}/rename", 422, new="a b"))
+    assert web.post(f"/schedules/{name}/rename", new="digest")[0] == "/schedules/digest"
+    assert "nightly until" in said(web.get("/schedules/digest"))
+    assert f'action="/schedules/{declared}/rename"' not in web.get(f"/schedules/{declared}")
+
+
+def test_what_happened_last_night_is_one_page_of_all_schedules(web: Web, store: Store) -> None:
+    one, two, now = made(store, name="backup"), made(store, name="report"), store.now()
+    for plan, hours, status, why in (
+        (one, 3, "failure", f"no disk {SCRIPT}"),
+        (two, 2, "success", ""),
+        (one, 1, "missed", "no supervisor fired it"),
+        (two, 30, "skipped", "overlap"),
+    ):
+        stands = standing(store, plan.name).schedule
+        done = tick(stands, now - timedelta(hours=hours), status=cast("Any", status), why=why)
+        assert store.change([Change(schedule=stands, ticks=(done,))]) == [True]
+
+    page = web.get("/ticks")
+    lines = re.findall(r'<tr data-key="(\w+)-tick', page)
+    assert lines == ["backup", "report", "backup"]
+    assert SCRIPT not in page
+    assert "no disk" in said(page)
+    wrong = web.get("/ticks?last=7d&only=wrong")
+    assert re.findall(r'<tr data-key="(\w+)-tick', wrong) == ["backup", "backup", "report"]
+    span = f"since={now - timedelta(hours=40):%Y-%m-%dT%H:%M}&until={now - timedelta(hours=20):%Y-%m-%dT%H:%M}"
+    assert re.findall(r'<tr data-key="(\w+)-tick', web.get(f"/ticks?{span}")) == ["report"]
+    assert "Nothing happened" in said(web.get(f"/ticks?until={now - timedelta(hours=40):%Y-%m-%dT%H:%M}"))
+    assert "from: expected a time like" in said(web.get("/ticks?since=monday"))
+    assert 'href="/ticks"' in web.get("/schedules")
+
+
+def test_what_happened_is_read_page_by_page(web: Web, store: Store) -> None:
+    plan, now = made(store, name="often"), store.now()
+    ticks = (tick(plan, now - timedelta(minutes=n), status="missed", why="x") for n in range(1, 121))
+    assert store.change([Change(schedule=plan, ticks=tuple(ticks))]) == [True]
+
+    seen, page = 0, web.get("/ticks")
+    while (seen := seen + page.count('<tr data-key="often-')) < 120:
+        page = web.get(link(page, "Older"))
+
+    assert (seen, "Older" in page) == (120, False)
 
 
 def test_what_a_guard_printed_last_is_a_payload(web: Web, store: Store) -> None:

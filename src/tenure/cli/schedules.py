@@ -159,6 +159,8 @@ def history(
     limit: Limit = 50,
     before: str | None = None,
     since: str | None = None,
+    until: str | None = None,
+    cursor: str | None = None,
     shared: Shared = SHARED,
 ) -> int:
     """Show the outcomes of its ticks, newest first; without a name those of all schedules: what happened last night.
@@ -172,20 +174,24 @@ def history(
     before
         Of one schedule: only ticks before this time: ISO 8601; without a zone, in the schedule's.
     since
-        Of all: only ticks since then: 12h, or a time, in UTC without a zone. Default: 24h.
+        Of all: only what was decided since then: 12h, or a time, in UTC without a zone. Default: 24h.
+    until
+        Of all: only what was decided until then: 4h ago, or a time.
+    cursor
+        Of all: continue where an earlier list ended.
     """
     _refuse_limit(limit, _MOST_SHOWN)
     if name is None:
         if before is not None:
-            raise InvalidOption("--before goes with a schedule's name; for all schedules: --since")
-        return _history_of_all(since or "24h", limit, shared)
-    if since is not None:
-        raise InvalidOption("--since is for all schedules; with a name: --before, --limit")
+            raise InvalidOption("--before goes with a schedule's name; for all schedules: --since, --until")
+        return _history_of_all(since or "24h", until or "0s", limit, cursor, shared)
+    if since or until or cursor:
+        raise InvalidOption("--since, --until and --cursor are for all schedules; with a name: --before, --limit")
     with _admin(shared) as admin:
         found = admin.schedules.health(name)
-        until = None if before is None else instant(before, "--before", rule_of(found.schedule))
-        marks = admin.schedules.marks([name], _STRIP)[name]
-        views = found.views(admin.schedules.ticks(name, limit=limit, before=until))
+        last = None if before is None else instant(before, "--before", rule_of(found.schedule))
+        marks = admin.schedules.marks([found.schedule], _STRIP)[name]
+        views = found.views(admin.schedules.ticks(found.schedule, limit=limit, before=last))
     if shared.json:
         show_json([screen.history_json(each) for each in views])
         return 0
@@ -200,21 +206,26 @@ def history(
     return 0
 
 
-def _history_of_all(since: str, limit: int, shared: Shared) -> int:
+def _history_of_all(since: str, until: str, limit: int, cursor: str | None, shared: Shared) -> int:
     with _admin(shared) as admin:
-        ago = re.fullmatch(r"[\d.]+[a-z].*", since)
-        at = admin.now() - timedelta(seconds=seconds(since, "--since")) if ago else instant(since, "--since", Every(1))
-        views = admin.schedules.since(at, limit)
+        now = admin.now()
+        first, last = _moment(since, "--since", now), _moment(until, "--until", now)
+        found = admin.schedules.happened(first, last, limit=limit, cursor=cursor)
     if shared.json:
-        show_json([{"schedule": view.tick.schedule, **screen.history_json(view)} for view in views])
-        return 0
-    if not views:
-        print_error(f"no schedule has had a tick since {at.isoformat(timespec='seconds')}")
-        return 0
-    screen.show_history_of_all(views)
-    if len(views) == limit < _MOST_SHOWN:
-        print_error(f"there may be more: --limit {min(limit * 10, _MOST_SHOWN)}")
+        show_json([{"schedule": view.tick.schedule, **screen.history_json(view)} for view in found.ticks])
+    elif found.ticks:
+        screen.show_history_of_all(found.ticks)
+    else:
+        print_error(f"no schedule has had a tick since {first.isoformat(timespec='seconds')}")
+    if found.cursor is not None:
+        print_error(f"there may be more: --cursor '{found.cursor}'")
     return 0
+
+
+def _moment(text: str, label: str, now: datetime) -> datetime:
+    """A time, or how long ago."""
+    ago = re.fullmatch(r"[\d.]+[a-z].*", text)
+    return now - timedelta(seconds=seconds(text, label)) if ago else instant(text, label, Every(1))
 
 
 @schedules.command
@@ -373,6 +384,16 @@ def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
 def _turned(shared: Shared, name: str, state: str, was: str, *, changed: bool, more: str = "") -> int:
     answer: dict[str, object] = {"schedule": name, "state": state, "changed": changed}
     return print_result(shared, answer, f"schedule {name} {f'is {state}{more}' if changed else f'was {was}'}")
+
+
+@schedules.command
+def rename(name: Name, new: Annotated[str, Parameter(help="Its new name.")], /, *, shared: Shared = SHARED) -> int:
+    """Give a schedule, or a guard, a new name; its history goes along."""
+    with _admin(shared) as admin:
+        guard = admin.schedules.rename(name, new).schedule.kind == "guard"
+    if guard and not shared.json:
+        print_error(f"change its crontab line too: a call of {name} makes a new guard")
+    return print_result(shared, {"schedule": new, "formerly": name}, f"schedule {name} is now {new}")
 
 
 @schedules.command

@@ -21,6 +21,7 @@ from tenure.ports.schedules import Schedule, Standing, Tick
 from tenure.schedules.cron import Every
 from tenure.schedules.guard_plan import EARLY, Began, Held, begin_guard, other_command, other_rule, skip_call
 from tenure.schedules.plan import ON_TIME, Plan, rule_of
+from tenure.schedules.timetable import ticks_of
 
 _MOST_READ = 200
 
@@ -83,7 +84,7 @@ def _ran_near(store: Store, stands: Schedule, now: datetime) -> list[datetime]:
         return []
     rule = rule_of(stands)
     ahead = timedelta(seconds=rule.seconds) if isinstance(rule, Every) else EARLY
-    found = store.ticks(stands.name, limit=_MOST_READ, before=now + ahead)
+    found = ticks_of(store, stands, limit=_MOST_READ, before=now + ahead)
     return [each.tick for each in found if each.job_id is not None and each.cause == "tick"]
 
 

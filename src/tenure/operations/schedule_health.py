@@ -229,6 +229,7 @@ def definition(s: Schedule, rule: Rule | None) -> list[tuple[str, str]]:
         ("too long", f"a run that takes longer than {spell(s.too_long)}" if s.too_long is not None else ""),
         ("task", job.task if job else "none: a guard, which runs where it is called"),
         ("queue", f"{job.queue}, priority {job.priority}" if job else ""),
+        ("formerly", ", ".join(f"{each.name} until {each.until:%Y-%m-%d}" for each in s.formerly)),
     ]
 
 

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
+from tenure.config import valid_name
 from tenure.errors import InvalidOption
 from tenure.operations.access import Access
 from tenure.operations.schedule_health import ScheduleHealth, TickView
-from tenure.ports.schedules import Schedule, Standing, Tick
+from tenure.ports.schedules import Schedule, Standing, Status, Tick
 from tenure.schedules.timetable import Overdue, Timetable
 
-_PAGE = 500
+_MOST_READ = 2_000
+_MOST_SKIPPED = 100_000
+
+
+class Happened(NamedTuple):
+    """What became of ticks. `cursor` continues; None: there are no more."""
+
+    ticks: tuple[TickView, ...]
+    cursor: str | None
+
+
+def _position(cursor: str | None, until: datetime) -> tuple[datetime, int]:
+    if cursor is None:
+        return until, 0
+    at, _, skip = cursor.partition("|")
+    try:
+        moment = datetime.fromisoformat(at)
+        if moment.tzinfo is not None and 0 <= int(skip) <= _MOST_SKIPPED:
+            return min(moment, until), int(skip)
+    except ValueError:
+        pass
+    raise InvalidOption(f"cursor: expected one that a page of ticks ended with, got {cursor!r}")
 
 
 class ScheduleReads:
@@ -46,34 +69,55 @@ class ScheduleReads:
     def healths(self, *, marks: int = 0, retired: bool = False) -> list[ScheduleHealth]:
         """Health of all schedules, each with its last `marks` ticks; with `retired` also those no longer declared."""
         found = [each for each in self.all() if retired or each.schedule.retired_at is None]
-        ticks = self.marks([each.schedule.name for each in found] if marks else (), marks)
+        ticks = self.marks((each.schedule for each in found) if marks else (), marks)
         now = self._access.store.now()
         return [ScheduleHealth.of(each, now, ticks.get(each.schedule.name, ())) for each in found]
 
-    def marks(self, names: Iterable[str], limit: int) -> Mapping[str, Sequence[Tick]]:
-        """The last ticks of each of these schedules, newest last."""
-        return {name: self.ticks(name, limit=limit)[::-1] for name in names}
+    def marks(self, schedules: Iterable[Schedule], limit: int) -> Mapping[str, Sequence[Tick]]:
+        """The last ticks of each of these schedules, by its name, newest last."""
+        return {each.name: self.ticks(each, limit=limit)[::-1] for each in schedules}
 
-    def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+    def ticks(self, schedule: Schedule, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
         """The outcomes of its ticks, newest first; without runs that ended since the schedule was last read."""
-        return self._access.store.ticks(name, limit=limit, before=before)
+        return self._timetable.ticks(schedule, limit=limit, before=before)
 
-    def since(self, at: datetime, limit: int) -> list[TickView]:
-        """What became of the ticks of all schedules since then: the newest `limit` of them, newest first."""
+    def happened(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        only: frozenset[Status] = frozenset(),
+    ) -> Happened:
+        """Runs in progress, then what was decided of the ticks of all schedules from `since` to `until`, newest first.
+
+        A run is decided when it is fired, a missed tick when that is found. It reads at most about 2,000 ticks; fewer
+        than `limit` may have a cursor. Raises InvalidOption for a cursor of something else.
+        """
+        healths = {each.schedule.name: each for each in self.healths(retired=True)}
+        renamed = {was.name: (was.until, each) for each in healths.values() for was in each.schedule.formerly}
+        at, skip = _position(cursor, until)
         found: list[TickView] = []
-        for health in self.healths(retired=True):
-            found += health.views(self._ticks_since(health.schedule.name, at, limit))
-        return sorted(found, key=lambda each: (each.tick.tick, each.tick.schedule), reverse=True)[:limit]
-
-    def _ticks_since(self, name: str, at: datetime, limit: int) -> Iterator[Tick]:
-        before: datetime | None = None
-        while limit > 0:
-            page = self.ticks(name, limit=min(limit, _PAGE), before=before)
-            wanted = [tick for tick in page if (tick.until or tick.tick) >= at]
-            yield from wanted
-            if len(wanted) < len(page) or len(page) < min(limit, _PAGE):
-                return
-            before, limit = page[-1].tick, limit - len(page)
+        if cursor is None and (not only or "open" in only):
+            runs = [(each, run.tick) for each in healths.values() for run in each.standing.runs]
+            runs = [(each, tick) for each, tick in runs if since <= tick.decided_at <= until]
+            for health, tick in sorted(runs, key=lambda run: run[1].decided_at, reverse=True)[: limit - 1]:
+                found += health.views([tick])
+        for _ in range(0, _MOST_READ, limit):
+            page, first, skipped = self._access.store.decided(since, at, skip=skip, limit=limit), at, skip
+            for number, tick in enumerate(page, 1):
+                gone, now = renamed.get(tick.schedule, (None, None))
+                whose = now if gone and tick.decided_at <= gone else healths.get(tick.schedule)
+                if whose is not None and (not only or tick.status in only):
+                    found += whose.views([replace(tick, schedule=whose.schedule.name)])
+                same = sum(each.decided_at == tick.decided_at for each in page[:number])
+                at, skip = tick.decided_at, same + (skipped if tick.decided_at == first else 0)
+                if len(found) >= limit:
+                    return Happened(tuple(found), f"{at.isoformat()}|{skip}")
+            if len(page) < limit:
+                return Happened(tuple(found), None)
+        return Happened(tuple(found), f"{at.isoformat()}|{skip}")
 
     def overdue(self, grace: float | None = None) -> list[Overdue]:
         """Overdue schedules, the longest overdue first; `grace`: seconds, in place of each schedule's own."""
@@ -83,13 +127,13 @@ class ScheduleReads:
         """The ticks that `backfill` would run. Raises UnknownSchedule, and Refused if there are too many."""
         return self._timetable.to_backfill(name, since, until, again=again)
 
-    def removable(self, name: str) -> Schedule:
-        """Raises UnknownSchedule, and InvalidOption if its app would declare it again."""
+    def removable(self, name: str, instead: str = "") -> Schedule:
+        """Raises UnknownSchedule, and InvalidOption if its app would declare it again; `instead`: what to do then."""
         s = self.declared(name)
         if s.source and s.retired_at is None:
             raise InvalidOption(
                 f"{name} is declared by app {s.source}, which would add it again at its next start: "
-                f"tenure schedules pause {name}, or remove it from the code"
+                + (instead or f"tenure schedules pause {name}, or remove it from the code")
             )
         return s
 
@@ -143,3 +187,11 @@ class Schedules(ScheduleReads):
         self.removable(name)
         with self._access.recorded("schedule.remove", name):
             self._timetable.remove(name)
+
+    def rename(self, name: str, new: str) -> Standing:
+        """Give it a new name; its history goes along. Refused while an app declares the old one, or during a run."""
+        valid_name(new, "name")
+        again = f"deploy the code without it, rename it, then declare it as {new}, which takes its history over"
+        self.removable(name, again)
+        with self._access.recorded("schedule.rename", name, new=new):
+            return self._timetable.rename(name, new)

@@ -38,6 +38,13 @@ _NEWER_RULE = re.compile(r"\dW|(?<![A-Z])L-\d|\||except")  #: releases before 0.
 REPLACED = "a newer tick of its schedule replaces it"  #: the cancel reason of such a job
 
 
+class Former(NamedTuple):
+    """A name that a schedule had until it was renamed."""
+
+    name: str
+    until: datetime
+
+
 # Not a dataclass: changing one of forty fields takes a dataclass 18 µs, this 0.4, and every tick changes about four.
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule: its declaration and its current state. Durations are seconds, times the store's."""
@@ -64,6 +71,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = GRACE
     too_long: float | None = None
     command: str = ""  #: of a guard: the command of its last run, as a shell reads it
+    formerly: tuple[Former, ...] = ()  #: its former names, oldest first: ticks decided until then are under them
 
     rev: int = 0  #: rises with every write; 0: not stored yet
     since: datetime | None = None  #: earlier ticks are ignored
@@ -151,7 +159,10 @@ class Change:
     It is stored with the next rev. `ticks` replace those with the same schedule, instant and cause. A tick that names
     a draft follows the existing job if its id is stored or its unique key held already. `owner`, for a guard: the one
     draft starts as processing, attempt 1, under the lease of this worker, which must be alive. `delete` removes the
-    schedule and all its ticks.
+    schedule and all its ticks, also those of a name that no schedule has any more.
+
+    `former`: rename. The row of that name, if it has `schedule.rev`, becomes `schedule`; it lands only if no schedule
+    has the new name. Its ticks, of which none may be open, stay under the former name: see `Schedule.formerly`.
     """
 
     schedule: Schedule
@@ -160,6 +171,12 @@ class Change:
     cancel: tuple[str, ...] = ()  #: jobs to cancel (REPLACED)
     owner: str | None = None
     delete: bool = False
+    former: str = ""
+
+    @property
+    def replaces(self) -> str:
+        """The name of the row that it is compared with."""
+        return self.former or self.schedule.name
 
     @property
     def stored(self) -> Schedule:
@@ -237,6 +254,14 @@ class ScheduleStore(Protocol):
 
     def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
         """Its ticks, newest first; with `before`, only those before that instant."""
+        ...
+
+    def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
+        """Ticks of all schedules that are not open and were decided from `since` to `until`, the last decided first.
+
+        Both ends are included; `skip` leaves out the first ones: to continue, ask until the last one's time, and skip
+        those of that time that are known. Its cost grows with both numbers, not with the history.
+        """
         ...
 
     def forget(self, *, keep: float, limit: int = 1000) -> int:

@@ -20,8 +20,8 @@ import msgspec
 
 from tenure.errors import BadData, InvalidOption, StoreError, TenureError
 from tenure.ports import Notifier, Ring, Store
-from tenure.ports.schedules import BROKEN, Change, RunStatus, Schedule, Standing, Tick
-from tenure.schedules.guard_plan import expect_guard
+from tenure.ports.schedules import BROKEN, Change, Former, RunStatus, Schedule, Standing, Tick
+from tenure.schedules.guard_plan import EARLY, expect_guard
 from tenure.schedules.plan import Plan, Refused, overdue_by, rule_of, same_definition, set_back
 
 _log = logging.getLogger("tenure.schedules")
@@ -29,6 +29,7 @@ _BATCH = 500
 HELD_SECONDS = 0.5
 _TRIES = 20
 _RELEASES_KEPT = 50
+_NAMES_KEPT = 10
 _MOMENT = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MOST_BACKFILLED = 10_000
@@ -221,7 +222,11 @@ class Timetable:
     def history(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
         """Its ticks and their results, newest first. Raises UnknownSchedule."""
         self.settle([self.get(name)])
-        return self.store.ticks(name, limit=limit, before=before)
+        return self.ticks(self.get(name).schedule, limit=limit, before=before)
+
+    def ticks(self, s: Schedule, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
+        """Its ticks, also those under its former names, newest first."""
+        return ticks_of(self.store, s, limit=limit, before=before)
 
     def settle(self, standings: Iterable[Standing]) -> None:
         """Record the ended runs of these schedules, so that the next read is up to date."""
@@ -284,13 +289,13 @@ class Timetable:
             raise Refused(f"{name}: more than {MOST_BACKFILLED:,} ticks in this range; choose a shorter one")
         ran = {run.tick.tick for run in standing.runs if run.live and run.tick.cause == "backfill"}
         if not again:
-            ran |= {tick.tick for tick in self._runs_between(name, since, until)}
+            ran |= {tick.tick for tick in self._runs_between(s, since, until)}
         return [tick for tick in rule.between(start, until) if tick not in ran and tick != s.pending_tick]
 
-    def _runs_between(self, name: str, since: datetime, until: datetime) -> Iterable[Tick]:
+    def _runs_between(self, s: Schedule, since: datetime, until: datetime) -> Iterable[Tick]:
         before: datetime | None = until + _MOMENT
         while before is not None:
-            page = self.store.ticks(name, limit=_BATCH, before=before)
+            page = self.ticks(s, limit=_BATCH, before=before)
             yield from (tick for tick in page if tick.job_id is not None and tick.cause != "trigger")
             more = len(page) == _BATCH and page[-1].tick > since
             before = page[-1].tick + timedelta(milliseconds=1) if more else None  # another row may have that instant
@@ -298,8 +303,29 @@ class Timetable:
     def remove(self, name: str) -> None:
         """Delete it and its history; its jobs stay. Raises UnknownSchedule."""
         for _ in self._tries():
-            if self.store.change([Change(schedule=self.get(name).schedule, delete=True)])[0]:
+            s = self.get(name).schedule
+            if self.store.change([Change(schedule=s, delete=True)])[0]:
+                free = [Schedule(name=former.name, rule=s.rule) for former in s.formerly]
+                self.store.change([Change(schedule=each, delete=True) for each in free])  # lands if none has the name
                 return
+
+    def rename(self, name: str, new: str) -> Standing:
+        """Give it a new name; its history goes along. Raises UnknownSchedule, and Refused during a run, or if another
+        schedule has that name."""
+        for _ in self._tries():
+            self.settle([self.get(name)])
+            standing = self.get(name)
+            s = standing.schedule
+            if any(run.live for run in standing.runs):
+                raise Refused(f"{name}: a run of it is in progress; rename it when that has ended, or cancel its job")
+            if self.store.schedules([new]):
+                raise Refused(f"a schedule {new!r} exists already: choose another name, or remove that one first")
+            if standing.runs:
+                continue  # one has ended just now
+            formerly = (*s.formerly, Former(name, self.store.now()))[-_NAMES_KEPT:]
+            if self.store.change([Change(schedule=s.but(name=new, formerly=formerly), former=name)])[0]:
+                return self.get(new)
+        raise AssertionError("the tries end with an error")
 
     def _started(self, name: str, decide: Callable[[Plan], Plan]) -> list[str]:
         began: list[Tick] = []
@@ -330,6 +356,16 @@ class Timetable:
             yield attempt
             sleep(0.01 * random() * (attempt + 1))
         raise StoreError(f"a schedule was changed by other processes {_TRIES} times in a row; retry later")
+
+
+def ticks_of(store: Store, s: Schedule, *, limit: int, before: datetime | None = None) -> list[Tick]:
+    """The ticks of a schedule, also those under its former names, newest first."""
+    found = store.ticks(s.name, limit=limit, before=before)
+    for former in s.formerly:
+        latest = former.until + EARLY  # another schedule may have the name since then
+        page = store.ticks(former.name, limit=limit, before=min(before or latest, latest))
+        found += [replace(tick, schedule=s.name) for tick in page if tick.decided_at <= former.until]
+    return sorted(found, key=lambda tick: (tick.tick, tick.cause), reverse=True)[:limit] if s.formerly else found
 
 
 def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:

@@ -248,9 +248,9 @@ class MemoryJobs(MemoryBase):
         self._move("replay", row, to, run_at=due, solo=view.isolated, together=1, **fresh)
         for key, tick in self._ticks.items():
             # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
-            if tick.job_id == view.id:
+            stands = self._schedules.get(tick.schedule)
+            if tick.job_id == view.id and stands is not None:
                 self._ticks[key] = tick.reopened
-                stands = self._schedules[tick.schedule]
                 self._schedules[tick.schedule] = stands.but(rev=stands.rev + 1)
         return Landed(to)
 

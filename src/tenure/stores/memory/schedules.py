@@ -45,6 +45,12 @@ class MemorySchedules(MemoryBase):
         return sorted(found, key=lambda each: (each.tick, each.cause), reverse=True)[:limit]
 
     @atomic
+    def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
+        found = [each for each in self._ticks.values() if each.status != "open" and since <= each.decided_at <= until]
+        order = sorted(found, key=lambda each: (each.decided_at, each.tick, each.cause, each.schedule), reverse=True)
+        return order[skip : skip + limit]
+
+    @atomic
     def forget(self, *, keep: float, limit: int = 1000) -> int:
         now = self.now()
         old = [key for key, t in self._ticks.items() if t.status != "open" and age(now, t.decided_at) > keep][:limit]
@@ -99,8 +105,10 @@ class MemorySchedules(MemoryBase):
         return Standing(schedule, tuple(run for run in self._open_runs() if run.tick.schedule == schedule.name))
 
     def _change(self, change: Change) -> bool:
-        name, stands = change.schedule.name, self._schedules.get(change.schedule.name)
+        name, stands = change.schedule.name, self._schedules.get(change.replaces)
         if change.schedule.rev != (stands.rev if stands else 0) or not self._may_own(change.owner):
+            return False
+        if change.former and name in self._schedules:
             return False
         if change.delete:
             self._schedules.pop(name, None)
@@ -113,6 +121,7 @@ class MemorySchedules(MemoryBase):
         for _, row in self._named(change.cancel):
             if row:
                 self._cancel(row, REPLACED)
+        self._schedules.pop(change.former, None)
         self._schedules[name] = decode_schedule(body_of(change.stored))  # the round trip of the stores that keep JSON
         return True
 

@@ -510,7 +510,7 @@ _RUN_AGAIN = """
     WITH again AS (
         UPDATE @.tick_rows SET open = true,
             body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
-        WHERE job_id = %s RETURNING schedule)
+        WHERE job_id = %s AND schedule IN (SELECT name FROM @.schedule_rows) RETURNING schedule)
     UPDATE @.schedule_rows SET rev = rev + 1, body = (body::jsonb || jsonb_build_object('rev', rev + 1))::text
     WHERE name IN (SELECT schedule FROM again)"""
 

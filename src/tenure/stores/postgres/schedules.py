@@ -52,6 +52,10 @@ _STANDINGS = f"""
 _ALL = _STANDINGS.format(which="@.schedule_rows")
 _NAMED = _STANDINGS.format(which="(SELECT * FROM @.schedule_rows WHERE name = ANY (%s::text[]))")
 
+_DECIDED = """
+    SELECT body FROM @.tick_rows WHERE NOT open AND decided_at BETWEEN %s AND %s
+    ORDER BY decided_at DESC, schedule DESC, tick DESC, cause DESC LIMIT %s OFFSET %s"""
+
 _TICKS = """
     SELECT body FROM @.tick_rows WHERE schedule = %s AND tick < coalesce(%s::timestamptz, 'infinity')
     ORDER BY tick DESC, cause DESC LIMIT %s"""
@@ -67,26 +71,28 @@ _HELD = """
 _WRITE = """
     WITH given AS MATERIALIZED (
         SELECT * FROM json_to_recordset(%s::json) AS g (name text, rev integer, due_at timestamptz, body text,
-            owner text, gone boolean)
-        WHERE owner IS NULL OR (SELECT died_at IS NULL AND expires_at > @now FROM @.workers WHERE id = g.owner)
+            owner text, gone boolean, replaces text)
+        WHERE (owner IS NULL OR (SELECT died_at IS NULL AND expires_at > @now FROM @.workers WHERE id = g.owner))
+          AND (replaces = name OR NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name))
     ), held AS MATERIALIZED (
-        SELECT g.* FROM given AS g JOIN @.schedule_rows AS s ON s.name = g.name AND s.rev = g.rev
+        SELECT g.* FROM given AS g JOIN @.schedule_rows AS s ON s.name = g.replaces AND s.rev = g.rev
         ORDER BY s.name FOR UPDATE OF s SKIP LOCKED
     ), changed AS (
-        UPDATE @.schedule_rows AS s SET rev = held.rev + 1, due_at = held.due_at, body = held.body
-        FROM held WHERE s.name = held.name AND NOT held.gone RETURNING s.name
+        UPDATE @.schedule_rows AS s SET name = held.name, rev = held.rev + 1, due_at = held.due_at, body = held.body
+        FROM held WHERE s.name = held.replaces AND NOT held.gone RETURNING s.name
     ), made AS (
         INSERT INTO @.schedule_rows (name, rev, due_at, body)
         SELECT name, 1, due_at, body FROM given WHERE rev = 0 AND NOT gone ORDER BY name
         ON CONFLICT DO NOTHING RETURNING name
     ), removed AS (
         DELETE FROM @.schedule_rows AS s USING held WHERE s.name = held.name AND held.gone RETURNING s.name
+    ), absent AS (
+        SELECT name FROM given AS g
+        WHERE rev = 0 AND gone AND NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name)
     ), history AS (
-        DELETE FROM @.tick_rows AS t USING removed WHERE t.schedule = removed.name)
+        DELETE FROM @.tick_rows WHERE schedule IN (SELECT name FROM removed UNION ALL SELECT name FROM absent))
     SELECT name::text FROM changed UNION ALL SELECT name::text FROM made UNION ALL SELECT name::text FROM removed
-    UNION ALL
-    SELECT name FROM given AS g
-    WHERE rev = 0 AND gone AND NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name)"""
+    UNION ALL SELECT name FROM absent"""
 
 #: The job of a guard, which this transaction has just created.
 _START = """
@@ -152,6 +158,9 @@ class PostgresSchedules(PostgresBase):
 
     def ticks(self, name: str, *, limit: int = 50, before: datetime | None = None) -> list[Tick]:
         return [decode_tick(body) for (body,) in self._server.read(_TICKS, name, before, limit)]
+
+    def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
+        return [decode_tick(body) for (body,) in self._server.read(_DECIDED, since, until, limit, skip)]
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
         """Changes of the same schedule are made one after another, those of different schedules together."""
@@ -238,6 +247,7 @@ def _row(change: Change) -> dict[str, Any]:
         "body": body_of(change.stored),
         "owner": change.owner,
         "gone": change.delete,
+        "replaces": change.replaces,
     }
 
 

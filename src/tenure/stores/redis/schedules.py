@@ -101,6 +101,17 @@ class RedisSchedules(RedisBase):
             high, over = at[-1], at.count(at[-1])
         return found
 
+    def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
+        found: list[Tick] = []
+        while len(found) < limit:
+            asked = min(limit - len(found), MOST)
+            number, bodies = self._server.call("decided", millis_at(since), millis_at(until), skip, asked)
+            found += map(decode_tick, bodies)
+            if number < asked:
+                break
+            skip += number
+        return found
+
     def forget(self, *, keep: float, limit: int = 1000) -> int:
         gone, looked = 0, MOST
         while looked and gone < limit:
@@ -149,6 +160,7 @@ def _change(change: Change) -> list[Any]:
         b"" if change.delete else stored,
         "" if due_at is None else millis_at(due_at),
         change.owner or "",
+        change.former,
         *jobs.blocks(change.drafts),
         len(change.ticks),
     ]

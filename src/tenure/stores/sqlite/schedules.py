@@ -47,6 +47,14 @@ class SqliteSchedules(SqliteBase):
         )
         return [decode_tick(row[0]) for row in rows]
 
+    def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
+        rows = self._fetch(
+            "SELECT body FROM tick_rows INDEXED BY tick_rows_decided WHERE NOT open AND decided_at BETWEEN ? AND ? "
+            "ORDER BY decided_at DESC, schedule DESC, tick DESC, cause DESC LIMIT ? OFFSET ?",
+            (millis(since), millis(until), limit, skip),
+        )
+        return [decode_tick(row[0]) for row in rows]
+
     def forget(self, *, keep: float, limit: int = 1000) -> int:
         now = self._now()
 
@@ -156,8 +164,10 @@ def _run(connection: apsw.Connection, job_id: str | None, tick: Tick, now: int, 
 
 def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, boot_id: str) -> bool:
     name, rev = wanted.schedule.name, wanted.schedule.rev
-    stands = first(connection, "SELECT rev FROM schedule_rows WHERE name = ?", (name,))
+    stands = first(connection, "SELECT rev FROM schedule_rows WHERE name = ?", (wanted.replaces,))
     if (0 if stands is None else stands[0]) != rev:
+        return False
+    if wanted.former and first(connection, "SELECT 1 FROM schedule_rows WHERE name = ?", (name,)):
         return False
     if wanted.owner is not None and first(connection, _OWNER_ALIVE, (wanted.owner, boot_id, boot)) is None:
         return False
@@ -180,6 +190,8 @@ def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, bo
     for job_id in wanted.cancel:
         cancel(connection, job_id, REPLACED, now)
     stored = wanted.stored
+    if wanted.former:
+        connection.execute("DELETE FROM schedule_rows WHERE name = ?", (wanted.former,))
     connection.execute(
         "INSERT INTO schedule_rows VALUES (?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
         "SET rev = excluded.rev, due_at = excluded.due_at, body = excluded.body",
@@ -205,7 +217,11 @@ def _put_tick(connection: apsw.Connection, tick: Tick) -> None:
 
 def open_again(connection: apsw.Connection, job_id: str) -> None:
     """A replayed job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended."""
-    for schedule, body in fetch(connection, "SELECT schedule, body FROM tick_rows WHERE job_id = ?", (job_id,)):
+    for schedule, body in fetch(
+        connection,
+        "SELECT schedule, t.body FROM tick_rows AS t JOIN schedule_rows AS s ON s.name = schedule WHERE job_id = ?",
+        (job_id,),
+    ):
         _put_tick(connection, decode_tick(body).reopened)
         connection.execute(
             "UPDATE schedule_rows SET rev = rev + 1, body = json_set(body, '$.rev', rev + 1) WHERE name = ?",

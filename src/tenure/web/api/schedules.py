@@ -11,13 +11,13 @@ from fastapi import APIRouter, Body, Query, Response
 
 from tenure.errors import InvalidOption
 from tenure.operations.schedule_health import ScheduleHealth, coming
-from tenure.ports.schedules import Dst, Schedule
+from tenure.ports.schedules import Dst, Schedule, Status
 from tenure.schedules import advice, cron
 from tenure.schedules.cron import Rule
 from tenure.schedules.plan import rule_of
 from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id
 from tenure.web.models import schedules as models
-from tenure.web.models.values import AskedAt, Changed, Length, shown
+from tenure.web.models.values import AskedAt, Changed, Cursor, Length, shown
 from tenure.web.security import Problem
 
 router = APIRouter(tags=["schedules"], generate_unique_id_function=operation_id)
@@ -53,20 +53,28 @@ def get_history(
 ) -> models.History:
     """Outcomes of its ticks, newest first."""
     health, sees = caller.admin.schedules.health(name), caller.user.payloads
-    ticks = caller.admin.schedules.ticks(name, limit=limit, before=before)
+    ticks = caller.admin.schedules.ticks(health.schedule, limit=limit, before=before)
     return models.History(payloads=shown(sees), ticks=[models.TickDone.of(each, sees) for each in health.views(ticks)])
 
 
 @router.get("/ticks")
 def get_ticks(
     caller: Reader,
-    since: Annotated[AskedAt | None, Query(description="Only ticks since this time; default: 24 hours ago.")] = None,
+    since: Annotated[AskedAt | None, Query(description="Decided at or after this time; default: 24 hours ago.")] = None,
+    until: Annotated[AskedAt | None, Query(description="Decided at or before this time; default: now.")] = None,
+    status: Annotated[list[Status] | None, Query(description="Only these outcomes.")] = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="The most to return.")] = 100,
+    cursor: Cursor | None = None,
 ) -> models.Ticks:
-    """What became of the ticks of all schedules, newest first."""
-    sees, schedules = caller.user.payloads, caller.admin.schedules
-    found = schedules.since(since or caller.admin.now() - timedelta(days=1), limit)
-    return models.Ticks(payloads=shown(sees), ticks=[models.TickOfAll.of(each, sees) for each in found])
+    """What became of the ticks of all schedules: runs in progress, then those decided last first.
+
+    A run is decided when it is fired, a missed tick when that is found."""
+    sees, schedules, now = caller.user.payloads, caller.admin.schedules, caller.admin.now()
+    only = frozenset(status or ())
+    found = schedules.happened(since or now - timedelta(days=1), until or now, limit=limit, cursor=cursor, only=only)
+    return models.Ticks(
+        payloads=shown(sees), ticks=[models.TickOfAll.of(each, sees) for each in found.ticks], next=found.cursor
+    )
 
 
 @router.get("/schedules/{name}/preview", responses=can(404, 409))
@@ -173,17 +181,19 @@ def backfill_schedule(caller: Operator, name: NameOf, span: models.Span) -> mode
     return models.Backfilled(ticks=len(ticks), first=ends[0], last=ends[1], jobs=[UUID(each) for each in ids])
 
 
+@router.post("/schedules/{name}/rename", responses=can(404, 409))
+def rename_schedule(caller: Administrator, name: NameOf, to: models.NewName) -> Changed:
+    """Give it a new name; its history goes along. Refused while an app declares the old one, and during a run."""
+    admin, _ = caller.admin, _undeclared(caller, name, f"deploy the code without it, then rename it to {to.name}")
+    admin.schedules.rename(name, to.name)
+    caller.site.acted()
+    return Changed(changed=True, says=f"renamed to {to.name} with its history")
+
+
 @router.delete("/schedules/{name}", responses=can(404, 409))
 def delete_schedule(caller: Administrator, name: NameOf) -> Changed:
     """Deleted with its history; its jobs stay. One that an app declares would be added again, so it is refused."""
-    admin, s = caller.admin, _known(caller, name)
-    if s.source and s.retired_at is None:
-        raise Problem(
-            HTTPStatus.CONFLICT,
-            "Declared by an app",
-            f"{name} is declared by app {s.source}, which would add it again at its next start: pause it, or remove "
-            "it from the code",
-        )
+    admin, _ = caller.admin, _undeclared(caller, name, "pause it, or remove it from the code")
     admin.schedules.remove(name)
     caller.site.acted()
     return Changed(changed=True, says="removed with its history")
@@ -192,3 +202,15 @@ def delete_schedule(caller: Administrator, name: NameOf) -> Changed:
 def _known(caller: Caller, name: str) -> Schedule:
     """Checked before anything is recorded. Raises UnknownSchedule."""
     return caller.admin.schedules.declared(name)
+
+
+def _undeclared(caller: Caller, name: str, instead: str) -> Schedule:
+    """Raises UnknownSchedule, and Problem if an app would declare it again."""
+    s = _known(caller, name)
+    if s.source and s.retired_at is None:
+        raise Problem(
+            HTTPStatus.CONFLICT,
+            "Declared by an app",
+            f"{name} is declared by app {s.source}, which would add it again at its next start: {instead}",
+        )
+    return s

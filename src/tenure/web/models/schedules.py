@@ -12,7 +12,7 @@ from tenure.operations.schedule_health import ScheduleHealth, TickView
 from tenure.ports import schedules
 from tenure.ports.schedules import Cause, RunStatus, Status
 from tenure.schedules.advice import Outlook
-from tenure.web.models.values import AskedAt, At, Json, Model, Payloads, Words, read, shown
+from tenure.web.models.values import AskedAt, At, Json, Model, Name, Payloads, Words, read, shown
 
 
 class ScheduleSummary(Model):
@@ -62,9 +62,15 @@ class Run(Model):
         return cls.like(tick, job=job.id if job else None, state=job.state if job else None)
 
 
+class FormerName(Model):
+    name: str
+    until: At
+
+
 class Schedule(ScheduleSummary):
     """A schedule with all details."""
 
+    formerly: list[FormerName] = Field(description="The names that it had, oldest first.")
     source: str = Field(description="The module that declares it; empty: an operator or a guard made it.")
     release: str
     dst: str
@@ -97,6 +103,7 @@ class Schedule(ScheduleSummary):
             queue=job.queue if job else None,
             payloads=shown(payloads),
             args=read(job.payload, payloads) if job else None,
+            formerly=[FormerName.like(each) for each in s.formerly],
             runs=[Run.of(run) for run in health.standing.runs],
             lint=health.lint,
         )
@@ -140,10 +147,15 @@ class TickOfAll(TickDone):
 
 
 class Ticks(Model):
-    """Newest first."""
+    """Runs in progress, then the ticks that were decided last first."""
 
     payloads: Payloads
     ticks: list[TickOfAll]
+    next: str | None = Field(description="`cursor` of the next page, which may be short; null: this is the last.")
+
+
+class NewName(Model):
+    name: Name
 
 
 class Coming(Model):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
+from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, Refused
 from tenure.events import headline
 from tenure.operations.job_search import moment
 from tenure.operations.schedule_health import ScheduleHealth, clock, definition, held_back, origin
+from tenure.operations.schedules import Happened
 from tenure.ports.schedules import Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Rule
 from tenure.schedules.timetable import UnknownSchedule
@@ -23,6 +25,8 @@ from tenure.web.security import Problem
 SIZE = 50
 STRIP = 50
 PREVIEW = 20
+LASTS = ("12h", "1d", "7d")  #: offered as links; the first one is the default
+WRONG = frozenset[Status]({"failure", "missed", "skipped", "cancelled"})
 _KINDS = {"overdue": "bad", "failure": "bad", "success": "good", "started": "info"}
 
 
@@ -58,7 +62,7 @@ def _look(view: View) -> Mapping[str, Any]:
     number = count(query.get("page", ""), 1)
     first = (max(1, number) - 1) * SIZE
     shown = found[first : first + SIZE]
-    marks = _marks(view, [each.schedule.name for each in shown])
+    marks = _marks(view, [each.schedule for each in shown])
     return {
         "schedules": [ScheduleHealth.of(each, now, marks[each.schedule.name]) for each in shown],
         "now": now,
@@ -77,9 +81,47 @@ def _look(view: View) -> Mapping[str, Any]:
     }
 
 
-def _marks(view: View, names: Sequence[str]) -> Mapping[str, Sequence[Tick]]:
+def _marks(view: View, schedules: Sequence[Schedule]) -> Mapping[str, Sequence[Tick]]:
     """Marks of their last runs, oldest first. One read per page, since many are expensive on a busy server."""
-    return view.site.memo.get(("ticks", *names), lambda: view.admin.schedules.marks(names, STRIP), fresh=1.0)
+    names = [each.name for each in schedules]
+    return view.site.memo.get(("ticks", *names), lambda: view.admin.schedules.marks(schedules, STRIP), fresh=1.0)
+
+
+# ── What happened ──
+
+
+def _look_back(view: View) -> Mapping[str, Any]:
+    """What became of the ticks of all schedules in a span of time."""
+    now, query = view.admin.now(), view.query
+    last = query.get("last") or ("" if query.get("since") or query.get("until") else LASTS[0])
+    only = WRONG if query.get("only") == "wrong" else frozenset[Status]()
+    cursor = query.get("cursor") or None
+    found, problem = Happened((), None), ""
+
+    def read() -> Happened:
+        return view.admin.schedules.happened(since, until, limit=SIZE, cursor=cursor, only=only)
+
+    try:
+        until = now if last or not query.get("until") else moment(query["until"], "until")
+        if last or not query.get("since"):
+            since = until - timedelta(seconds=seconds(last or "1d", "last"))
+        else:
+            since = moment(query["since"], "from")
+        key = ("happened", last, query.get("since"), query.get("until"), bool(only), cursor)
+        found = view.site.memo.get(key, read, fresh=1.0)
+    except InvalidOption as error:
+        problem = str(error)
+    given = {name: query.get(name) or None for name in ("last", "since", "until", "only")}
+    return {
+        "ticks": found.ticks,
+        "problem": problem,
+        "query": given | {"last": last or None},
+        "lasts": LASTS,
+        "last": last,
+        "older": found.cursor,
+        "later": cursor is not None,
+        "counts": Counter(each.tick.status for each in found.ticks).most_common(),
+    }
 
 
 # ── One schedule ──
@@ -89,10 +131,10 @@ def _look_at_one(view: View) -> Mapping[str, Any]:
     name = view.given["name"]
     standing = _standing(view, name)
     now, s = view.admin.now(), standing.schedule
-    found = ScheduleHealth.of(standing, now, _marks(view, [name])[name])
+    found = ScheduleHealth.of(standing, now, _marks(view, [s])[name])
     before = _before(view)
     ticks = view.site.memo.get(
-        ("history", name, before), lambda: view.admin.schedules.ticks(name, limit=SIZE + 1, before=before), fresh=0.5
+        ("history", name, before), lambda: view.admin.schedules.ticks(s, limit=SIZE + 1, before=before), fresh=0.5
     )
     return {
         "health": found,
@@ -217,6 +259,13 @@ def _backfill(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]])
     return f"{name}: {told}", at(name)
 
 
+def _rename(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    name, new = view.given["name"], form.get("new", "").strip()
+    guard = view.admin.schedules.rename(name, new).schedule.kind == "guard"
+    said = "; change its crontab line too: a call by the old name makes a new guard" if guard else ""
+    return f"{name} is now {new}{said}", at(new)
+
+
 def _remove(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = view.given["name"]
     if form.get("confirm", "").strip() != name:
@@ -231,6 +280,7 @@ def _remove(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -
 
 PAGES: list[Page] = [
     Page("/schedules", "schedules.html", _look, every=0.5, title="Schedules"),
+    Page("/ticks", "ticks.html", _look_back, every=2.0),
     Page("/schedules/{name:path}", "schedule.html", _look_at_one, every=0.5),
 ]
 ACTIONS: list[Action] = [
@@ -238,5 +288,6 @@ ACTIONS: list[Action] = [
     Action("/schedules/{name:path}/pause", "operate", _pause),
     Action("/schedules/{name:path}/resume", "operate", _resume),
     Action("/schedules/{name:path}/backfill", "operate", _backfill),
+    Action("/schedules/{name:path}/rename", "admin", _rename),
     Action("/schedules/{name:path}/remove", "admin", _remove),
 ]

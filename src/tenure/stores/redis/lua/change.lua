@@ -1,7 +1,7 @@
 #!lua
 -- Write schedules with their ticks and jobs: each change only if the rev is still the one that was read. ARGV: the
 -- reason of cancels; then per change: how many values it has, its name, the rev that was read, the body to store
--- (empty: delete the schedule), due_at, an owner, the jobs as `enqueue_all` takes them, the number of ticks, per tick
+-- (empty: delete the schedule), due_at, an owner, its former name (renamed: the rev is of that one), the jobs as `enqueue_all` takes them, the number of ticks, per tick
 -- MS|CAUSE, 1 if it is open, its job, which of the jobs above that is (0: none), decided_at, body; then ids to cancel.
 -- Returns per change 1 if it landed.
 
@@ -14,18 +14,23 @@ local function belongs(id, run)
   end
 end
 
-local function remove(name)
-  for _, tick in ipairs(redis.call('ZRANGE', ns .. 'open:' .. name, 0, -1)) do
-    redis.call('HDEL', ns .. 'open', tick .. '|' .. name)
-  end -- its entries in `decided` are removed when they expire
-  redis.call('UNLINK', ns .. 'schedule:' .. name, ns .. 'tick:' .. name, ns .. 'ticks:' .. name, ns .. 'open:' .. name)
+local function unlist(name)
+  redis.call('UNLINK', ns .. 'schedule:' .. name)
   redis.call('ZREM', ns .. 'schedules', name)
   redis.call('ZREM', ns .. 'due', name)
 end
 
+local function remove(name)
+  for _, tick in ipairs(redis.call('ZRANGE', ns .. 'open:' .. name, 0, -1)) do
+    redis.call('HDEL', ns .. 'open', tick .. '|' .. name)
+  end -- its entries in `decided` are removed when they expire
+  redis.call('UNLINK', ns .. 'tick:' .. name, ns .. 'ticks:' .. name, ns .. 'open:' .. name)
+  unlist(name)
+end
+
 local function write(name, rev, at, last)
-  local body, due_at, owner = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  local jobs, ticks = enqueue_all(at + 3, owner ~= '' and owner)
+  local body, due_at, owner, former = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+  local jobs, ticks = enqueue_all(at + 4, owner ~= '' and owner)
   at = ticks + 1 + 6 * tonumber(ARGV[ticks])
   for i = ticks + 1, at - 1, 6 do
     local tick, job_id, answer, text = ARGV[i], ARGV[i + 2], jobs[tonumber(ARGV[i + 3])], ARGV[i + 5]
@@ -39,8 +44,9 @@ local function write(name, rev, at, last)
     if job_id ~= '' then belongs(job_id, tick .. '|' .. name) end
   end
   for i = at, last do cancel(ARGV[i], ARGV[1]) end
+  if former ~= '' then unlist(former) end
   redis.call('HSET', ns .. 'schedule:' .. name, 'rev', rev + 1, 'body', body)
-  if rev == 0 then redis.call('ZADD', ns .. 'schedules', 0, name) end
+  if rev == 0 or former ~= '' then redis.call('ZADD', ns .. 'schedules', 0, name) end
   if due_at == '' then
     redis.call('ZREM', ns .. 'due', name)
   elseif redis.call('ZADD', ns .. 'due', due_at, name) == 1 then
@@ -51,7 +57,10 @@ end
 local answers, at = {}, 2
 while ARGV[at] do
   local last, name, rev, owner = at + tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2], ARGV[at + 5]
-  local fits = (redis.call('HGET', ns .. 'schedule:' .. name, 'rev') or '0') == rev and (owner == '' or is_alive(owner))
+  local former = ARGV[at + 6]
+  local replaces = ns .. 'schedule:' .. (former == '' and name or former)
+  local fits = (redis.call('HGET', replaces, 'rev') or '0') == rev and (owner == '' or is_alive(owner))
+  if former ~= '' and redis.call('EXISTS', ns .. 'schedule:' .. name) == 1 then fits = false end
   if fits and ARGV[at + 3] == '' then
     remove(name)
   elseif fits then

@@ -11,7 +11,7 @@ local function reopen(id)
     local tick, name = split(run)
     local stored = redis.call('HGET', ns .. 'tick:' .. name, tick)
     local body = stored and cjson.decode(stored)
-    if body and body.job_id == id then
+    if body and body.job_id == id and redis.call('EXISTS', ns .. 'schedule:' .. name) == 1 then
       body.status, body.why, body.started_at, body.ended_at = 'open', '', cjson.null, cjson.null
       write_tick(name, tick, cjson.encode(body), true, id)
       local schedule = ns .. 'schedule:' .. name
