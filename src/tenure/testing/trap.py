@@ -120,7 +120,7 @@ class Trap:
                 self._c_returned(frame, arg)
         except Killed:
             sys.setprofile(None)
-            if self._attempt.task.is_async and asyncio.current_task() is not self._attempt._task_handle:
+            if self._attempt.task.is_async and asyncio.current_task() is not self._attempt.handle:
                 self._attempt.request_stop("lease_lost", None)  # the process dies with all its tasks, not just this one
             raise
 

@@ -86,7 +86,7 @@ class Attempt:
     _report: Progress | None = None
     _log: JobLog | None = None  #: the lines its code has logged, if any
     _lock: threading.Lock | None = None
-    _task_handle: asyncio.Task[None] | None = None
+    handle: asyncio.Task[None] | None = None  #: of its code, or of the wait for its thread; None: it has not begun
     _timer: asyncio.TimerHandle | None = None
     _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
     _taken = False  #: the caller's loop has taken it up
@@ -110,9 +110,9 @@ class Attempt:
             self._timer = self.loop.call_later(timeout, self._time_out, timeout)
         if not self.task.is_async:
             self._lock = threading.Lock()
-            self._task_handle = _new_task(self._run_in_thread(program, pool), self.loop)
+            self.handle = _new_task(self._run_in_thread(program, pool), self.loop)
         elif caller is None:
-            self._task_handle = _new_task(self._run_async(program), self.loop)
+            self.handle = _new_task(self._run_async(program), self.loop)
         else:
             self._lock, self._caller = threading.Lock(), caller
             caller.call(self._take, program)  # if its loop is closed, `release_unrunnable` ends the attempt
@@ -123,8 +123,8 @@ class Attempt:
             if self.over:
                 return
             self._taken = True
-        self._task_handle = _new_task(self._run_async(program), asyncio.get_running_loop())
-        self._task_handle.set_name(f"{self.claimed.task} {self.claimed.id}")
+        self.handle = _new_task(self._run_async(program), asyncio.get_running_loop())
+        self.handle.set_name(f"{self.claimed.task} {self.claimed.id}")
 
     def _time_out(self, timeout: float) -> None:
         self.request_stop("timeout", Failed(f"timed out after {spell(timeout)}"))
@@ -243,11 +243,6 @@ class Attempt:
 
     # ── stopping ──
 
-    @property
-    def handle(self) -> asyncio.Task[None] | None:
-        """The asyncio task of its code, or of the wait for its thread; None: it has not begun."""
-        return self._task_handle
-
     def request_stop(self, reason: Stopping, verdict: Outcome | None) -> None:
         """Ask the code to stop. The first reason is kept, unless the lease is lost: that overrides it."""
         if self.stopping is not None and reason != "lease_lost":
@@ -261,8 +256,8 @@ class Attempt:
             self._stop_there(self._caller)
 
     def _cancel(self) -> None:
-        if self._begun and self._task_handle is not None:
-            self._task_handle.cancel(f"asked to stop: {self.stopping}")
+        if self._begun and self.handle is not None:
+            self.handle.cancel(f"asked to stop: {self.stopping}")
 
     def _stop_there(self, caller: CallersLoop) -> None:
         """Stop code that runs on the caller's loop; if that loop has not taken it up, it never will."""
