@@ -16,8 +16,9 @@ import pytest
 
 from proxy import Proxy
 from tenure.core.lifecycle import State
-from tenure.ports import JobView
+from tenure.ports import Filter, JobView
 from tenure.ports.schedules import Change, Tick
+from tenure.worker.job_log import decode
 
 from .backends import Place, Server, by_way_of, there
 from .harness import Site, alive, send, until
@@ -102,6 +103,11 @@ def pids(site: Site, count: int) -> list[int]:
 
 def gone(processes: Sequence[int]) -> None:
     until(lambda: not any(map(alive, processes)), f"the end of {processes}")
+
+
+def children_of(pid: int) -> list[int]:
+    listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(text) for text in listed.split()]
 
 
 def history(site: Site, name: str = "report") -> list[Tick]:
@@ -340,6 +346,99 @@ def test_a_switch_that_does_not_answer_changes_nothing_for_the_command(site: Sit
     hasty = f"from tenure.guards import ping; ping.LAST_SECONDS = 0.1; {TENURE}"
     out, err = Call(site, "--every", "1d", "--ping", url, name="other", command=["echo", "out"], code=hasty).ended(0)
     assert (out, err) == (b"out\n", "other: ping: no answer from 127.0.0.1 within 0.1s\n")
+
+
+#: It fails until it has run so often.
+THIRD = "echo try; echo $$ >> pids; test $(wc -l < pids) -ge 3 || { echo no disk >&2; exit 3; }"
+RETRY = ("--every", "1d", "--retries", "2", "--retry-pause", "20ms")
+
+
+@pytest.mark.needs("file")
+def test_a_command_that_fails_is_run_again_and_each_try_is_on_record(site: Site) -> None:
+    out, err = run(site, *RETRY, command=["sh", "-c", THIRD])
+
+    assert out == b"try\n" * 3
+    said = [f"try {n} of 3: exit code 3; again in 20ms" for n in (1, 2)]
+    assert [line for line in err.splitlines() if line != "no disk"] == [f"report: {text}" for text in said]
+    (tick,) = history(site)
+    assert (tick.status, tick.tries, tick.output) == ("success", 3, "try\n")
+    (log,) = site.store.logs(tick.job_id or "").values()
+    assert [line.text for line in decode(log).lines] == said
+    assert site.store.schedules()[0].schedule.failure_count == 0
+
+
+@pytest.mark.needs("file")
+def test_retries_that_all_fail_are_one_failure(site: Site) -> None:
+    out, _ = run(site, *RETRY, "--quiet", command=["sh", "-c", "echo no disk; exit 3"], code=3)
+
+    assert out == b"no disk\n" * 3, "the output that was held back, of all tries"
+    (tick,) = history(site)
+    assert (tick.status, tick.tries, tick.why) == ("failure", 3, "exit code 3 (the last of 3 tries): no disk")
+    assert run(site, *RETRY, "--quiet", name="other", command=["sh", "-c", THIRD])[0] == b""
+
+
+@pytest.mark.needs("file")
+@pytest.mark.parametrize(
+    ("words", "command", "code", "said"),
+    [
+        (("--every", "1d"), ["no-such-command"], 127, "command not found"),
+        (("--every", "1d"), ["sh", "-c", "echo $$ >> pids; kill -TERM $PPID; sleep 600"], 143, ""),
+        (("--every", "1d", "--timeout", "300ms"), ["sh", "-c", "echo $$ >> pids; sleep 600"], 124, "timed out"),
+        (("--every", "1d", "--timeout", "4m"), ["false"], 1, "not again: the next tick, or its timeout, is near"),
+        (("--every", "4m"), ["false"], 1, "not again: the next tick, or its timeout, is near"),
+    ],
+    ids=["not found", "a signal", "timeout", "no time", "the next tick"],
+)
+def test_what_a_retry_would_not_help_or_has_no_time_is_not_tried_again(
+    site: Site, words: Sequence[str], command: list[str], code: int, said: str
+) -> None:
+    _, err = run(site, *words, "--retries", "3", "--retry-pause", "5m", command=command, code=code)
+
+    assert said in err
+    assert "again in" not in err
+    assert [(tick.status, tick.tries) for tick in history(site)] == [("failure", 1)]
+
+
+@pytest.mark.needs("file")
+def test_the_lock_is_held_between_two_tries_and_a_signal_ends_them(site: Site) -> None:
+    call = Call(site, "--every", OFTEN, "--retries", "2", "--retry-pause", "0s", command=["sh", "-c", "exit 3"])
+    call.ended(3)
+    words = ("--every", "1d", "--retries", "2", "--retry-pause", "1h")
+    call = Call(site, *words, name="other", command=["sh", "-c", "exit 3"])
+    waits = until(lambda: site.store.search(Filter(task="other")).jobs, "its job")
+    assert waits
+    until(lambda: (site.store.get(waits[0].id) or waits[0]).message, "the word of the first try")
+
+    _, err = run(site, *words, name="other", command=["sh", "-c", "exit 3"])
+    assert "still locked until" in err
+    call.process.send_signal(signal.SIGTERM)
+
+    call.ended(3)
+    (tick,) = history(site, "other")
+    assert (tick.tries, tick.why) == (1, "ended by signal: SIGTERM was sent to its guard; exit code 3")
+
+
+def test_a_guard_that_is_killed_between_two_tries_leaves_nothing_and_the_next_call_runs(site: Site) -> None:
+    words = ("--every", "1d", "--retries", "3", "--retry-pause", "1h")
+    call = Call(site, *words, command=["sh", "-c", "exit 3"])
+    (first,) = until(lambda: history(site), "its tick") or ()
+    until(lambda: job_of(site, first).message, "the word of the first try")
+    left = children_of(call.pid)
+    assert len(left) >= 6, "three tries that wait, and their watchers"
+
+    call.kill()
+
+    gone(left)
+    run(site, "--every", "1d", "--force", command=["sh", "-c", "exit 0"])
+    assert [tick.status for tick in history(site)] == ["failure", "success"]
+
+
+@pytest.mark.needs("file")
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--retries", "11"], "0 to 10"), (["--retry-pause", "x"], "--retry-pause")]
+)
+def test_retries_are_checked_before_anything_runs(site: Site, words: list[str], said: str) -> None:
+    assert said in run(site, "--every", "1d", *words, command=["echo", "ran"], code=2)[1]
 
 
 @pytest.mark.needs("file")

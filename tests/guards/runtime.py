@@ -121,6 +121,8 @@ TABLE = Table(
         Guard("a clock that steps back runs no tick again", "guards/begin.py", "        past = _ran_near(store, standing.schedule, now)\n", "        past: list[datetime] = []\n", "unit/test_guard_calls.py"),
         Guard("a clock that steps back does not move the last tick back", "schedules/guard_plan.py", "last_tick=max(tick, s.last_tick or tick)", "last_tick=tick", "unit/test_guard_calls.py"),
         Guard("an older release leaves a rule alone that it can't read", "ports/schedules.py", "unread=True if _NEWER_RULE.search(s.rule) else s.unread", "unread=s.unread", "unit/test_ticks.py"),
+        Guard("a retry of a guarded command begins within its tick and its timeout only", "guards/command_run.py", "may = _boot() + pause < last_at", "may = True", "crash/test_guard.py -k 'no_time and sqlite'"),
+        Guard("a retry does not follow a signal, a stop or a success", "guards/command_run.py", "over = end.refused or end.stop or end.passed_on or not end.code", "over = None", "crash/test_guard.py -k 'not_tried_again and sqlite'"),
         Guard("a guard that can't renew asks its code to stop", "guards/run.py", "        if self.holder.must_stop:\n", "        if False:\n", "unit/test_guard.py"),
         Guard("a guard that was declared dead has lost its lock", "guards/run.py", "        if not alive:\n", "        if False:\n", HERE + "a_guard_that_was_declared_dead_has_lost_its_lock"),
         Guard("a guard has lost its lock when another process ended its run", "guards/run.py", "            if held is None:\n", "            if False:\n", HERE + "a_guard_has_lost_its_lock_when_another_process_ended_its_run"),

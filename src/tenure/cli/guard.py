@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tenure.ports.schedules import Schedule
 
 _LONGEST_COMMAND = 2000
+_MOST_RETRIES = 10  #: each is a process that waits
 SHARED = Shared()
 _SILENCE = logging.NullHandler()
 guards = App(name="guard", help="Run a crontab line's command at most once per tick.", help_epilogue="")
@@ -89,6 +90,8 @@ def guard(
     quiet: bool = False,
     skip_exit: int = 0,
     ping: str = "",
+    retries: int = 0,
+    retry_pause: str = "10s",
     if_unreachable: Literal["fail", "run"] = "fail",
     shared: Shared = SHARED,
 ) -> int:
@@ -116,11 +119,15 @@ def guard(
         The exit code of a skipped call.
     ping
         The URL of a dead-man's switch, such as healthchecks.io: URL/start, then URL or URL/fail is sent to it.
+    retries
+        Run a command that fails again up to so often, until the next tick is due or --timeout is over: 0 to 10.
+    retry_pause
+        The pause before each retry. Default: 10s.
     if_unreachable
         What to do if the store is still unavailable after 30 s: fail (75), or run without the lock. If the store
         becomes unavailable later, the guard waits for up to two thirds of the lease.
     """
-    from tenure.guards.command import Wishes, run_command
+    from tenure.guards.command_run import Wishes, run_command
     from tenure.guards.words import starred
 
     if not command:
@@ -132,6 +139,8 @@ def guard(
     limit = None if timeout is None else seconds(timeout, "--timeout")
     if limit == 0:
         raise InvalidOption(f"--timeout: expected more than 0s, got {timeout}")
+    if not 0 <= retries <= _MOST_RETRIES:
+        raise InvalidOption(f"--retries: expected 0 to {_MOST_RETRIES}, got {retries}")
     schedule = watched.declared(name)
     settings = shared.settings(grace=grace)
     schedule = schedule.but(command=clean(starred(command, settings.redact), _LONGEST_COMMAND))
@@ -162,6 +171,8 @@ def guard(
         skip_exit=skip_exit,
         unguarded=if_unreachable == "run",
         ping=ping,
+        retries=retries,
+        pause=seconds(retry_pause, "--retry-pause"),
     )
     try:
         return run_command(command, schedule, opened, wishes, print_error)

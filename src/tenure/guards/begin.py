@@ -30,6 +30,7 @@ class Begun(NamedTuple):
     tick: Tick
     late: str = ""  #: such as "late by 2h"; '' if on time
     changed: str = ""  #: how its interval has changed
+    room: float | None = None  #: seconds until its next call is expected
 
 
 def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: str, *, force: bool) -> Begun | None:
@@ -43,7 +44,7 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
         )
     mine = next((run.tick for run in standing.runs if run.live and run.tick.job_id == job_id), None)
     if mine is not None:  # the reply to the write was lost
-        return Begun(mine)
+        return Begun(mine, room=_room(standing.schedule, store.now()))
     if _took_back(store, standing, me):
         return None
     now = store.now()
@@ -75,7 +76,12 @@ def try_to_begin(store: Store, schedule: Schedule, me: WorkerIdentity, job_id: s
     tick = next(tick for tick in began.change.ticks if tick.job_id == job_id)
     before = standing.schedule.rule
     changed = f"its rule was {before}, and is now {schedule.rule}" if found and before != schedule.rule else ""
-    return Begun(tick, f"late by {spell(began.late)}" if began.late > on_time else "", changed)
+    late = f"late by {spell(began.late)}" if began.late > on_time else ""
+    return Begun(tick, late, changed, _room(began.change.schedule, now))
+
+
+def _room(s: Schedule, now: datetime) -> float | None:
+    return None if s.next_tick is None else (s.next_tick - now).total_seconds()
 
 
 def _ran_near(store: Store, stands: Schedule, now: datetime) -> list[datetime]:

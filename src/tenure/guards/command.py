@@ -19,33 +19,24 @@ outputs have the same destination, so that their order is kept.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, NoReturn, Self
+from typing import NoReturn, Self
 
 from tenure.core.clock import system_clock
-from tenure.core.durations import spell
-from tenure.core.lifecycle import Cancelled, Completed, Failed, Outcome
-from tenure.core.text import clean
-from tenure.errors import GuardSkipped, StoreAway
-from tenure.guards.ping import Ping
-from tenure.guards.run import GuardedRun, Open, nothing
-from tenure.guards.stop import Stopping
+from tenure.guards.run import nothing
 from tenure.liveness.holder import Renewal
-from tenure.liveness.host import TOKEN_ENV, cause_of, die_with_parent, end_leftovers, kill_group, new_token, token_of
-from tenure.ports.schedules import Schedule
+from tenure.liveness.host import TOKEN_ENV, die_with_parent, end_leftovers, kill_group
 
-TIMED_OUT, AWAY, NOT_EXECUTABLE, NOT_FOUND, BY_SIGNAL = 124, 75, 126, 127, 128
+NOT_EXECUTABLE = 126
 TAIL = 4096  #: how many of the last bytes are kept of each output
 _CHUNK = 1 << 16
 _DRAIN_SECONDS = 1.0
@@ -127,10 +118,11 @@ def _outputs(*, quiet: bool) -> list[_Output]:
 class Command:
     """A forked command that waits until `start`. `with Command(["report.py"], quiet=False) as command: …`
 
-    Create it in the main thread, before any other thread: the fork dies with the thread that created it.
+    Create it in the main thread, before any other thread: the fork dies with the thread that created it. `others` wait,
+    too.
     """
 
-    def __init__(self, argv: Sequence[str], *, quiet: bool) -> None:
+    def __init__(self, argv: Sequence[str], *, quiet: bool, others: Sequence[Command] = ()) -> None:
         while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:
             """Fill closed standard descriptors, so that none of the pipes below takes their place."""
         os.close(spare)
@@ -146,6 +138,8 @@ class Command:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._go)
+            for fd in (fd for other in others for fd in other.ends):  # held here, they would never reach their end
+                os.close(fd)
             _become(argv, environment, parent, self.outputs, go, refusal)
         with suppress(OSError):  # the fork has done it itself, and may have ended
             os.setpgid(self.pid, self.pid)
@@ -171,6 +165,11 @@ class Command:
             os.close(self._go)
             os.waitpid(self.pid, 0)
         self._end_watcher()
+
+    @property
+    def ends(self) -> list[int]:
+        """Our ends of the pipes that are read until the last process has closed them, before it is started."""
+        return [self._go, self._deadlines_out, *(output.theirs for output in self.outputs)]
 
     # ── its watcher ──
 
@@ -219,7 +218,8 @@ class Command:
         """The signals sent to this process, in order; ignored ones stay ignored (nohup)."""
         got: list[int] = []
         mine = [number for number in _PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, lambda n, _: got.append(n)) for number in (*mine, signal.SIGCHLD)}
+        before = {number: signal.signal(number, lambda n, _: got.append(n)) for number in mine}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, nothing)  # only to be woken
         before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         wakeup = signal.set_wakeup_fd(self._wake_out, warn_on_full_buffer=False)
         try:
@@ -349,160 +349,3 @@ def _watch_over(group: int) -> None:
             asks = False
             with suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGTERM)
-
-
-# ── Its run ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
-    """The options of a guarded command. Durations are seconds."""
-
-    timeout: float | None
-    grace: float  #: from SIGTERM to SIGKILL
-    force: bool
-    quiet: bool
-    skip_exit: int
-    unguarded: bool  #: run it even if the store is out of reach
-    ping: str = ""  #: the URL of a dead-man's switch
-
-
-class _End(NamedTuple):
-    code: int  #: negative for a signal
-    stop: Stopping | None = None
-    passed_on: int = 0  #: the first signal that was sent to the guard and passed on
-    refused: OSError | None = None
-    unrecorded: bool = False  #: it ended by itself, and the store did not take that
-
-    @property
-    def exit_code(self) -> int:
-        if self.refused is not None:
-            missing = self.refused.errno in (errno.ENOENT, errno.ENOTDIR)
-            return NOT_FOUND if missing else NOT_EXECUTABLE
-        if self.unrecorded and self.code:
-            return BY_SIGNAL - self.code if self.code < 0 else self.code
-        if self.stop in ("timeout", "lease_lost"):
-            return TIMED_OUT if self.stop == "timeout" else AWAY
-        return BY_SIGNAL - self.code if self.code < 0 else self.code
-
-
-def run_command(
-    argv: Sequence[str], schedule: Schedule, open_store: Open, wishes: Wishes, echo: Callable[[str], None]
-) -> int:
-    """Run a command as a tick of this schedule; return its exit code.
-
-    Or 128+n: signal n ended it; 124: it timed out; 126: it can't be executed; 127: not found; 75: the lock was lost.
-    Raises StoreAway if it did not run because the store was out of reach, InvalidOption, and other StoreErrors.
-    """
-
-    def say(text: str) -> None:
-        with suppress(OSError, ValueError):  # the reader of our output may be gone: the command and its record go on
-            echo(f"{schedule.name}: {text}")
-
-    ping = Ping(wishes.ping, nothing if wishes.quiet else say) if wishes.ping else None
-    with Command(argv, quiet=wishes.quiet) as command:
-        try:
-            run = _begun(command, schedule, open_store, wishes, say)
-        except GuardSkipped as skipped:
-            if not wishes.quiet:
-                say(str(skipped))
-            return wishes.skip_exit
-        if ping is not None:
-            ping.tell("start")
-        with command.signals() as got:
-            end = _run(command, run, got, wishes)
-            text = _text([output.tail() for output in command.outputs])
-            if run is not None and not run.end(_outcome(end, run, wishes, text), text):
-                end = end._replace(stop=end.stop or "lease_lost", unrecorded=end.stop is None)
-        if ping is not None:
-            ping.tell("fail" if end.exit_code else "success", f"exit code {end.exit_code}")
-        if wishes.quiet and end.exit_code:
-            for output in command.outputs:
-                output.show()
-        if end.refused is not None:
-            say(f"{argv[0]}: {'command not found' if end.exit_code == NOT_FOUND else end.refused.strerror}")
-        if end.stop is not None and not end.unrecorded:
-            say(_stopped(end.stop, run, wishes))
-        elif end.unrecorded and run is not None:
-            say(f"ended by itself ({cause_of(end.code)}), but that could not be recorded: {run.stop.why}")
-        if ping is not None:
-            ping.close()
-        for output in command.outputs if end.stop is None or end.unrecorded else ():
-            output.pass_all_on()
-    return end.exit_code
-
-
-def _text(tails: Sequence[bytes]) -> str:
-    joined = b"".join(tail if tail.endswith(b"\n") else tail + b"\n" for tail in tails if tail)
-    return clean(joined.decode(errors="replace"), len(joined))
-
-
-def _begun(
-    command: Command, schedule: Schedule, open_store: Open, wishes: Wishes, echo: Callable[[str], None]
-) -> GuardedRun | None:
-    run = GuardedRun(schedule, open_store, force=wishes.force, on_renewed=command.renewed, on_asked=command.wake)
-    try:
-        run.begin()
-    except StoreAway as away:
-        why = str(away).removeprefix(f"{schedule.name}: ")
-        if not wishes.unguarded:
-            raise StoreAway(
-                f"{schedule.name}: not run: {why}. --if-unreachable run would run it without its lock"
-            ) from away
-        echo(f"running unguarded: {why}")
-        return None
-    for said in filter(None, (run.begun.late, run.begun.changed)):
-        if not wishes.quiet:
-            echo(said)
-    return run
-
-
-def _run(command: Command, run: GuardedRun | None, got: list[int], wishes: Wishes) -> _End:
-    refused = command.start(new_token() if run is None else token_of(run.holder.id))
-    stop: Stopping | None = None
-    passed_on, kill_at = 0, _NEVER
-    timeout_at = _NEVER if wishes.timeout is None else _boot() + wishes.timeout
-    while (code := command.ended()) is None:
-        while got:
-            passed_on = passed_on or got[0]
-            command.send(got.pop(0))
-        asked = None if run is None else run.stopping
-        if asked == "lease_lost" and run is not None:  # the watcher has sent SIGTERM
-            stop, kill_at = asked, min(kill_at, _boot() if run.stop.dead else run.holder.landed.kill_at)
-        elif stop is None and (asked or _boot() >= timeout_at):
-            stop, kill_at = asked or "timeout", _boot() + wishes.grace
-            command.send(signal.SIGTERM)
-        if _boot() >= kill_at:
-            command.kill()
-            kill_at = _boot() + 1.0
-        fenced_at = _NEVER if run is None or asked == "lease_lost" else run.holder.landed.ask_at
-        command.rest(min(kill_at, fenced_at, _NEVER if stop else timeout_at))
-    if stop is None and code < 0 and run is not None and run.stopping == "lease_lost":
-        stop = "lease_lost"  # the watcher ended it while this process was stopped
-    if stop is not None:
-        command.kill()  # what is left of its group
-    command.done()
-    return _End(code, stop, passed_on, refused)
-
-
-def _outcome(end: _End, run: GuardedRun, wishes: Wishes, text: str) -> Outcome:
-    if end.refused is not None:
-        return Failed(f"exit code {end.exit_code}: {end.refused.strerror}", final=True)
-    if end.stop == "cancel":
-        return Cancelled(run.stop.why)
-    if end.stop is not None:
-        return Failed(_stopped(end.stop, run, wishes), final=True)
-    if end.passed_on and end.code:
-        sent = signal.Signals(end.passed_on).name
-        return Failed(f"ended by signal: {sent} was sent to its guard; {cause_of(end.code)}", final=True)
-    if end.code == 0:
-        return Completed('{"exit_code":0}')
-    last_line = text.rstrip().rpartition("\n")[2].strip()
-    return Failed(f"{cause_of(end.code)}{last_line and ': '}{last_line}", final=True)
-
-
-def _stopped(stop: Stopping, run: GuardedRun | None, wishes: Wishes) -> str:
-    if stop == "timeout":
-        return f"timed out after {spell(wishes.timeout or 0.0)}"
-    why = "" if run is None else run.stop.why
-    return f"cancelled: {why}" if stop == "cancel" else f"stopped because the lock was lost: {why}"

@@ -40,5 +40,5 @@ class Unstored:
 
 
 def _merged(old: Progress, new: Progress) -> Progress:
-    fields = {name: getattr(new, name) for name in ("fraction", "stage", "message", "checkpoint")}
+    fields = {name: getattr(new, name) for name in ("fraction", "stage", "message", "checkpoint", "log")}
     return replace(old, **{name: value for name, value in fields.items() if value is not None})

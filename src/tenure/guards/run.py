@@ -1,5 +1,5 @@
 """One run of a guard under its lease: how it begins, is kept alive, and is recorded. `guard.py` runs functions in it,
-`command.py` commands.
+`command.py` and `command_run.py` commands.
 
 Life of a run:
 
@@ -101,7 +101,7 @@ class GuardedRun:
         self.stop = Stop(on_asked)
         self._unstored = Unstored()
         self._heartbeat: Duty | None = None
-        self._beat_at = 0.0
+        self._beat_at = self._began_at = 0.0
         self._last_failure = ""  # the heartbeat's last error, to log it once
 
     @property
@@ -136,6 +136,11 @@ class GuardedRun:
         assert self._begun is not None, "begin() begins it"
         return self._begun
 
+    @property
+    def next_at(self) -> float:
+        """When the next tick is due, by the boot clock."""
+        return self._began_at + (_NEVER if self.begun.room is None else self.begun.room)
+
     # ── beginning ──
 
     def begin(self) -> None:
@@ -148,6 +153,7 @@ class GuardedRun:
         except BaseException:
             self._release()
             raise
+        self._began_at = self._boot()
         if self._timeout is not None:
             self.stop.timeout_at = self._boot() + self._timeout
         self._beat_at = self.holder.landed.next_at
@@ -279,14 +285,14 @@ class GuardedRun:
             case _:
                 return Completed() if error is None else Failed(failed(), final=True)
 
-    def end(self, outcome: Outcome, output: str = "") -> bool:
+    def end(self, outcome: Outcome, output: str = "", tries: int = 1) -> bool:
         """Record the outcome. False: the lease was lost, so another process records what became of the run."""
         landed, why = False, "its outcome could not be recorded"
         try:
             self.stop.end()
             while not landed and not self.stop.dead and not self.holder.over:
                 try:
-                    landed = self._recorded(outcome, output)
+                    landed = self._recorded(outcome, output, tries)
                     break
                 except StoreAway as away:
                     why = str(away)
@@ -297,11 +303,11 @@ class GuardedRun:
             self.stop.why = self.stop.why or why
         return landed
 
-    def _recorded(self, outcome: Outcome, output: str) -> bool:
+    def _recorded(self, outcome: Outcome, output: str, tries: int) -> bool:
         with suppress(LeaseLost):
             self.store_report()
-        if output:  # before finishing: a process that sees the finished job first may record the tick
-            self._write(partial(_with_output, job_id=self._job_id, output=output))
+        if output or tries > 1:  # before finishing: a process that sees the finished job first may record the tick
+            self._write(partial(_with_output, job_id=self._job_id, output=output, tries=tries))
         answer = self.store.finish([(self.lease, outcome)])[0]
         if isinstance(answer, Busy):
             raise StoreAway("another transaction holds the job")
@@ -335,8 +341,8 @@ class GuardedRun:
         store.close()
 
 
-def _with_output(standing: Standing, job_id: str, output: str) -> Change | None:
+def _with_output(standing: Standing, job_id: str, output: str, tries: int) -> Change | None:
     tick = next((run.tick for run in standing.runs if run.tick.job_id == job_id), None)
-    if tick is None or tick.output == output:
+    if tick is None or (tick.output, tick.tries) == (output, tries):
         return None
-    return Change(schedule=standing.schedule, ticks=(replace(tick, output=output),))
+    return Change(schedule=standing.schedule, ticks=(replace(tick, output=output, tries=tries),))

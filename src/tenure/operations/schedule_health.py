@@ -183,6 +183,8 @@ class TickView:
         """The reason, the first line of the error, or the progress."""
         if self.tick.status == "open":
             return str(self.job.state) if self.job else "its job is gone"
+        if self.tick.status == "success" and self.tick.tries > 1:
+            return f"at try {self.tick.tries}"
         return headline(self.tick.why) if self.tick.why else ""
 
 

@@ -117,6 +117,7 @@ class Tick:
     ended_at: datetime | None = None
     host: str = ""
     output: str = ""  #: the last output of a guarded command
+    tries: int = 1  #: how often a guarded command was run for it
 
     @property
     def reopened(self) -> Tick:

@@ -124,6 +124,7 @@ class TickDone(Model):
     ended_at: At | None
     duration_ms: int | None = Field(description="Milliseconds.")
     host: str
+    tries: int = Field(description="How often a guarded command was run for it.")
     output: str | None = Field(description="The end of what a guarded command printed; null if payloads are hidden.")
 
     @classmethod
