@@ -226,7 +226,7 @@ KINDS = {
     "too-long:slow",
     "failures:flaky",
     "dead-letters:flaky",
-    "queue-age:held",
+    "queue-paused:held",
     "no-worker:queue elsewhere",
     "no-worker:task newcomer",
 }

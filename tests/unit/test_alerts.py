@@ -13,99 +13,23 @@ from threading import Event
 
 import pytest
 
-from conformance.factories import LEASE, World, claim, draft, identity, put
+from conformance.factories import World, claim, identity, put
+from conformance.scene import Scene
 from tenure.config import load, sink_label
-from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Snoozed
+from tenure.core.lifecycle import Completed, Failed, Snoozed
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.roster import Lag
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.alerts import PREFIX, Alarm, Watch, deliver_now, delivery
+from tenure.operations.alerts import PREFIX, Alarm, deliver_now, delivery
 from tenure.operations.checkup import examine
-from tenure.operations.problems import MOST_OPEN, Problem, of_duties, problems
+from tenure.operations.problems import MOST_OPEN, of_duties
 from tenure.operations.sinks import QUEUE, Incident, Message, Undelivered, open_sinks, signature
-from tenure.ports import Claimed, Filter, Page, Store, WorkerView
+from tenure.ports import Filter, Page, WorkerView
 from tenure.ports.schedules import Change, Schedule
-from tenure.schedules.guard_plan import Began, begin_guard
-from tenure.schedules.plan import Plan
-from tenure.schedules.timetable import Timetable
 from tenure.stores.memory import MemoryStore
 
-RENEWED = 0.8 * LEASE  #: so often, in seconds, that no lease ends
-HOOK = "https://hooks.example/T0/B0?token=s3cret"
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-
-
-class Scene:
-    """A store under a virtual clock, workers who live, and those who look."""
-
-    def __init__(self, world: World, folder: Path, **settings: str) -> None:
-        self.world, self.store = world, world.store()
-        self.settings = load({"alerts": HOOK, **settings}, environ={}, folder=folder)
-        self.timetable = Timetable(self.store, PollNotifier())
-        self._living: list[str] = []
-
-    def watch(self, store: Store | None = None) -> Watch:
-        return Watch(store or self.store, PollNotifier(), self.settings, open_sinks(self.settings))
-
-    def worker(self, *queues: str, tasks: tuple[str, ...] = ("work",)) -> str:
-        row = identity(queues=queues or ("default",), tasks=tasks)
-        self.store.register(row)
-        self._living.append(row.id)
-        return row.id
-
-    def dies(self, worker: str) -> None:
-        self._living.remove(worker)
-        self.store.declare_dead([worker])
-
-    def passes(self, seconds: float) -> None:
-        """Time, in which workers renew."""
-        while seconds > 0:
-            self.world.advance(min(seconds, RENEWED))
-            self.store.renew(self._living)
-            seconds -= RENEWED
-
-    def scheduled(self, name: str = "nightly", **options: object) -> None:
-        given = {"name": name, "rule": "every 1h", "job": draft(max_failures=1), **options}
-        self.timetable.put(Schedule(**given))  # type: ignore[arg-type]
-
-    def fires(self) -> None:
-        self.timetable.fire_due()
-
-    def runs(self, worker: str, outcome: Outcome) -> None:
-        """The next tick comes, and its job ends so."""
-        self.passes(3600)
-        self.fires()
-        (job,) = claim(self.store, worker)
-        self.ends(job, worker, outcome)
-        self.fires()
-
-    def ends(self, job: Claimed, worker: str, outcome: Outcome | None = None) -> None:
-        self.store.finish([(Lease(job.id, job.attempt, worker), outcome or Completed())])
-
-    def call(self, name: str = "backup") -> None:
-        """A guard is called, and its run completes."""
-        row = identity(runner="guard", queues=(), tasks=())
-        self.store.register(row)
-        (standing,) = self.store.schedules([name])
-        now = self.store.now()
-        plan = Plan(standing, now).close(self.store.attempts)
-        began = begin_guard(plan, draft().id, row.id, "host", now=now)
-        assert isinstance(began, Began)
-        assert self.store.change([began.change]) == [True]
-        self.store.finish([(Lease(began.job_id, 1, row.id), Completed())])
-        self.store.declare_dead([row.id])
-        self.fires()
-
-    def told(self, kind: str = "") -> list[tuple[str, str]]:
-        """What the jobs say that tell of it, oldest first."""
-        jobs = self.store.search(Filter(queue=QUEUE), limit=1000).jobs
-        messages = [json.loads(job.payload)["message"] for job in sorted(jobs, key=lambda job: job.id)]
-        return [
-            (each["type"].partition(".")[2], each["data"]["key"])
-            for each in messages
-            if each["data"]["kind"].startswith(kind)
-        ]
 
 
 @pytest.fixture
@@ -139,8 +63,8 @@ def nobody_starts_its_job(scene: Scene) -> None:
 
 
 def its_job_starts(scene: Scene) -> None:
-    (job,) = claim(scene.store, scene._living[0])
-    scene.ends(job, scene._living[0])
+    (job,) = claim(scene.store, scene.living[0])
+    scene.ends(job, scene.living[0])
 
 
 def it_runs_too_long(scene: Scene) -> None:
@@ -153,7 +77,7 @@ def it_runs_too_long(scene: Scene) -> None:
 
 
 def it_ends(scene: Scene) -> None:
-    worker = scene._living[0]
+    worker = scene.living[0]
     (owned,) = scene.store.owned(worker)
     scene.ends(owned.claimed, worker)
 
@@ -162,7 +86,7 @@ def it_fails_twice(scene: Scene) -> None:
     worker = scene.worker()
     scene.scheduled()
     scene.runs(worker, Failed("no disk"))
-    assert not problems_of(scene, "failures")
+    assert not scene.problems("failures")
     scene.runs(worker, Failed("no disk"))
 
 
@@ -180,9 +104,39 @@ def it_is_deleted(scene: Scene) -> None:
 
 def jobs_wait(scene: Scene) -> None:
     scene.worker()
-    scene.store.pause("default", paused=True)
     put(scene.store)
     scene.passes(601)
+
+
+def its_queue_is_paused(scene: Scene) -> None:
+    scene.store.pause("default", paused=True)
+    jobs_wait(scene)
+
+
+def its_jobs_are_cancelled(scene: Scene) -> None:
+    scene.store.cancel([job.id for job in scene.store.search(Filter(queue="default")).jobs], "enough")
+
+
+def silent_jobs_hold_every_slot(scene: Scene) -> None:
+    worker = scene.worker(slots=2)
+    for _ in range(2):
+        put(scene.store)
+    claim(scene.store, worker, 2)
+    scene.passes(601)
+
+
+def a_job_takes_many_times_as_long(scene: Scene) -> None:
+    worker = scene.worker()
+    scene.runs_for(worker, 20.0, times=5)
+    put(scene.store)
+    claim(scene.store, worker)
+    scene.passes(301)
+
+
+def they_end(scene: Scene) -> None:
+    (worker,) = scene.living
+    for owned in scene.store.owned(worker):
+        scene.ends(owned.claimed, worker)
 
 
 def queue_without_worker(scene: Scene) -> None:
@@ -205,8 +159,8 @@ def its_arguments_fit_no_code(scene: Scene) -> None:
 def a_worker_takes_them(scene: Scene) -> None:
     scene.passes(300)
     scene.store.promote()
-    for job in claim(scene.store, scene._living[0], 2):
-        scene.ends(job, scene._living[0])
+    for job in claim(scene.store, scene.living[0], 2):
+        scene.ends(job, scene.living[0])
 
 
 def task_nobody_knows(scene: Scene) -> None:
@@ -237,7 +191,7 @@ CASES = {
         "failures:nightly",
         "has failed 2 times in a row: no disk",
         it_fails_twice,
-        lambda scene: scene.runs(scene._living[0], Completed()),
+        lambda scene: scene.runs(scene.living[0], Completed()),
     ),
     "dead-letters": Case("dead-letters:work", "work left a dead letter within 1h", a_job_dies, it_is_deleted),
     "dead-letters, an hour later": Case(
@@ -245,9 +199,27 @@ CASES = {
     ),
     "queue-age": Case(
         "queue-age:default",
-        "the oldest due for 10m1s; it is paused",
+        "queue default: 1 queued, the oldest due for 10m1s",
         jobs_wait,
-        lambda scene: scene.store.cancel([scene.store.search(Filter(queue="default")).jobs[0].id], "enough"),
+        its_jobs_are_cancelled,
+    ),
+    "queue-paused": Case(
+        "queue-paused:default",
+        "paused for 10m1s: a job waits in it, the oldest due for 10m1s; tenure queues resume default",
+        its_queue_is_paused,
+        its_jobs_are_cancelled,
+    ),
+    "slots-held": Case(
+        "slots-held:default",
+        "2 jobs of work have reported nothing for 10m1s, and hold all 2 slots of host-",
+        silent_jobs_hold_every_slot,
+        they_end,
+    ),
+    "stuck-jobs": Case(
+        "stuck-jobs:work",
+        "a job of work has been running for 5m1s; 95% of its last runs took less than 20s",
+        a_job_takes_many_times_as_long,
+        they_end,
     ),
     "no-worker, queue": Case(
         "no-worker:queue mail",
@@ -277,25 +249,21 @@ CASES = {
 }
 
 
-def problems_of(scene: Scene, kind: str) -> list[Problem]:
-    return [each for each in problems(scene.store, scene.settings) if each.kind == kind]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_each_kind_is_told_once_and_its_end_once(scene: Scene, name: str) -> None:
     case, kind, watch = CASES[name], name.partition(",")[0], scene.watch()
 
-    assert not problems(scene.store, scene.settings)
+    assert not scene.problems()
     case.breaks(scene)
-    (problem,) = problems_of(scene, kind)
-    assert case.says in problem.says
+    (problem,) = scene.problems(kind)
+    assert case.says in problem.told
     for _ in range(3):
         watch.look()
         scene.passes(1)
     assert scene.told(kind) == [("opened", case.key)]
 
     case.mends(scene)
-    assert not problems_of(scene, kind)
+    assert not scene.problems(kind)
     for _ in range(5):
         watch.look()
         scene.passes(31)
@@ -308,7 +276,7 @@ def test_a_schedule_that_pauses_after_its_first_failure_is_told_of(scene: Scene)
     scene.scheduled(pause_after=1)
     scene.runs(worker, Failed("no disk"))
 
-    (problem,) = problems_of(scene, "failures")
+    (problem,) = scene.problems("failures")
     assert problem.says == "nightly has failed once: no disk; it is paused: 1 failures in a row"
 
 
@@ -322,9 +290,9 @@ def test_a_worker_that_is_replaced_within_two_leases_is_not_missed(scene: Scene)
     scene.dies(first)
     scene.passes(59)
 
-    assert not problems_of(scene, "no-worker")
+    assert not scene.problems("no-worker")
     scene.passes(2)
-    assert problems_of(scene, "no-worker")
+    assert scene.problems("no-worker")
 
 
 def test_a_guard_serves_no_queue(scene: Scene) -> None:
@@ -332,7 +300,7 @@ def test_a_guard_serves_no_queue(scene: Scene) -> None:
     scene.store.register(row)
     queue_without_worker(scene)
 
-    assert [each.key for each in problems_of(scene, "no-worker")] == ["no-worker:queue mail"]
+    assert [each.key for each in scene.problems("no-worker")] == ["no-worker:queue mail"]
 
 
 def test_what_waits_for_its_time_or_was_paused_by_someone_is_no_problem(scene: Scene) -> None:
@@ -342,7 +310,7 @@ def test_what_waits_for_its_time_or_was_paused_by_someone_is_no_problem(scene: S
     scene.worker()
     scene.passes(3700)
 
-    assert not problems(scene.store, scene.settings)
+    assert not scene.problems()
 
 
 def test_what_is_not_fired_is_said_once_and_not_of_every_schedule(scene: Scene) -> None:
@@ -350,7 +318,7 @@ def test_what_is_not_fired_is_said_once_and_not_of_every_schedule(scene: Scene) 
         scene.scheduled(f"s{number}")
     scene.passes(3600 + 400)
 
-    (problem,) = problems(scene.store, scene.settings)
+    (problem,) = scene.problems()
     assert problem.kind == "scheduler-silent"
     assert "30 due for up to 6m40s (s0, s1, s10, s11, s12 and 25 more)" in problem.says
 
@@ -455,16 +423,18 @@ def test_every_look_of_a_machine_is_bounded(scene: Scene, monkeypatch: pytest.Mo
             unbounded.append(where)
         return search(where, limit=limit, cursor=cursor, within=within)
 
-    scene.worker()
-    a_job_dies(scene)
+    silent_jobs_hold_every_slot(scene)
+    worker = scene.worker("other")
+    put(scene.store, queue="other", max_failures=1)
+    scene.ends(claim(scene.store, worker, queue="other")[0], worker, Failed("no disk"))
     task_nobody_knows(scene)
     monkeypatch.setattr(scene.store, "search", noted)
 
-    found = [each.key for each in problems(scene.store, scene.settings)]
+    found = [each.key for each in scene.problems()]
     deliver_now(scene.store, scene.settings, [], lambda _: scene.store, lambda _, __: PollNotifier())
     findings = examine(scene.store, scene.settings, lambda _, __: PollNotifier())
 
-    assert found == ["dead-letters:work", "no-worker:task gone"]
+    assert [key.partition(" ")[0] for key in found] == ["no-worker:task", "slots-held:worker", "dead-letters:work"]
     assert "dead letters" in [each.what for each in findings if not each.ok]
     assert unbounded == []
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -22,6 +22,7 @@ from rich.console import Console
 
 from conformance.factories import bring, claim, claim_one, draft, finish, look, put, running, start
 from tenure.cli import bench, top
+from tenure.cli.check import _rows
 from tenure.cli.logs import JsonFormatter, TextFormatter, add_job
 from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
@@ -29,6 +30,7 @@ from tenure.errors import StoreAway
 from tenure.events import Running, current
 from tenure.maintenance import orders
 from tenure.maintenance.orders import Frame, Stack, Trace
+from tenure.operations.checkup import Finding
 from tenure.ports import Filter, Progress, Store
 from tenure.stores.sqlite import SqliteStore
 
@@ -752,6 +754,32 @@ def test_check_names_jobs_that_nobody_works_on(run: Run, store: Store) -> None:
 
     assert code == 1
     assert "WRONG\tworkers\t0 alive" in out
+
+
+def test_check_lists_causes_before_what_they_cause(run: Run, store: Store) -> None:
+    alive(store, queues=("mail", "a", "b", "c", "d", "e", "f", "g"))
+    store.pause("mail", paused=True)
+    put(store, queue="mail", run_at=datetime.now(UTC) - timedelta(hours=1))
+
+    code, out, _ = run("check")
+    wrong = [row[1:] for row in rows(out) if row[0] == "WRONG"]
+    assert code == 1
+    assert [what for what, _ in wrong] == ["queue-paused", "↳ queue-age"]
+    assert wrong[0][1].endswith("; tenure queues resume mail")
+    found = [each for each in json.loads(run("check", "--json")[1]) if not each["ok"]]
+    assert [(each["what"], each["cause"]) for each in found] == [
+        ("queue-paused", ""),
+        ("queue-age", "queue-paused:mail"),
+    ]
+
+
+def test_check_folds_the_many_that_one_cause_has() -> None:
+    late = [Finding(False, "late", f"s{n} is late", "queue-paused:mail") for n in range(60)]
+
+    shown = list(_rows([Finding(True, "store", "x"), Finding(False, "queue-paused", "mail"), *late]))
+
+    assert [what for _, what, _ in shown] == ["store", "queue-paused", *["↳ late"] * 5, "↳ …"]
+    assert shown[-1][-1] == "55 more: 55 late"
 
 
 def test_check_says_what_is_wrong_with_the_file(run: Run, folder: Path) -> None:

@@ -168,7 +168,10 @@ def test_stats_tell_counts_rates_queues_workers_and_problems(api: Api, store: St
     assert set(stats["rates"]) == {"completed", "dead", "cancelled"}
     assert [queue["name"] for queue in stats["queues"]] == ["default"]
     assert [worker["host"] for worker in stats["workers"]] == ["host"]
-    assert any("work" in problem["says"] for problem in stats["problems"])
+    (problem,) = stats["problems"]
+    assert (problem["kind"], problem["subject"], problem["cause"]) == ("dead-letters", "work", "")
+    assert (problem["fix"], len(problem["jobs"])) == ("tenure dead list", 1)
+    assert "tenure dead list" not in problem["says"]
 
 
 def test_a_trend_tells_what_ended_over_time_and_by_task(api: Api, store: Store) -> None:

@@ -17,8 +17,10 @@ import pytest
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import Route, expect
 from starlette.datastructures import QueryParams
+from starlette.routing import compile_path
 
-from conformance.factories import World, identity, put, running, start
+from conformance.factories import World, draft, identity, put, running, start
+from conformance.scene import paused_and_late
 from servers import free_port
 from tenure import Tenure
 from tenure.config import Settings, load
@@ -29,11 +31,13 @@ from tenure.maintenance.rollups import SLOT, Figures, RollUp, RollUps
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
-from tenure.operations.problems import Problem
+from tenure.operations.causes import Problem, Remedy
 from tenure.operations.pulse import SLICE
 from tenure.operations.sinks import Kind
 from tenure.operations.trends import Trend
 from tenure.ports import Filter, Progress, Store
+from tenure.ports.schedules import Schedule
+from tenure.schedules.timetable import Timetable
 from tenure.stores.sqlite import SqliteStore
 from tenure.web.access import LOCAL
 from tenure.web.charts import charts
@@ -41,8 +45,8 @@ from tenure.web.dashboard import create
 from tenure.web.pages import Renderer, View, match
 from tenure.web.server import Server, listen_at, url_of
 from tenure.web.site import Demo, Site
-from tenure.web.views import PAGES
-from tenure.web.views.overview import advice
+from tenure.web.views import ACTIONS, PAGES
+from tenure.web.views.advice import advice
 
 from .browser import Visits
 
@@ -208,12 +212,72 @@ def test_what_is_wrong_comes_with_what_to_do_and_where(pages: Dashboard, store: 
 @pytest.mark.parametrize("kind", get_args(Kind))
 @pytest.mark.parametrize("subject", ["a", "task a", "queue a", "*"])
 def test_advice_on_every_kind_of_problem_leads_to_a_page(settings: Settings, kind: Any, subject: str) -> None:
-    said = advice(Problem(kind, subject, "it says so"))
+    remedies = get_args(Remedy)
+    for problem in (
+        Problem(kind, subject, "it says so", remedy=each, queue="q", task="t", jobs=("1",)) for each in remedies
+    ):
+        said = advice(problem)
 
-    assert said.title
-    assert said.do.endswith(".")
-    site = Site(lambda: pytest.fail("nobody looks"), settings)
-    assert match(PAGES, site, LOCAL, said.path) is not None, said.path
+        assert said.title
+        assert said.do.endswith(".")
+        assert "tenure " not in said.do, "a page has buttons, and no commands"
+        site = Site(lambda: pytest.fail("nobody looks"), settings)
+        assert match(PAGES, site, LOCAL, said.link.path) is not None, said.link.path
+        assert (said.button is None) == (problem.remedy == "")
+        paths = [compile_path(action.path)[0] for action in ACTIONS]
+        assert said.button is None or any(path.match(said.button.path) for path in paths), said.button
+
+
+def test_a_cause_stands_before_its_symptoms_with_the_button_that_mends_it(
+    pages: Dashboard, world: World, store: Store
+) -> None:
+    paused_and_late(world, store, Timetable(store, PollNotifier()))
+    html = pages.get("/", "ada")
+    said = words(html)
+
+    assert said.index("A queue is paused, and its jobs are late") < said.index("It causes 1 queue that is behind")
+    assert html.count('class="note') == 1, "symptoms are folded"
+    assert 'action="/queues/reports/resume"' in html
+    assert 'action="/queues/reports/resume"' not in pages.get("/", "bob")
+    assert "tenure queues" not in said
+    assert pages.post("/queues/reports/resume", "ada", back="/") == "/"
+    assert not store.paused()
+
+
+def test_what_hangs_is_cancelled_from_the_overview(pages: Dashboard, world: World, store: Store) -> None:
+    lease = running(store, start(store, slots=1, lease=9e5))
+    world.advance(700)
+
+    html = pages.get("/", "ada")
+
+    assert "Silent jobs hold every slot" in words(html)
+    assert "Cancel its job…" in words(html)
+    fields = dict(re.findall(r'name="(verb|id)" value="([^"]*)"', html.partition('action="/jobs/bulk/ask"')[2]))
+    assert fields == {"verb": "cancel", "id": lease.job_id}
+    to = pages.post("/jobs/bulk/ask", "ada", **fields, back="/")
+    assert "Cancel 1 job?" in words(pages.get(to, "ada"))
+
+
+def test_sixty_late_schedules_and_a_hundred_queues_are_folded(
+    pages: Dashboard, world: World, store: Store, settings: Settings
+) -> None:
+    start(store, lease=9e5, slots=500, queues=())
+    timetable = Timetable(store, PollNotifier())
+    for number in range(60):
+        timetable.put(Schedule(name=f"s{number:02}", rule="every 1h", job=draft(id="", queue=f"q{number % 50}")))
+    for number in range(100):
+        put(store, queue=f"q{number}")
+    world.advance(3600)
+    timetable.fire_due()
+    world.advance(400)
+
+    html = pages.get("/")
+
+    assert html.count('class="note') == 6
+    assert "57 more: 57 late schedules" in words(html)
+    assert "97 more: 97 queues that are behind" in words(html)
+    assert "All 100 queues" in words(html)
+    assert html.partition("live_queues")[2].partition("live_running")[0].count("<tr data-key=") == 10
 
 
 def test_figures_and_lists_show_what_runs_and_what_has_ended(pages: Dashboard, store: Store) -> None:

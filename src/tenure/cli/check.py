@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from tenure.operations.checkup import Finding
 
 SHARED = Shared()
+_SYMPTOMS = 5  #: shown below their cause; --json has all
 
 
 @runtime_checkable
@@ -63,9 +66,20 @@ def check(
     if shared.json:
         show_json(findings)
     else:
-        rows = [["ok" if found.ok else "WRONG", found.what, found.says] for found in findings]
-        table(("", "what", "says"), rows, fixed=("", "what", "says"))
+        table(("", "what", "says"), list(_rows(findings)), fixed=("", "what", "says"))
     return 0 if all(found.ok for found in findings) else 1
+
+
+def _rows(findings: Iterable[Finding]) -> Iterator[list[str]]:
+    """A line for each, symptoms below their cause; of many only the first ones."""
+    for cause, some in groupby(findings, key=lambda found: found.cause):
+        listed = list(some)
+        arrow = "↳ " if cause else ""
+        for found in listed[: _SYMPTOMS if cause else None]:
+            yield ["ok" if found.ok else "WRONG", f"{arrow}{found.what}", found.says]
+        if cause and (more := listed[_SYMPTOMS:]):
+            counts = Counter(found.what for found in more)
+            yield ["WRONG", "↳ …", f"{len(more)} more: " + ", ".join(f"{n} {what}" for what, n in counts.items())]
 
 
 def _config(settings: Settings, shared: Shared) -> int:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tenure.core.lifecycle import ENDED, State
 from tenure.operations.access import Access
 from tenure.operations.audit import Entries
+from tenure.operations.causes import Problem
 from tenure.operations.job_actions import Jobs
-from tenure.operations.problems import Problem, problems
+from tenure.operations.problems import problems
 from tenure.operations.queues import Queues
 from tenure.operations.schedules import Schedules
 from tenure.operations.trends import Trends

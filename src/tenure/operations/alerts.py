@@ -29,7 +29,8 @@ from tenure.core.lifecycle import LIVE
 from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import StoreError, TenureError
 from tenure.maintenance.roster import Lag
-from tenure.operations.problems import MOST_LOOKED_AT, MOST_OPEN, Problem, ago, named, of_duties, problems
+from tenure.operations.causes import Case, Problem, cases
+from tenure.operations.problems import MOST_LOOKED_AT, MOST_OPEN, ago, named, of_duties, problems
 from tenure.operations.sinks import LOG, QUEUE, TASK, Incident, Kind, Message, Sink, Undelivered, open_sinks
 from tenure.ports import Draft, Filter, Notifier, Ring, Store
 from tenure.tasks.handle import ClientPort
@@ -72,12 +73,17 @@ class Watch:
         return self.update(problems(self._store, self._settings))
 
     def update(self, seen: Iterable[Problem]) -> list[str]:
-        """Update the incidents: exactly these problems exist now. The ids of the jobs that deliver what is new."""
+        """Update the incidents: exactly these problems exist now. The ids of the jobs that deliver what is new.
+
+        A symptom of another problem is told with its cause. Its own incident, if it was first, stays open.
+        """
         stands = self._store.notes(PREFIX)
         found = {each.key: each for each in seen}
+        roots = [_with_symptoms(case) for case in cases(found.values())]
+        roots += [each for each in found.values() if each.cause in found and PREFIX + each.key in stands]
         now = self._store.now()
         sent: list[str] = []
-        for problem in _bounded(found.values(), stands):
+        for problem in _bounded(roots, stands):
             if PREFIX + problem.key not in stands:
                 sent += self._begin(problem, now)
             found[problem.key] = problem
@@ -92,13 +98,13 @@ class Watch:
             key=problem.key,
             kind=problem.kind,
             subject=problem.subject,
-            says=problem.says,
+            says=problem.told,
             store=self._store.url,
             opened_at=now,
         )
         title = f"tenure: {problem.kind}: {problem.subject}"
         message = Message(type="incident.opened", timestamp=now, title=title, text=_text(incident), data=incident)
-        return self._write(PREFIX + problem.key, None, _encode(incident), message, problem.says)
+        return self._write(PREFIX + problem.key, None, _encode(incident), message, problem.told)
 
     def _continue(self, note: str, text: str, incident: Incident, now: datetime, *, there: bool) -> list[str]:
         if there:
@@ -141,6 +147,16 @@ def _bounded(found: Iterable[Problem], stands: Mapping[str, str]) -> list[Proble
         if rest := [each.subject for each in all_of_it[room:]]:
             kept.append(Problem(kind, "*", f"{kind}: {len(rest)} more than the {room} reported: {named(rest)}"))
     return kept
+
+
+def _with_symptoms(case: Case) -> Problem:
+    if not case.symptoms:
+        return case.problem
+    of_kind: dict[Kind, list[str]] = defaultdict(list)
+    for each in case.symptoms:
+        of_kind[each.kind].append(each.subject)
+    causes = "; ".join(f"{kind}: {named(subjects)}" for kind, subjects in of_kind.items())
+    return replace(case.problem, says=f"{case.problem.says}; it causes {causes}")
 
 
 def _encode(incident: Incident) -> str:

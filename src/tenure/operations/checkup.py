@@ -24,6 +24,7 @@ class Finding(NamedTuple):
     ok: bool
     what: str
     says: str
+    cause: str = ""  #: of a problem: the key of the one that causes it
 
 
 @runtime_checkable
@@ -52,9 +53,9 @@ def troubles(
     *,
     alert: bool,
 ) -> list[Finding]:
-    """What is wrong right now; with `alert` the sinks are notified first."""
+    """What is wrong right now, causes first; with `alert` the sinks are notified first."""
     found = problems(store, settings)
-    findings = [Finding(False, each.kind, each.says) for each in found]
+    findings = [Finding(False, each.kind, each.told, each.cause) for each in found]
     if alert:
         left = deliver_now(store, settings, found, open_store, open_notifier)
         says = f"{left} messages are not delivered yet: the next `tenure check --alert`, or a supervisor, retries"

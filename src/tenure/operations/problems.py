@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -16,7 +15,9 @@ from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
 from tenure.events import MISFIT, headline
 from tenure.maintenance.roster import Lag
-from tenure.operations.sinks import QUEUE, TASK, Kind
+from tenure.operations.causes import Problem, Remedy, attributed
+from tenure.operations.hangs import Held, Stuck, hangs, silence
+from tenure.operations.sinks import QUEUE, TASK
 from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
 from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
 from tenure.ports.schedules import BROKEN, Schedule, Standing
@@ -32,22 +33,10 @@ MOST_NAMED = 5
 LONGEST_ERROR = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that is wrong right now."""
-
-    kind: Kind
-    subject: str  #: the schedule, task or queue that it is about
-    says: str
-
-    @property
-    def key(self) -> str:
-        """Identifies the same problem at the next check."""
-        return f"{self.kind}:{self.subject}"
-
-
 def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | None = None) -> list[Problem]:
-    """What is wrong right now, by the store's clock. Only reads; their number does not grow with that of schedules.
+    """What is wrong right now, by the store's clock, causes first, each followed by its symptoms.
+
+    Only reads; their number does not grow with that of schedules.
 
     `queues`: as read a moment ago, if counting them again would cost too much.
 
@@ -56,7 +45,14 @@ def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | Non
     facts = _Facts(store, settings, store.queues() if queues is None else queues)
     found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
     found += _of_misfits(facts)
-    return sorted(found, key=lambda each: (each.kind, each.subject))
+    hung = hangs(store, facts.now, facts.living, [queue.name for queue in facts.queues])
+    blocked = dict[str, str]()
+    for held in hung.held:
+        found.append(_held(held, facts))
+        blocked |= dict.fromkeys(held.queues, found[-1].key)
+    found += [_stuck(stuck, facts) for stuck in hung.stuck]
+    found += _of_paused_queues(facts, {each.queue for each in found if each.kind in ("queue-age", "late")})
+    return attributed(found, blocked)
 
 
 def of_duties(lags: Iterable[Lag]) -> list[Problem]:
@@ -80,6 +76,7 @@ class _Facts:
         self.store, self.settings = store, settings
         self.standings = store.schedules()
         self.queues = [queue for queue in queues if queue.name not in (GUARD, QUEUE)]
+        self.paused = {queue.name for queue in self.queues if queue.paused_at is not None}
         everyone = [row for row in store.workers(dead=True) if runs_user_jobs(row)]
         self.now = store.now()
         self.living = [row for row in everyone if ended_at(row, self.now) is None]
@@ -107,8 +104,8 @@ def _of_schedules(facts: _Facts) -> Iterator[Problem]:
         yield Problem(
             "scheduler-silent",
             "all",
-            f"no supervisor fires the schedules: {len(silent)} due for up to {ago(longest)} ({names}); "
-            "start one: tenure worker",
+            f"no supervisor fires the schedules: {len(silent)} due for up to {ago(longest)} ({names})",
+            fix="start one: tenure worker",
         )
     for standing in facts.standings:
         yield from _overdue(standing, facts, silent=bool(silent))
@@ -120,13 +117,28 @@ def _overdue(standing: Standing, facts: _Facts, *, silent: bool) -> Iterator[Pro
     s, late = standing.schedule, overdue_by(standing, facts.now)
     if set_back(s, facts.now):
         why = "the store's clock was set back, and its next tick is in the future"
-        yield Problem("overdue", s.name, f"{s.name}: {why}: {s.next_tick}; tenure schedules resume {s.name}")
+        fix = f"tenure schedules resume {s.name}"
+        yield Problem("overdue", s.name, f"{s.name}: {why}: {s.next_tick}", fix, "resume-schedule")
     if late is None:
         return
     if s.kind == "guard":
         yield Problem("overdue", s.name, f"{s.name} should have been called {ago(late)} ago, and no call came")
     elif any(run.live for run in standing.runs):
-        yield Problem("late", s.name, f"{s.name} was due {ago(late)} ago, and no worker has started its job")
+        job = next((run.job for run in standing.runs if run.live and run.job), None)
+        queue, task = (job.queue, job.task) if job else ("", "")
+        waits = (
+            f"its job waits in queue {queue}, which is paused"
+            if queue in facts.paused
+            else "no worker has started its job"
+        )
+        yield Problem(
+            "late",
+            s.name,
+            f"{s.name} was due {ago(late)} ago, and {waits}",
+            queue=queue,
+            task=task,
+            jobs=(job.id,) if job else (),
+        )
     elif late > facts.patience and not silent:  # else one problem covers all of them, or soon will
         yield Problem("overdue", s.name, f"{s.name} was due {ago(late)} ago, and no supervisor fired it")
 
@@ -142,7 +154,13 @@ def _too_long(standing: Standing, facts: _Facts) -> Iterator[Problem]:
         began = run.tick.decided_at if run.job.attempt > 1 else run.job.started_at
         if began is not None and facts.age(began) > s.too_long:
             ran, may = ago(facts.age(began)), spell(s.too_long)
-            yield Problem("too-long", s.name, f"{s.name} has been running for {ran} (too_long={may}): job {run.job.id}")
+            yield Problem(
+                "too-long",
+                s.name,
+                f"{s.name} has been running for {ran} (too_long={may}): job {run.job.id}",
+                remedy="cancel",
+                jobs=(run.job.id,),
+            )
             return
 
 
@@ -160,7 +178,15 @@ def _hung_guard(standing: Standing, facts: _Facts) -> Iterator[Problem]:
             second = None if first is None else rule.after(first)
         if second is not None and facts.age(second) > s.grace:
             says = f"{s.name} has been running for {ago(facts.age(began))}, past its next two ticks, which are skipped"
-            yield Problem("too-long", s.name, f"{says}, on {run.tick.host}; tenure jobs cancel {run.tick.job_id}")
+            job = run.tick.job_id or ""
+            yield Problem(
+                "too-long",
+                s.name,
+                f"{says}, on {run.tick.host}",
+                f"tenure jobs cancel {job}",
+                "cancel",
+                jobs=(job,) if job else (),
+            )
             return
 
 
@@ -171,11 +197,13 @@ def _failures(s: Schedule) -> Iterator[Problem]:
     if s.unread:
         yield Problem("failures", s.name, f"{s.name} is not fired, since this release can't read it: {s.unread}")
     elif s.paused_at is not None and s.paused_why.startswith(BROKEN):
-        yield Problem("failures", s.name, f"{s.name} is paused: {_line(s.paused_why)}")
+        yield Problem("failures", s.name, f"{s.name} is paused: {_line(s.paused_why)}", remedy="resume-schedule")
     elif s.failure_count >= enough:
         paused = f"; it is paused: {s.paused_why}" if s.paused_at is not None else ""
         times = f"{s.failure_count} times in a row" if s.failure_count > 1 else "once"
-        yield Problem("failures", s.name, f"{s.name} has failed {times}: {_line(s.last_error)}{paused}")
+        remedy: Remedy = "resume-schedule" if paused else "" if s.kind == "guard" else "trigger"
+        says = f"{s.name} has failed {times}: {_line(s.last_error)}{paused}"
+        yield Problem("failures", s.name, says, remedy=remedy)
 
 
 def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
@@ -193,7 +221,11 @@ def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
             "dead-letters",
             task,
             f"{task} left {least}{many} within {spell(FRESH_SECONDS)}, the last is {last.id}: "
-            f"{_line(last.error or '')}; tenure dead list",
+            f"{_line(last.error or '')}",
+            fix="tenure dead list",
+            remedy="replay",
+            task=task,
+            jobs=(last.id,),
         )
 
 
@@ -201,20 +233,70 @@ def _of_queues(facts: _Facts) -> Iterator[Problem]:
     for queue in facts.queues:
         oldest = queue.oldest_queued or 0.0
         if oldest > facts.settings.alert_queue_age:
-            paused = f"; it is paused: tenure queues resume {queue.name}" if queue.paused_at else ""
             count = queue.counts.get(State.QUEUED, 0)
-            yield Problem(
-                "queue-age",
-                queue.name,
-                f"queue {queue.name}: {count} queued, the oldest due for {ago(oldest)}{paused}",
-            )
+            says = f"queue {queue.name}: {count:,} queued, the oldest due for {ago(oldest)}"
+            yield Problem("queue-age", queue.name, says, queue=queue.name)
         if oldest > facts.patience and queue.paused_at is None and facts.gone(partial(serves, queue.name)):
             yield Problem(
                 "no-worker",
                 f"queue {queue.name}",
-                f"no live worker serves queue {queue.name}, and its oldest job is due for {ago(oldest)}; "
-                f"tenure worker -q {queue.name}",
+                f"no live worker serves queue {queue.name}, and its oldest job is due for {ago(oldest)}",
+                fix=f"tenure worker -q {queue.name}",
+                queue=queue.name,
             )
+
+
+def _of_paused_queues(facts: _Facts, harmed: Collection[str]) -> Iterator[Problem]:
+    """A queue that somebody paused is a problem once something of it is late."""
+    for queue in facts.queues:
+        if queue.paused_at is not None and queue.name in harmed:
+            count, oldest = queue.counts.get(State.QUEUED, 0), ago(queue.oldest_queued or 0.0)
+            waits = f"{count:,} jobs wait" if count != 1 else "a job waits"
+            yield Problem(
+                "queue-paused",
+                queue.name,
+                f"queue {queue.name} has been paused for {ago(facts.age(queue.paused_at))}: {waits} in it, "
+                f"the oldest due for {oldest}",
+                fix=f"tenure queues resume {queue.name}",
+                remedy="resume-queue",
+                queue=queue.name,
+            )
+
+
+def _held(held: Held, facts: _Facts) -> Problem:
+    first, workers, slots = held.workers[0].identity, len(held.workers), held.slots
+    queues = named(first.queues) if first.queues else "all queues"
+    of = f"{first.id}" if workers == 1 else f"the {workers} workers of {queues}"
+    waiting = sum(queue.counts.get(State.QUEUED, 0) for queue in facts.queues if queue.name in held.queues)
+    waits = f"; {waiting:,} queued job{'s' if waiting != 1 else ''} can't start" if waiting else ""
+    tasks, since = named({job.task for job in held.jobs}), ago(silence(held.jobs[-1], facts.now))
+    many = f"{len(held.jobs)} jobs of {tasks} have" if len(held.jobs) > 1 else f"a job of {tasks} has"
+    all_of = f"all {slots} slots" if slots > 1 else "the only slot"
+    hold = "holds" if len(held.jobs) == 1 else "hold"
+    ids = tuple(job.id for job in held.jobs[:MOST_READ])
+    return Problem(
+        "slots-held",
+        queues if held.everyone else f"worker {first.id}",
+        f"{many} reported nothing for {since}, and {hold} {all_of} of {of}: nothing else can start there{waits}",
+        fix=f"tenure jobs cancel {' '.join(ids[:MOST_NAMED])}",
+        remedy="cancel",
+        jobs=ids,
+    )
+
+
+def _stuck(stuck: Stuck, facts: _Facts) -> Problem:
+    longest, ids = stuck.jobs[0].started_at, tuple(job.id for job in stuck.jobs[:MOST_READ])
+    many = f"{len(stuck.jobs)} jobs of {stuck.task} have" if len(stuck.jobs) > 1 else f"a job of {stuck.task} has"
+    ran = ago(facts.age(longest)) if longest else ""
+    return Problem(
+        "stuck-jobs",
+        stuck.task,
+        f"{many} been running for {ran}; 95% of its last runs took less than {spell(stuck.usual)}: {ids[0]}",
+        fix=f"tenure jobs cancel {' '.join(ids[:MOST_NAMED])}",
+        remedy="cancel",
+        task=stuck.task,
+        jobs=ids,
+    )
 
 
 def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
@@ -232,8 +314,9 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
             yield Problem(
                 "no-worker",
                 f"task {task}",
-                f"no live worker knows the task {task}, and jobs of it are waiting, {due[-1].id} among them; "
-                "deploy the code that has it, or give the renamed task aliases=[…]",
+                f"no live worker knows the task {task}, and jobs of it are waiting, {due[-1].id} among them",
+                fix="deploy the code that has it, or give the renamed task aliases=[…]",
+                task=task,
             )
 
 
@@ -252,8 +335,11 @@ def _of_misfits(facts: _Facts) -> Iterator[Problem]:
             yield Problem(
                 "arguments-misfit",
                 job.task,
-                f"jobs of {job.task} wait, {job.id} among them: their {_line(last.error)}; deploy the code that takes "
-                "them, or cancel them: after 24h each is a dead letter",
+                f"jobs of {job.task} wait, {job.id} among them: their {_line(last.error)}",
+                fix="deploy the code that takes them, or cancel them: after 24h each is a dead letter",
+                remedy="promote",
+                task=job.task,
+                jobs=tuple(each.id for each in old if each.task == job.task),
             )
 
 

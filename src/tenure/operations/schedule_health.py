@@ -5,7 +5,7 @@ The command line, the pages and the API show these values and derive nothing the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -47,12 +47,18 @@ class ScheduleHealth:
     record: Record
     rule: Rule | None  #: None: this release can't read it, its time zone is gone, say
     late: float | None
+    why_late: str  #: empty: it is not
 
     @classmethod
-    def of(cls, standing: Standing, now: datetime, marks: Sequence[Tick] = ()) -> ScheduleHealth:
+    def of(
+        cls, standing: Standing, now: datetime, marks: Sequence[Tick] = (), paused: Collection[str] = ()
+    ) -> ScheduleHealth:
+        """`paused`: the queues that are."""
         schedule = standing.schedule
         rule = rule_of(schedule) if understood(schedule) else None
-        return cls(standing, now, marks, record(standing), rule, overdue_by(standing, now))
+        late = overdue_by(standing, now)
+        why = "" if late is None else why_overdue(standing, now, paused)
+        return cls(standing, now, marks, record(standing), rule, late, why)
 
     @property
     def schedule(self) -> Schedule:
@@ -74,10 +80,6 @@ class ScheduleHealth:
             return None
         due = self.at - timedelta(seconds=self.late) + _MOMENT / 2
         return due.replace(microsecond=due.microsecond // 1000 * 1000)
-
-    @property
-    def why_late(self) -> str:
-        return "" if self.late is None else why_overdue(self.standing, self.at)
 
     @property
     def status(self) -> str:

@@ -64,14 +64,14 @@ class ScheduleReads:
 
     def health(self, name: str) -> ScheduleHealth:
         """The health of one schedule now, without marks. Raises UnknownSchedule."""
-        return ScheduleHealth.of(self.get(name), self._access.store.now())
+        return ScheduleHealth.of(self.get(name), self._access.store.now(), paused=self._access.store.paused())
 
     def healths(self, *, marks: int = 0, retired: bool = False) -> list[ScheduleHealth]:
         """Health of all schedules, each with its last `marks` ticks; with `retired` also those no longer declared."""
         found = [each for each in self.all() if retired or each.schedule.retired_at is None]
         ticks = self.marks((each.schedule for each in found) if marks else (), marks)
-        now = self._access.store.now()
-        return [ScheduleHealth.of(each, now, ticks.get(each.schedule.name, ())) for each in found]
+        now, paused = self._access.store.now(), self._access.store.paused()
+        return [ScheduleHealth.of(each, now, ticks.get(each.schedule.name, ()), paused) for each in found]
 
     def marks(self, schedules: Iterable[Schedule], limit: int) -> Mapping[str, Sequence[Tick]]:
         """The last ticks of each of these schedules, by its name, newest last."""

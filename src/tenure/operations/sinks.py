@@ -27,17 +27,21 @@ TASK = "tenure.alert"
 SEND_SECONDS = 10.0
 SERVICE_SECONDS = 1.0  #: between two messages to an apprise service, which may itself wait for up to 5.5
 
+#: In the order in which to mend them: what comes first may be the cause of what comes later.
 Kind = Literal[
-    "overdue",
-    "late",
-    "too-long",
-    "failures",
-    "dead-letters",
-    "queue-age",
-    "no-worker",
-    "arguments-misfit",
     "scheduler-silent",
+    "queue-paused",
+    "no-worker",
+    "slots-held",
     "duty-late",
+    "stuck-jobs",
+    "too-long",
+    "arguments-misfit",
+    "dead-letters",
+    "failures",
+    "queue-age",
+    "late",
+    "overdue",
 ]
 
 
@@ -50,7 +54,7 @@ class Incident:
 
     id: str
     key: str  #: the key of its problem
-    kind: Kind
+    kind: str  #: one of `KINDS`, or of those that a newer release beside this one knows
     subject: str
     says: str
     store: str

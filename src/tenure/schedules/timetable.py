@@ -7,7 +7,7 @@ There is no leader: of all supervisors that fire a tick one succeeds, and the ot
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -245,12 +245,13 @@ class Timetable:
 
         `grace`: seconds instead of each schedule's own.
         """
-        now, found = self.store.now(), list[Overdue]()
+        now, paused, found = self.store.now(), self.store.paused(), list[Overdue]()
         for standing in self.store.schedules():
             s = standing.schedule if grace is None else standing.schedule.but(grace=grace)
             late = 0.0 if set_back(s, now) else overdue_by(replace(standing, schedule=s), now)
             if late is not None:
-                found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, why_overdue(standing, now)))
+                why = why_overdue(standing, now, paused)
+                found.append(Overdue(s.name, now - timedelta(seconds=late), late, s.grace, why))
         return sorted(found, key=lambda each: -each.overdue_by)
 
     # ── acting ──
@@ -374,7 +375,8 @@ def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:
     return Change(schedule=schedule.but(paused_at=now, paused_why=f"{BROKEN}: {error}", due_at=None))
 
 
-def why_overdue(standing: Standing, now: datetime) -> str:
+def why_overdue(standing: Standing, now: datetime, paused: Collection[str] = ()) -> str:
+    """`paused`: the queues that are."""
     s = standing.schedule
     if set_back(s, now):
         return (
@@ -382,7 +384,11 @@ def why_overdue(standing: Standing, now: datetime) -> str:
         )
     if standing.schedule.kind == "guard":
         return "no call came"
-    return "no worker started its job" if any(run.live for run in standing.runs) else "no supervisor fired it"
+    waiting = [run for run in standing.runs if run.live]
+    held = [run.job.queue for run in waiting if run.job and run.job.queue in paused]
+    if held:
+        return f"its queue {held[0]} is paused"
+    return "no worker started its job" if waiting else "no supervisor fired it"
 
 
 def _declare(plan: Plan, new: Schedule) -> Plan:

@@ -22,7 +22,7 @@ from tenure.web.memo import Memo
 from tenure.web.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from tenure.operations.problems import Problem
+    from tenure.operations.causes import Problem
     from tenure.tasks.registry import Registry
 
 _HOUR = timedelta(hours=1)
@@ -103,6 +103,10 @@ class Site:
 
     def queues(self) -> Sequence[QueueView]:
         return self.memo.get("queues", self.admin.queues.all, fresh=0.15)
+
+    def paused(self) -> set[str]:
+        """The paused queues."""
+        return {queue.name for queue in self.queues() if queue.paused_at is not None}
 
     def workers(self) -> Sequence[WorkerView]:
         """Live workers, and those that died within the last hour."""

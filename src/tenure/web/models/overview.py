@@ -137,6 +137,9 @@ class Trouble(Model):
     kind: str
     subject: str = Field(description="The schedule, task or queue that it is about.")
     says: str
+    fix: str = Field(description="What to do about it: a command, or a change of the code. Empty: read `says`.")
+    cause: str = Field(description="`kind:subject` of the problem that causes it; empty: none that is known.")
+    jobs: list[UUID] = Field(description="Some of the jobs that it is about.")
 
 
 class Stats(Model):
@@ -147,7 +150,7 @@ class Stats(Model):
     rates: Rates
     queues: list[Queue]
     workers: list[Worker]
-    problems: list[Trouble]
+    problems: list[Trouble] = Field(description="Causes first, each followed by what it causes.")
 
 
 class Point(Model):

@@ -64,7 +64,7 @@ def _look(view: View) -> Mapping[str, Any]:
     shown = found[first : first + SIZE]
     marks = _marks(view, [each.schedule for each in shown])
     return {
-        "schedules": [ScheduleHealth.of(each, now, marks[each.schedule.name]) for each in shown],
+        "schedules": [ScheduleHealth.of(each, now, marks[each.schedule.name], view.site.paused()) for each in shown],
         "now": now,
         "name": text,
         "worst": worst,
@@ -131,13 +131,14 @@ def _look_at_one(view: View) -> Mapping[str, Any]:
     name = view.given["name"]
     standing = _standing(view, name)
     now, s = view.admin.now(), standing.schedule
-    found = ScheduleHealth.of(standing, now, _marks(view, [s])[name])
+    found = ScheduleHealth.of(standing, now, _marks(view, [s])[name], view.site.paused())
     before = _before(view)
     ticks = view.site.memo.get(
         ("history", name, before), lambda: view.admin.schedules.ticks(s, limit=SIZE + 1, before=before), fresh=0.5
     )
     return {
         "health": found,
+        "held": s.job.queue if s.job and found.late is not None and s.job.queue in view.site.paused() else "",
         "kind": _KINDS.get(found.status, "off"),
         "s": s,
         "now": now,
