@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import date, timedelta
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack
 from uuid import UUID
 
 import msgspec
@@ -222,20 +222,23 @@ class Tenure(ByName):
 
     # ── running ──
 
-    def worker(self, *, queues: Sequence[str] | None = None, concurrency: int | None = None) -> Embedded | IdleWorker:
+    def worker(
+        self, *, queues: Sequence[str] | None = None, concurrency: int | None = None, **unknown: Never
+    ) -> Embedded | IdleWorker:
         """A worker embedded in this process, a web app or a script. Example: `async with jobs.worker(): yield`
 
         In `async with`, `async` tasks and resources run on the caller's event loop, so they may share its engine and
         clients. `with jobs.worker():` runs them on a loop in another thread: what they use must be opened there, by
         `@jobs.resource`. Plain tasks always run in threads of the worker. Leaving the block waits for running jobs, up
         to `grace`; a block that is cancelled hands them back at once. Raises TenureError if the worker failed.
+        `queues` are as in `tenure worker`: "reports", or "reports=2" for at most two slots. Raises InvalidOption.
         Within `jobs.testing()` it claims nothing: `drain` runs the jobs.
         """
         from tenure.worker.embedded import IdleWorker
 
         program = self.program
         program.check()
-        worker = backends.embedded(program, self.settings, queues, concurrency)
+        worker = backends.embedded(program, self.settings, queues, concurrency, unknown)
         return worker if self._testing is None else IdleWorker()
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -133,13 +134,20 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
             raise InvalidOption(f"unknown notifier {config.redact(name)!r}; known: {known}")
 
 
-def embedded(program: Program, settings: Settings, queues: Sequence[str] | None, concurrency: int | None) -> Embedded:
-    """A worker embedded in this process, not yet started."""
+def embedded(
+    program: Program, settings: Settings, queues: object, concurrency: object, unknown: Collection[str]
+) -> Embedded:
+    """A worker embedded in this process, not yet started. Raises InvalidOption."""
     from tenure.worker.embedded import Embedded
+    from tenure.worker.options import checked
     from tenure.worker.worker import queue_caps
 
-    check_timers(program, settings, queue_caps(program, settings, queues))
-    return Embedded(program, connect, open_notifier, settings, queues, concurrency, new_alarm=new_alarm)
+    asked, slots = checked(queues, concurrency, unknown)
+    caps = asked or queue_caps(program, settings)
+    if warning := program.unnamed(caps):
+        logging.getLogger("tenure.worker").warning(warning)
+    check_timers(program, settings, caps)
+    return Embedded(program, connect, open_notifier, settings, caps, slots or settings.concurrency, new_alarm=new_alarm)
 
 
 def test_queue(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
@@ -210,6 +210,58 @@ def test_a_worker_of_a_queue_that_no_task_names_says_so(
     warn_of_queues(app)
 
     assert "no task names the queue nope; the tasks name default" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"queues": "nope"}, "jobs.worker: queues: expected a list of names, got 'nope'; write ['nope']"),
+        ({"queues": 5}, "jobs.worker: queues: expected a list of names, got 5"),
+        (
+            {"queues": []},
+            "jobs.worker: queues: expected a list of names, got []; leave it out to serve those of all tasks",
+        ),
+        ({"queues": ["a b"]}, "jobs.worker: queues: expected letters, digits and _ . - (at most 100"),
+        ({"queues": [5]}, "jobs.worker: queues: expected text, got 5"),
+        ({"concurrency": 0}, "jobs.worker: concurrency: expected a whole number from 1 to 10000, got 0"),
+        ({"concurrency": "5"}, "jobs.worker: concurrency: expected a whole number, got the text '5'"),
+        ({"concurrency": True}, "jobs.worker: concurrency: expected a whole number from 1 to 10000, got True"),
+        ({"threads": 5}, "jobs.worker: there is no option 'threads'; write concurrency="),
+        ({"queue": "nope"}, "jobs.worker: there is no option 'queue'; did you mean queues=?"),
+    ],
+)
+def test_an_embedded_worker_checks_its_options_at_the_call(
+    app: Tenure, add: Any, options: dict[str, Any], words: str
+) -> None:
+    assert said(lambda: app.worker(**options)).startswith(words)
+
+
+def test_an_embedded_worker_of_a_queue_that_no_task_names_warns(
+    app: Tenure, add: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app.worker(queues=["default"])
+    assert caplog.text == ""
+    app.worker(queues=("default", "nope"))
+
+    assert "no task names the queue nope; the tasks name default" in caplog.text
+
+
+def test_an_embedded_worker_takes_slots_of_a_queue_as_the_settings_do(app: Tenure, add: Any) -> None:
+    begun, free, most = Semaphore(0), Event(), list[int]()
+
+    @app.task(queue="one")
+    def alone(n: int) -> None:
+        begun.release()
+        most.append(n)
+        free.wait(30)
+
+    with app, app.worker(queues=["one=1", "default"], concurrency=4):
+        first, second = alone.enqueue(1), alone.enqueue(2)
+        assert begun.acquire(timeout=30)
+        assert add.enqueue(1, 2).result("30s") == 3
+        assert len(most) == 1
+        free.set()
+        assert (first.result("30s"), second.result("30s")) == (None, None)
 
 
 def test_a_result_that_does_not_come_says_why(app: Tenure, add: Any, tmp_path: Path) -> None:

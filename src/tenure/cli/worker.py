@@ -20,12 +20,8 @@ SHARED = Shared()
 
 def warn_of_queues(app: Tenure) -> None:
     """Say so if the worker is to serve queues that no task names: mostly a misspelt one."""
-    named = {task.queue for task in app.tasks}
-    if unknown := [queue for queue in app.settings.queues if queue not in named]:
-        print_error(
-            f"tenure: no task names the queue {', '.join(unknown)}; the tasks name {', '.join(sorted(named))}. "
-            "Only jobs enqueued with using(queue=…) are in it"
-        )
+    if warning := app.program.unnamed(app.settings.queues):
+        print_error(f"tenure: {warning}")
 
 
 def worker(

@@ -223,7 +223,7 @@ def delivery_worker(
 
     tasks = Registry()
     tasks.add(delivery(settings, sinks))
-    return Embedded(Program(tasks), open_store, open_notifier, settings, [QUEUE], SLOTS, new_alarm=None)
+    return Embedded(Program(tasks), open_store, open_notifier, settings, {QUEUE: None}, SLOTS, new_alarm=None)
 
 
 class Alarm:

@@ -43,6 +43,7 @@ _OPTIONS = {
     "routing_key": "queue=",
     "headers": "meta=",
     "bind": "a first parameter job: Job",
+    **dict.fromkeys(("threads", "slots", "max_jobs", "max_workers", "pool_size", "worker_threads"), "concurrency=…"),
 }
 #: Methods of tasks there, and what does the same here.
 TASK = {
@@ -129,7 +130,14 @@ def misplaced_option(name: str, task: str) -> str:
 
 def unknown_option(place: str, name: str, known: Collection[str]) -> InvalidOption:
     """The error for an option that does not exist. `place` is like "add.using"."""
-    near = difflib.get_close_matches(name, known, n=1)
-    instead = _OPTIONS.get(name) or (f"{near[0]}=" if near else "")
-    advice = f"write {instead}" if name in _OPTIONS else f"did you mean {instead}?" if instead else ""
-    return InvalidOption(f"{place}: there is no option {name!r}; {advice or 'the options are ' + ', '.join(known)}")
+    return InvalidOption(f"{place}: there is no option {name!r}; {_advice(name, known)}")
+
+
+def _advice(name: str, known: Collection[str]) -> str:
+    instead = _OPTIONS.get(name, "")
+    option = instead.partition("=")[0]
+    if instead and (option in known or not option.isidentifier()):
+        return f"write {instead}"
+    if near := difflib.get_close_matches(name, known, n=1):
+        return f"did you mean {near[0]}=?"
+    return f"the options are {', '.join(known)}"

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -36,7 +36,7 @@ from tenure.worker.executor import Attempt, open_resources
 from tenure.worker.orders import carry_out
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
-from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
+from tenure.worker.worker import Worker, own_threads, run_loop
 
 _log = logging.getLogger("tenure.worker")
 
@@ -247,8 +247,8 @@ class Embedded:
         open_store: Callable[[Settings], Store],
         open_notifier: Callable[[Settings, Store], Notifier],
         settings: Settings,
-        queues: Sequence[str] | None,
-        concurrency: int | None,
+        queues: Mapping[str, int | None],
+        slots: int,
         *,
         new_alarm: NewAlarm | None,
     ) -> None:
@@ -257,8 +257,8 @@ class Embedded:
         self._plan = Plan(
             worker_id="",  # set for each `Worker` that this plan is used for
             runner="embedded",
-            queues=queue_caps(program, settings, queues),
-            slots=concurrency or settings.concurrency,
+            queues=queues,
+            slots=slots,
             lease=settings.lease,
             poll_interval=settings.poll_interval,
             grace=settings.grace,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,20 @@ class Program:
     source: str = ""  #: the module where the app is created, which owns these schedules
     schedules: Callable[[], Sequence[Schedule]] = tuple
     queues: frozenset[str] = frozenset()  #: queues that its tasks may be put into, besides their own
+
+    @property
+    def named_queues(self) -> frozenset[str]:
+        """The queues that its tasks name or may be put into."""
+        return self.queues.union(task.queue for task in self.tasks)
+
+    def unnamed(self, queues: Iterable[str]) -> str:
+        """A warning about those of these queues that no task names, mostly misspelled ones; empty: there are none."""
+        named = self.named_queues
+        unknown = ", ".join(queue for queue in queues if queue not in named)
+        return unknown and (
+            f"no task names the queue {unknown}; the tasks name {', '.join(sorted(named))}. "
+            "Only jobs enqueued with using(queue=…) are in it"
+        )
 
     def check(self) -> None:
         """Raise InvalidOption for what could not run: annotations, and arounds that do not fit the tasks."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import TypeVar
@@ -54,11 +54,9 @@ SETTLE_SECONDS = 5.0  #: how long to wait for an unavailable store once the bloc
 CHECK_SECONDS = 1.0  #: between two checks whether the block has ended
 
 
-def queue_caps(program: Program, settings: Settings, asked: Sequence[str] | None = None) -> dict[str, int | None]:
-    """The queues to serve, with their caps: those asked for, else those in the settings, else all that tasks name."""
-    if asked is not None:
-        return dict.fromkeys(asked)
-    return dict(settings.queues) or dict.fromkeys(sorted(program.queues | {task.queue for task in program.tasks}))
+def queue_caps(program: Program, settings: Settings) -> dict[str, int | None]:
+    """The queues to serve, with their caps: those in the settings, else all that tasks name."""
+    return dict(settings.queues) or dict.fromkeys(sorted(program.named_queues))
 
 
 class Worker:
