@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -631,10 +632,12 @@ def test_dead_letters_are_counted_by_error_and_replayed_at_so_many_a_minute(run:
 def test_queues_are_paused_and_resumed(run: Run, store: Store) -> None:
     put(store)
 
-    assert run("queues", "pause", "default") == (0, "queue default is paused\n", "")
+    assert run("queues", "pause", "default", "--why", "no paper") == (0, "queue default is paused\n", "")
     assert run("queues", "pause", "default")[1] == "queue default was already paused\n"
     assert rows(run("queues", "list")[1])[1][:2] == ["default", "1"]
-    assert "paused for" in run("queues", "list")[1]
+    assert re.search(r"paused for \d+s by \S+@\S+: no paper", run("queues", "list")[1])
+    (queue,) = json.loads(run("queues", "list", "--json")[1])
+    assert queue["pause"]["why"] == "no paper"
     assert run("queues", "resume", "default")[1] == "queue default is running\n"
 
 

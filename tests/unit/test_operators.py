@@ -19,6 +19,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.operations.access import EDITS
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
+from tenure.operations.queues import health
 from tenure.ports import Filter, Store
 from tenure.tasks.arguments import Stars
 
@@ -150,6 +151,30 @@ def test_every_action_is_on_record_with_who_and_what_came_of_it(store: Store, ad
     ]
     assert admin.audit().entries[0].detail == {"why": "spam"}
     assert store.get(queued).state is State.CANCELLED  # type: ignore[union-attr]
+
+
+def test_it_is_on_record_who_paused_a_queue_and_why_until_it_is_resumed(
+    world: World, store: Store, admin: Admin
+) -> None:
+    admin.queues.pause("reports", "the printer is on fire")
+    admin.queues.pause("reports2")
+    admin.by("grace").queues.pause("reports", "a second reason")
+
+    found = admin.queues.pauses()
+    assert {name: (each.who, each.why) for name, each in found.items()} == {
+        "reports": ("ada", "the printer is on fire"),
+        "reports2": ("ada", ""),
+    }
+    (row, _) = health(admin.queues.all(), (), pauses=found)
+    assert str(row.pause) == "by ada: the printer is on fire"
+    admin.queues.resume("reports")
+    assert set(admin.queues.pauses()) == {"reports2"}
+
+    store.pause("reports2", paused=False)  # by a release that keeps no record
+    world.advance(120)
+    store.pause("reports2", paused=True)
+    (row,) = health(admin.queues.all(), (), pauses=admin.queues.pauses())
+    assert row.pause is None
 
 
 def test_an_action_that_fails_is_on_record_too(store: Store) -> None:

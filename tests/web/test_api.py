@@ -191,11 +191,13 @@ def test_a_trend_tells_what_ended_over_time_and_by_task(api: Api, store: Store) 
 
 
 def test_a_paused_queue_says_since_when_and_resumes(api: Api, store: Store) -> None:
-    assert api.post("/api/v1/queues/letters/pause") == {"changed": True, "says": "paused"}
+    assert api.post("/api/v1/queues/letters/pause", why="no paper") == {"changed": True, "says": "paused"}
     assert api.post("/api/v1/queues/letters/pause")["changed"] is False
     assert store.paused() == {"letters"}
     (queue,) = api.get("/api/v1/queues")["queues"]
     assert queue["paused_at"].endswith("Z")
+    assert (queue["paused_by"], queue["paused_why"], queue["workers"], queue["outlook"]) == ("root", "no paper", 0, "")
+    assert (queue["growth"], queue["empty_in"]) == (None, None)
 
     assert api.post("/api/v1/queues/letters/resume")["changed"] is True
     assert not store.paused()

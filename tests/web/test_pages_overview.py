@@ -24,7 +24,7 @@ from conformance.scene import paused_and_late
 from servers import free_port
 from tenure import Tenure
 from tenure.config import Settings, load
-from tenure.core.lifecycle import Completed, Crashed, Failed, State
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, State
 from tenure.core.spread import add
 from tenure.maintenance import orders
 from tenure.maintenance.rollups import SLOT, Figures, RollUp, RollUps
@@ -47,6 +47,7 @@ from tenure.web.server import Server, listen_at, url_of
 from tenure.web.site import Demo, Site
 from tenure.web.views import ACTIONS, PAGES
 from tenure.web.views.advice import advice
+from waiting import until
 
 from .browser import Visits
 
@@ -378,12 +379,13 @@ def test_the_tasks_of_six_hours_show_how_often_they_fail_and_how_long_they_take(
 def test_a_queue_is_paused_and_resumed_by_whoever_may(pages: Dashboard, store: Store) -> None:
     put(store, queue="reports")
     assert "Pause" in pages.get("/queues", "ada")
-    assert 'action="/queues' not in pages.get("/queues", "bob")
+    assert 'action="/queues/' not in pages.get("/queues", "bob")
 
     pages.post("/queues/reports/pause", "bob", status=403)
     assert not store.paused()
-    assert pages.post("/queues/reports/pause", "ada", back="/queues?x=1") == "/queues?x=1"
+    assert pages.post("/queues/reports/pause", "ada", back="/queues?x=1", why="no paper") == "/queues?x=1"
     assert store.paused() == {"reports"}
+    assert re.search(r"reports paused for .* by ada: no paper", words(pages.get("/queues")))
     assert "Resume" in pages.get("/queues", "ada")
     assert pages.post("/queues/reports/resume", "ada", back="//elsewhere.example") == "/queues"
     assert not store.paused()
@@ -399,6 +401,51 @@ def test_a_queue_says_who_serves_it_or_that_nobody_does(make: Make, store: Store
     said = words(make().get("/queues"))
     assert "no live worker" not in said
     assert said.count("1 worker with 3 slots") == 2, "an empty queue that is served is shown, too"
+
+
+def test_a_hundred_queues_are_folded_and_those_that_need_care_stand_first(
+    pages: Dashboard, world: World, store: Store
+) -> None:
+    start(store, queues=tuple(f"queue{number:03}" for number in range(100)), lease=3600.0)
+    for number in range(0, 100, 2):
+        put(store, queue=f"queue{number:03}")
+    store.pause("queue077", paused=True)
+    put(store, queue="unserved")
+
+    html = pages.get("/queues")
+
+    assert re.findall(r'<tr id="queue-(\w+)"', html) == [
+        "unserved",
+        "queue077",
+        *(f"queue{number:03}" for number in range(0, 16, 2)),
+    ]
+    assert len(re.findall(r'<tr data-key="queue\d+"', html)) == 91
+    assert "91 more queues of 101; 2 of all need care" in words(html)
+    one = pages.get("/queues?q=QUEUE042", "ada")
+    assert re.findall(r'<tr id="queue-(\w+)"', one) == ["queue042"]
+    assert 'name="why"' in one
+    assert "No queue matches" in words(pages.get("/queues?q=nothing"))
+
+
+def test_a_queue_says_when_it_is_empty_and_how_long_its_jobs_waited(
+    world: World, store: Store, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.web.site.STEP_SECONDS", 0.0)
+    pages = Dashboard(create(lambda: Admin(store, PollNotifier(), settings), settings))
+    worker = start(store, lease=3600.0)
+    for _ in range(40):
+        put(store)
+    assert "is being measured" in words(pages.get("/queues"))
+
+    world.advance(20)
+    for claimed in store.claim(worker, {"default": 10}, 10):
+        store.finish([(Lease(claimed.id, claimed.attempt, worker), Completed("1"))])
+
+    until(lambda: "empty in about 1m by the last 20s" in words(pages.get("/queues")), "the outlook")
+    until(lambda: re.search(r"20s 95%: 20s", words(pages.get("/queues"))), "the latency", 30.0)
+    world.advance(30)
+    store.enqueue([draft() for _ in range(400)])
+    until(lambda: "grows by" in words(pages.get("/queues")), "the outlook")
 
 
 # ── Workers ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import ago, brief, show_json, table
+from tenure.cli.output import ago, brief, plain, show_json, table
 from tenure.cli.shared import Shared, admin_of, print_result
 from tenure.config import valid_name
 from tenure.core.lifecycle import State
+from tenure.operations.queues import Pause, health
 from tenure.ports import QueueView
 
 if TYPE_CHECKING:
@@ -25,11 +26,12 @@ Name = Annotated[str, Parameter(help="The queue.")]
 def list_(*, shared: Shared = SHARED) -> int:
     """List queues that hold live jobs or are paused."""
     with admin_of(shared) as admin:
-        found, now = admin.queues.all(), admin.now()
+        found, now, pauses = admin.queues.all(), admin.now(), admin.queues.pauses()
+    rows = health(found, (), pauses=pauses)
     if shared.json:
-        show_json(found)
+        show_json([{**plain(row.queue), "pause": plain(row.pause)} for row in rows])
         return 0
-    table(QUEUE_HEADS, [queue_row(queue, now) for queue in found], fixed=QUEUE_NUMBERS, right=QUEUE_NUMBERS)
+    table(QUEUE_HEADS, [queue_row(row.queue, now, row.pause) for row in rows], fixed=QUEUE_NUMBERS, right=QUEUE_NUMBERS)
     return 0
 
 
@@ -37,28 +39,36 @@ QUEUE_HEADS = ("queue", "queued", "processing", "scheduled", "oldest", "note")
 QUEUE_NUMBERS = ("queued", "processing", "scheduled", "oldest")
 
 
-def queue_row(queue: QueueView, now: datetime) -> list[str]:
+def queue_row(queue: QueueView, now: datetime, pause: Pause | None = None) -> list[str]:
     """A queue's line in lists and in `top`."""
     counts = [f"{queue.counts.get(state, 0):,}" for state in (State.QUEUED, State.PROCESSING, State.SCHEDULED)]
     oldest = "" if queue.oldest_queued is None else brief(queue.oldest_queued)
-    return [queue.name, *counts, oldest, f"paused for {ago(queue.paused_at, now)}" if queue.paused_at else ""]
+    note = f"paused for {ago(queue.paused_at, now)} {pause or ''}".rstrip() if queue.paused_at else ""
+    return [queue.name, *counts, oldest, note]
 
 
 @queues.command
 def pause(
-    name: Name, /, *, unchecked: Annotated[bool, Parameter(name="--unchecked")] = False, shared: Shared = SHARED
+    name: Name,
+    /,
+    *,
+    why: str = "",
+    unchecked: Annotated[bool, Parameter(name="--unchecked")] = False,
+    shared: Shared = SHARED,
 ) -> int:
     """Stop claims from a queue; its running jobs continue.
 
     Parameters
     ----------
+    why
+        The reason, shown with the queue while it is paused.
     unchecked
         Also a queue that nothing in the store or of its workers has.
     """
     with admin_of(shared) as admin:
         if not unchecked:
             admin.queues.check_known(valid_name(name, "queue"))
-        changed = admin.queues.pause(name)
+        changed = admin.queues.pause(name, why)
     return _turned(shared, name, "paused", changed=changed)
 
 

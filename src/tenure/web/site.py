@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tenure.config import Settings
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.operations.admin import Admin
+from tenure.operations.backlogs import STEP_SECONDS, Backlogs, Pace
 from tenure.operations.pulse import Pulse
 from tenure.operations.queues import with_idle
 from tenure.operations.trends import RollUp, Trend, span_of
@@ -76,6 +77,7 @@ class Site:
         self._opened: Admin | None = None
         self._lock = Lock()
         self._pulse = Pulse()
+        self._backlogs = Backlogs()
 
     @property
     def admin(self) -> Admin:
@@ -115,6 +117,10 @@ class Site:
     def listed_queues(self) -> list[QueueView]:
         """Queues that hold live jobs or are paused, and empty ones that a worker serves by name."""
         return with_idle(self.queues(), self.workers())
+
+    def paces(self) -> Mapping[str, Pace]:
+        """How the backlogs of queues change, as far as somebody has looked at them here."""
+        return self.memo.get("paces", lambda: self._backlogs.look(self.queues(), self.admin.now()), fresh=STEP_SECONDS)
 
     def declared_queues(self) -> set[str]:
         """The queues of the app's tasks."""

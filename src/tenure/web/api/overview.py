@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from tenure.core.durations import seconds
 from tenure.errors import StoreAway, StoreError
-from tenure.operations import pulse
+from tenure.operations import pulse, queues
 from tenure.operations.trends import Span
 from tenure.operations.workers import StopVerb
 from tenure.web.api.common import Administrator, Caller, NameOf, Operator, Reader, can, operation_id, site_of
@@ -46,20 +46,27 @@ def stats(site: Site) -> models.Stats:
 
 @router.get("/queues")
 def get_queues(caller: Reader) -> models.Queues:
-    """All queues that have live jobs, or are paused."""
-    return models.Queues(queues=[models.Queue.of(each) for each in caller.site.queues()])
+    """All queues that have live jobs, or are paused, and how their backlogs change.
+
+    A change is measured between two requests, or looks of pages, that are at least ten seconds apart.
+    """
+    site = caller.site
+    pauses = site.memo.get("pauses", site.admin.queues.pauses, fresh=0.5)
+    found = queues.health(site.queues(), site.workers(), pauses=pauses, paces=site.paces())
+    return models.Queues(queues=[models.QueueDetail.detailed(each) for each in found])
 
 
 @router.post("/queues/{name}/pause", responses=can(404))
 def pause_queue(
     caller: Operator,
     name: NameOf,
+    how: Annotated[models.PauseQueue | None, Body()] = None,
     unchecked: Annotated[bool, Query(description="Also a queue that nothing in the store has yet.")] = False,
 ) -> Changed:
     """No job of this queue starts until it is resumed; running jobs continue."""
     if not unchecked:
         caller.admin.queues.check_known(name, caller.site.declared_queues())
-    changed = caller.admin.queues.pause(name)
+    changed = caller.admin.queues.pause(name, how.why if how else "")
     caller.site.acted()
     return Changed(changed=changed, says="paused" if changed else "it was already paused")
 

@@ -10,10 +10,10 @@ from uuid import UUID
 from pydantic import Field
 
 from tenure.core.lifecycle import State
-from tenure.operations import workers
+from tenure.operations import queues, workers
 from tenure.operations.trends import RollUp, TaskTrend
 from tenure.ports import QueueView, WorkerView
-from tenure.web.models.values import At, Length, Model
+from tenure.web.models.values import At, Length, Model, Words
 
 
 class Queue(Model):
@@ -30,8 +30,38 @@ class Queue(Model):
         return cls.like(queue, **live)
 
 
+class QueueDetail(Queue):
+    workers: int = Field(description="Live workers that serve it.")
+    slots: int = Field(description="Their slots.")
+    paused_by: str | None = Field(description="Null: it is not paused, or that is not on record.")
+    paused_why: str | None
+    growth: float | None = Field(
+        description="Jobs a second by which its backlog grew lately; negative: it shrank. Null: not measured yet."
+    )
+    empty_in: float | None = Field(description="Seconds until it is empty at this pace; null: never, or not known.")
+    outlook: str = Field(description="The same for people.")
+
+    @classmethod
+    def detailed(cls, row: queues.QueueHealth) -> Self:
+        pace, pause = row.pace, row.pause
+        return cls(
+            **Queue.of(row.queue).model_dump(),
+            workers=row.workers,
+            slots=row.slots,
+            paused_by=None if pause is None else pause.who,
+            paused_why=None if pause is None else pause.why,
+            growth=None if pace is None else pace.growth,
+            empty_in=None if pace is None else pace.empty_in,
+            outlook=row.outlook,
+        )
+
+
+class PauseQueue(Model):
+    why: Words = Field("", description="The reason, kept with the queue while it is paused.")
+
+
 class Queues(Model):
-    queues: list[Queue]
+    queues: list[QueueDetail]
 
 
 class Ran(Model):
