@@ -703,6 +703,45 @@ def test_the_worst_come_first_when_asked_for(web: Web, store: Store, world: Worl
     assert "no supervisor fired it" in said(web.get("/schedules"))
 
 
+def test_the_columns_of_schedules_are_sorted_by_a_click(web: Web, store: Store) -> None:
+    now = store.now()
+    for name, failures, next_in in (("a", 1, 30), ("b", 3, None), ("c", 2, 10)):
+        made(store, name=name, failure_count=failures, next_tick=next_in and now + timedelta(minutes=next_in))
+
+    def order(path: str) -> list[str]:
+        return re.findall(r'<tr data-key="(\w+)">', web.get(path))
+
+    assert order("/schedules") == order("/schedules?sort=name") == order("/schedules?sort=nonsense") == ["a", "b", "c"]
+    assert order("/schedules?sort=-name") == ["c", "b", "a"]
+    assert order("/schedules?sort=-fails") == ["b", "c", "a"]
+    assert order("/schedules?sort=next") == ["c", "a", "b"], "one without a next tick comes last"
+    assert order("/schedules?sort=-next") == ["a", "c", "b"]
+    page = web.get("/schedules?sort=-fails")
+    assert 'aria-sort="descending"' in page
+    assert 'href="/schedules?sort=fails"' in page, "another click turns it around"
+    assert 'href="/schedules?sort=-last"' in page
+
+
+def test_jobs_are_listed_in_another_order_only_where_the_store_can(web: Web, store: Store, world: World) -> None:
+    first, second = (running(store) for _ in range(2))
+    longest = running(store)
+    world.advance(1)
+    for lease in (second, first):
+        finish(store, lease, Completed())
+        world.advance(1)
+    running(store)
+
+    def order(path: str) -> list[str]:
+        return re.findall(r'<tr data-key="([\w-]+)">', web.get(path))
+
+    assert order("/jobs?state=completed") == [second.job_id, first.job_id]
+    assert order("/jobs?state=completed&sort=ended") == [first.job_id, second.job_id]
+    assert order("/jobs?state=processing")[1] == longest.job_id
+    assert order("/jobs?state=processing&sort=started")[0] == longest.job_id
+    assert "the store keeps no other order" in said(web.get("/jobs?state=completed&state=dead&sort=ended"))
+    assert order("/jobs?state=completed&queue=default&sort=ended") == order("/jobs?state=completed"), "as if not asked"
+
+
 def test_fifty_schedules_a_page(web: Web, store: Store) -> None:
     store.change([Change(schedule=schedule(name=f"s{number:03}")) for number in range(60)])
 

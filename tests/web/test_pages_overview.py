@@ -376,6 +376,24 @@ def test_the_tasks_of_six_hours_show_how_often_they_fail_and_how_long_they_take(
 # ── Queues ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_the_columns_of_queues_are_sorted_by_a_click(pages: Dashboard, store: Store) -> None:
+    for queue, count in (("a", 1), ("b", 3), ("c", 2)):
+        for _ in range(count):
+            put(store, queue=queue)
+    assert re.findall(r'id="queue-(\w)"', pages.get("/queues")) == ["a", "b", "c"]
+    assert re.findall(r'id="queue-(\w)"', pages.get("/queues?sort=-queued")) == ["b", "c", "a"]
+    assert re.findall(r'id="queue-(\w)"', pages.get("/queues?sort=-oldest"))[0] == "a"
+
+
+def test_the_columns_of_workers_are_sorted_by_a_click(pages: Dashboard, store: Store) -> None:
+    for host, memory in (("h1", 5), ("h2", 7), ("h1", 6)):
+        me = identity(id=f"w{memory}", host=host)
+        store.register(me)
+        store.renew([me.id], memory={me.id: memory << 20})
+    assert re.findall(r'id="worker-(\w+)"', pages.get("/workers?sort=-memory")) == ["w7", "w6", "w5"]
+    assert "All hosts" in pages.get("/workers?sort=memory")
+
+
 def test_a_queue_is_paused_and_resumed_by_whoever_may(pages: Dashboard, store: Store) -> None:
     put(store, queue="reports")
     assert "Pause" in pages.get("/queues", "ada")

@@ -206,6 +206,10 @@ class JobReads:
                 found.append(self.get(job.id))
         return found
 
+    def ended_last(self, state: State, most: int) -> list[JobView]:
+        """The jobs of an ended state that ended last, latest first, without those of guards."""
+        return list(map(self._access.redacted, self._access.store.latest_ended(state, limit=most)))
+
     def get(self, job_id: str) -> JobView:
         """Raises UnknownJob."""
         job = self._access.store.get(job_id)

@@ -8,14 +8,14 @@ again whenever they change; each is inside an element with `data-live` and the s
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from fastapi import FastAPI
@@ -52,6 +52,43 @@ class View:
     def admin(self) -> Admin:
         """Operator access as the viewer: actions are recorded under their name."""
         return self.site.admin.by(self.user.name)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """The order of a table, as its headings set it: `sort=-queued` in the address, `by` queued, `down`."""
+
+    path: str
+    query: Mapping[str, Any]
+    by: str = ""
+    down: bool = False
+
+    @classmethod
+    def of(cls, view: View, path: str, names: Collection[str], query: Mapping[str, Any]) -> Sorting:
+        """`names`: of the columns that can be sorted. Another one is ignored."""
+        text = view.query.get("sort", "")
+        by = text.removeprefix("-")
+        return cls(path, query, by, text != by) if by in names else cls(path, query)
+
+    @property
+    def text(self) -> str | None:
+        """For links; None: the page's own order."""
+        return f"{'-' if self.down else ''}{self.by}" or None
+
+    def link(self, name: str, down: bool) -> str:
+        """The other way around if it is sorted by this column already, else `down` or up."""
+        return f"{'-' if (not self.down if name == self.by else down) else ''}{name}"
+
+    def sorted(self, rows: Iterable[T], keys: Mapping[str, Callable[[T], Any]]) -> list[T]:
+        """By the chosen column; rows without a value come last."""
+        if not self.by:
+            return list(rows)
+        valued = [(keys[self.by](row), row) for row in rows]
+        found = sorted((each for each in valued if each[0] is not None), key=lambda each: each[0], reverse=self.down)
+        return [row for _, row in found] + [row for value, row in valued if value is None]
 
 
 class Page(NamedTuple):

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from tenure.config import Role
 from tenure.core.ids import canonical
-from tenure.core.lifecycle import GUARD, State
+from tenure.core.lifecycle import ENDED, GUARD, State
 from tenure.core.text import preview
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
@@ -27,6 +27,7 @@ from tenure.web.site import light
 SIZE = 50
 _WIDTH = 160  #: characters of a preview of arguments
 _SUGGESTED = 200  #: names
+_READ = 1_000  #: running jobs, to list those that run longest
 LASTS = ("15m", "1h", "1d", "7d")  #: offered as links
 NEEDS: Mapping[Verb, Role] = {"cancel": "operate", "promote": "operate", "replay": "operate", "delete": "admin"}
 
@@ -48,6 +49,14 @@ class Listed(NamedTuple):
     cursor: str | None = None
     looked: int = 0
     reached: datetime | None = None  #: when the last of these was enqueued
+
+
+class Order(NamedTuple):
+    """Another order than newest first. `says`: what is listed then."""
+
+    sort: str
+    label: str
+    says: str
 
 
 def says(job: JobView) -> str:
@@ -73,14 +82,45 @@ def search(view: View, ask: JobQuery, cursor: str | None) -> Listed:
     return view.site.memo.get(("jobs", str(ask.query), cursor), read, fresh=0.2)
 
 
+def _order_of(ask: JobQuery) -> Order | None:
+    """How else the store can list these without reading all of them."""
+    if ask.state == (State.PROCESSING,):
+        return Order("started", "running longest", f"Of the first {_READ:,} that match, those that run longest.")
+    if len(ask.state) == 1 and ask.state[0] in ENDED and not ask.rest:
+        return Order("ended", "ended last", f"The {SIZE} that ended last, without those of guards.")
+    return None
+
+
+def _sorted(view: View, ask: JobQuery, order: Order) -> Listed:
+    """The first page in this order. Raises InvalidOption."""
+    where = ask.filter(view.admin.now(), payloads=view.user.payloads)
+
+    def read() -> Listed:
+        if order.sort == "ended":
+            jobs: Sequence[JobView] = view.admin.jobs.ended_last(State(ask.state[0]), SIZE)
+        else:
+            found = view.admin.jobs.search(where, limit=_READ).jobs
+            jobs = sorted(found, key=lambda job: (job.started_at or job.enqueued_at, job.id))[:SIZE]
+        return Listed(tuple(Row(light(job), says(job), preview(job.payload, _WIDTH)) for job in jobs))
+
+    return view.site.memo.get(("jobs", str(ask.query), order.sort), read, fresh=0.5)
+
+
 def _look(view: View) -> Mapping[str, Any]:
     ask, problem, found = JobQuery.of(view.all.multi_items()), "", Listed()
+    order = _order_of(ask)
+    chosen = order is not None and view.query.get("sort") == order.sort
     try:
-        found = search(view, ask, view.query.get("cursor") or None)
+        if order is not None and chosen:
+            found = _sorted(view, ask, order)
+        else:
+            found = search(view, ask, view.query.get("cursor") or None)
     except InvalidOption as error:
         problem = str(error)
     return {
         "ask": ask,
+        "order": order,
+        "chosen": chosen,
         "problem": problem,
         **shown(view, found),
         "here": here(view),

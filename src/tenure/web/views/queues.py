@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tenure.config import valid_queue
+from tenure.core.lifecycle import State
 from tenure.operations.backlogs import Latency, latencies
 from tenure.operations.queues import QueueHealth, health
-from tenure.web.pages import Action, Page, View, back
+from tenure.web.pages import Action, Page, Sorting, View, back
+
+_KEYS: Mapping[str, Callable[[QueueHealth], Any]] = {
+    "name": lambda row: row.queue.name,
+    "queued": lambda row: row.queue.counts.get(State.QUEUED, 0),
+    "oldest": lambda row: row.queue.oldest_queued,
+    "waits": lambda row: row.latency and row.latency.p95,
+    "scheduled": lambda row: row.queue.counts.get(State.SCHEDULED, 0),
+    "processing": lambda row: row.queue.counts.get(State.PROCESSING, 0),
+    "slots": lambda row: row.slots,
+}
 
 SIZE = 10  #: queues in full; if there are more, the others are folded
 FOLDED = 200  #: the most that are listed there
@@ -26,10 +37,14 @@ def look(view: View) -> dict[str, Any]:
         latencies=site.memo.get("latencies", lambda: _latencies(view), fresh=5.0),
     )
     rows = [row for row in found if text.casefold() in row.queue.name.casefold()]
+    sorting = Sorting.of(view, "/queues", _KEYS, {"q": text} if text else {})
     rows.sort(key=lambda row: (not row.needs_care, not any(row.queue.counts.values()), row.queue.name))
+    rows[SIZE:] = sorted(rows[SIZE:], key=lambda row: row.queue.name)
+    rows = sorting.sorted(rows, _KEYS)
     return {
+        "sorting": sorting,
         "rows": rows[:SIZE],
-        "folded": sorted(rows[SIZE : SIZE + FOLDED], key=lambda row: row.queue.name),
+        "folded": rows[SIZE : SIZE + FOLDED],
         "left": max(0, len(rows) - SIZE - FOLDED),
         "text": text,
         "care": sum(row.needs_care for row in rows),

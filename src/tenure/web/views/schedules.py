@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -19,7 +19,7 @@ from tenure.operations.schedules import Happened
 from tenure.ports.schedules import Schedule, Standing, Status, Tick
 from tenure.schedules.cron import Rule
 from tenure.schedules.timetable import UnknownSchedule
-from tenure.web.pages import Action, Page, View, back, count
+from tenure.web.pages import Action, Page, Sorting, View, back, count
 from tenure.web.security import Problem
 
 SIZE = 50
@@ -47,19 +47,29 @@ def mark_in_words(tick: Tick, rule: Rule | None) -> str:
 
 # ── The list ──
 
+_KEYS: Mapping[str, Callable[[Standing], Any]] = {
+    "name": lambda each: each.schedule.name,
+    "last": lambda each: each.schedule.last_run_at,
+    "fails": lambda each: each.schedule.failure_count,
+    "next": lambda each: None if each.schedule.idle else each.schedule.next_tick,
+}
+
 
 def _look(view: View) -> Mapping[str, Any]:
-    now, query = view.admin.now(), view.query
-    text, worst, retired = query.get("name", "").strip(), query.get("order") == "worst", query.get("retired") == "yes"
+    now, asked = view.admin.now(), view.query
+    text, worst, retired = asked.get("name", "").strip(), asked.get("order") == "worst", asked.get("retired") == "yes"
     every = view.site.schedules()
     found = [
         each
         for each in every
         if text.lower() in each.schedule.name.lower() and (retired or each.schedule.retired_at is None)
     ]
-    if worst:
+    query = {"name": text, "order": "worst" if worst else None, "retired": "yes" if retired else None}
+    sorting = Sorting.of(view, "/schedules", _KEYS, query)
+    found = sorting.sorted(found, _KEYS)
+    if worst and not sorting.by:
         found = sorted(found, key=lambda each: ScheduleHealth.of(each, now).worry)
-    number = count(query.get("page", ""), 1)
+    number = count(asked.get("page", ""), 1)
     first = (max(1, number) - 1) * SIZE
     shown = found[first : first + SIZE]
     marks = _marks(view, [each.schedule for each in shown])
@@ -70,7 +80,8 @@ def _look(view: View) -> Mapping[str, Any]:
         "worst": worst,
         "retired": retired,
         "hidden": 0 if retired else sum(each.schedule.retired_at is not None for each in every),
-        "query": {"name": text, "order": "worst" if worst else None, "retired": "yes" if retired else None},
+        "query": query | {"sort": sorting.text},
+        "sorting": sorting,
         "none": not every,
         "found": len(found),
         "first": first,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import groupby
@@ -23,7 +23,7 @@ from tenure.operations.workers import (
     mentions,
 )
 from tenure.ports import Filter, JobView, WorkerView
-from tenure.web.pages import Action, Page, View, back, count, here
+from tenure.web.pages import Action, Page, Sorting, View, back, count, here
 from tenure.web.site import light
 from tenure.web.words import workforce_text
 
@@ -40,6 +40,14 @@ RUNNERS: Mapping[str, str] = {
     "embedded": "inside an app's own process: it asks code to stop, and never kills it",
     "solo": "for jobs that run alone, or in a small group: a process in which they ran died, or they are isolated",
     "guard": "a user's own function or command, while it runs",
+}
+
+
+_KEYS: Mapping[str, Callable[[WorkerView], Any]] = {
+    "started": lambda worker: worker.started_at,
+    "lease": lambda worker: worker.expires_at,
+    "busy": lambda worker: worker.processing,
+    "memory": lambda worker: worker.memory,
 }
 
 
@@ -64,21 +72,29 @@ def look(view: View) -> dict[str, Any]:
     state = view.query.get("state", "") if view.query.get("state") in STATES else "alive"
     found = [each for each in workers if mentions(each, text) and host in ("", each.identity.host)]
     chosen = [each for each in found if is_in(each, state, stops)]
-    folded = state != "ended" and not host and len(chosen) > SIZE and len({each.identity.host for each in chosen}) > 1
+    asked = {"q": text, "host": host, "state": "" if state == "alive" else state}
+    query = {name: value for name, value in asked.items() if value}
+    sorting = Sorting.of(view, "/workers", _KEYS, query)
+    folded = (
+        state != "ended"
+        and not host
+        and not sorting.by
+        and len(chosen) > SIZE
+        and len({each.identity.host for each in chosen}) > 1
+    )
     size, page = HOSTS if folded else SIZE, max(1, count(view.query.get("page", ""), 1))
     first = (page - 1) * size
-    chosen.sort(key=_place)
+    chosen = sorting.sorted(sorted(chosen, key=_place), _KEYS)
     live = [] if folded or state == "ended" else chosen[first : first + size]
     doing = _doing(view, live)
     rows = [_row(view, each, now, doing, stops) for each in live]
     gone = [Gone(each, end, stops.get(each.identity.id)) for each in found if (end := ending(each)) is not None]
     gone.sort(key=lambda each: each.worker.died_at or now, reverse=True)
     listed = hosts(chosen, stops) if folded else chosen
-    asked = {"q": text, "host": host, "state": "" if state == "alive" else state}
-    query = {name: value for name, value in asked.items() if value}
     return {
         "workforce_text": workforce_text(Workforce.of(workers)),
-        "hosts": [(name, list(some)) for name, some in groupby(rows, key=lambda each: each.worker.identity.host)],
+        "hosts": [(name, list(some)) for name, some in groupby(rows, key=partial(_group, sorting.by))],
+        "sorting": sorting,
         "folded": listed[first : first + size] if folded else [],
         "gone": gone[first : first + SIZE] if state == "ended" else gone[:_ENDED],
         "ended": len(gone),
@@ -87,7 +103,7 @@ def look(view: View) -> dict[str, Any]:
         "host": host,
         "state": state,
         "pills": [(name, sum(is_in(each, name, stops) for each in found)) for name in STATES],
-        "query": query,
+        "query": query | {"sort": sorting.text},
         "number": page,
         "first": first,
         "total": len(listed),
@@ -95,6 +111,11 @@ def look(view: View) -> dict[str, Any]:
         "here": here(view),
         "runners": RUNNERS,
     }
+
+
+def _group(by: str, row: Row) -> str:
+    """Its host, unless the workers of all hosts are sorted."""
+    return "All hosts" if by else row.worker.identity.host
 
 
 def _place(worker: WorkerView) -> tuple[str, bool, datetime, str]:
