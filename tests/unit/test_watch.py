@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import subprocess
 import sys
@@ -169,6 +170,28 @@ def test_the_thread_ends_when_nobody_waits_and_starts_again(rig: Rig, monkeypatc
         while rig.watch._running:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+def test_a_signal_that_does_not_interrupt_the_wait_is_noticed_soon(rig: Rig) -> None:
+    """One that comes just before the main thread waits; `interrupt_main` is like it. It was noticed at the end only."""
+    (job_id,) = rig.put()
+    ended = threading.Event()
+
+    def end() -> None:
+        ended.set()
+        rig.store.cancel([job_id], "enough")
+
+    timers = [threading.Timer(0.2, _thread.interrupt_main), threading.Timer(20.0, end)]
+    for timer in timers:
+        timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rig.watch.wait(job_id, ended=True)
+        assert not ended.is_set()
+    finally:
+        for timer in timers:
+            timer.cancel()
+            timer.join()
 
 
 def test_the_time_a_caller_gave_is_over_although_nothing_has_changed(rig: Rig) -> None:

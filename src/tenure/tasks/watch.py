@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ SHORTEST, LONGEST = 0.002, 0.2  #: seconds between two looks at a job
 LOOKED = 1000  #: jobs at once
 RETURNED = 50  #: updates at once
 AWAY_SECONDS = 5.0  #: how long a look is repeated while the store is unavailable
+SIGNAL_SECONDS = 0.5  #: how long a Ctrl-C may go unnoticed
 IDLE_SECONDS = 1.0  #: the thread ends after so long without waiters
 _TICK = 1e-6
 _SHARE = 25  #: the longest pause is at least so many times the processor time of the last look
@@ -85,7 +87,7 @@ class Watch:
                     time.sleep(pause := alone.pause())
                     alone.pass_time(pause)
                     alone.look()
-            told = news.get()
+            told = _received(news)
         except BaseException:
             self._calls.put((waiter, False))
             raise
@@ -287,6 +289,14 @@ class _Looks:
 
 def _until(timeout: float | None) -> float:
     return float("inf") if timeout is None else time.monotonic() + timeout
+
+
+def _received(news: SimpleQueue[News]) -> News:
+    """The main thread looks up now and then: a signal that comes just before it waits can't interrupt the wait."""
+    while threading.current_thread() is threading.main_thread():
+        with suppress(Empty):
+            return news.get(timeout=SIGNAL_SECONDS)
+    return news.get()
 
 
 def _own(error: Exception) -> Exception:
