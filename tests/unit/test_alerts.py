@@ -205,7 +205,7 @@ CASES = {
     ),
     "queue-paused": Case(
         "queue-paused:default",
-        "paused for 10m1s: a job waits in it, the oldest due for 10m1s; tenure queues resume default",
+        "paused for 10m1s: a job waits in it, due for 10m1s; tenure queues resume default",
         its_queue_is_paused,
         its_jobs_are_cancelled,
     ),
@@ -269,6 +269,19 @@ def test_each_kind_is_told_once_and_its_end_once(scene: Scene, name: str) -> Non
         scene.passes(31)
     assert scene.told(kind) == [("opened", case.key), ("closed", case.key)]
     assert not scene.store.notes(PREFIX + kind)
+
+
+def test_dead_letters_of_two_causes_say_so(scene: Scene) -> None:
+    worker = scene.worker()
+    for error in ("no user 17", "no user 4711", "no disk"):
+        put(scene.store, max_failures=1)
+        (job,) = claim(scene.store, worker)
+        scene.ends(job, worker, Failed(error))
+        scene.passes(1)
+
+    (problem,) = scene.problems("dead-letters")
+    assert problem.says.startswith("work left 3 dead letters within 1h, the last is ")
+    assert problem.says.endswith(": no disk, and 1 other error")
 
 
 def test_a_schedule_that_pauses_after_its_first_failure_is_told_of(scene: Scene) -> None:

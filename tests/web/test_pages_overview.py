@@ -275,8 +275,8 @@ def test_sixty_late_schedules_and_a_hundred_queues_are_folded(
     html = pages.get("/")
 
     assert html.count('class="note') == 6
-    assert "57 more: 57 late schedules" in words(html)
-    assert "97 more: 97 queues that are behind" in words(html)
+    assert "57 more late schedules" in words(html)
+    assert "97 more queues that are behind" in words(html)
     assert "All 100 queues" in words(html)
     assert html.partition("live_queues")[2].partition("live_running")[0].count("<tr data-key=") == 10
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +13,8 @@ from tenure.events import MISFIT, headline
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
+_BUTTONS = re.compile(r": tenure (?:jobs|queues) \S+ \S+")
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -21,6 +24,11 @@ class Explanation:
     verdict: str
     reasons: tuple[str, ...]
     what_to_do: str
+
+    @property
+    def in_words(self) -> str:
+        """What to do, for a page: without the commands for which it has buttons."""
+        return _BUTTONS.sub("", self.what_to_do)
 
 
 @dataclass(frozen=True, slots=True)

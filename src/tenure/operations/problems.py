@@ -11,6 +11,7 @@ from functools import partial
 
 from tenure.config import Settings
 from tenure.core.durations import spell
+from tenure.core.fingerprint import pattern
 from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
 from tenure.events import MISFIT, headline
@@ -45,7 +46,7 @@ def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | Non
     facts = _Facts(store, settings, store.queues() if queues is None else queues)
     found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
     found += _of_misfits(facts)
-    hung = hangs(store, facts.now, facts.living, [queue.name for queue in facts.queues])
+    hung = hangs(store, facts.now, facts.living, [queue.name for queue in facts.queues if queue.paused_at is None])
     blocked = dict[str, str]()
     for held in hung.held:
         found.append(_held(held, facts))
@@ -217,11 +218,13 @@ def _of_dead_letters(facts: _Facts) -> Iterator[Problem]:
         _, last = max(letters, key=lambda each: each[0])
         many = f"{len(letters)} dead letters" if len(letters) > 1 else "a dead letter"
         least = "at least " if len(newest) == MOST_READ else ""
+        others = len({pattern(job.error or "") for _, job in letters}) - 1
+        more = f", and {others} other error{'s' if others > 1 else ''}" if others else ""
         yield Problem(
             "dead-letters",
             task,
             f"{task} left {least}{many} within {spell(FRESH_SECONDS)}, the last is {last.id}: "
-            f"{_line(last.error or '')}",
+            f"{_line(last.error or '')}{more}",
             fix="tenure dead list",
             remedy="replay",
             task=task,
@@ -251,12 +254,11 @@ def _of_paused_queues(facts: _Facts, harmed: Collection[str]) -> Iterator[Proble
     for queue in facts.queues:
         if queue.paused_at is not None and queue.name in harmed:
             count, oldest = queue.counts.get(State.QUEUED, 0), ago(queue.oldest_queued or 0.0)
-            waits = f"{count:,} jobs wait" if count != 1 else "a job waits"
+            waits = f"{count:,} jobs wait in it, the oldest" if count != 1 else "a job waits in it,"
             yield Problem(
                 "queue-paused",
                 queue.name,
-                f"queue {queue.name} has been paused for {ago(facts.age(queue.paused_at))}: {waits} in it, "
-                f"the oldest due for {oldest}",
+                f"queue {queue.name} has been paused for {ago(facts.age(queue.paused_at))}: {waits} due for {oldest}",
                 fix=f"tenure queues resume {queue.name}",
                 remedy="resume-queue",
                 queue=queue.name,

@@ -75,7 +75,7 @@ def advised(problems: Iterable[Problem], workers: Iterable[WorkerView]) -> Advis
             first.append(_of(case))
     stalled = [_stall(says) for says in stalls(workers)]
     first[:0] = stalled[:_FIRST]
-    folds = [(f"{len(some)} more: {nouns(kind, len(some))}", some[:_FOLDED]) for kind, some in rest.items()]
+    folds = [(f"{len(some)} more {_NOUNS[kind][len(some) != 1]}", some[:_FOLDED]) for kind, some in rest.items()]
     if more := stalled[_FIRST:]:
         folds.append((f"{len(more)} more stalled workers", more[:_FOLDED]))
     return Advised(first, folds)
