@@ -160,6 +160,11 @@ def test_two_silent_jobs_that_hold_all_slots_are_the_cause_of_what_waits(scene: 
     assert (list(held.jobs), held.remedy) == (ids, "cancel")
     assert held.fix == f"tenure jobs cancel {' '.join(ids)}"
 
+    scene.store.cancel(ids, "hung")
+    held, stuck = scene.problems()[0], scene.problems("stuck-jobs")
+    assert (held.remedy, held.fix, stuck) == ("", "", [])
+    assert held.says.endswith(". They were asked to stop")
+
 
 def test_one_of_two_workers_that_is_held_is_told_of_by_its_name(scene: Scene) -> None:
     busy, _ = scene.worker(slots=1), scene.worker(slots=1)

@@ -223,3 +223,37 @@ def test_in_trouble_of_every_size_the_overview_is_at_most_three_screens(night: N
         assert height <= 3 * size["height"], (size, height)
     page.set_viewport_size(WIDE)
     assert page.evaluate("document.documentElement.scrollHeight") <= 3 * WIDE["height"]
+
+
+#: Times that stick out of what they stand in, and what overlaps in a card: a time of another day is long.
+LEAVES = """() => [...document.querySelectorAll('main time')].filter(each => {
+        const box = each.getBoundingClientRect(), card = each.closest('dd, td, li, p, .panel') || document.body
+        const around = card.getBoundingClientRect()
+        return box.width && box.right > around.right + 1 })
+    .map(each => 'leaves its card: ' + each.parentElement.outerHTML.slice(0, 200))"""
+OVERLAPS = """() => [...document.querySelectorAll('.cards tbody tr')].flatMap(row => {
+        const parts = [...row.querySelectorAll('a, button, time, small, .pick input, .says .clip')]
+            .filter(each => each.getBoundingClientRect().width && !each.closest('.vh'))
+        return parts.flatMap((one, at) => parts.slice(at + 1).filter(other => {
+            if (one.contains(other) || other.contains(one)) return false
+            const a = one.getBoundingClientRect(), b = other.getBoundingClientRect()
+            return Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+                && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1
+        }).map(other => 'overlap: ' + one.outerHTML.slice(0, 120) + ' and ' + other.outerHTML.slice(0, 120))) })"""
+
+
+def test_on_a_phone_nothing_overlaps_and_no_time_leaves_its_card_days_later(night: Night, visits: Visits) -> None:
+    long = "a-task-with-quite-a-long-name.of_a_module_deep_inside.the_package"
+    put(night.store, id=new_id(), task=long, queue=long[:60], payload='{"user": 4711, "note": "%s"}' % (9 * "long "))
+    page = visits(night.url, viewport=PHONE)
+    page.clock.set_fixed_time(time.time() + 3 * 86_400)
+    wrong = list[str]()
+    paths = ["/", "/jobs", "/dead", "/queues", "/workers", "/schedules", "/schedules/nightly-digest", "/audit"]
+    for path in [*paths, f"/jobs/{night.poison}", f"/jobs/{night.hung[0].job_id}"]:
+        for size in (PHONE, ViewportSize(width=1024, height=800), WIDE):
+            page.set_viewport_size(size)
+            page.goto(path)
+            found = page.evaluate(LEAVES) + (page.evaluate(OVERLAPS) if size is PHONE else [])
+            wrong += [f"{path} at {size['width']} px: {each}" for each in found]
+        Hands(page).look(f"later{path.replace('/', '-')[:20]}")
+    assert not wrong, "\n".join(wrong)

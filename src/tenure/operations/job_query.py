@@ -98,7 +98,8 @@ class JobQuery:
     def __str__(self) -> str:
         kinds = " or ".join(self.state)
         said = [form.format(_spoken(name, self.rest[name])) for name, form in _WORDS.items() if name in self.rest]
-        return ", ".join([f"{kinds} jobs" if kinds else "jobs" if said else "all jobs", *said])
+        what = f"{kinds} jobs" if kinds else "jobs" if said else "all jobs"
+        return " ".join(filter(None, (what, ", ".join(said))))
 
 
 def _spoken(name: str, text: str) -> str:

@@ -275,13 +275,15 @@ def _held(held: Held, facts: _Facts) -> Problem:
     many = f"{len(held.jobs)} jobs of {tasks} have" if len(held.jobs) > 1 else f"a job of {tasks} has"
     all_of = f"all {slots} slots" if slots > 1 else "the only slot"
     hold = "holds" if len(held.jobs) == 1 else "hold"
+    asked = all(job.cancel_reason is not None for job in held.jobs)
+    stops = ". They were asked to stop" if asked else ""
     ids = tuple(job.id for job in held.jobs[:MOST_READ])
     return Problem(
         "slots-held",
         queues if held.everyone else f"worker {first.id}",
-        f"{many} reported nothing for {since}, and {hold} {all_of} of {of}: nothing else can start there{waits}",
-        fix=f"tenure jobs cancel {' '.join(ids[:MOST_NAMED])}",
-        remedy="cancel",
+        f"{many} reported nothing for {since}, and {hold} {all_of} of {of}: nothing else can start there{waits}{stops}",
+        fix="" if asked else f"tenure jobs cancel {' '.join(ids[:MOST_NAMED])}",
+        remedy="" if asked else "cancel",
         jobs=ids,
     )
 
@@ -290,12 +292,14 @@ def _stuck(stuck: Stuck, facts: _Facts) -> Problem:
     longest, ids = stuck.jobs[0].started_at, tuple(job.id for job in stuck.jobs[:MOST_READ])
     many = f"{len(stuck.jobs)} jobs of {stuck.task} have" if len(stuck.jobs) > 1 else f"a job of {stuck.task} has"
     ran = ago(facts.age(longest)) if longest else ""
+    asked = all(job.cancel_reason is not None for job in stuck.jobs)
     return Problem(
         "stuck-jobs",
         stuck.task,
-        f"{many} been running for {ran}; 95% of its last runs took less than {spell(stuck.usual)}: {ids[0]}",
-        fix=f"tenure jobs cancel {' '.join(ids[:MOST_NAMED])}",
-        remedy="cancel",
+        f"{many} been running for {ran}; 95% of its last runs took less than {spell(stuck.usual)}: {ids[0]}"
+        + (", which was asked to stop" if asked else ""),
+        fix="" if asked else f"tenure jobs cancel {' '.join(ids[:MOST_NAMED])}",
+        remedy="" if asked else "cancel",
         task=stuck.task,
         jobs=ids,
     )

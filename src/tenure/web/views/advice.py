@@ -15,8 +15,8 @@ from tenure.ports import WorkerView
 from tenure.web.views.dead import PER_MINUTE
 from tenure.web.views.jobs import NEEDS, counted
 
-_FIRST = 3  #: of a kind that are shown in full
-_MOST = 8  #: of all kinds
+_FIRST = 2  #: of a kind that are shown in full
+_MOST = 6  #: of all kinds
 _FOLDED = 100  #: of a kind in a fold
 _ASKED = 50  #: jobs that a button takes along
 
