@@ -61,16 +61,16 @@ def test_a_queue_that_was_not_there_before_grew_from_nothing() -> None:
     ("queue", "workers", "pace", "said"),
     [
         (view(0, 3), 1, Pace(3, -1.0, 60.0), ""),
-        (view(300), 1, None, "is being measured"),
+        (view(300), 1, None, "being measured"),
         (view(300), 1, Pace(300, -2.0, 60.0), "empty in about 2m30s"),
         (view(300), 1, Pace(300, -0.2, 60.0), "empty in about 25m"),
         (view(300), 1, Pace(300, -0.02, 60.0), "empty in about 4h10m"),
         (view(300), 1, Pace(300, 2.4, 60.0), "grows by 2 a second"),
         (view(300), 1, Pace(300, 0.1, 60.0), "grows by 6 a minute"),
-        (view(300), 1, Pace(300, 0.0, 60.0), "neither grows nor shrinks"),
+        (view(300), 1, Pace(300, 0.0, 60.0), "steady"),
         (view(100_000), 1, Pace(100_000, -1.0, 60.0), "empty in about 1d4h"),
-        (view(300), 0, Pace(300, -2.0, 60.0), "no worker: no job starts"),
-        (view(300, paused=True), 1, Pace(300, -2.0, 60.0), "paused: no job starts"),
+        (view(300), 0, Pace(300, -2.0, 60.0), "no worker"),
+        (view(300, paused=True), 1, Pace(300, -2.0, 60.0), "paused"),
     ],
 )
 def test_the_outlook_says_when_it_is_empty_or_that_it_grows(

@@ -66,15 +66,15 @@ class QueueHealth:
         if not self.queue.counts.get(State.QUEUED, 0) or self.guards:
             return ""
         if self.queue.paused_at is not None:
-            return "paused: no job starts"
+            return "paused"
         if not self.workers:
-            return "no worker: no job starts"
+            return "no worker"
         pace = self.pace
         if pace is None:
-            return "is being measured"
+            return "being measured"
         if pace.empty_in is not None:
             return f"empty in about {_roughly(pace.empty_in)}"
-        return "neither grows nor shrinks" if pace.steady else f"grows by {_rate(pace.growth)}"
+        return "steady" if pace.steady else f"grows by {_rate(pace.growth)}"
 
     @property
     def guards(self) -> bool:

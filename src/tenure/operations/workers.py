@@ -104,8 +104,7 @@ class Stop(NamedTuple):
     taken: bool
 
     def __str__(self) -> str:
-        restarts = " and restarts" if self.verb == "restart" else ""
-        return f"{'drains' if self.taken else 'is told to drain'}{restarts}, ordered by {self.who}"
+        return f"{self.verb} ordered by {self.who}{'' if self.taken else ', not begun yet'}"
 
 
 @dataclass(frozen=True, slots=True)

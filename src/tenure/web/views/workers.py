@@ -27,7 +27,7 @@ from tenure.web.pages import Action, Page, Sorting, View, back, count, here
 from tenure.web.site import light
 from tenure.web.words import workforce_text
 
-SIZE = 10  #: workers on a page; if there are more on several hosts, hosts are listed instead
+SIZE = 7  #: workers on a page; if there are more on several hosts, hosts are listed instead
 HOSTS = 15  #: on a page
 _ENDED = 3  #: shown below the live ones
 _JOBS = 20  #: jobs shown for each worker, if they are few
@@ -97,6 +97,7 @@ def look(view: View) -> dict[str, Any]:
         "sorting": sorting,
         "folded": listed[first : first + size] if folded else [],
         "gone": gone[first : first + SIZE] if state == "ended" else gone[:_ENDED],
+        "few": len(live) <= _FEW,
         "ended": len(gone),
         "any": any(each.died_at is None for each in workers),
         "text": text,
