@@ -34,7 +34,7 @@ from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
 from tenure.tasks.handle import JobHandle, handle_of
-from tenure.tasks.hints import APP, foreign_names
+from tenure.tasks.hints import APP, foreign_names, unknown_option
 from tenure.tasks.job import Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.named import ByName
@@ -73,7 +73,10 @@ class Tenure(ByName):
         retry: Retry | int | None = None,
         keep: Duration | None = None,
         keep_dead: Duration | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise unknown_option("Tenure", next(iter(unknown)), _OPTIONS, beyond=config.setting_named)
         if isinstance(imports, str):
             raise InvalidOption(f"imports: expected a list of module names, got {imports!r}; write [{imports!r}]")
         self._retry = None if retry is None else Retry.of(retry)
@@ -356,6 +359,9 @@ class Tenure(ByName):
         from asyncio import to_thread
 
         await to_thread(self._client.close)
+
+
+_OPTIONS = tuple(inspect.signature(Tenure).parameters)[:-1]
 
 
 def _numbers(retry: Retry) -> dict[str, object]:

@@ -85,9 +85,8 @@ def _text(value: object, label: str) -> str:
 def _url(value: object, label: str) -> str:
     text = _text(value, label)
     if ":" not in text:
-        raise InvalidOption(
-            f"{label}: expected a URL like sqlite:///{text} (relative) or sqlite:////srv/{text}, got {text!r}"
-        )
+        like = f"sqlite:///{text}" if text.startswith("/") else f"sqlite:///{text} (relative) or sqlite:////srv/{text}"
+        raise InvalidOption(f"{label}: expected a URL like {like}, got {text!r}")
     return text
 
 
@@ -133,6 +132,9 @@ def _queues(value: object, label: str) -> dict[str, int | None]:
     caps: dict[str, int | None] = {}
     for item in cast("list[object]", value) if isinstance(value, list | tuple) else ():
         name, equals, cap = _text(item, label).strip().partition("=")
+        if "," in name:
+            each = " ".join(f"-q {part.strip()}" for part in name.split(","))
+            raise InvalidOption(f"{label}: expected the name of one queue, got {name!r}; give each on its own: {each}")
         if name in caps:
             raise InvalidOption(f"{label}: queue {name!r} is named twice")
         caps[valid_queue(name, label)] = _whole(cap, f"{label}: {name}", least=1, most=10_000) if equals else None
@@ -556,6 +558,12 @@ def _warn_of_overridden_url(given: list[tuple[str, object]]) -> None:
             f"url: the code says {redact(str(value))}, {where} says {redact(str(other))}; the code wins. "
             "Write Tenure() to let the environment decide."
         )
+
+
+def setting_named(name: str) -> str:
+    """Where a setting of about this name is given; empty if there is none."""
+    near = difflib.get_close_matches(name, [row.name for row in SETTINGS], n=1)
+    return near[0] and f"it may be {PREFIX}{near[0].upper()}, in the environment or .env" if near else ""
 
 
 @cache

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from tenure import Job, Task, Tenure
+from tenure import Job, Retry, Task, Tenure
 from tenure.backends import open_store
 from tenure.cli.worker import warn_of_queues
 from tenure.config import load
-from tenure.errors import InvalidOption
+from tenure.errors import InvalidOption, UnknownTask
 from tenure.tasks.hints import USING
 
 
@@ -61,7 +61,19 @@ def test_a_method_of_another_queue_names_the_one_here(add: Any, name: str, inste
 
 @pytest.mark.parametrize(
     ("option", "instead"),
-    [("max_retries", "write retry=Retry("), ("time_limit", "write timeout="), ("timout", "did you mean timeout=?")],
+    [
+        ("max_retries", "write retry=Retry("),
+        ("time_limit", "write timeout="),
+        ("timout", "did you mean timeout=?"),
+        ("countdown", 'that is an option of one job: task.using(delay="5s").enqueue(…)'),
+        ("delay", 'that is an option of one job: task.using(delay="5s").enqueue(…)'),
+        ("eta", "that is an option of one job: task.using(run_at=…).enqueue(…)"),
+        ("expires", 'that is an option of one job: task.using(expires="1h").enqueue(…)'),
+        ("meta", "that is an option of one job: task.using(meta=…).enqueue(…)"),
+        ("rate_limit", "rates are not limited here; docs/coming-from.md"),
+        ("acks_late", "it is always so: "),
+        ("ignore_result", "results are always kept, for the setting `keep`"),
+    ],
 )
 def test_an_option_that_a_task_does_not_have_names_the_right_one(app: Tenure, option: str, instead: str) -> None:
     words = said(lambda: app.task(**{option: 3}))  # type: ignore[call-overload]
@@ -76,6 +88,7 @@ def test_an_option_that_a_task_does_not_have_names_the_right_one(app: Tenure, op
         ("eta", "write run_at="),
         ("quue", "did you mean queue=?"),
         ("zz", "queue, pri"),
+        ("link", "enqueue the next job at the end of the handler: docs/recipes.md"),
     ],
 )
 def test_an_option_that_using_does_not_have_names_the_right_one(add: Any, option: str, instead: str) -> None:
@@ -99,8 +112,17 @@ def test_a_handle_has_no_methods_of_another_queue_and_names_its_own(add: Any, na
     assert copy(handle) == handle
 
 
+_CELERY = [
+    *((name, "docs/recipes.md") for name in ("chain", "group", "chord")),
+    ("signature", "task.bind("),
+    ("control", ".cancel()"),
+    ("conf", "TENURE_CONCURRENCY"),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "instead"), [("send_task", "jobs.enqueue("), ("periodic_task", "jobs.schedule("), ("actor", "jobs.task")]
+    ("name", "instead"),
+    [("send_task", "jobs.enqueue("), ("periodic_task", "jobs.schedule("), ("actor", "jobs.task"), *_CELERY],
 )
 def test_the_app_has_no_methods_of_another_queue_and_names_its_own(app: Tenure, name: str, instead: str) -> None:
     words = said(lambda: getattr(app, name), AttributeError)
@@ -121,6 +143,75 @@ def test_a_running_job_names_what_does_the_same_here(app: Tenure) -> None:
             words = said(queue.drain, AttributeError)
             assert words.startswith(f"a Job has no {name!r}; write ")
             assert instead in words
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"broker": "redis://h"}, "Tenure: there is no option 'broker'; write Tenure(\"redis://…\")"),
+        ({"backend": "redis://h"}, "Tenure: there is no option 'backend'; the store of the jobs keeps their results"),
+        ({"namespac": "a"}, "Tenure: there is no option 'namespac'; did you mean namespace=?"),
+        (
+            {"concurency": 3},
+            "Tenure: there is no option 'concurency'; it may be TENURE_CONCURRENCY, in the environment",
+        ),
+        ({"lease": "5s"}, "Tenure: there is no option 'lease'; it may be TENURE_LEASE, in the environment or .env"),
+    ],
+)
+def test_an_option_that_an_app_does_not_have_names_the_right_one(options: dict[str, Any], words: str) -> None:
+    assert said(lambda: Tenure(**options)).startswith(words)
+
+
+def test_an_option_that_a_retry_does_not_have_names_them_all() -> None:
+    policy: Any = Retry
+    for name in ("max", "max_attempts"):
+        words = said(partial(policy, **{name: 3}))
+        assert words.startswith(f"Retry: there is no option {name!r}; write Retry(3) for at most 3 failures, ")
+
+
+def test_a_task_is_not_told_to_retry_by_calling_its_policy(add: Any) -> None:
+    words = said(lambda: add.retry(countdown=5))
+
+    assert words == (
+        'a Retry is a policy: to run a job again, its handler raises Fail("why", retry_in="5s"), or Snooze("5s"), '
+        "which is charged to nothing"
+    )
+
+
+def test_values_of_the_wrong_kind_are_answered_with_the_right_one(add: Any) -> None:
+    for value in ("tomorrow", 5):
+        assert said(partial(add.using, run_at=value)) == (
+            f"run_at: expected a datetime with a time zone, like datetime.now(UTC) + timedelta(hours=1), got {value!r}"
+        )
+    assert said(lambda: add.using(meta="x")) == 'meta: expected texts by name, like {"user": "4711"}, got \'x\''
+
+
+def test_a_path_is_answered_with_its_url() -> None:
+    assert said(lambda: Tenure("/tmp/z.db").settings) == "url: expected a URL like sqlite:////tmp/z.db, got '/tmp/z.db'"
+    assert "sqlite:///z.db (relative)" in said(lambda: Tenure("z.db").settings)
+
+
+def test_several_queues_in_one_name_are_answered_with_several(app: Tenure) -> None:
+    app.configure({"queues": ["default,slow"]})
+
+    assert said(lambda: app.settings).endswith("got 'default,slow'; give each on its own: -q default -q slow")
+
+
+def test_a_task_by_name_that_is_nearly_one_of_this_app_names_it(app: Tenure, add: Any) -> None:
+    with app:
+        words = said(lambda: app.enqueue("ad"), UnknownTask)
+        assert "; did you mean 'add', a task of this app? Otherwise start a worker, or write unchecked=True" in words
+        with app.worker():
+            assert "did you mean 'add'?" in said(lambda: app.enqueue("ad"), UnknownTask)
+            assert "known: add; unchecked=True" in said(lambda: app.enqueue("zzzz"), UnknownTask)
+
+
+def test_every_parameter_without_an_annotation_is_named(app: Tenure) -> None:
+    def f(a, b, *, c: int):  # type: ignore[no-untyped-def]
+        ...
+
+    words = said(lambda: app.task(f))
+    assert words == "f: parameters 'a', 'b' have no annotation; write a: Job, or its type; b: its type"
 
 
 def test_the_options_that_are_named_are_those_of_using() -> None:

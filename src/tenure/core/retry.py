@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Never
 
 from tenure.core.durations import Duration, seconds
 from tenure.errors import InvalidOption
@@ -57,7 +58,13 @@ class Retry:
         on: Raises = Exception,
         never: Raises = (),
         delay: Callable[[Exception, int], Duration | None] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise InvalidOption(
+                f"Retry: there is no option {next(iter(unknown))!r}; write Retry(3) for at most 3 failures, so 2 "
+                "retries; the others are base, cap, on, never, delay"
+            )
         if isinstance(max_failures, bool) or not isinstance(max_failures, int) or max_failures < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"max_failures: expected a whole number from 1 (1 = no retry), got {max_failures!r}")
         put = object.__setattr__
@@ -71,6 +78,14 @@ class Retry:
             for kind in kinds:
                 if not (isinstance(kind, type) and issubclass(kind, Exception)):  # pyright: ignore[reportUnnecessaryIsInstance]
                     raise InvalidOption(f"{name}: expected Exception types, got {kind!r}")
+
+    if not TYPE_CHECKING:  # hidden, so that type checkers reject the call
+
+        def __call__(self, *args: object, **kwargs: object) -> None:
+            raise InvalidOption(
+                "a Retry is a policy: to run a job again, its handler raises "
+                'Fail("why", retry_in="5s"), or Snooze("5s"), which is charged to nothing'
+            )
 
     @classmethod
     def of(cls, value: Retry | int) -> Retry:

@@ -250,10 +250,10 @@ class Arguments:
                     f"{task}: a method can't be a task: a worker has no {parameter.name!r}; write a function that "
                     "takes what it needs, for example an id, and makes the object"
                 )
-            if parameter.annotation is parameter.empty:
-                raise InvalidOption(
-                    f"{task}: parameter '{parameter.name}' has no annotation; write {parameter.name}: Job, or its type"
-                )
+        if bare := [each.name for each in self._all if each.annotation is each.empty]:
+            which = f"parameter{'s' * (len(bare) > 1)} {', '.join(map(repr, bare))} ha{'ve' if bare[1:] else 's'}"
+            types = "".join(f"; {name}: its type" for name in bare[1:])
+            raise InvalidOption(f"{task}: {which} no annotation; write {bare[0]}: Job, or its type{types}")
         with suppress(NameError):  # a forward reference: `resolve` checks it later
             _ = self.takes_job
 

@@ -9,7 +9,7 @@ import asyncio
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
@@ -75,12 +75,12 @@ class Client:
 
     # ── enqueue ──
 
-    def check_registered(self, task: str, queue: str) -> None:
+    def check_registered(self, task: str, queue: str, own: Collection[str] = ()) -> None:
         """Check a job of a task that this process does not have against what workers have registered. Remembered."""
         now = time.monotonic()
         if self._registered.get((task, queue), 0.0) <= now:
             rows = _retried(partial(self.store.workers, dead=True))
-            check_registered(rows, task, queue, redact(self.store.url))
+            check_registered(rows, task, queue, redact(self.store.url), own)
             self._registered[task, queue] = now + REMEMBERED_SECONDS
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:

@@ -14,14 +14,16 @@ T = TypeVar("T")
 USING = ("queue", "priority", "delay", "run_at", "expires", "unique", "retry", "timeout", "meta", "id", "tx")
 #: Options of Celery, RQ, Dramatiq, Huey and arq, and what does the same here.
 _OPTIONS = {
+    "delay": 'delay="5s"',
+    "expires": 'expires="1h"',
     "countdown": 'delay="5s"',
     "delay_seconds": 'delay="5s"',
     "defer_by": 'delay="5s"',
-    "eta": "run_at=",
-    "schedule": "run_at=",
-    "scheduled_at": "run_at=",
-    "defer_until": "run_at=",
-    "ttl": "expires=",
+    "eta": "run_at=…",
+    "schedule": "run_at=…",
+    "scheduled_at": "run_at=…",
+    "defer_until": "run_at=…",
+    "ttl": 'expires="1h"',
     "max_retries": "retry=Retry(…), which counts failures: one more than retries",
     "retries": "retry=Retry(…), which counts failures: one more than retries",
     "max_tries": "retry=Retry(…)",
@@ -34,16 +36,32 @@ _OPTIONS = {
     "default_retry_delay": "retry=Retry(base=…)",
     "min_backoff": "retry=Retry(base=…)",
     "max_backoff": "retry=Retry(cap=…)",
-    "time_limit": "timeout=",
-    "soft_time_limit": "timeout=",
-    "job_timeout": "timeout=",
-    "task_id": "id=",
-    "job_id": "id=",
-    "queue_name": "queue=",
-    "routing_key": "queue=",
-    "headers": "meta=",
+    "time_limit": "timeout=…",
+    "soft_time_limit": "timeout=…",
+    "job_timeout": "timeout=…",
+    "task_id": "id=…",
+    "job_id": "id=…",
+    "queue_name": "queue=…",
+    "routing_key": "queue=…",
+    "headers": "meta=…",
     "bind": "a first parameter job: Job",
+    "broker": 'Tenure("redis://…")',
+    "broker_url": 'Tenure("redis://…")',
     **dict.fromkeys(("threads", "slots", "max_jobs", "max_workers", "pool_size", "worker_threads"), "concurrency=…"),
+}
+#: Options that nothing here is for, and why.
+_NEEDLESS = {
+    "rate_limit": "rates are not limited here; docs/coming-from.md says what to do",
+    "ignore_result": "results are always kept, for the setting `keep`; what returns None keeps none",
+    **dict.fromkeys(
+        ("acks_late", "reject_on_worker_lost", "task_acks_late"),
+        "it is always so: a job is its worker's until it has ended, and another worker's if that one dies",
+    ),
+    **dict.fromkeys(
+        ("link", "on_success", "depends_on"), "enqueue the next job at the end of the handler: docs/recipes.md"
+    ),
+    **dict.fromkeys(("link_error", "on_failure"), "catch the error in the handler, or set TENURE_ALERTS"),
+    **dict.fromkeys(("backend", "result_backend"), "the store of the jobs keeps their results"),
 }
 #: Methods of tasks there, and what does the same here.
 TASK = {
@@ -89,6 +107,13 @@ APP = {
     "AsyncResult": "jobs.handle(id)",
     "autodiscover_tasks": 'Tenure(imports=["shop.tasks"])',
     "middleware": "@jobs.around",
+    **dict.fromkeys(
+        ("chain", "group", "chord"),
+        "handlers that enqueue the next step: docs/recipes.md; jobs.enqueue_many(…) stores many at once",
+    ),
+    "signature": 'task.bind(…), or jobs.bind("name", {{"argument": 1}})',
+    "control": "handle.cancel(), or in a shell: tenure jobs cancel, tenure queues pause, tenure workers",
+    "conf": "Tenure(keep=…), or TENURE_CONCURRENCY=8 in the environment; tenure check --config lists the settings",
     **dict.fromkeys(("run", "start", "worker_main"), "with jobs.worker():, or in a shell: tenure worker MODULE"),
 }
 
@@ -128,16 +153,31 @@ def misplaced_option(name: str, task: str) -> str:
     return f"; options go into {task}.using(…), before .enqueue(…)" if name in USING or name in _OPTIONS else ""
 
 
-def unknown_option(place: str, name: str, known: Collection[str]) -> InvalidOption:
-    """The error for an option that does not exist. `place` is like "add.using"."""
-    return InvalidOption(f"{place}: there is no option {name!r}; {_advice(name, known)}")
+def unknown_option(
+    place: str, name: str, known: Collection[str], *, beyond: Callable[[str], str] = lambda name: ""
+) -> InvalidOption:
+    """The error for an option that does not exist. `place` is like "add.using".
+
+    `beyond` may say where else there is an option of this name.
+    """
+    return InvalidOption(f"{place}: there is no option {name!r}; {_advice(name, known, beyond)}")
 
 
-def _advice(name: str, known: Collection[str]) -> str:
+def option_of_one_job(name: str) -> str:
+    """For `@jobs.task`: what to write if it is an option of `task.using`."""
+    instead = _OPTIONS.get(name) or (f"{name}=…" if name in USING else "")
+    return instead and f"that is an option of one job: task.using({instead}).enqueue(…)"
+
+
+def _advice(name: str, known: Collection[str], beyond: Callable[[str], str]) -> str:
     instead = _OPTIONS.get(name, "")
     option = instead.partition("=")[0]
+    if name in _NEEDLESS:
+        return _NEEDLESS[name]
     if instead and (option in known or not option.isidentifier()):
         return f"write {instead}"
     if near := difflib.get_close_matches(name, known, n=1):
         return f"did you mean {near[0]}=?"
+    if elsewhere := beyond(name):
+        return elsewhere
     return f"the options are {', '.join(known)}"

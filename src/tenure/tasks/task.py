@@ -279,6 +279,9 @@ def positive(value: Duration, what: str) -> float:
 
 
 def _aware(value: datetime) -> datetime:
+    if not isinstance(value, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        now = "datetime.now(UTC) + timedelta(hours=1)"
+        raise InvalidOption(f"run_at: expected a datetime with a time zone, like {now}, got {value!r}")
     if value.utcoffset() is None:
         raise InvalidOption(f"run_at: {value} is naive; give it a time zone: datetime(…, tzinfo=UTC)")
     if not 1970 <= value.year <= LAST_YEAR:  # its `expires` must still be a date
@@ -287,6 +290,8 @@ def _aware(value: datetime) -> datetime:
 
 
 def _meta(value: Mapping[str, str]) -> dict[str, str]:
+    if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidOption(f'meta: expected texts by name, like {{"user": "4711"}}, got {value!r}')
     for name, text in value.items():
         if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"meta: expected texts by name, got {name!r}: {text!r}")
