@@ -31,6 +31,8 @@ class Running(NamedTuple):
 JOBS = "tenure.jobs"  #: the logger of what goes well: INFO for each enqueued and each completed job
 _jobs = logging.getLogger(JOBS)
 LogLine = tuple[str, tuple[object, ...], Mapping[str, object]]  #: a template, its values, the fields of the record
+UNKNOWN_TASK = "this worker knows no task"  #: how the reason of a job's snooze begins if its task is unknown
+DEPLOY = "deploy the code that has it, or give the renamed task aliases=[…]"
 MISFIT = "arguments fit no worker's code"  #: how the reason of such a snooze begins
 #: The explanation of each rescue cause.
 RESCUE_REASONS: Mapping[str, str] = {

@@ -16,6 +16,7 @@ from tenure import backends, config
 from tenure.app import Tenure
 from tenure.config import Settings
 from tenure.core.imports import import_named
+from tenure.core.text import a
 from tenure.errors import InvalidOption
 
 
@@ -38,7 +39,7 @@ def load_app(target: str | None = None) -> Tenure:
     module = _import_file(Path(name)) if name.endswith(".py") else import_named(name, "app")
     app = _attribute(module, attribute) if attribute else _only_app(module)
     if not isinstance(app, Tenure):
-        raise InvalidOption(f"app: {target} is a {type(app).__name__}, not a Tenure")
+        raise InvalidOption(f"app: {target} is {a(type(app).__name__)}, not a Tenure")
     _ = app.tasks
     return app
 

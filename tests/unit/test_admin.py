@@ -9,6 +9,7 @@ import pytest
 from conformance.factories import World, bring, draft, finish, put, running, start
 from tenure.core.lifecycle import GUARD, Completed, Crashed, Failed, Snoozed, State
 from tenure.errors import UnknownJob
+from tenure.events import UNKNOWN_TASK
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.explain import Explanation
@@ -284,6 +285,21 @@ def test_explain_tells_why_a_job_waits_for_its_time(
 
     assert all(word in all_of(found) for word in words), found
     assert found.what_to_do == f"run it now: tenure jobs promote {lease.job_id}"
+
+
+def test_explain_tells_a_task_that_the_last_worker_did_not_know(store: Store, admin: Admin) -> None:
+    lease = running(store, start(store, tasks=("other",)))
+    finish(store, lease, Snoozed(90, f"{UNKNOWN_TASK} 'work'"))
+
+    found = why(admin, lease.job_id)
+
+    assert found.verdict.startswith("no live worker knows its task work: it is tried again in 1m30s, at ")
+    assert found.what_to_do == "deploy the code that has it, or give the renamed task aliases=[…]"
+
+    start(store, tasks=("work",))
+    found = why(admin, lease.job_id)
+    assert found.verdict.startswith("the last worker that claimed it does not know its task work: it is tried again in")
+    assert found.what_to_do == f"a live worker knows it; to try it now: tenure jobs promote {lease.job_id}"
 
 
 def test_explain_tells_a_delay_asked_for_at_enqueue(store: Store, admin: Admin) -> None:

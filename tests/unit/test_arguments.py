@@ -338,7 +338,12 @@ def test_the_refusal_names_a_file_path_as_no_json() -> None:
     jobs = Tenure("memory:")
 
     @jobs.task
-    def read(path: Path) -> None: ...
+    def read(path: Path | None) -> None: ...
 
     with pytest.raises(InvalidArguments, match=r"read\.path: a value of type PosixPath can't be written as JSON"):
         read.bind(Path("a"))
+
+    def write(path: Path) -> None: ...
+
+    with pytest.raises(InvalidOption, match="parameter 'path' is a Path, which JSON can't represent"):
+        jobs.task(write)

@@ -522,6 +522,21 @@ def test_a_long_list_goes_on_at_its_cursor(run: Run, store: Store) -> None:
     assert rest == ""
 
 
+def test_an_empty_list_of_a_task_that_nobody_has_names_the_nearest(run: Run, store: Store) -> None:
+    start(store, tasks=("nightly_report", "work"))
+    put(store, task="removed")
+
+    code, out, err = run("jobs", "list", "--task", "nigthly_report")
+    assert (code, rows(out)[1:]) == (0, [])
+    assert err == (
+        "no worker of the last day and no job of this store has a task named 'nigthly_report'; "
+        "did you mean nightly_report?\n"
+    )
+    for task in ("work", "removed"):
+        assert run("jobs", "list", "--task", task, "--state", "dead")[2] == ""
+    assert "; known: nightly_report, work" in run("dead", "list", "--task", "zz")[2]
+
+
 def test_show_tells_everything_but_secrets(run: Run, store: Store) -> None:
     job_id = ended(store, State.DEAD, payload='{"token":{"$secret":"hunter2"}}', meta='{"tenant":"a"}')
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Event, Semaphore
@@ -12,12 +14,27 @@ from typing import Any
 
 import pytest
 
-from tenure import Job, Retry, Task, Tenure
+from tenure import Job, Retry, Secret, Task, Tenure
 from tenure.backends import open_store
 from tenure.cli.worker import warn_of_queues
 from tenure.config import load
-from tenure.errors import InvalidOption, UnknownTask
+from tenure.core.lifecycle import State
+from tenure.errors import InvalidOption, StoreError, UnknownTask
+from tenure.events import DEPLOY
 from tenure.tasks.hints import USING
+from tenure.testing import TestQueue
+from waiting import until
+
+
+class Order: ...
+
+
+class Name(str): ...
+
+
+@dataclass
+class Line:
+    order: int
 
 
 @pytest.fixture
@@ -212,6 +229,81 @@ def test_every_parameter_without_an_annotation_is_named(app: Tenure) -> None:
 
     words = said(lambda: app.task(f))
     assert words == "f: parameters 'a', 'b' have no annotation; write a: Job, or its type; b: its type"
+
+
+def test_a_type_that_no_json_stands_for_is_refused_when_the_task_is_declared(app: Tenure) -> None:
+    def pay(order: Order) -> None: ...
+
+    def greet(name: Name) -> None: ...
+
+    def keep(line: Line, token: Secret[str], folder: Order | None, *, it: Any) -> Order: ...
+
+    assert said(lambda: app.task(pay)) == (
+        "pay: parameter 'order' is an Order, which JSON can't represent; take plain values, a dataclass, a msgspec "
+        "Struct or a pydantic model, or the id of a row"
+    )
+    assert "parameter 'name' is a Name, which JSON can't represent" in said(lambda: app.task(greet))
+    assert app.task(keep).name == "keep"
+
+
+def test_a_session_that_is_no_transaction_of_the_file_is_answered_with_one(app: Tenure, add: Any) -> None:
+    class AsyncSession: ...
+
+    async def on_a_loop() -> str:
+        with pytest.raises(StoreError) as caught:
+            await add.using(tx=AsyncSession()).aenqueue(1, 2)
+        return str(caught.value)
+
+    with app:
+        words = said(lambda: add.using(tx=AsyncSession()).enqueue(1, 2), StoreError)
+        assert words.startswith("tx is an AsyncSession: ")
+        assert words.endswith("use `with jobs.transaction() as tx:`")
+        assert asyncio.run(on_a_loop()).endswith("use `async with jobs.atransaction() as tx:`")
+
+
+def test_a_result_in_a_test_that_has_not_drained_is_answered_at_once(app: Tenure, add: Any) -> None:
+    with app.testing() as queue:
+        handle, later = add.enqueue(1, 2), add.using(delay="1h").enqueue(1, 2)
+        for timeout in (None, "600s"):  # past the watchdog of the tests
+            assert said(partial(handle.result, timeout), TimeoutError).endswith(
+                "; a job of jobs.testing() runs when the test calls queue.drain()"
+            )
+        assert said(later.result, TimeoutError).endswith("calls queue.drain(), after queue.advance(…)")
+        queue.drain()
+        assert handle.result() == 3
+
+
+def test_a_result_in_a_test_is_waited_for_beside_the_drain(app: Tenure, add: Any) -> None:
+    async def both(queue: TestQueue) -> int:
+        handle = await add.aenqueue(1, 2)
+        waiting = asyncio.create_task(handle.aresult("30s"))
+        await asyncio.sleep(0)
+        await queue.adrain()
+        answer: int = await waiting
+        return answer
+
+    with app.testing() as queue:
+        assert asyncio.run(both(queue)) == 3
+
+
+def test_the_name_of_a_task_is_not_what_is_looked_for(app: Tenure, add: Any) -> None:
+    with app.testing() as queue:
+        assert said(lambda: queue.assert_enqueued("add", 1, 2)) == (  # type: ignore[arg-type]
+            "assert_enqueued: expected a task, got 'add'; write assert_enqueued_by_name(\"add\", {…})"
+        )
+
+
+def test_a_worker_logs_once_that_it_does_not_know_a_task(
+    app: Tenure, add: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with app, app.worker():
+        for _ in range(3):
+            app.enqueue("seasonal_sale", unchecked=True)
+        until(lambda: app.client().store.counts()[State.SCHEDULED] == 3, "the snoozes")
+
+    assert [each.getMessage() for each in caplog.records if "seasonal_sale" in each.getMessage()] == [
+        f"jobs of seasonal_sale wait for a worker that knows the task: {DEPLOY}"
+    ]
 
 
 def test_the_options_that_are_named_are_those_of_using() -> None:

@@ -198,7 +198,10 @@ def _list(where: Callable[[datetime], Filter], limit: int, cursor: str | None, s
         raise InvalidOption(f"--limit: expected 1 to 10000, got {limit}")
     with admin_of(shared) as admin:
         now = admin.now()
-        page = admin.jobs.search(where(now), limit=limit, cursor=cursor, seconds=_LOOK_SECONDS)
+        asked = where(now)
+        page = admin.jobs.search(asked, limit=limit, cursor=cursor, seconds=_LOOK_SECONDS)
+        if asked.task and not page.jobs and (warning := admin.jobs.no_such_task(asked.task)):
+            print_error(warning)
     if shared.json:
         show_json(page)
         return 0

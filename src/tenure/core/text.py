@@ -19,6 +19,15 @@ def clean(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def a(name: str) -> str:
+    """A name with its article.
+
+    >>> a("Session"), a("AsyncSession")
+    ('a Session', 'an AsyncSession')
+    """
+    return f"an {name}" if name[:1] in {*"AEIOUaeiou"} else f"a {name}"
+
+
 def preview(payload: str, width: int) -> str:
     """The first arguments of a job, in one line of about `width` characters.
 

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
-from tenure.events import MISFIT, headline
+from tenure.events import DEPLOY, MISFIT, UNKNOWN_TASK, headline
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
@@ -102,16 +102,19 @@ def _scheduled(facts: _Facts) -> Explanation:
             )
         case _:
             waits = "it snoozed itself"
-    misfit = last is not None and last.error.startswith(MISFIT)
-    if last is not None and misfit:
+    due, advice = "due", f"run it now: tenure jobs promote {job.id}"
+    if last is not None and last.error.startswith(MISFIT):
         waits = f"its {MISFIT}: {headline(last.error).partition(': ')[2]}"
+        advice = "deploy the code that takes them, or cancel the job; after 24h it is a dead letter"
+    elif last is not None and last.error.startswith(UNKNOWN_TASK):
+        known, due = any(knows(job.task, row) for row in facts.workers), "it is tried again"
+        ignorant = "the last worker that claimed it does not know" if known else "no live worker knows"
+        waits = f"{ignorant} its task {job.task}"
+        advice = f"a live worker knows it; to try it now: tenure jobs promote {job.id}" if known else DEPLOY
     reasons = [f"the last attempt ended with: {headline(last.error)}"] if last else []
     blockers = list(_blockers(facts))
     if job.run_at > facts.now:
-        verdict = f"{waits}: due in {facts.until(job.run_at)}, at {stamp(job.run_at)}"
-        advice = f"run it now: tenure jobs promote {job.id}"
-        if misfit:
-            advice = "deploy the code that takes them, or cancel the job; after 24h it is a dead letter"
+        verdict = f"{waits}: {due} in {facts.until(job.run_at)}, at {stamp(job.run_at)}"
     else:
         verdict = f"{waits}, has been due for {facts.ago(job.run_at)}, and is queued at the next scan"
         advice = ""
@@ -177,7 +180,7 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
         names = ", ".join(sorted({task for row in serving for task in row.identity.tasks})) or "none at all"
         yield (
             f"no live worker knows the task {job.task}; they know {names}",
-            "deploy the code that has it, or give the renamed task aliases=[…]",
+            DEPLOY,
         )
         return
     if job.solo:

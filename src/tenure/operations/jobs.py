@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -126,6 +127,15 @@ class JobReads:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+
+    def no_such_task(self, name: str) -> str:
+        """A sentence if neither a worker of the last day nor a job has a task of this name; else an empty text."""
+        known = {task for row in self._access.store.workers(dead=True) for task in row.identity.tasks}
+        if name in known or self._access.store.search(Filter(task=name), limit=1, within=WITHIN).jobs:
+            return ""
+        near = difflib.get_close_matches(name, known, n=3)
+        which = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)[:10]) or 'none'}"
+        return f"no worker of the last day and no job of this store has a task named {name!r}; {which}"
 
     def search(
         self, where: Filter, *, limit: int = 50, cursor: str | None = None, seconds: float = LOOK_SECONDS

@@ -14,7 +14,7 @@ from tenure.core.durations import spell
 from tenure.core.fingerprint import pattern
 from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
-from tenure.events import MISFIT, headline
+from tenure.events import DEPLOY, MISFIT, headline
 from tenure.maintenance.roster import Lag
 from tenure.operations.causes import Problem, Remedy, attributed
 from tenure.operations.hangs import Held, Stuck, hangs, silence
@@ -321,7 +321,7 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
                 "no-worker",
                 f"task {task}",
                 f"no live worker knows the task {task}, and jobs of it are waiting, {due[-1].id} among them",
-                fix="deploy the code that has it, or give the renamed task aliases=[…]",
+                fix=DEPLOY,
                 task=task,
             )
 

@@ -23,6 +23,7 @@ from typing import (
 
 import msgspec
 
+from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.tasks.hints import misplaced_option
 from tenure.tasks.job import Job
@@ -161,6 +162,19 @@ def _adapter(kind: Any) -> Any:
     return import_module("pydantic").TypeAdapter(kind)
 
 
+def _unstorable(kind: Any) -> bool:
+    """Is it a class of which no value can ever be decoded from JSON?"""
+    if not isinstance(kind, type) or kind.__module__ == "builtins" or issubclass(kind, Secret):
+        return False
+    if hasattr(kind, "__get_pydantic_core_schema__"):
+        return False
+    inspected = import_module("msgspec.inspect")
+    try:
+        return isinstance(inspected.type_info(kind), inspected.CustomType)
+    except (TypeError, NameError):  # `resolve` says what is wrong with it
+        return False
+
+
 _encode = msgspec.json.Encoder(enc_hook=_to_json).encode
 
 
@@ -255,7 +269,15 @@ class Arguments:
             types = "".join(f"; {name}: its type" for name in bare[1:])
             raise InvalidOption(f"{task}: {which} no annotation; write {bare[0]}: Job, or its type{types}")
         with suppress(NameError):  # a forward reference: `resolve` checks it later
-            _ = self.takes_job
+            self._refuse_unstorable()
+
+    def _refuse_unstorable(self) -> None:
+        for parameter in self._parameters:
+            if _unstorable(kind := self._hints[parameter.name]):
+                raise InvalidOption(
+                    f"{self._task}: parameter {parameter.name!r} is {a(kind.__name__)}, which JSON can't represent; "
+                    "take plain values, a dataclass, a msgspec Struct or a pydantic model, or the id of a row"
+                )
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
@@ -295,6 +317,7 @@ class Arguments:
     def resolve(self) -> None:
         """Build every codec now. Raises InvalidOption for an annotation that can't be resolved or stored."""
         try:
+            self._refuse_unstorable()
             self._build()
             _ = self.decode_result, self.decode_checkpoint
         except NameError as error:

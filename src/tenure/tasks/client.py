@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from threading import get_ident
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -64,6 +65,7 @@ class Client:
         self._open: dict[int, _Transaction] = {}
         self._registered: dict[tuple[str, str], float] = {}
         self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
+        self.test_thread: int | None = None  #: in `jobs.testing()`: the thread that runs the jobs, whenever it drains
         self._watch = Watch(lambda seen: self.store.updates(seen, limit=RETURNED))
 
     def close(self) -> None:
@@ -207,6 +209,8 @@ class Client:
     def result(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
+        if self.test_thread == get_ident():  # it would wait for itself
+            timeout = 0.0
         return self._outcome(self._watch.wait(job_id, ended=True, timeout=timeout), timeout)
 
     async def aresult(self, job_id: str, timeout: float | None) -> str:
@@ -224,6 +228,9 @@ class Client:
         if job.state in ENDED:
             raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
         why = self._why_queued(job) if job.state is State.QUEUED else ""
+        if self.test_thread is not None:
+            later = ", after queue.advance(…)" if job.state is State.SCHEDULED else ""
+            why = f"; a job of jobs.testing() runs when the test calls queue.drain(){later}"
         raise TimeoutError(_still(job, timeout or 0.0) + why)
 
     def update(self, job_id: str, seen: str = "") -> Update:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
+from tenure.errors import InvalidOption
 from tenure.ports import Filter, JobView, Store
 from tenure.tasks.arguments import redacted
 from tenure.tasks.handle import AppPort, JobHandle
@@ -34,6 +35,9 @@ class Listing:
 
     def assert_enqueued(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """The newest job of this task with these arguments. Else an AssertionError that lists the jobs there are."""
+        if not isinstance(task, Task):  # pyright: ignore[reportUnnecessaryIsInstance]
+            advice = f'; write assert_enqueued_by_name("{task}", {{…}})' if isinstance(task, str) else ""
+            raise InvalidOption(f"assert_enqueued: expected a task, got {task!r}{advice}")
         return self._newest(
             task, task.arguments.dump(task.arguments.bind(args, kwargs), self._app.settings.max_payload)
         )

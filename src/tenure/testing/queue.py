@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from threading import get_ident
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from tenure.core.clock import Clock
@@ -86,6 +87,7 @@ class TestQueue(Listing):
         new_fates: Callable[[], Fates],
     ) -> None:
         self.client = client
+        client.test_thread = get_ident()
         self.resources = resources
         self._elsewhere = frozenset(elsewhere)
         self._clock = clock

@@ -21,6 +21,7 @@ from starlette.requests import Request
 
 from tenure.config import ROLES, Settings, Token, host_and_port, redact, role_of
 from tenure.config import Role as Role
+from tenure.core.text import a
 from tenure.errors import InvalidOption
 
 SESSION_SECONDS = 12 * 3600
@@ -225,7 +226,7 @@ def _user_of(answer: object) -> User | None:
     rights = role_of("admin") if answer is True else role_of(answer) if isinstance(answer, str) else None
     if rights is None:
         raise BadHook(
-            f"auth= returned a {type(answer).__name__}; expected a tenure.web.access.User, a role "
+            f"auth= returned {a(type(answer).__name__)}; expected a tenure.web.access.User, a role "
             f"({', '.join(ROLES)}), True, False or None"
         )
     role, payloads = rights

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from time import monotonic
 
-from tenure.core.lifecycle import EXPIRED, Cancelled, Lease, Outcome, Released, Snoozed
+from tenure.core.lifecycle import EXPIRED, Cancelled, Lease, Outcome, Released
 from tenure.ports import Claimed
 from tenure.worker.caller import CallersLoop
 from tenure.worker.executor import Attempt
+from tenure.worker.misfits import unknown_task
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
 from tenure.worker.slots import End, Slots
@@ -56,9 +57,7 @@ class Attempts:
         if slots.handing_back:
             self._refuse(claimed, Released(slots.handing_back))
         elif task is None:
-            tries = max(claimed.attempt - claimed.failures - claimed.crashes - 1, 0)
-            delay = min(5.0 * 2.0 ** min(tries, 10), 300.0)
-            self._refuse(claimed, Snoozed(delay, f"this worker knows no task {claimed.task!r}"))
+            self._refuse(claimed, unknown_task(claimed))
         elif claimed.expired:
             self._refuse(claimed, Cancelled(EXPIRED))
         else:

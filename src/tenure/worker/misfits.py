@@ -1,6 +1,6 @@
-"""Jobs whose arguments do not fit the code of the worker that claimed them, as happens while a deploy is under way.
+"""Jobs that a worker claimed and can't run: it does not know their task, or their arguments do not fit its code.
 
-Such a job is treated as one of an unknown task: it waits, uncharged, for a worker with the code that it was made for.
+That happens while a deploy is under way. They wait, uncharged, for a worker with the code that they were made for.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
+from tenure.core.lifecycle import Snoozed
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import StoreError
-from tenure.events import MISFIT
+from tenure.events import DEPLOY, MISFIT, UNKNOWN_TASK
 from tenure.ports import AttemptView, Claimed, Store
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 5.0, 300.0  #: between two tries
@@ -24,9 +26,17 @@ _SINCE = re.compile(rf"{MISFIT} since (?P<since>\d+-\d+-\d+ \d+:\d+:\d+) UTC")
 _log = logging.getLogger("tenure.worker")
 
 
+def unknown_task(claimed: Claimed) -> Snoozed:
+    """The outcome of a job of a task that this worker does not know: a delay that grows from 5 s to 5 min."""
+    _log_once("jobs of %s wait for a worker that knows the task: %s", claimed.task, DEPLOY)
+    tries = max(claimed.attempt - claimed.failures - claimed.crashes - 1, 0)
+    delay = min(SHORTEST_SECONDS * 2.0 ** min(tries, 10), LONGEST_SECONDS)
+    return Snoozed(delay, f"{UNKNOWN_TASK} {claimed.task!r}")
+
+
 def misfit(store: Store, claimed: Claimed, why: str) -> Snooze | Fail:
     """What its attempt raises: Snooze, growing from 5 s to 5 min, and Fail once it has been a misfit for 24 h."""
-    _tell_once(claimed.task, why)
+    _log_once("jobs of %s wait for a worker whose code their arguments fit: %s", claimed.task, why)
     try:
         now = store.now()
         since = _since(store.attempts(claimed.id)) or now
@@ -47,6 +57,7 @@ def _since(attempts: Iterable[AttemptView]) -> datetime | None:
 
 
 @lru_cache(maxsize=1000)
-def _tell_once(task: str, why: str) -> None:
+def _log_once(template: str, task: str, why: str) -> None:
     """Log it once for a task and a reason, whatever the number of jobs and tries."""
-    _log.warning("jobs of %s wait for a worker whose code their arguments fit: %s", task, why)
+    with suppress(Exception):  # of a filter or a handler: it must stop no worker
+        _log.warning(template, task, why)

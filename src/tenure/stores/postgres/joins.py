@@ -20,6 +20,7 @@ from psycopg import AsyncCursor, Cursor
 from psycopg.rows import tuple_row
 
 from tenure.core.imports import is_a
+from tenure.core.text import a
 from tenure.errors import BadData, StoreError
 from tenure.ports import Awaited
 
@@ -266,5 +267,4 @@ def _not_postgres(vendor: str, database: object) -> StoreError:
 
 
 def _named(tx: object) -> str:
-    name = type(tx.tx if isinstance(tx, Awaited) else tx).__name__
-    return f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+    return a(type(tx.tx if isinstance(tx, Awaited) else tx).__name__)

@@ -15,6 +15,7 @@ import apsw
 import msgspec
 
 from tenure.core.lifecycle import MOST_TOGETHER, Completed, Lease, Outcome, State, group_size
+from tenure.core.text import a
 from tenure.errors import LeaseLost, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -127,12 +128,13 @@ class SqliteJobs(SqliteBase):
     def _within(self, tx: object, call: Callable[[apsw.Connection], T]) -> T:
         if tx is None:
             return self._file.write(call)
+        block = "async with jobs.atransaction()" if isinstance(tx, Awaited) else "with jobs.transaction()"
         tx = tx.tx if isinstance(tx, Awaited) else tx
         if isinstance(tx, Transaction) and tx.path == self._file.path:
             return tx.run(call)
         raise StoreError(
-            f"tx is a {type(tx).__name__}: a job in {self._file.path} can only join a transaction of that file; "
-            "use `with jobs.transaction() as tx:`"
+            f"tx is {a(type(tx).__name__)}: a job in {self._file.path} can only join a transaction of that file; "
+            f"use `{block} as tx:`"
         )
 
     # ── clients ──
