@@ -237,12 +237,9 @@ class Tenure(ByName):
         `queues` are as in `tenure worker`: "reports", or "reports=2" for at most two slots. Raises InvalidOption.
         Within `jobs.testing()` it claims nothing: `drain` runs the jobs.
         """
-        from tenure.worker.embedded import IdleWorker
-
-        program = self.program
+        program, idle = self.program, self._testing is not None
         program.check()
-        worker = backends.embedded(program, self.settings, queues, concurrency, unknown)
-        return worker if self._testing is None else IdleWorker()
+        return backends.embedded(program, self.settings, queues, concurrency, unknown, idle=idle)
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
         """The dashboard and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`

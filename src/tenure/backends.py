@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenure.tasks.registry import Registry
     from tenure.testing import TestQueue
     from tenure.testing.transactions import Fates
-    from tenure.worker.embedded import Embedded
+    from tenure.worker.embedded import Embedded, IdleWorker
     from tenure.worker.program import Program
 
 _NATS = ("nats://", "tls://")
@@ -135,10 +135,10 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
 
 
 def embedded(
-    program: Program, settings: Settings, queues: object, concurrency: object, unknown: Collection[str]
-) -> Embedded:
+    program: Program, settings: Settings, queues: object, concurrency: object, unknown: Collection[str], *, idle: bool
+) -> Embedded | IdleWorker:
     """A worker embedded in this process, not yet started. Raises InvalidOption."""
-    from tenure.worker.embedded import Embedded
+    from tenure.worker.embedded import Embedded, IdleWorker
     from tenure.worker.options import checked
     from tenure.worker.worker import queue_caps
 
@@ -147,6 +147,8 @@ def embedded(
     if warning := program.unnamed(caps):
         logging.getLogger("tenure.worker").warning(warning)
     check_timers(program, settings, caps)
+    if idle:
+        return IdleWorker()
     return Embedded(program, connect, open_notifier, settings, caps, slots or settings.concurrency, new_alarm=new_alarm)
 
 

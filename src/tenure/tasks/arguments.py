@@ -166,7 +166,7 @@ def _unstorable(kind: Any) -> bool:
     """Is it a class of which no value can ever be decoded from JSON?"""
     if not isinstance(kind, type) or kind.__module__ == "builtins" or issubclass(kind, Secret):
         return False
-    if hasattr(kind, "__get_pydantic_core_schema__"):
+    if hasattr(cast("Any", kind), "__get_pydantic_core_schema__"):
         return False
     inspected = import_module("msgspec.inspect")
     try:
