@@ -108,6 +108,24 @@ def test_a_running_job_has_a_stack_in_a_thread_and_on_the_loop(site: Site) -> No
     assert site.store.notes("order:") == {}
 
 
+def test_an_order_is_taken_by_the_supervisor_of_its_worker_and_by_no_other(site: Site) -> None:
+    site.supervisor(concurrency=1)
+    first = shop.wait.enqueue()
+    site.seen(first, "begin")
+    site.supervisor(concurrency=1)
+    second = shop.wait.enqueue()
+    site.seen(second, "begin")
+
+    found = [stack(site, job) for job in (first, second)]
+
+    assert [each.worker for each in found] == [site.worker(job).identity.id for job in (first, second)]
+    assert [functions(each) for each in found] == [[["wait", "until_told"]]] * 2
+    admin(site).workers.stop(found[0].worker, "drain", within=30.0)
+    site.go()
+    site.until(lambda: len(site.store.workers()) == 1, "one worker to be left")
+    assert site.store.workers()[0].identity.id == found[1].worker
+
+
 @pytest.mark.parametrize("task", [shop.block_the_loop, shop.hold_the_gil], ids=lambda task: task.name)
 def test_a_worker_that_can_not_answer_is_seen_from_outside(site: Site, task: Task[[], None]) -> None:
     site.supervisor()

@@ -6,15 +6,17 @@ import ast
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tenure
-from conformance.factories import World, bring, draft, put, running
+from conformance.factories import World, bring, draft, put, running, start
 from tenure import Tenure
 from tenure.config import load
 from tenure.core.lifecycle import State
-from tenure.errors import InvalidArguments, InvalidOption
+from tenure.errors import InvalidArguments, InvalidOption, Refused
+from tenure.maintenance import orders
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.access import EDITS
 from tenure.operations.admin import Admin
@@ -205,6 +207,52 @@ def test_the_trail_is_read_page_by_page_and_over_days(world: World, store: Store
     assert sorted(both, key=lambda each: each.id, reverse=True) == both
     with pytest.raises(InvalidOption, match="cursor: expected the cursor of an earlier page, got 'x:y'"):
         admin.audit(cursor="x:y")
+
+
+# ── orders to workers ──
+
+
+def test_an_order_that_nobody_takes_is_void_after_a_minute(world: World, store: Store, admin: Admin) -> None:
+    worker = start(store, lease=3600.0)
+    says = admin.workers.stop(worker, "restart")
+    with pytest.raises(Refused, match="ada ordered a restart of worker"):
+        admin.by("grace").workers.stop(worker, "drain")
+    assert [each.verb for each in orders.open_orders(store)] == ["restart"]
+
+    world.advance(orders.OPEN_SECONDS + 1)
+
+    assert orders.open_orders(store) == []
+    assert admin.workers.stops() == {}
+    admin.by("grace").workers.stop(worker, "drain")
+    assert (says.partition(":")[0], admin.workers.stops()[worker].who) == (
+        f"worker {worker} is told to drain",
+        "grace",
+    )
+
+
+def test_the_stack_that_does_not_come_says_why_that_may_be(world: World, store: Store, admin: Admin) -> None:
+    def asked(**options: Any) -> str:
+        lease = running(store, start(store, lease=3600.0, **options))
+        admin.jobs.ask_for_stack(lease.job_id)
+        admin.by("grace").jobs.ask_for_stack(lease.job_id)  # both wait for one answer
+        return lease.job_id
+
+    supervised, embedded, lost = asked(), asked(runner="embedded"), asked()
+    assert len(orders.open_orders(store)) == 3
+    world.advance(7)
+    owner = store.get(lost).worker_id or ""  # type: ignore[union-attr]
+    store.declare_dead([owner])
+
+    said = {job_id: admin.jobs.stack(job_id) for job_id in (supervised, embedded, lost)}
+
+    assert {stack.state for stack in said.values() if stack} == {"silent"}
+    ends = [stack.says.partition("; ")[2] for stack in said.values() if stack]
+    assert ends == [
+        "its supervisor hangs, or can't reach the store, or its release knows no orders",
+        "code in its program holds the GIL, or it can't reach the store, or its release knows no orders",
+        "that worker has ended: its process ended, by a normal stop or a kill; its jobs were settled at once",
+    ]
+    assert admin.jobs.stack(put(store)) is None
 
 
 # ── one way in ──

@@ -169,6 +169,25 @@ def test_what_a_handler_runs_by_to_thread_is_a_trace_and_that_of_another_job_is_
     assert (second.name, functions(second)) == ("a thread of asyncio.to_thread", ["read"])
 
 
+def test_a_handler_on_the_callers_own_loop_is_seen_there(shop: Shop) -> None:
+    @shop.jobs.task
+    async def pack() -> None:
+        shop.begun.set()
+        await told()
+
+    async def app() -> list[Trace]:
+        async with (worker := shop.jobs.worker()):
+            job_id = str((await pack.aenqueue()).id)
+            while not shop.begun.is_set():
+                await asyncio.sleep(0.01)
+            found = await asyncio.to_thread(traces, worker._serving._worker.running[job_id])
+            gate.set()
+        return list(found)
+
+    (trace,) = asyncio.run(app())
+    assert functions(trace) == ["pack", "told"]
+
+
 def test_an_embedded_worker_answers_an_order_of_the_store(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     @shop.jobs.task
     def pack() -> None:
