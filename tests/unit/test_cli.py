@@ -327,6 +327,21 @@ def test_waiting_prints_the_result_or_why_there_is_none(
     assert err in complained
 
 
+def test_waiting_says_the_id_at_once_and_soon_that_no_worker_serves_the_queue(run: Run, store: Store) -> None:
+    with process("enqueue", "add", "a=1", "--wait") as waiting:
+        assert waiting.stderr is not None
+        first, second = waiting.stderr.readline(), waiting.stderr.readline()
+        worker = alive(store, queues=("sums",), tasks=("add",))
+        (claimed,) = claim(store, worker, queue="sums")
+        finish(store, Lease(claimed.id, claimed.attempt, worker), Completed("2"))
+        told, rest = waiting.communicate()
+
+    assert first == f"job {claimed.id} is stored; waiting for it\n"
+    assert f"add {claimed.id} is still queued after 3s; no live worker of this store (sqlite:///" in second
+    assert second.endswith(" serves the queue 'sums'; still waiting\n")
+    assert (told, rest) == ("2\n", "")
+
+
 def test_waiting_too_long_says_so(run: Run) -> None:
     code, out, err = run("enqueue", "add", "a=1", "--wait", "--timeout", "10ms")
 

@@ -61,7 +61,7 @@ def enqueue(
         Store it though no worker has registered this task. Without the app, the name and the queue are else checked
         against what workers have registered; every name=text is a text there, so write depth:=3 for a number.
     wait
-        Wait for the result and print it.
+        Wait for the result and print it. The id of the job is on standard error at once.
     timeout
         How long to wait at most.
     """
@@ -87,7 +87,7 @@ def enqueue(
         stored = {"id": str(handle.id), "created": handle.created}
         if not wait:
             return print_result(shared, stored, str(handle.id))
-        result = awaited(str(handle.id), lambda: jobs.client().result(str(handle.id), limit))
+        result = awaited(str(handle.id), limit, lambda wait: jobs.client().result(str(handle.id), wait))
     return print_result(shared, {**stored, "state": "completed", "result": json.loads(result)}, redacted(result))
 
 

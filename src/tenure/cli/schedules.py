@@ -300,7 +300,7 @@ def trigger(
         job_id = admin.schedules.trigger(name, force=force)
         if not wait:
             return print_result(shared, {"schedule": name, "job": job_id}, job_id)
-        result = awaited(job_id, lambda: admin.jobs.result(job_id, limit))
+        result = awaited(job_id, limit, lambda wait: admin.jobs.result(job_id, wait))
     return print_result(
         shared, {"schedule": name, "job": job_id, "state": "completed", "result": json.loads(result)}, result
     )

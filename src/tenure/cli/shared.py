@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tenure.ports import Store
 
 
+_SOON_SECONDS = 3.0
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Shared:
@@ -131,12 +134,19 @@ def wait_limit(wait: bool, timeout: str | None) -> float | None:
     return None if timeout is None else seconds(timeout, "--timeout")
 
 
-def awaited(job_id: str, result: Callable[[], str]) -> str:
-    """The result of a job that has just been stored."""
-    if sys.stderr.isatty():
-        print_error(f"job {job_id} is stored; waiting for it")
+def awaited(job_id: str, limit: float | None, result: Callable[[float | None], str]) -> str:
+    """The result of a job that has just been stored. A job that does not start soon is explained meanwhile."""
+    print_error(f"job {job_id} is stored; waiting for it")
+    sys.stderr.flush()
     try:
-        return result()
+        if limit is None or limit > _SOON_SECONDS:
+            try:
+                return result(_SOON_SECONDS)
+            except TimeoutError as error:
+                if "; " in str(error):  # then it says why
+                    print_error(f"{error}; still waiting")
+                limit = None if limit is None else limit - _SOON_SECONDS
+        return result(limit)
     except TimeoutError as error:
         raise TenureError(str(error)) from error
 
