@@ -52,7 +52,10 @@ def open_store(settings: Settings) -> Store:
             with extra("postgres"):
                 from tenure.stores.postgres import PostgresStore
 
-            return PostgresStore(settings.url, schema=settings.namespace, password=settings.password)
+            command = "manage.py migrate" if settings.app == config.DJANGO_APP else "tenure migrate"
+            return PostgresStore(
+                settings.url, schema=settings.namespace, password=settings.password, migrated_by=command
+            )
         case scheme if scheme in _REDIS:
             with extra("redis"):
                 from tenure.stores.redis import RedisStore

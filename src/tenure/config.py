@@ -24,6 +24,7 @@ from tenure.core.lifecycle import GUARD
 from tenure.errors import InvalidOption
 
 PREFIX = "TENURE_"
+DJANGO_APP = "tenure.django:jobs"  #: the app of every Django project
 Role = Literal["read", "operate", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)  #: in rising order: each includes the rights of those before it
 #: parts of names whose values are secret, unless the setting `redact` says otherwise

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from projects import Project, new_project, settings, sqlite
+from projects import Project, new_project, postgres, settings, sqlite
 
 
 @pytest.mark.everyday
@@ -86,6 +86,23 @@ def test_no_worker_starts_with_a_wrong_setting(tmp_path: Path) -> None:
     said = project.manage("tenure", "worker", "--until-empty", code=2)
 
     assert said == 'lease: 30 has no unit; write "30s", "30m" or "30ms"\n'
+
+
+def test_a_schema_that_is_missing_is_made_by_a_command_of_the_project(database_url: str, tmp_path: Path) -> None:
+    project = new_project(tmp_path, postgres(database_url))
+
+    for code, argv in ((2, ["worker", "--until-empty"]), (1, ["jobs", "list"])):
+        said = project.manage("tenure", *argv, code=code)
+        assert "has no schema tenure of this version" in said
+        assert said.endswith("run `manage.py migrate` there first\n")
+
+
+@pytest.mark.parametrize("command", [["worker"], ["jobs", "list"]])
+def test_the_help_names_the_store_of_the_project(command: list[str], tmp_path: Path) -> None:
+    said = " ".join(new_project(tmp_path, sqlite(tmp_path)).manage("tenure", *command, "--help").split())
+
+    assert "The store. Default: that of the project's settings." in said.replace("│ │ ", "")
+    assert "sqlite:///tenure.db" not in said
 
 
 def test_a_database_that_can_hold_no_jobs_is_one_sentence(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from tenure import cli
 from tenure.cli.output import print_error, print_line, show_json
 from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, TenureError
@@ -32,8 +33,7 @@ _SOON_SECONDS = 3.0
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Shared:
-    url: str | None = None
-    """The store. Default: TENURE_URL, else sqlite:///tenure.db in this folder."""
+    url: Annotated[str | None, Parameter(help=f"The store. Default: {cli.default_store}.")] = None
     app: str | None = None
     """Where the app is: module[:attribute]. Its store is the one meant."""
     json: bool = False

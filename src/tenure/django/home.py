@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from tenure.backends import extra
-from tenure.config import SETTINGS
+from tenure.config import DJANGO_APP, SETTINGS
 from tenure.errors import InvalidOption
 
 #: The settings of Tenure that a project may give. `app` is always `tenure.django:jobs`.
@@ -61,6 +61,7 @@ def read() -> Home:
         raise InvalidOption(f"TENURE['IMPORTS']: expected a list of module names, got {imports!r}; write [{imports!r}]")
     alias = values.pop("DATABASE", None)
     settings: dict[str, object] = {NAMES[name]: value for name, value in values.items() if value is not None}
+    settings["app"] = DJANGO_APP
     if "url" not in settings:
         alias = DEFAULT_DB_ALIAS if alias is None else alias
         settings = {**_store(alias), **settings}

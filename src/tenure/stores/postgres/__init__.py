@@ -39,9 +39,15 @@ class PostgresStore(PostgresJobs, PostgresWorkers, PostgresSchedules, PostgresRe
     capabilities = Capabilities(transactions=True, durable=True, steady_clock=False, local=False)
 
     def __init__(
-        self, url: str, *, schema: str = "tenure", password: str | None = None, clock: Clock | None = None
+        self,
+        url: str,
+        *,
+        schema: str = "tenure",
+        password: str | None = None,
+        clock: Clock | None = None,
+        migrated_by: str = "tenure migrate",
     ) -> None:
-        super().__init__(Server(url, schema, password, clock))
+        super().__init__(Server(url, schema, password, clock, migrated_by))
 
     @property
     def url(self) -> str:

@@ -115,7 +115,8 @@ def mapped(error: BaseException, server: Server, *, theirs: bool = False) -> Bas
     state, message = error.sqlstate or "", _first_line(error)
     if state in ("42P01", "3F000", "42703") and not theirs:
         return StoreError(
-            f"{server.url} has no schema {server.schema} of this version ({message}): run `tenure migrate` there first"
+            f"{server.url} has no schema {server.schema} of this version ({message}): "
+            f"run `{server.migrated_by}` there first"
         )
     if state == "42501":
         return StoreError(f"{server.url}: the role lacks a right ({message}): GRANT it, or use a role that has it")
@@ -171,8 +172,9 @@ def _first_line(error: psycopg.Error) -> str:
 class Server:
     """Connections to one schema of one database. Safe from every thread; a forked child must make its own."""
 
-    def __init__(self, url: str, schema: str, password: str | None, clock: Clock | None) -> None:
+    def __init__(self, url: str, schema: str, password: str | None, clock: Clock | None, migrated_by: str) -> None:
         self.conninfo, self.url = _read(url, password)
+        self.migrated_by = migrated_by  #: the command that makes the schema, for errors
         self.schema = _checked(schema)
         self._clock = clock
         self._idle: list[Connection] = []
@@ -379,7 +381,7 @@ class Server:
         if version < newest:
             raise StoreError(
                 f"{self.url}: schema {self.schema} has version {version}, this Tenure needs {newest}: "
-                "run `tenure migrate`"
+                f"run `{self.migrated_by}`"
             )
         self._refuse_newer(version, newest)
 

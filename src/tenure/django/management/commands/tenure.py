@@ -14,13 +14,13 @@ from typing import Any, cast
 
 from django.core.management.base import BaseCommand, CommandError
 
+from tenure import cli
 from tenure.cli.main import BAD_INPUT, main
 from tenure.cli.output import print_error
 from tenure.config import SETTINGS
 from tenure.django import jobs
 from tenure.errors import TenureError
 
-APP = "tenure.django:jobs"
 _DJANGOS = ("--settings", "--pythonpath")  #: options of manage.py itself, which has applied them already
 
 
@@ -42,6 +42,7 @@ class Command(BaseCommand):
 def run(argv: Sequence[str]) -> int:
     """Run one command of `tenure` for this project, and return its exit code."""
     try:
+        cli.default_store = "that of the project's settings"
         with _exported(secrets=_command(argv) != "worker"):
             return main(argv)
     except TenureError as error:
@@ -74,7 +75,7 @@ def _exported(*, secrets: bool) -> Generator[None]:
     given, settings = jobs.home.settings, jobs.settings
     rows = [row for row in SETTINGS if row.name in given and (secrets or not row.secret)]
     found = {row.env: _spelled(given[row.name], getattr(settings, row.name)) for row in rows}
-    found |= {"TENURE_APP": APP, "PYTHONPATH": os.pathsep.join(_project_path())}
+    found["PYTHONPATH"] = os.pathsep.join(_project_path())
     before = {name: os.environ.get(name) for name in found}
     os.environ.update(found)
     try:
