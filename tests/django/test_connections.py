@@ -57,6 +57,36 @@ RUNNING = """
 """
 
 
+IN_A_TEST = """
+from django.test import TransactionTestCase
+from orders.models import Order
+from orders.tasks import apay, jobs, pay
+
+class Real(TransactionTestCase):
+    def test_a_worker(self):
+        orders = [Order.objects.create().pk for _ in range(6)]
+        with jobs.worker(concurrency=3):
+            handles = [task.enqueue(order) for order in orders for task in (pay, apay)]
+            assert [handle.result("60s") for handle in handles] == [1] * 12
+
+    async def test_a_worker_on_the_loop(self):
+        order = (await Order.objects.acreate()).pk
+        async with jobs.worker(concurrency=3):
+            assert await (await apay.aenqueue(order)).aresult("60s") == 1
+            assert await (await pay.aenqueue(order)).aresult("60s") == 1
+"""
+
+
+def test_a_worker_that_ended_in_a_test_leaves_no_connection_to_its_database(database_url: str, tmp_path: Path) -> None:
+    project = new_project(tmp_path, postgres(database_url, CONN_MAX_AGE=None))
+    project.write({"orders/tests.py": IN_A_TEST})
+
+    said = project.manage("test", "--noinput")
+
+    assert "being accessed by other users" not in said
+    assert "Ran 2 tests" in said
+
+
 @pytest.mark.parametrize("age", [pytest.param(None, marks=pytest.mark.everyday), 0, 600])
 @pytest.mark.parametrize("block", [pytest.param("idle", marks=pytest.mark.thorough), "running"])
 def test_a_lost_connection_costs_only_the_attempt_that_it_cut(

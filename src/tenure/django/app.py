@@ -15,7 +15,7 @@ from django.utils.module_loading import autodiscover_modules
 from tenure.app import Tenure
 from tenure.config import Settings
 from tenure.django import home
-from tenure.django.connections import fresh_connections, lent
+from tenure.django.connections import fresh_connections, kept_connections, lent
 from tenure.django.home import Home
 from tenure.django.registry import ProjectRegistry, queues
 from tenure.ports import Notifier, Store
@@ -34,6 +34,7 @@ class DjangoApp(Tenure):
         super().__init__()
         self._registry = self.registry = ProjectRegistry()
         self._home: Home | None = None
+        self.resource(kept_connections)
         self.around(fresh_connections)
 
     def __repr__(self) -> str:

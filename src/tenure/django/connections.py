@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
+from threading import Lock, current_thread
 from typing import Any
 
 from asgiref.sync import SyncToAsync
@@ -19,6 +21,7 @@ from django.db import close_old_connections, connections
 from tenure.tasks.job import Job
 
 _log = logging.getLogger("tenure.worker")
+CLOSE_SECONDS = 5.0  #: how long the end of a worker waits for the thread of async handlers
 _lent: list[Any] = []  #: the connections of a test, which its handlers use too: their rows are not committed
 
 
@@ -47,11 +50,64 @@ def _on_loop() -> bool:
     return True
 
 
+class KeptConnections:
+    """The connections that threads keep between attempts, as `CONN_MAX_AGE` says. The resource of a worker.
+
+    They are closed when a worker has ended: its threads are gone, and in a test their connections would prevent that
+    its database is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._kept: dict[Any, bool] = {}  #: whether the thread of async handlers has it, which others use, too
+
+    def keep(self) -> None:
+        """The attempt in this thread has ended."""
+        shared = current_thread() in SyncToAsync.single_thread_executor._threads
+        with self._lock:
+            self._kept.update(dict.fromkeys(connections.all(initialized_only=True), shared))
+
+    def take(self) -> None:
+        """An attempt begins in this thread."""
+        with self._lock:
+            for connection in connections.all(initialized_only=True):
+                self._kept.pop(connection, None)
+
+    def close(self) -> None:
+        """Close them all; those of the thread of async handlers there, when it comes to that."""
+        with self._lock:
+            found, self._kept = self._kept, {}
+            for connection in (each for each, shared in found.items() if not shared):
+                connection.inc_thread_sharing()
+                _closed(connection)
+                connection.dec_thread_sharing()
+        theirs = [SyncToAsync.single_thread_executor.submit(_closed, each) for each, shared in found.items() if shared]
+        wait(theirs, CLOSE_SECONDS)
+
+
+_kept = KeptConnections()
+
+
+async def kept_connections() -> AsyncIterator[KeptConnections]:
+    """Close the connections of a worker's threads when it ends."""
+    yield _kept
+    await asyncio.to_thread(_kept.close)
+
+
+def _closed(connection: Any) -> None:
+    try:
+        if not connection.in_atomic_block:
+            connection.close()
+    except DatabaseError:
+        _log.warning("a database connection could not be closed", exc_info=True)
+
+
 def _before() -> None:
     if _lent:
         for connection in _lent:
             connections[connection.alias] = connection
         return
+    _kept.take()
     _close_old()
     for connection in connections.all(initialized_only=True):
         # Checked by the first query of this attempt, if there is one: it may have been closed while nothing ran.
@@ -64,6 +120,7 @@ def _after() -> None:
             del connections[connection.alias]
         return
     _close_old()
+    _kept.keep()
 
 
 def _close_old() -> None:
