@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from conformance.factories import claim, draft, finish, start
+from tenure.cli.schedules import moment
 from tenure.cli.schedules_screen import MARKS
 from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, State
@@ -445,7 +446,40 @@ def test_the_history_of_all_tells_what_happened_last_night(run: Run, store: Stor
     assert len(rows(run("history", "--since", f"{now - timedelta(hours=31):%Y-%m-%dT%H:%M}", "-n", "2")[1])) == 3
     assert run("history", "--since", "1h")[2].startswith("no schedule has had a tick since ")
     assert run("history", "--before", "2026-01-01")[0] == run("history", "report", "--since", "1h")[0] == 2
-    assert run("history", "--since", "soon")[0] == 2
+    code, _, err = run("history", "--since", "soon")
+    assert code == 2
+    assert err.startswith("--since: expected 12h, yesterday, today, 6:00 or a time like 2030-01-31T06:00, got 'soon'; ")
+
+
+def test_the_history_of_all_has_what_was_decided_since_then_of_an_earlier_tick(
+    run: Run, store: Store, timetable: Timetable
+) -> None:
+    now = store.now().replace(microsecond=0)
+    late, old = now - timedelta(hours=29), now - timedelta(hours=28)
+    put(
+        store,
+        made(timetable, "backup"),
+        tick(late, "missed", schedule="backup", decided_at=now - timedelta(minutes=5)),
+        tick(old, "success", schedule="backup", decided_at=old),
+    )
+
+    assert [row[6] for row in rows(run("history", "--since", "1h")[1])[1:]] == ["missed"]
+    assert run("history", "--since", "2m")[2].startswith("no schedule has had a tick since ")
+
+
+def test_the_history_of_all_knows_days_and_times_of_a_day() -> None:
+    now = datetime(2026, 11, 23, 3, 30, tzinfo=UTC)
+
+    for text, at in [
+        ("12h", now - timedelta(hours=12)),
+        ("today", datetime(2026, 11, 23, tzinfo=UTC)),
+        ("yesterday", datetime(2026, 11, 22, tzinfo=UTC)),
+        ("0:00", datetime(2026, 11, 23, tzinfo=UTC)),
+        ("03:30", now),
+        ("22:15", datetime(2026, 11, 22, 22, 15, tzinfo=UTC)),
+        ("2026-11-20", datetime(2026, 11, 20, tzinfo=UTC)),
+    ]:
+        assert moment(text, "--since", now) == at, text
 
 
 def test_an_error_of_two_thousand_characters_is_a_short_line_also_in_a_pipe(

@@ -34,6 +34,7 @@ Name = Annotated[str, Parameter(help="The schedule.")]
 Limit = Annotated[int, Parameter(name=["--limit", "-n"])]
 SHARED = Shared()
 _MARKS, _STRIP = 10, 50
+_DAYS = {"today": 0, "yesterday": 1}
 _MOST_SHOWN = 10_000
 _SILENCE = logging.NullHandler()
 
@@ -174,9 +175,10 @@ def history(
     before
         Of one schedule: only ticks before this time: ISO 8601; without a zone, in the schedule's.
     since
-        Of all: only what was decided since then: 12h, or a time, in UTC without a zone. Default: 24h.
+        Of all: only what was decided or run since then: 12h, yesterday, today, 6:00, or a time; in UTC without a
+        zone. Default: 24h.
     until
-        Of all: only what was decided until then: 4h ago, or a time.
+        Of all: only what was decided until then: 4h ago, or a time as above.
     cursor
         Of all: continue where an earlier list ended.
     """
@@ -209,7 +211,7 @@ def history(
 def _history_of_all(since: str, until: str, limit: int, cursor: str | None, shared: Shared) -> int:
     with _admin(shared) as admin:
         now = admin.now()
-        first, last = _moment(since, "--since", now), _moment(until, "--until", now)
+        first, last = moment(since, "--since", now), moment(until, "--until", now)
         found = admin.schedules.happened(first, last, limit=limit, cursor=cursor)
     if shared.json:
         show_json([{"schedule": view.tick.schedule, **screen.history_json(view)} for view in found.ticks])
@@ -222,10 +224,23 @@ def _history_of_all(since: str, until: str, limit: int, cursor: str | None, shar
     return 0
 
 
-def _moment(text: str, label: str, now: datetime) -> datetime:
-    """A time, or how long ago."""
-    ago = re.fullmatch(r"[\d.]+[a-z].*", text)
-    return now - timedelta(seconds=seconds(text, label)) if ago else instant(text, label, Every(1))
+def moment(text: str, label: str, now: datetime) -> datetime:
+    """The last time that this means: so long ago, a day's midnight, a time of day, or a time."""
+    if re.fullmatch(r"[\d.]+[a-z].*", text):
+        return now - timedelta(seconds=seconds(text, label))
+    midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if text in _DAYS:
+        return midnight - timedelta(days=_DAYS[text])
+    if of_day := re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)", text):
+        at = midnight + timedelta(hours=int(of_day[1]), minutes=int(of_day[2]))
+        return at if at <= now else at - timedelta(days=1)
+    try:
+        return instant(text, label, Every(1))
+    except InvalidOption:
+        raise InvalidOption(
+            f"{label}: expected 12h, yesterday, today, 6:00 or a time like 2030-01-31T06:00, got {text!r}; "
+            "a time without its zone is in UTC"
+        ) from None
 
 
 @schedules.command
