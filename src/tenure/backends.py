@@ -16,6 +16,7 @@ from tenure import config
 from tenure.config import Settings
 from tenure.core import forks
 from tenure.core.durations import spell
+from tenure.core.text import install
 from tenure.errors import InvalidOption
 from tenure.ports import Notifier, Store
 
@@ -102,7 +103,7 @@ def extra(name: str) -> Generator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise InvalidOption(f'{error.name} is not installed: pip install "tenure[{name}]"') from error
+        raise InvalidOption(f"{error.name} is not installed: {install(name)}") from error
 
 
 def open_notifier(settings: Settings, store: Store) -> Notifier:

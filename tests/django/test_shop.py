@@ -73,6 +73,30 @@ def test_the_site_its_worker_and_its_dashboard_run(site: httpx.Client) -> None:
     assert "pay" in site.get("/jobs/jobs").text
 
 
+NO_STAFF = """
+from importlib import import_module
+from django.conf import settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY, get_user_model
+user = get_user_model().objects.create_user("bob")
+session = import_module(settings.SESSION_ENGINE).SessionStore()
+session.update({SESSION_KEY: str(user.pk), BACKEND_SESSION_KEY: settings.AUTHENTICATION_BACKENDS[0],
+                HASH_SESSION_KEY: user.get_session_auth_hash()})
+session.save()
+print(session.session_key)
+"""
+
+
+def test_a_user_who_is_not_staff_is_refused_and_not_asked_to_log_in(shop: Path, site: httpx.Client) -> None:
+    command = [sys.executable, "manage.py", "shell", "-v", "0", "-c", NO_STAFF]
+    done = subprocess.run(command, cwd=shop, env=environ(), capture_output=True, text=True, timeout=110, check=True)
+    site.cookies.set("sessionid", done.stdout.strip())
+
+    for path in ("/jobs/", "/jobs/api/v1/queues"):
+        refused = site.get(path)
+        assert refused.status_code == 403, path
+        assert "bob is not staff" in refused.text
+
+
 def test_its_own_tests_pass(shop: Path) -> None:
     command = [sys.executable, "manage.py", "test"]
     done = subprocess.run(command, cwd=shop, env=environ(), capture_output=True, text=True, timeout=110, check=False)

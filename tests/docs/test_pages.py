@@ -228,3 +228,12 @@ def test_the_examples_in_docstrings_are_true(name: str, tmp_path: Path, monkeypa
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=lambda page: page.stem)
 def test_a_decision_fits_a_page(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= 40
+
+
+def test_no_page_installs_tenure_from_an_index_that_does_not_have_it() -> None:
+    root = Path(__file__).parents[2]
+    texts = [root / "README.md", *root.glob("docs/*.md"), *root.glob("examples/**/*.md"), *root.glob("src/**/*.py")]
+    wrong = [str(path) for path in texts if re.search(r'pip install (-U )?"?tenure\b', path.read_text("utf-8"))]
+
+    assert len(texts) > 200
+    assert wrong == []

@@ -567,7 +567,7 @@ def test_a_service_that_does_not_take_a_message_is_a_failure_to_be_tried_again(
 def test_a_service_of_apprise_says_which_extra_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
 
-    with pytest.raises(InvalidOption, match=r'pip install "tenure\[alerts\]"'):
+    with pytest.raises(InvalidOption, match=r'pip install "\.\[alerts\]" in the checkout'):
         open_sinks(load(environ={"TENURE_ALERTS": "slack://a/b/c"}, folder=tmp_path))
 
 

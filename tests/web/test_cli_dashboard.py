@@ -215,7 +215,7 @@ def test_without_the_extra_it_says_what_to_install(folder: Path) -> None:
             [sys.executable, "-c", blocked, "dashboard", *ANYWHERE], capture_output=True, text=True, timeout=60
         )
         assert found.returncode == 2
-        assert found.stderr == f'{missing} is not installed: pip install "tenure[web]"\n'
+        assert found.stderr == f'{missing} is not installed: pip install ".[web]" in the checkout of Tenure\n'
 
 
 def test_a_store_that_is_away_is_said_and_it_starts_all_the_same(folder: Path) -> None:
@@ -258,5 +258,5 @@ def test_an_app_without_the_extra_says_what_to_install(folder: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "tenure.web.dashboard", None)
     monkeypatch.delitem(sys.modules, "tenure.web", raising=False)
 
-    with pytest.raises(InvalidOption, match=r'pip install "tenure\[web\]"'):
+    with pytest.raises(InvalidOption, match=r'pip install "\.\[web\]" in the checkout'):
         Tenure().dashboard()

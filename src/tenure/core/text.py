@@ -6,6 +6,7 @@ import json
 import re
 from typing import cast
 
+UPGRADE = "upgrade Tenure (git pull, then pip install . in its checkout)"
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -17,6 +18,11 @@ def clean(text: str, limit: int) -> str:
     """
     text = _UNSTORABLE.sub("\ufffd", text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def install(extra: str) -> str:
+    """How the optional dependencies of this name are installed."""
+    return f'pip install ".[{extra}]" in the checkout of Tenure'
 
 
 def a(name: str) -> str:

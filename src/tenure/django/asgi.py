@@ -26,7 +26,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 def with_dashboard(application: Application, path: str = "/jobs") -> Application:
     """Serve the dashboard below `path`. Example, in `asgi.py`: `application = with_dashboard(get_asgi_application())`
 
-    Staff may look, superusers may do everything; visitors without a session are sent to `LOGIN_URL`.
+    Staff may look, superusers may do everything; visitors without a session are sent to `LOGIN_URL`, others get 403.
     """
     dashboard = jobs.dashboard(auth=staff)
     root = path.rstrip("/")
@@ -63,5 +63,5 @@ def staff(request: Any) -> object:
         login = resolve_url(conf.settings.LOGIN_URL)
         raise HTTPException(303, headers={"Location": f"{login}?{urlencode({'next': request.url.path}, safe='/')}"})
     if not (user.is_active and user.is_staff):
-        return None
+        raise HTTPException(403, f"{user.get_username()} is not staff: the dashboard is for the staff of this site")
     return User(user.get_username(), "admin" if user.is_superuser else "read", payloads=user.is_superuser)

@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from tenure.config import Settings, sink_label
+from tenure.core.text import install
 from tenure.errors import InvalidOption, TenureError
 
 LOG = "log"
@@ -171,7 +172,7 @@ class Service:
             apprise: Any = import_module("apprise")
         except ModuleNotFoundError as error:
             raise InvalidOption(
-                f'alerts: {self.label} needs {error.name}, which is not installed: pip install "tenure[alerts]"'
+                f"alerts: {self.label} needs {error.name}, which is not installed: {install('alerts')}"
             ) from error
         log = logging.getLogger("apprise")
         if log.level == logging.NOTSET:

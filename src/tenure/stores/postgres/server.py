@@ -23,6 +23,7 @@ import psycopg
 from psycopg import conninfo, pq
 
 from tenure.core.clock import Clock
+from tenure.core.text import UPGRADE
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
 from tenure.stores.postgres import deadlines
 from tenure.stores.postgres.joins import Rows
@@ -401,7 +402,7 @@ class Server:
         if version > newest + 1:
             raise StoreError(
                 f"{self.url}: schema {self.schema} has version {version}, this Tenure knows {newest} and accepts one "
-                "newer: upgrade Tenure (pip install -U tenure)"
+                f"newer: {UPGRADE}"
             )
 
     def migrate(self) -> int:

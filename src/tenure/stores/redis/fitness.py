@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from functools import cache
 
+from tenure.core.text import UPGRADE
 from tenure.errors import StoreError
 
 OLDEST = (6, 2)
@@ -38,7 +39,7 @@ def refuse_schema(url: str, key: str, version: str, newest: int) -> None:
     if int(version) > newest + 1:
         raise StoreError(
             f"{url}: {key.removesuffix('schema')} has version {int(version)} of the schema, this Tenure knows {newest} "
-            "and accepts one newer: upgrade Tenure (pip install -U tenure)"
+            f"and accepts one newer: {UPGRADE}"
         )
 
 

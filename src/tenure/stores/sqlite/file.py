@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import apsw
 
 from tenure.core import forks
+from tenure.core.text import UPGRADE
 from tenure.errors import BadData, StoreAway, StoreError
 
 T = TypeVar("T")
@@ -315,7 +316,7 @@ class DatabaseFile:
             if version > newest + 1:
                 raise StoreError(
                     f"{self.path} has schema version {version}, this Tenure knows {newest} and accepts one newer: "
-                    "upgrade Tenure (pip install -U tenure)"
+                    f"{UPGRADE}"
                 )
             for number, script in scripts:
                 if number > version:
