@@ -23,6 +23,7 @@ SPANS: dict[Span, tuple[str, Sequence[str]]] = {
     "6h": ("the last six hours", ("6 h ago", "4", "2", "now")),
     "7d": ("the last seven days", ("7 days ago", "now")),
 }
+_UNITS = (("second", "s", 1), ("minute", "min", 60), ("hour", "h", 3600))
 _APART = 1 / 15  #: of a chart: samples that are further apart are not connected
 _ALONE = WIDTH * _APART / 5  #: the length of a sample that is connected to none
 
@@ -59,12 +60,14 @@ def charts(trend: Trend) -> tuple[Chart, Chart]:
 
 
 def throughput(trend: Trend) -> Chart:
-    """Jobs ended per second."""
+    """Jobs ended per second; per minute or hour, if they are few."""
     whole = trend.points[:-1]  # the last one is still in progress
     totals = [(each, each.total) for each in trend.points]
     words, below = SPANS[trend.span]
     series = {state: [_rate_of(each, figures, state) for each, figures in totals[:-1]] for state in _STATES}
-    top = _nice(max((value for values in series.values() for value in values if value), default=1.0))
+    most = max((value for values in series.values() for value in values if value), default=1.0)
+    unit, short, scale = next((each for each in _UNITS if most * each[2] >= 1), _UNITS[-1])
+    top = _nice(most * scale) / scale
     ended = Counter({state: round(sum(getattr(figures, state) for _, figures in totals)) for state in _STATES})
 
     def place(value: float) -> float:
@@ -72,20 +75,22 @@ def throughput(trend: Trend) -> Chart:
 
     shown = {state: values if state is State.COMPLETED else _seldom(values) for state, values in series.items()}
     now = {state: next((value for value in reversed(series[state]) if value is not None), 0.0) for state in _STATES}
-    lines = [_line(state, state, f"{_rate(now[state])}/s", _runs(shown[state], place)) for state in _STATES]
+    lines = [
+        _line(state, state, f"{_rate(now[state] * scale)}/{short}", _runs(shown[state], place)) for state in _STATES
+    ]
     lines[0] = replace(lines[0], area=_area(shown[State.COMPLETED], place))
     counts = ", ".join(f"{ended[state]:,} {state}" for state in _STATES)
-    most = max((value for value in series[State.COMPLETED] if value), default=0.0)
+    fast = max((value for value in series[State.COMPLETED] if value), default=0.0) * scale
     return Chart(
         "Throughput",
-        "jobs per second",
-        f"Jobs that ended in {words}: {counts}; at most {number(most)} completed per second",
+        f"jobs per {unit}",
+        f"Jobs that ended in {words}: {counts}; at most {number(fast)} completed per {unit}",
         lines,
-        [number(top), number(top / 2), "0"],
+        [_rate(top * scale), _rate(top * scale / 2), "0"],
         below,
         _unknown(whole),
         [
-            (at, [_rate(getattr(figures, state) / seconds) for state in _STATES])
+            (at, [_rate(getattr(figures, state) * scale / seconds) for state in _STATES])
             for at, seconds, figures in _by_the_minute(whole)
         ],
     )

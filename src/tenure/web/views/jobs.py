@@ -24,7 +24,7 @@ from tenure.web.pages import Action, Page, View, back, count, here
 from tenure.web.security import Problem
 from tenure.web.site import light
 
-SIZE = 50
+SIZE = 25
 _WIDTH = 160  #: characters of a preview of arguments
 _SUGGESTED = 200  #: names
 _READ = 1_000  #: running jobs, to list those that run longest

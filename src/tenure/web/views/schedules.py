@@ -22,9 +22,9 @@ from tenure.schedules.timetable import UnknownSchedule
 from tenure.web.pages import Action, Page, Sorting, View, back, count
 from tenure.web.security import Problem
 
-SIZE = 50
+SIZE = 25
 STRIP = 50
-PREVIEW = 20
+PREVIEW = 10
 LASTS = ("12h", "1d", "7d")  #: offered as links; the first one is the default
 WRONG = frozenset[Status]({"failure", "missed", "skipped", "cancelled"})
 _KINDS = {"overdue": "bad", "failure": "bad", "success": "good", "started": "info"}
