@@ -348,7 +348,7 @@ def test_queues_schedules_and_dead_letters_are_acted_on_and_the_audit_trail_has_
     page.goto("/dead?task=doomed")
     for each in doomed[1:3]:
         page.locator(f'[data-key="{each}"]').get_by_role("checkbox").check()
-    page.get_by_role("button", name="Replay…").click()
+    page.get_by_role("button", name="Replay…", exact=True).click()
     press(page, "Replay 2 jobs", "2 jobs queued again")
     page.goto(f"/jobs/{doomed[2]}")
     expect(step(page, 2)).to_contain_text("failed")

@@ -28,6 +28,7 @@ class Button(NamedTuple):
     path: str
     needs: Role = "operate"
     fields: Mapping[str, str | Sequence[str]] = {}
+    hint: str = ""  #: for screen readers: of what
 
 
 class Link(NamedTuple):
@@ -154,7 +155,7 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
         case "no-worker":
             return "No worker serves a queue", "Start a worker that serves it.", waiting
         case "slots-held":
-            do = "Look at one of the jobs; cancel them if they hang. A worker kills code that does not stop."
+            do = "Look at one of the jobs; cancel them if they hang. A worker process kills code that does not stop."
             return "Silent jobs hold every slot", do, Link("Workers", "/workers")
         case "duty-late":
             do = "Restart that process if its duty stays late."
@@ -188,18 +189,19 @@ def _button(problem: Problem) -> Button | None:
     many = "its job" if len(jobs) == 1 else counted(len(problem.jobs))
     match problem.remedy:
         case "resume-queue":
-            return Button(f"Resume queue {problem.queue}", f"/queues/{problem.queue}/resume")
+            return Button("Resume queue", f"/queues/{problem.queue}/resume", hint=problem.queue)
         case "resume-schedule":
-            return Button("Resume the schedule", f"/schedules/{problem.subject}/resume")
+            return Button("Resume the schedule", f"/schedules/{problem.subject}/resume", hint=problem.subject)
         case "trigger":
-            return Button("Run it now", f"/schedules/{problem.subject}/trigger")
+            return Button("Run it now", f"/schedules/{problem.subject}/trigger", hint=problem.subject)
         case "cancel":
             return Button(f"Cancel {many}…", "/jobs/bulk/ask", NEEDS["cancel"], {"verb": "cancel", "id": jobs})
         case "promote":
             return Button(f"Run {many} now…", "/jobs/bulk/ask", NEEDS["promote"], {"verb": "promote", "id": jobs})
         case "replay":
             fields = {"verb": "replay", "all": "yes", "state": "dead", "task": problem.task, "guards": "no"}
-            return Button("Replay…", "/jobs/bulk/ask", NEEDS["replay"], {**fields, "per_minute": str(PER_MINUTE)})
+            fields["per_minute"] = str(PER_MINUTE)
+            return Button("Replay…", "/jobs/bulk/ask", NEEDS["replay"], fields, problem.task)
         case "":
             return None
 
