@@ -656,6 +656,33 @@ def test_dead_letters_are_counted_by_error_and_replayed_at_so_many_a_minute(run:
     assert run("jobs", "replay", last, "--per-minute", "6") == (0, f"{last}: queued again\n", "")
 
 
+def test_a_replay_that_is_interrupted_says_how_far_it_is_and_the_same_command_continues(
+    run: Run, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = alive(store, slots=1200)
+    store.enqueue([draft(max_failures=1) for _ in range(1_100)])
+    store.finish([(Lease(job.id, 1, worker), Failed("no user")) for job in claim(store, worker, 1_100)])
+    replay, calls = SqliteStore.replay, list[int]()
+
+    def interrupted(self: SqliteStore, ids: Iterable[str], **options: Any) -> object:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return replay(self, ids, **options)
+
+    monkeypatch.setattr(SqliteStore, "replay", interrupted)
+    command = ("dead", "replay", "--where", "error~user", "--per-minute", "60", "--yes")
+
+    assert run(*command) == (130, "", "1,000 of 1,100 are done; the same command continues with the others\n")
+    assert store.counts()[State.DEAD] == 100
+    code, out, _ = run(*command)
+
+    assert (code, store.counts()[State.DEAD]) == (0, 0)
+    assert out.startswith("100 of 100 jobs queued again, 60 a minute, the last at ")
+    due = sorted(job.run_at for job in store.search(Filter(), limit=2_000).jobs)
+    assert (due[-1] - due[0]).total_seconds() >= 1_099
+
+
 # ── queues, workers, check, migrate, backup ──
 
 
