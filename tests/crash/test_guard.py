@@ -454,6 +454,24 @@ def test_what_is_left_in_the_background_goes_on_and_the_lock_is_free(site: Site)
     assert call.ended(0)[0] == b"went\n"
 
 
+@pytest.mark.needs("file")
+@pytest.mark.parametrize(("exits", "code"), [(0, 75), (3, 3)])
+def test_a_disk_that_is_full_after_the_work_is_said_as_such(site: Site, exits: int, code: int) -> None:
+    full = (
+        "from tenure.errors import StoreAway; from tenure.stores.sqlite import SqliteStore\n"
+        "def finish(*_): raise StoreAway('database or disk is full')\n"
+        f"SqliteStore.finish = SqliteStore.renew = finish; {TENURE}"
+    )
+
+    call = Call(site, "--every", "1d", command=["sh", "-c", f"echo went; exit {exits}"], code=full, lease="1s")
+
+    out, err = call.ended(code)
+    assert out == b"went\n"
+    assert f"ended by itself (exit code {exits}), but that could not be recorded: database or disk is full" in err
+    assert "lock is lost" not in err
+    assert "lock was lost" not in err
+
+
 def test_a_cancel_ends_the_command(site: Site) -> None:
     call = Call(site, "--every", OFTEN, command=["sh", "-c", WAITS], lease="9s")
     left = pids(site, 2)

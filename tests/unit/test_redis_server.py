@@ -13,6 +13,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Generator, Iterator
@@ -1076,6 +1077,30 @@ def test_a_server_without_an_append_only_file_is_warned_of_once(
     (warning,) = [record.getMessage() for record in said if record.levelno == logging.WARNING]
     assert f"127.0.0.1:{server.port}/0 keeps no append-only file" in warning
     assert "CONFIG SET appendonly yes" in warning
+
+
+def test_a_guard_leaves_the_warning_to_workers_and_cron_without_mail(
+    server: Valkey, namespace: str, tmp_path: Path
+) -> None:
+    code = "from tenure.cli.main import run; run()"
+    settings = {"TENURE_URL": server.url, "TENURE_NAMESPACE": namespace, "TENURE_RUNTIME_DIR": str(tmp_path)}
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            env={**os.environ, **settings},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stderr
+
+    with set_to(server, appendonly="no"):
+        assert said("guard", "backup", "--every", "1d", "--", "true") == ""
+        assert said("guard", "report", "--every", "1d", "--quiet", "--", "true") == ""
+        assert "keeps no append-only file" in said("schedules", "list"), "it is said to people"
 
 
 def test_an_old_server_is_refused_by_its_number() -> None:
