@@ -276,6 +276,7 @@ def test_fields_suggest_the_names_that_are_known(web: Web, store: Store) -> None
         assert options
         assert re.findall(r'value="([^"]*)"', options[1]) == known
         assert f'name="{name}" value="" list="known-{name}"' in page
+        assert all(f'<option value="{name}={value}">' in page for value in known), "the search field knows them, too"
 
 
 def test_empty_fields_leave_no_trace_in_the_address(web: Web) -> None:
