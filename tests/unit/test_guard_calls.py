@@ -71,7 +71,7 @@ class Crontabs:
 
     def wrong(self) -> list[tuple[str, str]]:
         """What `tenure check` and the alerts say about it."""
-        return [(each.kind, each.says) for each in problems(self.store, load({}, environ={}, folder=Path("/")))]
+        return [(each.kind, each.told) for each in problems(self.store, load({}, environ={}, folder=Path("/")))]
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ def test_the_page_does_what_it_says(here: psycopg.Connection) -> None:
     page = (Path(__file__).parents[2] / "docs" / "sql.md").read_text()
     with here.transaction(force_rollback=True):
         here.execute("CREATE TABLE orders (id integer); CREATE ROLE shop")
-        for block in re.findall(r"```sql\n(.*?)```", page, re.DOTALL):
+        for block in re.findall(r"```postgresql\n(.*?)```", page, re.DOTALL):
             here.execute(block.encode())
         here.execute("INSERT INTO orders VALUES (7)")
         found = here.execute("SELECT payload, unique_key, queue FROM tenure.jobs ORDER BY id").fetchall()

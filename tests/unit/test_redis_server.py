@@ -224,7 +224,7 @@ def use_every_verb(store: RedisStore) -> None:
     store.refused([(leases[1], "too late")])
     assert [each.evidence for each in store.attempts(leases[1].job_id)] == [{"refused": "too late"}]
     ended = store.ended(store.now() - timedelta(minutes=1), store.now() + timedelta(minutes=1))
-    assert (sum(ended.counts.values()), len(ended.runs)) == (2, 1)
+    assert (sum(ended.counts.values()), len(ended.completed)) == (2, 1)
     put(store, unique="k", stale_after=5, expires=60)
     put(store, delay=60)
     assert store.renew([worker], memory={worker: 1}) == {worker}

@@ -716,8 +716,8 @@ def test_a_thread_has_no_outcome_before_it_has_stopped_even_if_its_waiter_is_can
             attempt.start(jobs.program, pool)
             while not begun.is_set():
                 await asyncio.sleep(0.01)
-            assert attempt._task_handle is not None
-            attempt._task_handle.cancel()
+            assert attempt.handle is not None
+            attempt.handle.cancel()
             for _ in range(5):
                 await asyncio.sleep(0)
             early = host.done.done()

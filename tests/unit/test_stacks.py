@@ -47,7 +47,8 @@ class Shop:
         """The traces of a job of this task, once there are so many and the first ends in that function."""
 
         def there() -> list[Trace]:
-            found = list(traces(worker._serving._worker.running[job_id]))
+            attempt = worker._serving._worker.running.get(job_id)
+            found = [] if attempt is None else list(traces(attempt))
             ends = len(found) >= count and found[0].frames and found[0].frames[-1].function.endswith(innermost)
             return found if ends else []
 

@@ -29,7 +29,7 @@ from tenure.stores.postgres.commits import CommitWatch
 from tenure.stores.postgres.jobs import PostgresJobs
 from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.schedules import PostgresSchedules
-from tenure.stores.postgres.server import Server, Transaction
+from tenure.stores.postgres.server import MIGRATED_BY, Server, Transaction
 from tenure.stores.postgres.workers import PostgresWorkers
 
 
@@ -45,7 +45,7 @@ class PostgresStore(PostgresJobs, PostgresWorkers, PostgresSchedules, PostgresRe
         schema: str = "tenure",
         password: str | None = None,
         clock: Clock | None = None,
-        migrated_by: str = "tenure migrate",
+        migrated_by: str = MIGRATED_BY,
     ) -> None:
         super().__init__(Server(url, schema, password, clock, migrated_by))
 

@@ -170,10 +170,15 @@ def _first_line(error: psycopg.Error) -> str:
 # ── The server ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+MIGRATED_BY = "tenure migrate"
+
+
 class Server:
     """Connections to one schema of one database. Safe from every thread; a forked child must make its own."""
 
-    def __init__(self, url: str, schema: str, password: str | None, clock: Clock | None, migrated_by: str) -> None:
+    def __init__(
+        self, url: str, schema: str, password: str | None, clock: Clock | None, migrated_by: str = MIGRATED_BY
+    ) -> None:
         self.conninfo, self.url = _read(url, password)
         self.migrated_by = migrated_by  #: the command that makes the schema, for errors
         self.schema = _checked(schema)
