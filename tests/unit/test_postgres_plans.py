@@ -150,7 +150,7 @@ class Recorded(Server):
     """A server that remembers what was read, and with which values."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(url, "tenure", None, None)
+        super().__init__(url, "tenure", None, None, "tenure migrate")
         self.said: list[tuple[str, tuple[object, ...]]] = []
 
     def read(self, sql: str, *params: object) -> list[tuple[Any, ...]]:
@@ -358,7 +358,7 @@ def test_a_batch_looks_at_little_more_than_it_takes(name: str, spread: str) -> N
     databases = shared_postgres()
     url = databases.create_database()
     PostgresStore(url).migrate()
-    server = Server(url, "tenure", None, None)
+    server = Server(url, "tenure", None, None, "tenure migrate")
     server.open()
     with psycopg.connect(url, autocommit=True) as connection:
         fill(lambda sql: connection.execute(sql.encode()), "completed", "queued", "scheduled")

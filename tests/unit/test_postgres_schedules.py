@@ -287,7 +287,7 @@ def lying(request: pytest.FixtureRequest) -> Iterator[server.Server]:
         for table in ("schedule_rows", "tick_rows", "notes"):
             connection.execute(f"ALTER TABLE tenure.{table} SET (autovacuum_enabled = off)")
         request.param(connection)
-    lying = server.Server(url, "tenure", None, None)
+    lying = server.Server(url, "tenure", None, None, "tenure migrate")
     lying.open()
     yield lying
     lying.close()

@@ -25,6 +25,7 @@ DUTIES: dict[str, Callable[[Store], object]] = {
     "forget": lambda store: store.forget(keep=0.0),
     "claim": lambda store: store.claim("w", {"default": 10}, 10),
     "due": lambda store: store.due(limit=10),
+    "decided": lambda store: store.decided(store.now(), store.now(), limit=10),
 }
 
 
