@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Timer
@@ -31,6 +33,7 @@ from tenure.errors import StoreAway
 from tenure.events import Running, current
 from tenure.maintenance import orders
 from tenure.maintenance.orders import Frame, Stack, Trace
+from tenure.operations.backlogs import Backlogs
 from tenure.operations.checkup import Finding
 from tenure.ports import Filter, Progress, Store
 from tenure.stores.sqlite import SqliteStore
@@ -744,6 +747,7 @@ def test_a_worker_is_drained_once_asked_and_the_order_is_void_where_nobody_takes
         1,
         f"the supervisor of worker {worker} has not taken the order within 100ms",
     )
+    assert rows(run("workers", "list")[1])[2][-1].startswith("restart ordered by ")
     (order,) = store.notes("order:").values()
     assert json.loads(order)["grace"] == 300.0
     code, _, said = run("workers", "drain", host, "-y")
@@ -905,6 +909,30 @@ def busy(store: Store) -> Store:
         put(store, queue=f"queue_with_quite_a_long_name_{number}")
     store.renew([worker], notes={worker: "its loop is blocked for 3s by tag at shop.py:41"})
     return store
+
+
+def test_the_picture_says_when_a_queue_will_be_empty(store: Store) -> None:
+    from rich.console import Console
+
+    from tenure.notifiers.poll import PollNotifier
+    from tenure.operations.admin import Admin
+
+    worker, admin, backlogs = alive(store), Admin(store, PollNotifier()), Backlogs()
+    store.enqueue([draft() for _ in range(100)])
+    store.enqueue([draft(queue="unserved")])
+    before = top.read(admin, None)
+    assert top._outlooks(before.overview, backlogs) == {"unserved": "no worker"}
+    done = [(Lease(each.id, each.attempt, worker), Completed("1")) for each in claim(store, worker, 40)]
+    store.finish(done)
+    reading = top.read(admin, before)
+    later = replace(reading.overview, at=before.overview.at + timedelta(seconds=20))
+
+    outlooks = top._outlooks(later, backlogs)
+
+    assert outlooks == {"default": "empty in about 30s", "unserved": "no worker"}
+    screen = Console(width=100, record=True, file=io.StringIO())
+    screen.print(top.frame(reading, 100, None, outlooks=outlooks))
+    assert "empty in about 30s" in screen.export_text()
 
 
 @pytest.mark.parametrize("width", [80, 200])

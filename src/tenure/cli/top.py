@@ -6,9 +6,10 @@ import os
 import select
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -22,7 +23,9 @@ from tenure.cli.shared import Shared, admin_of
 from tenure.cli.workers import WORKER_HEADS, WORKER_NUMBERS, worker_row
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption, StoreAway
+from tenure.operations.backlogs import Backlogs
 from tenure.operations.explain import doing
+from tenure.operations.queues import health
 from tenure.operations.workers import stalls
 from tenure.ports import Filter
 
@@ -81,11 +84,12 @@ def read(admin: Admin, before: Reading | None) -> Reading:
 
 
 def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
-    problem = ""
+    problem, backlogs = "", Backlogs()
     with _keys(), Live(console=screen, screen=True, auto_refresh=False) as live:
         try:
             while True:
-                live.update(frame(reading, screen.width, screen.height, problem), refresh=True)
+                outlooks = _outlooks(reading.overview, backlogs)
+                live.update(frame(reading, screen.width, screen.height, problem, outlooks), refresh=True)
                 if _told_to_leave(_REFRESH):
                     return
                 try:
@@ -94,6 +98,13 @@ def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
                     problem = f"the store is unavailable, retrying: {error}"
         except KeyboardInterrupt:
             return
+
+
+def _outlooks(overview: Overview, backlogs: Backlogs) -> dict[str, str]:
+    """When each queue will be empty, or how fast it grows, from the looks so far."""
+    queues = overview.queues
+    rows = health(queues, overview.workers, paces=backlogs.look(queues, overview.at))
+    return {row.queue.name: row.outlook for row in rows if row.pace or not row.workers}
 
 
 @contextmanager
@@ -122,7 +133,13 @@ def _told_to_leave(wait: float) -> bool:
 # ── Drawing ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def frame(reading: Reading, width: int, height: int | None, problem: str = "") -> RenderableType:
+def frame(
+    reading: Reading,
+    width: int,
+    height: int | None,
+    problem: str = "",
+    outlooks: Mapping[str, str] = MappingProxyType({}),
+) -> RenderableType:
     """The whole screen, for a terminal of this size; without a height nothing is left out."""
     overview = reading.overview
     warnings = [Text(f"! {sentence}", style="bold red") for sentence in ([problem] if problem else [])]
@@ -139,7 +156,7 @@ def frame(reading: Reading, width: int, height: int | None, problem: str = "") -
         Text(),
         _counts(overview),
         Text(),
-        _queue_table(overview, queues, width),
+        _queue_table(overview, queues, width, outlooks),
         Text(),
         _worker_table(overview, workers, width),
         Text(),
@@ -172,11 +189,14 @@ def _counts(overview: Overview) -> Text:
     return grid(heads, [counts, rates], 80, fixed=heads, right=heads)
 
 
-def _queue_table(overview: Overview, shown: int, width: int) -> Text:
+def _queue_table(overview: Overview, shown: int, width: int, outlooks: Mapping[str, str]) -> Text:
     if not overview.queues:
         return Text("no queue holds a live job", style="bright_black")
     lines = [queue_row(queue, overview.at) for queue in overview.queues[:shown]]
-    rows: list[list[Cell]] = [[*cells, Text(note, style="bold yellow")] for *cells, note in lines]
+    rows: list[list[Cell]] = [
+        [*cells, Text(note, style="bold yellow") if note else Text(outlooks.get(cells[0], ""))]
+        for *cells, note in lines
+    ]
     drawn = grid(QUEUE_HEADS, rows, width, fixed=QUEUE_NUMBERS, right=QUEUE_NUMBERS)
     return drawn + _more(len(overview.queues), shown)
 

@@ -9,7 +9,7 @@ from cyclopts import App, Parameter
 from tenure.cli.output import ago, plain, print_error, show_json, table
 from tenure.cli.shared import Shared, admin_of, confirm, print_result
 from tenure.core.durations import seconds
-from tenure.operations.workers import StopVerb, ending
+from tenure.operations.workers import Stop, StopVerb, ending
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -37,13 +37,13 @@ def workers_list(*, dead: Annotated[bool, Parameter(name="--dead")] = False, sha
         Also list those that died within the last day.
     """
     with admin_of(shared) as admin:
-        found, now = admin.workers.all(dead=dead), admin.now()
+        found, now, stops = admin.workers.all(dead=dead), admin.now(), admin.workers.stops()
     if shared.json:
-        show_json([{**plain(row), "ended": plain(ending(row))} for row in found])
+        facts = [{"ended": ending(row), "stop": stops.get(row.identity.id)} for row in found]
+        show_json([{**plain(row), **plain(fact)} for row, fact in zip(found, facts, strict=True)])
         return 0
-    table(
-        WORKER_HEADS, [worker_row(row, now) for row in found], fixed=WORKER_NUMBERS, right=WORKER_NUMBERS, below="note"
-    )
+    rows = [worker_row(row, now, stops.get(row.identity.id)) for row in found]
+    table(WORKER_HEADS, rows, fixed=WORKER_NUMBERS, right=WORKER_NUMBERS, below="note")
     if not found and not dead:
         print_error("no worker is alive: start one with tenure worker")
     return 0
@@ -53,13 +53,15 @@ WORKER_HEADS = ("worker", "busy", "up", "seen", "queues", "note")
 WORKER_NUMBERS = ("busy", "up", "seen")
 
 
-def worker_row(row: WorkerView, now: datetime) -> list[str]:
+def worker_row(row: WorkerView, now: datetime, stop: Stop | None = None) -> list[str]:
     """A worker's line in lists and in `top`."""
     note = row.note or (f"{row.identity.runner}" if row.identity.runner != "worker" else "")
     if (end := ending(row)) is not None:
         note = f"dead for {ago(row.died_at, now)}: {end}"
     elif row.expires_at < now:
         note = "its lease has ended"
+    elif stop is not None:
+        note = "; ".join(filter(None, (str(stop), row.note)))
     return [
         row.identity.id,
         f"{row.processing} of {row.identity.slots}",
