@@ -251,6 +251,9 @@ def test_a_worker_is_told_to_drain_once_and_those_that_can_t_say_why(api: Api, s
 
     assert told["says"].endswith("it runs no job; then its supervisor starts another one")
     assert again["detail"].startswith(f"ada ordered a restart of worker {worker.id}")
+    stops = {each["id"]: each["stop"] for each in api.get("/api/v1/workers")["workers"]}
+    assert (stops[worker.id]["verb"], stops[worker.id]["who"], stops[worker.id]["taken"]) == ("restart", "ada", False)
+    assert stops[host.id] is None
     assert "embedded in a program" in refused(api("POST", f"/api/v1/workers/{host.id}/restart"), 409)["detail"]
     assert "is a guard" in refused(api("POST", f"/api/v1/workers/{guard.id}/drain"), 409)["detail"]
     assert refused(api("POST", "/api/v1/workers/nobody/drain"), 404)["title"] == "No such worker"

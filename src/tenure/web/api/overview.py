@@ -85,7 +85,8 @@ def get_workers(
 ) -> models.Workers:
     """Workers, newest first."""
     found = caller.site.memo.get(("workers", dead), lambda: caller.site.admin.workers.all(dead=dead), fresh=0.15)
-    return models.Workers(workers=[models.Worker.of(each) for each in found])
+    stops = caller.site.memo.get("stops", caller.site.admin.workers.stops, fresh=0.3)
+    return models.Workers(workers=[models.WorkerDetail.detailed(each, stops.get(each.identity.id)) for each in found])
 
 
 @router.post("/workers/{id}/drain", responses=can(404, 409))

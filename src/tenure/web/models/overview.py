@@ -130,8 +130,25 @@ class Stopping(Model):
     says: str = Field(description="For people.")
 
 
+class Stop(Model):
+    """Who has had a worker drained or restarted."""
+
+    verb: Literal["drain", "restart"]
+    who: str
+    at: At
+    taken: bool = Field(description="Its supervisor has begun.")
+
+
+class WorkerDetail(Worker):
+    stop: Stop | None = Field(description="Null: no operator has stopped it.")
+
+    @classmethod
+    def detailed(cls, worker: WorkerView, stop: workers.Stop | None) -> Self:
+        return cls(**Worker.of(worker).model_dump(), stop=None if stop is None else Stop.like(stop))
+
+
 class Workers(Model):
-    workers: list[Worker]
+    workers: list[WorkerDetail]
 
 
 class Counts(Model):
