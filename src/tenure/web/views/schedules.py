@@ -22,7 +22,8 @@ from tenure.schedules.timetable import UnknownSchedule
 from tenure.web.pages import Action, Page, Sorting, View, back, count
 from tenure.web.security import Problem
 
-SIZE = 25
+SIZE = 15
+TICKS = 25  #: of all schedules, on a page
 STRIP = 50
 PREVIEW = 10
 LASTS = ("12h", "1d", "7d")  #: offered as links; the first one is the default
@@ -110,7 +111,7 @@ def _look_back(view: View) -> Mapping[str, Any]:
     found, problem = Happened((), None), ""
 
     def read() -> Happened:
-        return view.admin.schedules.happened(since, until, limit=SIZE, cursor=cursor, only=only)
+        return view.admin.schedules.happened(since, until, limit=TICKS, cursor=cursor, only=only)
 
     try:
         until = now if last or not query.get("until") else moment(query["until"], "until")
