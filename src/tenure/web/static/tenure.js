@@ -305,5 +305,7 @@
     const field = $("[data-search]");
     if (field) { event.preventDefault(); field.focus(); field.select(); }
   });
-  $('.top nav [aria-current]')?.scrollIntoView({ block: "nearest", inline: "center" });
+  // Not by scrollIntoView: Chromium would begin at this link when Tab is first pressed, and not at the top of the page.
+  const nav = $(".top nav"), here = $(".top nav [aria-current]");
+  if (here) nav.scrollLeft += here.getBoundingClientRect().left - nav.getBoundingClientRect().left - (nav.clientWidth - here.offsetWidth) / 2;
 })();
