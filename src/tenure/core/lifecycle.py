@@ -178,7 +178,9 @@ def legal(verb: str, source: State) -> bool:
 
 # ── The decision ────────────────────────────────────────────────────────────────────────────────────────────────
 
-TOTAL_CRASHES = 20  #: checkpoints reset `crashes` to 0; this many in total still end a job (or max_crashes, if higher)
+TOTAL_CRASHES = (
+    20  #: checkpoints reset `crashes` to 0; more than so many in total still end a job (or max_crashes, if higher)
+)
 MOST_TOGETHER = 64  #: suspects in one process
 FEW_TOGETHER = 8  #: suspects in one process, if one more crash uses up their budgets
 MOST_GROUPS = 8  #: of suspects that one supervisor runs at a time
@@ -258,7 +260,7 @@ def _crashed(job: Charges, crash: Crashed, draw: float) -> tuple[bool, Decision]
 
     A job is dead only if it was the cause: it hung, or its process died while it ran nothing else. Where that is not
     known, a job that has used up its budget keeps it used up, and runs alone next. Without proof that the process
-    died, twenty crashes in all end a job that ran alone: it may be what takes its host along, each time.
+    died, more than twenty crashes in all end a job that ran alone: it may be what takes its host along, each time.
     """
     crashes, total = job.crashes + 1, job.crashes_total + 1
     worn_out = total > max(TOTAL_CRASHES, job.max_crashes)
