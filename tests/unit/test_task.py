@@ -282,6 +282,30 @@ def test_a_module_imported_again_takes_its_own_place(tmp_path: Path, monkeypatch
     assert sys.modules["reloaded_app"].jobs.tasks["send"] is module.send
 
 
+def test_a_cell_that_is_run_again_replaces_its_task() -> None:
+    """Each run of a notebook's cell, and each statement at a prompt, is a file of its own to Python."""
+    jobs = Tenure("memory:")
+    session: dict[str, object] = {"__name__": "__main__", "jobs": jobs}
+    for cell, line in (("<cell 1>", "@jobs.task"), ("<cell 2>", "@jobs.task(retry=3)")):
+        exec(compile(f"{line}\ndef greet(name: str) -> None: ...\n", cell, "exec"), session)
+
+    assert jobs.tasks["greet"] is session["greet"]
+    with pytest.raises(InvalidOption, match=r"^two tasks are named 'greet': .*<cell 2>:1 and .*<cell 3>:1"):
+        exec(compile("@jobs.task(name='greet')\ndef other() -> None: ...\n", "<cell 3>", "exec"), session)
+    twice = "@jobs.task\ndef send() -> None: ...\n" * 2
+    with pytest.raises(InvalidOption, match=r"^two tasks are named 'send': .*<cell 4>:1 and .*<cell 4>:3"):
+        exec(compile(twice, "<cell 4>", "exec"), session)
+
+
+def test_two_files_of_a_program_declare_no_task_twice() -> None:
+    program: dict[str, object] = {"__name__": "__main__", "__file__": "app.py", "jobs": Tenure("memory:")}
+    line = "@jobs.task\ndef greet(name: str) -> None: ...\n"
+    exec(compile(line, "app.py", "exec"), program)
+
+    with pytest.raises(InvalidOption, match=r"^two tasks are named 'greet': app\.py:1 and more\.py:1"):
+        exec(compile(line, "more.py", "exec"), program)
+
+
 def test_resolving_finds_what_the_declaration_could_not_know(jobs: Tenure) -> None:
     def late(job: Unknown, n: int) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 

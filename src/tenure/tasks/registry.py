@@ -128,6 +128,19 @@ def _place(fn: Callable[..., Any]) -> str:
     return f"{code.co_filename if path.startswith('..') else path}:{code.co_firstlineno}"
 
 
+def _run_again(one: Task[..., Any], other: Task[..., Any]) -> bool:
+    """Is it the same function, from two cells of a notebook or two statements at a prompt? Neither has a file."""
+    mine, theirs = inspect.unwrap(one.fn), inspect.unwrap(other.fn)
+    space = getattr(mine, "__globals__", {})
+    return (
+        space.get("__name__") == "__main__"
+        and "__file__" not in space
+        and space is getattr(theirs, "__globals__", None)
+        and mine.__qualname__ == theirs.__qualname__
+        and mine.__code__.co_filename != theirs.__code__.co_filename
+    )
+
+
 class Registry:
     """The tasks of one app, by name and alias."""
 
@@ -136,11 +149,13 @@ class Registry:
         self._named: dict[str, Task[..., Any]] = {}
 
     def add(self, task: Task[..., Any]) -> Task[..., Any]:
-        """Register a task. A second one of its name is refused, unless it is the same lines, imported again."""
+        """Register a task. A second one of its name is refused, unless it is the same lines or cell, run again."""
         names = (task.name, *task.aliases)
         for name in names:
             other = self._named.get(name)
-            if other is not None and (other.place, other.name) != (task.place, task.name):
+            if other is None or (other.place, other.name) == (task.place, task.name):
+                continue
+            if not _run_again(task, other):
                 raise InvalidOption(f"two tasks are named '{name}': {other.place} and {task.place}; give one a name=")
         self._named.update(dict.fromkeys(names, task))
         self._tasks[task.name] = task
