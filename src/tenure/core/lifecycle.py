@@ -178,9 +178,7 @@ def legal(verb: str, source: State) -> bool:
 
 # ── The decision ────────────────────────────────────────────────────────────────────────────────────────────────
 
-TOTAL_CRASHES = (
-    20  #: checkpoints reset `crashes` to 0; more than so many in total still end a job (or max_crashes, if higher)
-)
+TOTAL_CRASHES = 20  #: checkpoints reset `crashes` to 0; more than this many in all end a job (or max_crashes)
 MOST_TOGETHER = 64  #: suspects in one process
 FEW_TOGETHER = 8  #: suspects in one process, if one more crash uses up their budgets
 MOST_GROUPS = 8  #: of suspects that one supervisor runs at a time

@@ -1,0 +1,28 @@
+"""A number in a page is the number of the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tenure.core.lifecycle import TOTAL_CRASHES
+from tenure.web import live, memo, site
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence", "constant", "value"),
+    [
+        ("dashboard", "only after 60 times its own duration", memo.SHARE, 60),
+        ("dashboard", "the counts of jobs only after 200 times", site._RARELY, 200),
+        ("dashboard", "a count that takes 80 ms is kept for 16 s", 0.08 * site._RARELY, 16),
+        ("dashboard", "only after 25 times as long as rendering took", live._SHARE, 25),
+        ("lifecycle", "More than twenty crashes in all use up the budget", TOTAL_CRASHES, 20),
+        ("delivery", "more than twenty in all use up the budget", TOTAL_CRASHES, 20),
+    ],
+)
+def test_a_number_in_a_page_is_that_of_the_code(page: str, sentence: str, constant: float, value: float) -> None:
+    assert sentence in " ".join((DOCS / f"{page}.md").read_text("utf-8").split())
+    assert constant == value
