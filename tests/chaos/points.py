@@ -41,6 +41,7 @@ READS = frozenset(
         *("open", "close", "capabilities", "url", "now", "owned", "hung", "solo_waiting", "paused", "due", "schedules"),
         *(
             "ticks",
+            "decided",
             "notes",
             "get",
             "search",
