@@ -181,7 +181,12 @@ class Jobs(JobReads):
         for start in range(0, len(refs), BATCH):
             batch = refs[start : start + BATCH]
             ids = [ref.id for ref in batch]
-            delays = dict(zip(ids, pace.take(len(ids)), strict=True)) if pace else {}
+            # To the millisecond, as stores keep them: what is due at once must ring so.
+            delays = (
+                {job_id: round(delay, 3) for job_id, delay in zip(ids, pace.take(len(ids)), strict=True)}
+                if pace
+                else {}
+            )
             acted, kind = self._applied(verb, ids, reason, delays)
             if kind is not None:
                 landed: dict[tuple[str, Kind], list[str]] = {}
