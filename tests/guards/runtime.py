@@ -123,6 +123,8 @@ TABLE = Table(
         Guard("an older release leaves a rule alone that it can't read", "ports/schedules.py", "unread=True if _NEWER_RULE.search(s.rule) else s.unread", "unread=s.unread", "unit/test_ticks.py"),
         Guard("a retry of a guarded command begins within its tick and its timeout only", "guards/command_run.py", "may = _boot() + pause < last_at", "may = True", "crash/test_guard.py -k 'no_time and sqlite'"),
         Guard("a retry does not follow a signal, a stop or a success", "guards/command_run.py", "over = end.refused or end.stop or end.passed_on or not end.code", "over = None", "crash/test_guard.py -k 'not_tried_again and sqlite'"),
+        Guard("no retry starts after its run was asked to stop", "guards/command_run.py", "            if asked or got:\n                self._at -= 1", "            if (asked or got) and not over:\n                self._at -= 1", "unit/test_command_run.py -k no_retry"),
+        Guard("no command starts after its run was asked to stop", "guards/command_run.py", "if run is not None and (asked := run.stopping):", "if run is None and (asked := None):", "unit/test_command_run.py -k before_it_began"),
         Guard("a guard that can't renew asks its code to stop", "guards/run.py", "        if self.holder.must_stop:\n", "        if False:\n", "unit/test_guard.py"),
         Guard("a guard that was declared dead has lost its lock", "guards/run.py", "        if not alive:\n", "        if False:\n", HERE + "a_guard_that_was_declared_dead_has_lost_its_lock"),
         Guard("a guard has lost its lock when another process ended its run", "guards/run.py", "            if held is None:\n", "            if False:\n", HERE + "a_guard_has_lost_its_lock_when_another_process_ended_its_run"),

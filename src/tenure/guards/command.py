@@ -200,7 +200,8 @@ class Command:
                 os.tcsetpgrp(self._terminal, self.pid)
         self._token = token.encode()
         self._update_watcher()
-        os.write(self._go, self._token)
+        with suppress(BrokenPipeError):  # the watcher has ended it: its lock was lost before it started
+            os.write(self._go, self._token)
         os.close(self._go)
         self._go = -1
         for output in self.outputs:

@@ -182,15 +182,17 @@ class _Tries:
             run.report(Progress(lease=run.lease, message=text, log=encode(self._log)))
 
     def _rest(self, end: _End, run: GuardedRun | None, got: list[int]) -> _End | None:
-        """The pause before a retry. Returns how the run ends, if it is stopped meanwhile."""
+        """The pause before a retry. Returns how the run ends, if it is asked to stop before the retry starts."""
         until = _boot() + self._wishes.pause
-        while _boot() < until:
+        while True:
+            over = _boot() >= until  # read first: what comes during the pause is seen after it, however long it was
             asked = None if run is None else run.stopping
             if asked or got:
                 self._at -= 1
                 return end._replace(stop=asked, passed_on=got[0] if got else 0)
+            if over:
+                return None
             self.first.rest(until if run is None else min(until, run.holder.landed.ask_at))
-        return None
 
 
 def _begun(
@@ -217,6 +219,8 @@ def _run(
     command: Command, bell: Command, run: GuardedRun | None, got: list[int], wishes: Wishes, timeout_at: float
 ) -> _End:
     """Run it to its end. `bell` is woken by signals and the heartbeat."""
+    if run is not None and (asked := run.stopping):  # as after a suspension of the host: it must not begin any more
+        return _End(-signal.SIGTERM, asked)
     refused = command.start(new_token() if run is None else token_of(run.holder.id))
     stop: Stopping | None = None
     passed_on, kill_at = 0, _NEVER
