@@ -505,6 +505,20 @@ def test_at_a_terminal_the_command_has_it_and_its_ctrl_c(site: Site) -> None:
     assert [tick.why for tick in history(site)] == ["signal 2 (SIGINT)"]
 
 
+@pytest.mark.needs("file")
+@pytest.mark.parametrize("script", [_WAIT, f"trap 'exit 130' INT; {_WAIT}"], ids=["the signal", "its exit code"])
+def test_a_command_that_ctrl_c_ended_at_a_terminal_is_not_tried_again(site: Site, script: str) -> None:
+    words = ("--every", "1d", "--retries", "2", "--retry-pause", "20ms")
+    command = ["sh", "-c", f"echo $$ >> pids; {script}"]
+    call = Call(site, *words, command=command, before=_AT_A_TERMINAL, given=subprocess.PIPE)
+    pids(site, 1)
+
+    out, _ = call.process.communicate(b"\x03", timeout=30)
+
+    assert (call.process.returncode, b"again in" in out) == (130, False)
+    assert [(tick.status, tick.tries) for tick in history(site)] == [("failure", 1)]
+
+
 # ── One at a time ───────────────────────────────────────────────────────────────────────────────────────────────
 
 

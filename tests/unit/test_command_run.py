@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from tenure.guards import command
+from tenure.guards import command as forked
 from tenure.guards.command_run import Wishes, _Tries
 from tenure.guards.stop import Stopping
 
@@ -20,17 +20,15 @@ WISHES = Wishes(timeout=None, grace=0.0, force=False, quiet=True, skip_exit=0, u
 class Command:
     """It fails as soon as it is started."""
 
-    at_terminal = False
-
     def __init__(self) -> None:
-        self.started = False
+        self.started, self.at_terminal, self.code = False, False, 3
         self.kill: Callable[[], None] = lambda: None
 
     def start(self, token: str) -> None:
         self.started = True
 
     def ended(self) -> int:
-        return 3
+        return self.code
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_: None
@@ -82,6 +80,18 @@ def test_no_retry_is_started_after_a_signal_to_the_guard_even_without_a_pause() 
     assert (end.passed_on, end.tries) == (15, 1)
 
 
+@pytest.mark.parametrize("at_terminal", [True, False])
+@pytest.mark.parametrize("code", [-signal.SIGINT, -signal.SIGQUIT, -signal.SIGTERM, 130, 131, 143])
+def test_no_retry_follows_a_command_that_was_stopped_by_hand_at_its_terminal(code: int, at_terminal: bool) -> None:
+    some, commands = tries()
+    commands[0].code, commands[0].at_terminal = code, at_terminal
+
+    end = some.run(None, [])
+
+    assert commands[1].started is not at_terminal
+    assert end.tries == (1 if at_terminal else 2)
+
+
 @pytest.mark.parametrize("reason", ["lease_lost", "cancel"])
 def test_a_command_whose_run_was_asked_to_stop_before_it_began_is_not_started(reason: Stopping) -> None:
     some, commands = tries()
@@ -94,7 +104,7 @@ def test_a_command_whose_run_was_asked_to_stop_before_it_began_is_not_started(re
 
 
 def test_a_command_that_its_watcher_ended_before_it_started_has_ended_by_that_signal() -> None:
-    with command.Command(["true"], quiet=True) as waits:
+    with forked.Command(["true"], quiet=True) as waits:
         os.kill(waits.pid, signal.SIGTERM)
         os.waitid(os.P_PID, waits.pid, os.WEXITED | os.WNOWAIT)
 

@@ -171,6 +171,11 @@ class Command:
         """Our ends of the pipes that are read until the last process has closed them, before it is started."""
         return [self._go, self._deadlines_out, *(output.theirs for output in self.outputs)]
 
+    @property
+    def at_terminal(self) -> bool:
+        """Is it in the foreground of a terminal while it runs?"""
+        return self._terminal is not None
+
     # ── its watcher ──
 
     def renewed(self, renewal: Renewal) -> None:

@@ -26,6 +26,8 @@ from tenure.ports.schedules import Schedule
 from tenure.worker.job_log import LogLine, encode
 
 TIMED_OUT, AWAY, NOT_FOUND, BY_SIGNAL = 124, 75, 127, 128
+#: How a command ends that somebody at its terminal has stopped, and what a shell makes of that.
+_STOPPED_BY_HAND = {code for n in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM) for code in (-n, BY_SIGNAL + n)}
 _NEVER = float("inf")
 _boot = system_clock().boot
 
@@ -156,7 +158,8 @@ class _Tries:
             if run is not None:
                 self.current.renewed(run.holder.landed)
             end = _run(self.current, self.first, run, got, self._wishes, timeout_at)._replace(tries=self._at + 1)
-            over = end.refused or end.stop or end.passed_on or not end.code
+            by_hand = self.current.at_terminal and end.code in _STOPPED_BY_HAND  # Ctrl-C goes to the command alone
+            over = by_hand or end.refused or end.stop or end.passed_on or not end.code
             if over or len(self.commands) == end.tries or not self._may_retry(end, run, last_at):
                 return end
             self.current.kill()  # what it left behind would run beside the next try
