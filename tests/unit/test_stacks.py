@@ -240,3 +240,24 @@ def test_the_first_of_two_orders_stands_and_one_of_a_newer_release_is_passed_ove
     assert orders.open_orders(store, "host-1-b") == orders.open_orders(store, "host-1") == []
     orders.done(store, ada)
     assert orders.open_orders(store) == []
+
+
+@pytest.mark.parametrize("extra", ["", ',"of_a_newer_release":1'])
+def test_an_order_is_removed_however_its_text_was_written(extra: str) -> None:
+    store, now = MemoryStore(system_clock()), datetime.now(UTC)
+    text = '{"verb":"drain","worker":"host-1-a","who":"ada","at":"%s","grace":30%s}'  # a grace that is no float
+    store.swap("order:host-1-a:stop", None, text % (now.isoformat(), extra))
+    (order,) = orders.open_orders(store)
+
+    orders.done(store, order)
+
+    assert orders.open_orders(store) == []
+
+
+def test_of_two_orders_of_one_worker_only_the_one_that_was_carried_out_is_removed() -> None:
+    store, now = MemoryStore(system_clock()), datetime.now(UTC)
+    ada, bob = (Order("drain", "host-1-a", who, now, grace=30) for who in ("ada", "bob"))
+    orders.give(store, bob)
+
+    orders.done(store, ada)
+    assert orders.open_orders(store) == [bob]

@@ -234,7 +234,7 @@ class Workers:
         """
         row, now = self.get(worker_id), self._store.now()
         _check_stops(row, verb, now)
-        order = Order(verb, worker_id, self._access.who, now, grace=grace)
+        order = Order(verb, worker_id, self._access.who, now, grace=None if grace is None else float(grace))
         detail = {} if grace is None else {"grace": spell(grace)}
         with self._access.recorded(f"workers.{verb}", worker_id, **detail) as said:
             first = orders.stops(self._store).get(worker_id) or orders.give(self._store, order)
