@@ -29,22 +29,28 @@ DUTIES: dict[str, Callable[[Store], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", DUTIES)
-def test_no_duty_sorts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, said = SqliteStore(str(tmp_path / "tenure.db")), dict[str, Any]()
-    connect = DatabaseFile._connect
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The statements of all connections that are opened from now on, each with its last bindings."""
+    found, connect = dict[str, Any](), DatabaseFile._connect
 
     def traced(file: DatabaseFile, *options: Any) -> apsw.Connection:
         connection = connect(file, *options)
 
         def note(_: apsw.Cursor, sql: str, bindings: Any) -> bool:
-            said[sql] = bindings
+            found[sql] = bindings
             return True
 
         connection.exec_trace = note
         return connection
 
     monkeypatch.setattr(DatabaseFile, "_connect", traced)
+    return found
+
+
+@pytest.mark.parametrize("name", DUTIES)
+def test_no_duty_sorts(name: str, tmp_path: Path, said: dict[str, Any]) -> None:
+    store = SqliteStore(str(tmp_path / "tenure.db"))
     store.migrate()
     store.open()
     start(store, id="w")
@@ -61,6 +67,21 @@ def test_no_duty_sorts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for sql, bindings in looked.items():
             for *_, detail in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings):
                 assert "TEMP B-TREE FOR" not in detail, sql
+
+
+def test_notes_of_a_prefix_are_read_without_those_after_it(tmp_path: Path, said: dict[str, Any]) -> None:
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.migrate()
+    store.open()
+    said.clear()
+
+    store.notes("order:")
+    store.close()
+
+    ((sql, bindings),) = [each for each in said.items() if "FROM notes" in each[0]]
+    with apsw.Connection(str(tmp_path / "tenure.db")) as connection:
+        ((*_, detail),) = connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings)
+    assert "(key>? AND key<?)" in detail
 
 
 def test_a_look_at_many_jobs_costs_nothing_for_the_others(tmp_path: Path) -> None:

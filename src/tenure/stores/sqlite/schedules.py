@@ -106,10 +106,10 @@ class SqliteSchedules(SqliteBase):
 
     def notes(self, prefix: str) -> dict[str, str]:
         rows = self._fetch(
-            "SELECT key, value FROM notes WHERE key >= :prefix AND substr(key, 1, length(:prefix)) = :prefix "
+            "SELECT key, value FROM notes WHERE key >= :prefix AND key <= :prefix || char(1114111) "
             "AND (expires_at IS NULL OR expires_at > :now) ORDER BY key",
             {"prefix": prefix, "now": self._now()},
-        )
+        )  # up to the highest code point
         return dict(rows)
 
 
