@@ -50,7 +50,7 @@ TABLE = Table(
         Guard("a worker that an operator drained has no successor", "supervisor/processes.py", "        if worker.retired:\n", "        if False:\n", "crash/test_operators.py -k 'no_successor and sqlite'"),
         Guard("of two operators the first is obeyed, and the second is told", "operations/workers.py", "            if first != order:\n", "            if False:\n", "web/test_api.py -k told_to_drain_once"),
         Guard("a worker that nobody can restart is not told to", "operations/workers.py", "        _check_stops(row, verb, now)\n", "", "web/test_api.py -k told_to_drain_once"),
-        Guard("a worker whose loop is blocked is asked by a signal", "supervisor/orders.py", "elif self._shared.boot() - asked > PATIENCE_SECONDS:", "elif False:", "crash/test_operators.py -k 'seen_from_outside and sqlite'"),
+        Guard("a worker whose loop is blocked is asked by a signal", "supervisor/orders.py", "            return self._shared.boot() - asked > PATIENCE_SECONDS\n", "            return False\n", "crash/test_operators.py -k 'seen_from_outside and sqlite'"),
         # ── self-fencing ──
         Guard("a worker that can't renew asks its code to stop in time", "worker/child.py", "if ask_at and now > ask_at and not asked and self._loop is not None:", "if False:", "crash/test_store_outage.py -k 'two_leases and postgres and not poll and not nats'"),
         Guard("a worker that hangs together with its supervisor kills itself", "worker/child.py", "            if kill_at and now > kill_at:\n", "            if False:\n", "crash/test_fences.py::test_deaf_code_dies_with_its_own_process_while_its_supervisor_stands_still[sqlite]"),

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,6 +20,7 @@ from tenure.maintenance.orders import Frame, Order, Stack, Trace
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.stores.memory import MemoryStore
+from tenure.supervisor.orders import Orders
 from tenure.worker.stacks import traces
 from waiting import until
 
@@ -261,3 +263,44 @@ def test_of_two_orders_of_one_worker_only_the_one_that_was_carried_out_is_remove
 
     orders.done(store, ada)
     assert orders.open_orders(store) == [bob]
+
+
+def test_orders_that_a_blocked_worker_does_not_answer_share_one_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, dumps, now = MemoryStore(system_clock()), list[int](), [0.0]
+    frames = (Frame("/srv/shop.py", 7, "pack"),)
+    monkeypatch.setattr("tenure.supervisor.stalls.dump", lambda pid, _: dumps.append(pid) or "")
+    monkeypatch.setattr("tenure.supervisor.stalls.traces", lambda *_: (Trace("another thread", frames),))
+    worker = SimpleNamespace(
+        id="host-1-a",
+        registered=True,
+        link=SimpleNamespace(send=lambda *_, **__: None),
+        process=SimpleNamespace(pid=4711),
+        dump=SimpleNamespace(fileno=lambda: 0),
+        hello={"functions": {}},
+    )
+    calls = list[Callable[[], None]]()
+    shared = SimpleNamespace(
+        store=store,
+        processes=[worker],
+        boot=lambda: now[0],
+        loop=SimpleNamespace(call=calls.append),
+        maintenance=SimpleNamespace(hurry=lambda _: None),
+    )
+    asked = Orders(cast("Any", shared), lambda *_: None)
+    for job in ("1", "2", "3"):
+        orders.give(store, Order("stack", worker.id, "ada", datetime.now(UTC), job=job))
+
+    asked._look(0)
+    now[0] = 60.0
+    asked._look(0)
+    asked._look(0)  # the main thread is busy with something else
+    *begun, last = calls
+    for call in begun:
+        call()
+    asked._look(0)
+    last()
+
+    assert dumps == [4711]
+    assert orders.open_orders(store) == []
+    stacks = [orders.last_stack(store, job) for job in ("1", "2", "3")]
+    assert [stack and stack.traces[0].frames for stack in stacks] == [frames] * 3

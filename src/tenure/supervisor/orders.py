@@ -5,7 +5,7 @@ A worker answers for itself. If its event loop is blocked it can't, and faulthan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,18 +39,22 @@ class Orders:
         self._asked = {order.key: at for order in found if (at := self._asked.get(order.key)) is not None}
         for key in list(self._answers.keys() - self._asked.keys()):
             self._answers.pop(key, None)
+        late: dict[str, list[Order]] = {}
         for order in found:
             worker = mine[order.worker]
-            if order.verb == "stack":
-                self._ask(worker, order)
-            else:
+            if order.verb != "stack":
                 orders.record_stop(self._store, order)
                 self._shared.loop.call(partial(self._stop, worker, order))
                 orders.done(self._store, order)
+            elif self._is_late(worker, order):
+                late.setdefault(worker.id, []).append(order)
+        for worker_id, unanswered in late.items():
+            self._shared.loop.call(partial(self._dump, mine[worker_id], unanswered))
         return Turn(next_due=SOON_SECONDS if self._asked else None)
 
-    def _ask(self, worker: WorkerProcess, order: Order) -> None:
-        answer, asked = self._answers.pop(order.key, None), self._asked.get(order.key)
+    def _is_late(self, worker: WorkerProcess, order: Order) -> bool:
+        """Ask the worker, or store its answer. True: it has not answered in time."""
+        answer, asked = self._answers.get(order.key), self._asked.get(order.key)
         if answer is not None:
             says, traces = answer
             at = self._store.now()
@@ -60,8 +64,9 @@ class Orders:
         elif asked is None:
             self._asked[order.key] = self._shared.boot()
             self._shared.loop.call(partial(worker.link.send, "stack", job=order.job, key=order.key))
-        elif self._shared.boot() - asked > PATIENCE_SECONDS:
-            self._shared.loop.call(partial(self._dump, worker, order))
+        else:
+            return self._shared.boot() - asked > PATIENCE_SECONDS
+        return False
 
     # ── in the main thread ──
 
@@ -75,17 +80,20 @@ class Orders:
         self._answers[message["key"]] = "" if traces else orders.NOT_RUNNING, traces
         self._shared.maintenance.hurry("orders")
 
-    def _dump(self, worker: WorkerProcess, order: Order) -> None:
-        if order.key in self._answers or worker not in self._shared.processes:
+    def _dump(self, worker: WorkerProcess, late: Sequence[Order]) -> None:
+        """Answer these orders by one dump, which blocks this thread for up to half a second."""
+        late = [order for order in late if order.key in self._asked and order.key not in self._answers]
+        if not late or worker not in self._shared.processes:
             return
         text = stalls.dump(worker.process.pid, worker.dump.fileno())
         functions = {(file, name): task for task, (file, name) in worker.hello["functions"].items()}
-        traces = stalls.traces(text, functions, order.task)
-        says = (
-            "its worker did not answer, as its event loop is blocked or its code holds the GIL: these are the threads "
-            "of the process"
-            if traces
-            else "its process answers neither a message nor a signal: it is stopped, or blocked in the kernel"
-        )
-        self._answers[order.key] = says, traces
+        for order in late:
+            traces = stalls.traces(text, functions, order.task)
+            says = (
+                "its worker did not answer, as its event loop is blocked or its code holds the GIL: these are the "
+                "threads of the process"
+                if traces
+                else "its process answers neither a message nor a signal: it is stopped, or blocked in the kernel"
+            )
+            self._answers[order.key] = says, traces
         self._shared.maintenance.hurry("orders")
