@@ -119,6 +119,7 @@ def its_jobs_are_cancelled(scene: Scene) -> None:
 
 def silent_jobs_hold_every_slot(scene: Scene) -> None:
     worker = scene.worker(slots=2)
+    scene.runs_for(worker, 120.0, times=5)
     for _ in range(2):
         put(scene.store)
     claim(scene.store, worker, 2)

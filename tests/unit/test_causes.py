@@ -10,6 +10,7 @@ from conformance.factories import World, claim, draft, put
 from conformance.scene import Scene, paused_and_late
 from tenure.core.lifecycle import Lease
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations import hangs
 from tenure.operations.access import Access
 from tenure.operations.causes import Case, Problem, attributed, cases
 from tenure.operations.schedules import ScheduleReads
@@ -139,6 +140,7 @@ def begun(scene: Scene, worker: str, jobs: int = 1, **options: object) -> list[s
 
 def test_two_silent_jobs_that_hold_all_slots_are_the_cause_of_what_waits(scene: Scene) -> None:
     worker = scene.worker(slots=2)
+    scene.runs_for(worker, 120.0, times=5, task="render")
     scene.scheduled()
     scene.passes(3300)
     ids = begun(scene, worker, 2, task="render")
@@ -168,6 +170,7 @@ def test_two_silent_jobs_that_hold_all_slots_are_the_cause_of_what_waits(scene: 
 
 def test_one_of_two_workers_that_is_held_is_told_of_by_its_name(scene: Scene) -> None:
     busy, _ = scene.worker(slots=1), scene.worker(slots=1)
+    scene.runs_for(busy, 120.0, times=5)
     begun(scene, busy)
     put(scene.store, priority=-9)
     scene.passes(602)
@@ -178,6 +181,8 @@ def test_one_of_two_workers_that_is_held_is_told_of_by_its_name(scene: Scene) ->
 
 
 def test_all_workers_of_a_queue_are_told_of_as_one(scene: Scene) -> None:
+    scene.runs_for(scene.worker("a", slots=9), 120.0, times=5, queue="a")
+    scene.dies(scene.living[0])
     for worker in (scene.worker("a", "b", slots=1), scene.worker("b", "a", slots=2)):
         begun(scene, worker, 2 if worker == scene.living[-1] and len(scene.living) > 1 else 1, queue="a")
     put(scene.store, queue="b")
@@ -212,6 +217,42 @@ def test_a_job_that_takes_as_long_as_its_task_does_hangs_not(scene: Scene) -> No
     assert not scene.problems("slots-held") + scene.problems("stuck-jobs")
 
     scene.passes(200)
+    assert scene.problems("slots-held")
+
+
+def test_jobs_that_take_as_long_as_usual_hang_not_however_many_tasks_run(scene: Scene) -> None:
+    names = [f"task-{n}" for n in range(7)]
+    first, second = scene.worker(slots=5), scene.worker(slots=2)
+    for name in names:
+        scene.runs_for(first, 900.0, times=5, task=name)
+    for n, name in enumerate(names):
+        begun(scene, first if n < 5 else second, task=name)
+        scene.passes(1)
+    scene.passes(1300)
+    assert not scene.problems("slots-held")
+
+    scene.passes(600)
+    assert [each.key for each in scene.problems("slots-held")] == ["slots-held:default"]
+
+
+def test_a_task_whose_runs_are_not_read_is_not_suspected(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "_MOST_TASKS", 1)
+    monkeypatch.setattr(hangs, "_MOST_SILENT", 1)
+    worker = scene.worker(slots=3)
+    for n in range(3):
+        begun(scene, worker, task=f"task-{n}")
+    scene.passes(7200)
+
+    assert not scene.problems("slots-held")
+
+
+def test_a_task_without_enough_runs_is_suspected_after_an_hour_of_silence(scene: Scene) -> None:
+    worker = scene.worker(slots=1)
+    begun(scene, worker)
+    scene.passes(3599)
+    assert not scene.problems()
+
+    scene.passes(2)
     assert scene.problems("slots-held")
 
 

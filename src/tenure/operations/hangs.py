@@ -1,7 +1,7 @@
 """Jobs that run and probably never end: far longer than their task usually does, or silent in every slot of a worker.
 
-The store knows no more than when a job began and last reported. So a job is compared with the last runs of its task,
-and one that has none is suspected only while it is silent and nothing else can start because of it.
+The store knows no more than when a job began and last reported. So a job is compared with the last runs of its task.
+With too few of them its task tells little: it is suspected only after an hour of silence in every slot of a worker.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from tenure.ports import Filter, JobView, Store, WorkerView
 LEAST_SECONDS = 300.0  #: no job that has run for less is said to hang
 FACTOR = 10.0  #: times the p95 of its task
 SILENT_SECONDS = 600.0  #: without a report, in a slot that nothing else can have
+UNKNOWN_SECONDS = 3600.0  #: the same, for a job whose task has too few runs
 UNUSUAL = 2.0  #: times the p95: a silent job that takes as long as its task does is no hang
 SAMPLE, FEWEST = 20, 5  #: completed runs of a task that its p95 is taken from
 _MOST_RUNNING, _PAGE = 2_000, 500  #: running jobs that are looked at
 _MOST_TASKS = 5  #: whose last runs are read, those that run longest
+_MOST_SILENT = 10  #: as many tasks more: of silent jobs in workers that are full of them
 _WITHIN = 5_000  #: rows among which these are searched
 
 
@@ -55,21 +57,34 @@ class Hangs:
 
 
 def hangs(store: Store, now: datetime, living: Iterable[WorkerView], queues: Iterable[str]) -> Hangs:
-    """What hangs now. Reads at most 2,000 running jobs, and the last runs of the five tasks that run longest."""
+    """What hangs now. Reads at most 2,000 running jobs, and the last runs of the five tasks that run longest and of ten
+    whose silent jobs fill a worker."""
     jobs = _long_running(store, now)
     if not jobs:
         return Hangs()
     by_task: defaultdict[str, list[JobView]] = defaultdict(list)
     for job in jobs:
         by_task[job.task].append(job)
-    usual = {task: found for task in list(by_task)[:_MOST_TASKS] if (found := _usual(store, task)) is not None}
+    usual = {task: _usual(store, task) for task in list(by_task)[:_MOST_TASKS]}
     stuck = [
-        Stuck(task, late, usual[task])
-        for task, some in by_task.items()
-        if task in usual and (late := [job for job in some if _ran(job, now) > FACTOR * usual[task]])
+        Stuck(task, late, p95)
+        for task, p95 in usual.items()
+        if p95 is not None and (late := [job for job in by_task[task] if _ran(job, now) > FACTOR * p95])
     ]
-    silent = [job for job in jobs if _silent(job, now) and _ran(job, now) > UNUSUAL * usual.get(job.task, 0.0)]
-    return Hangs(stuck, _held(silent, [row for row in living if row.identity.runner != "solo"], queues))
+    rows = [row for row in living if row.identity.runner != "solo"]
+    silent = [job for job in jobs if silence(job, now) > SILENT_SECONDS]
+    full = _full(_by_worker(silent), rows)
+    unread = dict.fromkeys(job.task for job in silent if job.worker_id in full and job.task not in usual)
+    usual |= {task: _usual(store, task) for task in list(unread)[:_MOST_SILENT]}
+    return Hangs(stuck, _held([job for job in silent if _suspect(job, now, usual)], rows, queues) if full else ())
+
+
+def _suspect(job: JobView, now: datetime, usual: Mapping[str, float | None]) -> bool:
+    """Whether a silent job may hang. Not if the runs of its task were not read: it may well take that long."""
+    if job.task not in usual:
+        return False
+    p95 = usual[job.task]
+    return silence(job, now) > UNKNOWN_SECONDS if p95 is None else _ran(job, now) > UNUSUAL * p95
 
 
 def silence(job: JobView, now: datetime) -> float:
@@ -79,10 +94,6 @@ def silence(job: JobView, now: datetime) -> float:
 
 def _ran(job: JobView, now: datetime) -> float:
     return (now - (job.started_at or now)).total_seconds()
-
-
-def _silent(job: JobView, now: datetime) -> bool:
-    return silence(job, now) > SILENT_SECONDS
 
 
 def _long_running(store: Store, now: datetime) -> list[JobView]:
@@ -107,11 +118,21 @@ def _usual(store: Store, task: str) -> float | None:
     return sorted(runs)[int(0.95 * len(runs))] if len(runs) >= FEWEST else None
 
 
+def _by_worker(jobs: Iterable[JobView]) -> Mapping[str, Sequence[JobView]]:
+    found: defaultdict[str, list[JobView]] = defaultdict(list)
+    for job in jobs:
+        found[job.worker_id or ""].append(job)
+    return found
+
+
+def _full(by_worker: Mapping[str, Sequence[JobView]], living: Iterable[WorkerView]) -> set[str]:
+    """The workers with one of these jobs in each slot."""
+    return {row.identity.id for row in living if len(by_worker.get(row.identity.id, ())) >= row.identity.slots}
+
+
 def _held(silent: Sequence[JobView], living: Sequence[WorkerView], queues: Iterable[str]) -> list[Held]:
-    by_worker: defaultdict[str, list[JobView]] = defaultdict(list)
-    for job in silent:
-        by_worker[job.worker_id or ""].append(job)
-    full = {row.identity.id for row in living if len(by_worker[row.identity.id]) >= row.identity.slots}
+    by_worker = _by_worker(silent)
+    full = _full(by_worker, living)
     blocked = {name: serving for name in queues if (serving := _serving(name, living)) <= full and serving}
     pools: defaultdict[tuple[str, ...], list[WorkerView]] = defaultdict(list)
     for row in living:
