@@ -101,7 +101,7 @@ class Scene:
         return [
             (each["type"].partition(".")[2], each["data"]["key"])
             for each in messages
-            if each["data"]["kind"].startswith(kind)
+            if each["data"]["key"].startswith(kind)
         ]
 
 

@@ -269,7 +269,7 @@ def test_every_kind_is_told_once_and_its_end_once_by_webhook_and_by_mail(site: S
         timetable.pause(name)
     site.until(lambda: forgotten(site), "the dead letters to be deleted")
 
-    told(site, inbox, lambda: not site.store.notes("incident:") and delivered(site), "all to be closed and told")
+    told(site, inbox, lambda: not site.store.notes("incident") and delivered(site), "all to be closed and told")
     # Of others, such as a queue that was old for a moment, a slow machine may make several.
     both = {(what, key): 1 for key in KINDS for what in ("opened", "closed")}
     assert {each: times for each, times in inbox.told().items() if each[1] in KINDS} == both

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event
+from typing import Literal
 
+import msgspec
 import pytest
 
 from conformance.factories import World, claim, identity, put
@@ -21,10 +23,10 @@ from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.roster import Lag
 from tenure.notifiers.poll import PollNotifier
-from tenure.operations.alerts import PREFIX, Alarm, deliver_now, delivery
+from tenure.operations.alerts import NOTES, PREFIX, Alarm, deliver_now, delivery, open_incidents
 from tenure.operations.checkup import examine
 from tenure.operations.problems import MOST_OPEN, of_duties
-from tenure.operations.sinks import QUEUE, Incident, Message, Undelivered, open_sinks, signature
+from tenure.operations.sinks import OLDER, QUEUE, Incident, Message, Undelivered, open_sinks, signature
 from tenure.ports import Filter, Page, WorkerView
 from tenure.ports.schedules import Change, Schedule
 from tenure.stores.memory import MemoryStore
@@ -269,7 +271,60 @@ def test_each_kind_is_told_once_and_its_end_once(scene: Scene, name: str) -> Non
         watch.look()
         scene.passes(31)
     assert scene.told(kind) == [("opened", case.key), ("closed", case.key)]
-    assert not scene.store.notes(PREFIX + kind)
+    assert not [note for note in scene.store.notes(NOTES) if f":{kind}" in note]
+
+
+class OldIncident(msgspec.Struct):
+    """What the release before decodes."""
+
+    id: str
+    key: str
+    kind: Literal[
+        "overdue",
+        "late",
+        "too-long",
+        "failures",
+        "dead-letters",
+        "queue-age",
+        "no-worker",
+        "arguments-misfit",
+        "scheduler-silent",
+        "duty-late",
+    ]
+    gone_at: datetime | None = None
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.partition(",")[0] in OLDER])
+def test_the_release_before_reads_no_note_and_delivers_each_message_of_a_newer_kind(scene: Scene, name: str) -> None:
+    CASES[name].breaks(scene)
+    scene.watch().look()
+
+    for text in scene.store.notes(PREFIX).values():
+        msgspec.json.decode(text, type=OldIncident)
+    assert [each.key for each in open_incidents(scene.store) if each.kind == name] == [CASES[name].key]
+    sent = scene.store.search(Filter(queue=QUEUE), limit=100).jobs
+    assert sent
+    for job in sent:
+        msgspec.convert(msgspec.json.decode(job.payload)["message"]["data"], OldIncident)
+
+
+def test_a_sink_gets_the_kind_that_this_release_found(scene: Scene) -> None:
+    its_queue_is_paused(scene)
+    scene.watch().look()
+    got = list[Message]()
+
+    class Noted:
+        label = "noted"
+
+        def send(self, message_id: str, message: Message) -> None:
+            got.append(message)
+
+    for job in scene.store.search(Filter(queue=QUEUE), limit=100).jobs:
+        given = msgspec.json.decode(job.payload)
+        told = msgspec.convert(given["message"], Message)
+        delivery(scene.settings, {given["sink"]: Noted()}).call(sink=given["sink"], to="x", message=told)
+
+    assert [each.data.kind for each in got] == ["queue-paused"]
 
 
 def test_dead_letters_of_two_causes_say_so(scene: Scene) -> None:
@@ -387,7 +442,7 @@ def test_a_flood_of_one_kind_is_told_of_in_a_bounded_number_of_messages(scene: S
         scene.passes(31)
         watch.look()
     assert sorted(key for _, key in scene.told()) == sorted(key for _, key in opened * 2), worker
-    assert not scene.store.notes(PREFIX)
+    assert not scene.store.notes(NOTES)
 
 
 def test_the_log_is_told_by_whoever_opened_it(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

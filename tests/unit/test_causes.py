@@ -89,7 +89,7 @@ def test_a_symptom_is_told_with_its_cause_and_alone_once_that_is_gone(scene: Sce
     held_queue(scene)
     watch.look()
     assert scene.told() == [("opened", "queue-paused:reports")]
-    (note,) = scene.store.notes("incident:").values()
+    (note,) = scene.store.notes("incident").values()
     assert "it causes queue-age: reports; late: nightly; tenure queues resume reports" in note
 
     scene.store.pause("reports", paused=False)

@@ -31,7 +31,7 @@ from tenure.errors import StoreError, TenureError
 from tenure.maintenance.roster import Lag
 from tenure.operations.causes import Case, Problem, cases
 from tenure.operations.problems import MOST_LOOKED_AT, MOST_OPEN, ago, named, of_duties, problems
-from tenure.operations.sinks import LOG, QUEUE, TASK, Incident, Kind, Message, Sink, Undelivered, open_sinks
+from tenure.operations.sinks import LOG, OLDER, QUEUE, TASK, Incident, Kind, Message, Sink, Undelivered, open_sinks
 from tenure.ports import Draft, Filter, Notifier, Ring, Store
 from tenure.tasks.handle import ClientPort
 from tenure.tasks.job import Job
@@ -42,7 +42,8 @@ from tenure.worker.program import Program
 if TYPE_CHECKING:
     from tenure.worker.embedded import Embedded
 
-PREFIX = "incident:"
+NOTES, PREFIX = "incident", "incident:"
+NEWER = "incident2:"  #: for kinds that the release before does not decode: it would fail at each check
 SLOTS = 8
 LAST_SECONDS = 15.0  #: longest delay of process exit by a running delivery or an unavailable store
 #: 13 attempts within about an hour, the first in quick succession, for a receiver that restarts.
@@ -77,18 +78,18 @@ class Watch:
 
         A symptom of another problem is told with its cause. Its own incident, if it was first, stays open.
         """
-        stands = self._store.notes(PREFIX)
+        stands = self._store.notes(NOTES)
         found = {each.key: each for each in seen}
         roots = [_with_symptoms(case) for case in cases(found.values())]
-        roots += [each for each in found.values() if each.cause in found and PREFIX + each.key in stands]
+        roots += [each for each in found.values() if each.cause in found and _note(each) in stands]
         now = self._store.now()
         sent: list[str] = []
         for problem in _bounded(roots, stands):
-            if PREFIX + problem.key not in stands:
+            if _note(problem) not in stands:
                 sent += self._begin(problem, now)
             found[problem.key] = problem
         for note, text in stands.items():
-            sent += self._continue(note, text, _decode(text), now, there=note.removeprefix(PREFIX) in found)
+            sent += self._continue(note, text, _decode(text), now, there=note.partition(":")[2] in found)
         self._notifier.announce([Ring("queued", QUEUE, tuple(sent))] if sent else [])
         return sent
 
@@ -104,7 +105,7 @@ class Watch:
         )
         title = f"tenure: {problem.kind}: {problem.subject}"
         message = Message(type="incident.opened", timestamp=now, title=title, text=_text(incident), data=incident)
-        return self._write(PREFIX + problem.key, None, _encode(incident), message, problem.told)
+        return self._write(_note(problem), None, _encode(incident), message, problem.told)
 
     def _continue(self, note: str, text: str, incident: Incident, now: datetime, *, there: bool) -> list[str]:
         if there:
@@ -130,6 +131,9 @@ class Watch:
         return [draft.id for draft in drafts]
 
     def _draft(self, sink: str, message: Message) -> Draft:
+        """An older release may deliver it: it gets a kind that it knows, and `deliver` reads the kind from the key."""
+        data = replace(message.data, kind=OLDER.get(message.data.kind, message.data.kind))
+        message = replace(message, data=data)
         return self._task.bind(sink=sink, to=self._sinks[sink].label, message=message).draft()
 
 
@@ -140,8 +144,8 @@ def _bounded(found: Iterable[Problem], stands: Mapping[str, str]) -> list[Proble
         by_kind[problem.kind].append(problem)
     kept: list[Problem] = []
     for kind, all_of_it in by_kind.items():
-        all_of_it.sort(key=lambda each: (PREFIX + each.key not in stands, each.subject))
-        open_already = sum(PREFIX + each.key in stands for each in all_of_it)
+        all_of_it.sort(key=lambda each: (_note(each) not in stands, each.subject))
+        open_already = sum(_note(each) in stands for each in all_of_it)
         room = max(MOST_OPEN, open_already)
         kept += all_of_it[:room]
         if rest := [each.subject for each in all_of_it[room:]]:
@@ -159,6 +163,10 @@ def _with_symptoms(case: Case) -> Problem:
     return replace(case.problem, says=f"{case.problem.says}; it causes {causes}")
 
 
+def _note(problem: Problem) -> str:
+    return (NEWER if problem.kind in OLDER else PREFIX) + problem.key
+
+
 def _encode(incident: Incident) -> str:
     return msgspec.json.encode(incident).decode()
 
@@ -171,7 +179,7 @@ def _text(incident: Incident) -> str:
 
 def open_incidents(store: Store) -> list[Incident]:
     """Incidents that are still open."""
-    return [_decode(text) for text in store.notes(PREFIX).values()]
+    return [_decode(text) for text in store.notes(NOTES).values()]
 
 
 # ── Delivery ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,7 +213,8 @@ def delivery(settings: Settings, sinks: Mapping[str, Sink]) -> Task[..., None]:
                 timedelta(seconds=min(max(5.0, waited / 4), 600.0)), f"{to} is not configured in this process's alerts"
             )
         try:
-            sinks[sink].send(str(job.id), message)
+            data = replace(message.data, kind=message.data.key.partition(":")[0])
+            sinks[sink].send(str(job.id), replace(message, data=data))
         except Undelivered as error:
             raise Fail(str(error)) from None
 

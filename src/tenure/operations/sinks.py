@@ -9,6 +9,7 @@ import base64
 import hmac
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -47,6 +48,8 @@ Kind = Literal[
 
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
+#: Kinds that the release before does not know, each with the nearest that it does.
+OLDER: Mapping[str, Kind] = {"slots-held": "queue-age", "stuck-jobs": "too-long", "queue-paused": "queue-age"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
