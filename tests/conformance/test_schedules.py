@@ -864,6 +864,83 @@ def test_the_ticks_of_a_name_that_no_schedule_has_are_deleted_with_it(store: Sto
     assert [each.schedule.name for each in store.schedules()] == ["new"]
 
 
+def ran(store: Store, name: str) -> str:
+    """A run of it, which has completed. Its job."""
+    job_id = begin(store, name)
+    finish(store, claim_one(store, start(store)), Completed())
+    closed(store, job_id, name, status="success")
+    return job_id
+
+
+def jobs_of(table: Timetable, name: str) -> list[str | None]:
+    return [each.job_id for each in table.history(name)]
+
+
+def test_a_schedule_that_takes_an_old_name_has_its_own_history_and_is_removed_with_that_alone(world: World) -> None:
+    store = world.store()
+    table = Timetable(store, PollNotifier())
+    made(store, name="old")
+    first = ran(store, "old")
+    table.rename("old", "new")
+    world.advance(10)
+    made(store, name="old")
+    assert jobs_of(table, "old") == []
+    second_ = ran(store, "old")
+    assert (jobs_of(table, "old"), jobs_of(table, "new")) == ([second_], [first])
+
+    table.remove("old")
+
+    assert ([each.job_id for each in store.ticks("old")], jobs_of(table, "new")) == ([first], [first])
+    made(store, name="old")
+    assert jobs_of(table, "old") == []
+    table.remove("new")
+    assert [each.job_id for each in store.ticks("old")] == [first], "a schedule has that name"
+    table.remove("old")
+    assert store.ticks("old") == []
+
+
+def test_of_two_schedules_that_had_a_name_each_has_its_own_ticks(world: World) -> None:
+    store = world.store()
+    table = Timetable(store, PollNotifier())
+    ids: dict[str, str] = {}
+    for new in ("first", "second"):
+        made(store, name="old")
+        ids[new] = ran(store, "old")
+        world.advance(10)
+        table.rename("old", new)
+        world.advance(10)
+
+    assert {name: jobs_of(table, name) for name in ids} == {name: [job] for name, job in ids.items()}
+
+
+def test_a_schedule_that_gets_its_old_name_back_has_each_tick_once(world: World) -> None:
+    store = world.store()
+    table = Timetable(store, PollNotifier())
+    made(store, name="a")
+    jobs = [ran(store, "a")]
+    for old, new in (("a", "b"), ("b", "a"), ("a", "b")):
+        table.rename(old, new)
+        world.advance(10)
+        jobs.insert(0, ran(store, new))
+        assert sorted(filter(None, jobs_of(table, new))) == sorted(jobs)
+        assert new not in [each.name for each in table.get(new).schedule.formerly]
+
+
+def test_open_ticks_and_later_ones_are_deleted_those_of_another_are_kept(world: World) -> None:
+    store = world.store()
+    made(store, name="old")
+    first = ran(store, "old")
+    until = store.now()
+    world.advance(10)
+    ran(store, "old")
+    begin(store, "old")
+
+    assert store.change([Change(schedule=standing(store, "old").schedule, delete=True, keep_until=until)]) == [True]
+
+    assert [each.job_id for each in store.ticks("old")] == [first]
+    assert store.due().standings == []
+
+
 # ── what was decided lately ──
 
 

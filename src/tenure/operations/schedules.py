@@ -12,7 +12,7 @@ from tenure.errors import InvalidOption
 from tenure.operations.access import Access
 from tenure.operations.schedule_health import ScheduleHealth, TickView
 from tenure.ports.schedules import Schedule, Standing, Status, Tick
-from tenure.schedules.timetable import Overdue, Timetable
+from tenure.schedules.timetable import Overdue, Timetable, owners
 
 _MOST_READ = 2_000
 _MOST_SKIPPED = 100_000
@@ -96,7 +96,7 @@ class ScheduleReads:
         than `limit` may have a cursor. Raises InvalidOption for a cursor of something else.
         """
         healths = {each.schedule.name: each for each in self.healths(retired=True)}
-        renamed = {was.name: (was.until, each) for each in healths.values() for was in each.schedule.formerly}
+        owner = owners(each.schedule for each in healths.values())
         at, skip = _position(cursor, until)
         found: list[TickView] = []
         if cursor is None and (not only or "open" in only):
@@ -107,8 +107,7 @@ class ScheduleReads:
         for _ in range(0, _MOST_READ, limit):
             page, first, skipped = self._access.store.decided(since, at, skip=skip, limit=limit), at, skip
             for number, tick in enumerate(page, 1):
-                gone, now = renamed.get(tick.schedule, (None, None))
-                whose = now if gone and tick.decided_at <= gone else healths.get(tick.schedule)
+                whose = healths.get(owner(tick))
                 if whose is not None and (not only or tick.status in only):
                     found += whose.views([replace(tick, schedule=whose.schedule.name)])
                 same = sum(each.decided_at == tick.decided_at for each in page[:number])

@@ -160,7 +160,8 @@ class Change:
     It is stored with the next rev. `ticks` replace those with the same schedule, instant and cause. A tick that names
     a draft follows the existing job if its id is stored or its unique key held already. `owner`, for a guard: the one
     draft starts as processing, attempt 1, under the lease of this worker, which must be alive. `delete` removes the
-    schedule and all its ticks, also those of a name that no schedule has any more.
+    schedule and all its ticks, also those of a name that no schedule has any more; but those decided up to `keep_until`
+    stay, as another schedule had the name then.
 
     `former`: rename. The row of that name, if it has `schedule.rev`, becomes `schedule`; it lands only if no schedule
     has the new name. Its ticks, of which none may be open, stay under the former name: see `Schedule.formerly`.
@@ -172,6 +173,7 @@ class Change:
     cancel: tuple[str, ...] = ()  #: jobs to cancel (REPLACED)
     owner: str | None = None
     delete: bool = False
+    keep_until: datetime | None = None
     former: str = ""
 
     @property

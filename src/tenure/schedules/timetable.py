@@ -305,9 +305,15 @@ class Timetable:
         """Delete it and its history; its jobs stay. Raises UnknownSchedule."""
         for _ in self._tries():
             s = self.get(name).schedule
-            if self.store.change([Change(schedule=s, delete=True)])[0]:
-                free = [Schedule(name=former.name, rule=s.rule) for former in s.formerly]
-                self.store.change([Change(schedule=each, delete=True) for each in free])  # lands if none has the name
+            others = [each.schedule for each in self.store.schedules() if each.schedule.name != name]
+            until: dict[str, datetime] = {}  # others had the name so long: those ticks are theirs
+            for former in (former for each in others for former in each.formerly):
+                until[former.name] = max(until.get(former.name, _EPOCH), former.until)
+            if self.store.change([Change(schedule=s, delete=True, keep_until=until.get(name))])[0]:
+                free = [Schedule(name=former.name, rule=s.rule) for former in s.formerly]  # lands if none has the name
+                self.store.change(
+                    [Change(schedule=each, delete=True, keep_until=until.get(each.name)) for each in free]
+                )
                 return
 
     def rename(self, name: str, new: str) -> Standing:
@@ -323,8 +329,8 @@ class Timetable:
                 raise Refused(f"a schedule {new!r} exists already: choose another name, or remove that one first")
             if standing.runs:
                 continue  # one has ended just now
-            formerly = (*s.formerly, Former(name, self.store.now()))[-_NAMES_KEPT:]
-            if self.store.change([Change(schedule=s.but(name=new, formerly=formerly), former=name)])[0]:
+            formerly = tuple(each for each in (*s.formerly, Former(name, self.store.now())) if each.name != new)
+            if self.store.change([Change(schedule=s.but(name=new, formerly=formerly[-_NAMES_KEPT:]), former=name)])[0]:
                 return self.get(new)
         raise AssertionError("the tries end with an error")
 
@@ -361,12 +367,41 @@ class Timetable:
 
 def ticks_of(store: Store, s: Schedule, *, limit: int, before: datetime | None = None) -> list[Tick]:
     """The ticks of a schedule, also those under its former names, newest first."""
-    found = store.ticks(s.name, limit=limit, before=before)
-    for former in s.formerly:
-        latest = former.until + EARLY  # another schedule may have the name since then
-        page = store.ticks(former.name, limit=limit, before=min(before or latest, latest))
-        found += [replace(tick, schedule=s.name) for tick in page if tick.decided_at <= former.until]
-    return sorted(found, key=lambda tick: (tick.tick, tick.cause), reverse=True)[:limit] if s.formerly else found
+    whose = owners([s, *(each.schedule for each in store.schedules() if each.schedule.name != s.name)])
+    latest = {former.name: former.until + EARLY for former in s.formerly}  # others may have the name since then
+    found: list[Tick] = []
+    for name in {s.name: None, **latest}:
+        ends = [at for at in (before, latest.get(name) if name != s.name else None) if at is not None]
+        found += _own(store, name, min(ends, default=None), limit, lambda tick: whose(tick) == s.name)
+    own = [replace(tick, schedule=s.name) for tick in found]
+    return sorted(own, key=lambda tick: (tick.tick, tick.cause), reverse=True)[:limit] if s.formerly else own
+
+
+def _own(
+    store: Store, name: str, before: datetime | None, limit: int, is_own: Callable[[Tick], bool]
+) -> Sequence[Tick]:
+    """Up to `limit` of them, among the newest 10,000 of this name."""
+    size = limit
+    while True:
+        page = store.ticks(name, limit=size, before=before)
+        own = [tick for tick in page if is_own(tick)]
+        if len(own) >= limit or len(page) < size or size >= MOST_BACKFILLED:
+            return own[:limit]
+        size *= 4
+
+
+def owners(schedules: Iterable[Schedule]) -> Callable[[Tick], str]:
+    """The name of the schedule that a tick is of: the one that had the tick's name when it was decided."""
+    had: dict[str, list[tuple[datetime, str]]] = {}
+    for s in schedules:
+        for former in s.formerly:
+            had.setdefault(former.name, []).append((former.until, s.name))
+
+    def owner(tick: Tick) -> str:
+        later = [each for each in had.get(tick.schedule, ()) if each[0] >= tick.decided_at]
+        return min(later)[1] if later else tick.schedule
+
+    return owner
 
 
 def _paused(schedule: Schedule, now: datetime, error: Exception) -> Change:

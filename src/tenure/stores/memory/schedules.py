@@ -112,7 +112,12 @@ class MemorySchedules(MemoryBase):
             return False
         if change.delete:
             self._schedules.pop(name, None)
-            self._ticks = {key: tick for key, tick in self._ticks.items() if tick.schedule != name}
+            kept = change.keep_until
+            self._ticks = {
+                key: tick
+                for key, tick in self._ticks.items()
+                if tick.schedule != name or (kept is not None and tick.status != "open" and tick.decided_at <= kept)
+            }
             return True
         follow = {draft.id: self._enqueue(draft, change.owner).id for draft in change.drafts}
         for tick in change.ticks:

@@ -71,7 +71,7 @@ _HELD = """
 _WRITE = """
     WITH given AS MATERIALIZED (
         SELECT * FROM json_to_recordset(%s::json) AS g (name text, rev integer, due_at timestamptz, body text,
-            owner text, gone boolean, replaces text)
+            owner text, gone boolean, replaces text, keep_until timestamptz)
         WHERE (owner IS NULL OR (SELECT died_at IS NULL AND expires_at > @now FROM @.workers WHERE id = g.owner))
           AND (replaces = name OR NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name))
     ), held AS MATERIALIZED (
@@ -90,7 +90,9 @@ _WRITE = """
         SELECT name FROM given AS g
         WHERE rev = 0 AND gone AND NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name)
     ), history AS (
-        DELETE FROM @.tick_rows WHERE schedule IN (SELECT name FROM removed UNION ALL SELECT name FROM absent))
+        DELETE FROM @.tick_rows AS t USING given AS g
+        WHERE t.schedule = g.name AND g.name IN (SELECT name::text FROM removed UNION ALL SELECT name FROM absent)
+          AND (t.open OR t.decided_at > coalesce(g.keep_until, '-infinity')))
     SELECT name::text FROM changed UNION ALL SELECT name::text FROM made UNION ALL SELECT name::text FROM removed
     UNION ALL SELECT name FROM absent"""
 
@@ -248,6 +250,7 @@ def _row(change: Change) -> dict[str, Any]:
         "owner": change.owner,
         "gone": change.delete,
         "replaces": change.replaces,
+        "keep_until": change.keep_until,
     }
 
 

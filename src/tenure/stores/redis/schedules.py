@@ -153,7 +153,7 @@ def _change(change: Change) -> list[Any]:
     check_drafts(change.drafts, ranges=True)
     check_text(change.owner, *change.cancel)
     stored = body_of(change.stored)
-    due_at = change.schedule.due_at
+    due_at = change.keep_until if change.delete else change.schedule.due_at
     values: list[Any] = [
         change.schedule.name,
         change.schedule.rev,

@@ -172,7 +172,10 @@ def _change(connection: apsw.Connection, wanted: Change, now: int, boot: int, bo
     if wanted.owner is not None and first(connection, _OWNER_ALIVE, (wanted.owner, boot_id, boot)) is None:
         return False
     if wanted.delete:
-        connection.execute("DELETE FROM tick_rows WHERE schedule = ?", (name,))
+        kept = None if wanted.keep_until is None else millis(wanted.keep_until)
+        connection.execute(
+            "DELETE FROM tick_rows WHERE schedule = ?1 AND (?2 IS NULL OR open OR decided_at > ?2)", (name, kept)
+        )
         connection.execute("DELETE FROM schedule_rows WHERE name = ?", (name,))
         return True
     follow: dict[str | None, str] = {}

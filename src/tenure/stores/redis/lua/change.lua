@@ -1,7 +1,8 @@
 #!lua
 -- Write schedules with their ticks and jobs: each change only if the rev is still the one that was read. ARGV: the
 -- reason of cancels; then per change: how many values it has, its name, the rev that was read, the body to store
--- (empty: delete the schedule), due_at, an owner, its former name (renamed: the rev is of that one), the jobs as `enqueue_all` takes them, the number of ticks, per tick
+-- (empty: delete the schedule), due_at (of a deleted one: until when the ticks that stay were decided), an owner, its
+-- former name (renamed: the rev is of that one), the jobs as `enqueue_all` takes them, the number of ticks, per tick
 -- MS|CAUSE, 1 if it is open, its job, which of the jobs above that is (0: none), decided_at, body; then ids to cancel.
 -- Returns per change 1 if it landed.
 
@@ -20,11 +21,22 @@ local function unlist(name)
   redis.call('ZREM', ns .. 'due', name)
 end
 
-local function remove(name)
+local function remove(name, keep_until)
   for _, tick in ipairs(redis.call('ZRANGE', ns .. 'open:' .. name, 0, -1)) do
     redis.call('HDEL', ns .. 'open', tick .. '|' .. name)
   end -- its entries in `decided` are removed when they expire
-  redis.call('UNLINK', ns .. 'tick:' .. name, ns .. 'ticks:' .. name, ns .. 'open:' .. name)
+  redis.call('UNLINK', ns .. 'open:' .. name)
+  if keep_until == '' then
+    redis.call('UNLINK', ns .. 'tick:' .. name, ns .. 'ticks:' .. name)
+  else
+    for _, tick in ipairs(redis.call('ZRANGE', ns .. 'ticks:' .. name, 0, -1)) do
+      local decided_at = redis.call('ZSCORE', ns .. 'decided', tick .. '|' .. name)
+      if not decided_at or tonumber(decided_at) > tonumber(keep_until) then
+        redis.call('HDEL', ns .. 'tick:' .. name, tick)
+        redis.call('ZREM', ns .. 'ticks:' .. name, tick)
+      end
+    end
+  end
   unlist(name)
 end
 
@@ -62,7 +74,7 @@ while ARGV[at] do
   local fits = (redis.call('HGET', replaces, 'rev') or '0') == rev and (owner == '' or is_alive(owner))
   if former ~= '' and redis.call('EXISTS', ns .. 'schedule:' .. name) == 1 then fits = false end
   if fits and ARGV[at + 3] == '' then
-    remove(name)
+    remove(name, ARGV[at + 4])
   elseif fits then
     write(name, tonumber(rev), at + 3, last)
   end
