@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from tenure.core.lifecycle import Failed, State
 from tenure.errors import InvalidOption
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
-from tenure.operations.job_search import parsed
+from tenure.operations.job_search import meets, parsed
 from tenure.operations.pace import Pace
 from tenure.ports import Filter, Store
 
@@ -125,6 +126,14 @@ def test_groups_are_of_the_jobs_that_match_and_the_largest_comes_first(store: St
 def test_what_is_no_fingerprint_is_refused(admin: Admin, words: str) -> None:
     with pytest.raises(InvalidOption):
         parsed(words, admin.now())
+
+
+def test_a_dead_letter_without_an_error_is_found_by_the_fingerprint_of_its_group(store: Store, admin: Admin) -> None:
+    job = replace(look(store, dies(store, "no user")), error=None)
+    where = parsed(f"fingerprint={fingerprint('')}", admin.now())
+
+    assert meets(job, where)
+    assert not meets(replace(job, state=State.QUEUED), where)
 
 
 # ── Replayed as a group ──

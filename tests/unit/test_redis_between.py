@@ -143,3 +143,21 @@ def test_a_settle_takes_what_has_changed_meanwhile_as_it_is_now(store: RedisStor
 
     assert (settled.state, look(store, lease.job_id).crashes) == (State.QUEUED, 1)
     assert not isinstance(store.finish([(lease, CRASH)])[0], NotLanded)
+
+
+def test_what_was_deleted_of_an_ended_job_is_not_told(world: World, store: RedisStore) -> None:
+    since, server = store.now(), store.server
+    ids = [completed(store) for _ in range(3)]
+    world.advance(1)
+    server.run("HDEL", f"{server.prefix}job:{ids[0]}", "started_at")
+    server.run("DEL", f"{server.prefix}job:{ids[1]}")
+
+    found = {each.id: (each.wait, each.run) for each in store.ended(since, store.now()).last}
+
+    assert found == {ids[0]: (None, None), ids[2]: (0.0, 0.0)}
+
+
+def completed(store: Store) -> str:
+    lease = running(store)
+    assert finish(store, lease, Completed()) is State.COMPLETED
+    return lease.job_id

@@ -167,7 +167,8 @@ def _met(job: JobView, condition: Condition) -> bool:
         case "text":
             return True  # it has no secrets: the store's answer stands
         case "fingerprint":
-            return job.error is not None and fingerprint(job.error) == condition.text
+            has_one = job.error is not None or job.state is State.DEAD
+            return has_one and fingerprint(job.error or "") == condition.text
         case "error":
             return job.error is not None and condition.met_by(job.error)
         case "meta":

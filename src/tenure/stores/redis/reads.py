@@ -93,7 +93,7 @@ class RedisReads(RedisBase):
                 if len(page) < room or len(rows) >= sample:
                     break
             counts[state] = min(number, most)
-            last += [_ended_job(state, row) for row in rows]
+            last += [_ended_job(state, row) for row in rows if row[1]]  # the others were deleted by other means
         return Ended(counts, tuple(last))
 
     def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
@@ -165,8 +165,9 @@ class RedisReads(RedisBase):
 
 def _ended_job(state: State, row: Sequence[str]) -> EndedJob:
     job_id, task, failures, crashes, run_at, started_at, ended_at = row
-    began = float(started_at or 0)
-    wait, run = (began - float(run_at)) / 1000, (float(ended_at) - began) / 1000
+    wait = run = None
+    if started_at and run_at:
+        wait, run = ((float(started_at) - float(run_at)) / 1000, (float(ended_at) - float(started_at)) / 1000)
     return ended_job(job_id, task, state, failures != "0" or crashes != "0", wait, run)
 
 
