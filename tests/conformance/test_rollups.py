@@ -95,13 +95,40 @@ def test_what_ended_while_no_supervisor_looked_is_rolled_up_later_and_hours_from
     world.advance(30)
     duty = RollUps(store)
 
-    assert all_turns(duty) == 6 * HOUR // SLOT + 6, "six hours back, one roll-up a turn"
+    assert all_turns(duty) == 6 * HOUR // SLOT + 5, "six hours back, one roll-up a turn"
 
     slots = [each for each in read(store, store.now(), hours=6) if each.total.ended]
     assert [(each.at - at) // 60 for each in slots] == [0, 20, 40]
     (hour,) = [each for each in read(store, store.now(), hours=168) if each.total.ended]
     assert (hour.at, hour.seconds, hour.total.completed) == (at, HOUR, 3)
     assert all_turns(duty) == 1
+
+
+def test_an_hour_in_which_nothing_ended_is_recorded_once_all_its_slots_are(world: World) -> None:
+    store = world.store()
+    at = to_a_slot(world, store, HOUR)
+    world.advance(10)
+    duty = RollUps(store)
+    for _ in range(HOUR // SLOT + 1):
+        all_turns(duty)
+        world.advance(SLOT)
+
+    hours = {each.at: each.tasks for each in read(store, store.now(), hours=168)}
+
+    assert (hours[at], hours[at - HOUR]) == ({}, None)
+
+
+def test_no_hour_is_recorded_from_a_part_of_its_slots(world: World) -> None:
+    store = world.store()
+    at = to_a_slot(world, store, HOUR)
+    for _ in range(12):
+        bring(store, State.COMPLETED, task="mail")
+        world.advance(SLOT)
+    world.advance(5.5 * HOUR)
+
+    all_turns(RollUps(store))
+
+    assert {each.at: each.tasks for each in read(store, store.now(), hours=168)}[at] is None
 
 
 def test_the_reads_have_a_place_for_each_slot_and_say_which_ones_nobody_recorded(world: World) -> None:

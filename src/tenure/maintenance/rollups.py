@@ -8,7 +8,7 @@ supervisor looks once in five minutes; the first one to see that a roll-up is mi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -147,21 +147,26 @@ class RollUps:
     def _write(self, key: str, at: int, seconds: int, *, newest: bool) -> None:
         if self._store.notes(key):
             return
-        found = collect(self._store, at, seconds) if seconds == SLOT else _hour(self._store, at)
-        if found.tasks or newest:  # an older one without any job says no more than none
+        if seconds == SLOT:
+            found, known = collect(self._store, at, seconds), newest
+        else:
+            slots = _slots(self._store, at)
+            found, known = joined(slots, at, HOUR), len(slots) == HOUR // SLOT
+        if found.tasks or known:  # an older one without any job says no more than none
             self._store.swap(key, None, _encode(found).decode(), ttl=_KEPT[seconds])
 
 
-def _hour(store: Store, at: int) -> RollUp:
-    return joined(_stored(store, f"{_NOTES[SLOT]}{at // HOUR}:").values(), at, HOUR)
+def _slots(store: Store, hour: int) -> Collection[RollUp]:
+    """Those of this hour that are recorded."""
+    return _stored(store, f"{_NOTES[SLOT]}{hour // HOUR}:").values()
 
 
 def _recent(now: float) -> list[tuple[int, int]]:
     """The slots and hours that have passed, newest first, each as its time and its seconds."""
     spans: list[tuple[int, int]] = []
-    for seconds in (SLOT, HOUR):
+    for seconds, length in ((SLOT, _BACK), (HOUR, _BACK - HOUR)):  # of an hour before, some slots are too old
         last = int(now - _SETTLED) // seconds * seconds - seconds
-        spans += [(last - back, seconds) for back in range(0, _BACK, seconds)]
+        spans += [(last - back, seconds) for back in range(0, length, seconds)]
     return spans
 
 
@@ -181,7 +186,7 @@ def read(store: Store, now: datetime, *, hours: int) -> list[RollUp]:
     current = int(now.timestamp()) // seconds * seconds
     found = _stored(store, _NOTES[seconds])
     if seconds == HOUR:
-        found[current] = _hour(store, current)
+        found[current] = joined(_slots(store, current), current, HOUR)
     else:
         found[current] = collect(store, current, SLOT)
     first = current - hours * HOUR + seconds
