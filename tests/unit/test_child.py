@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 from tenure.worker.child import Child
@@ -11,9 +12,11 @@ class SentMessages:
 
     def __init__(self) -> None:
         self.kinds: list[str] = []
+        self.fields: list[dict[str, Any]] = []
 
-    def send(self, kind: str, **_: Any) -> None:
+    def send(self, kind: str, **fields: Any) -> None:
         self.kinds.append(kind)
+        self.fields.append(fields)
 
 
 def test_a_ring_just_after_another_is_sent_a_little_later_and_not_dropped() -> None:
@@ -32,3 +35,16 @@ def test_a_ring_just_after_another_is_sent_a_little_later_and_not_dropped() -> N
 
     first, _, last = asyncio.run(ring())
     assert (first, last) == (1, 2)
+
+
+def test_a_drain_that_comes_with_an_order_for_a_stack_is_obeyed_even_if_the_stack_cannot_be_read() -> None:
+    link, unused = SentMessages(), cast("Any", None)
+    child = Child(cast("Any", link), unused, unused, 1)
+    child._worker = cast("Any", SimpleNamespace(running={"1": object()}))
+    drain = {"kind": "drain", "grace": 1.0}
+
+    child._obey([{"kind": "stack", "job": "1", "key": "order:a:1"}, drain])
+
+    assert child._orders.get_nowait() == drain
+    says = "its stack could not be read (AttributeError); ask again"
+    assert link.fields == [{"key": "order:a:1", "says": says, "traces": ()}]

@@ -21,6 +21,7 @@ from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.stores.memory import MemoryStore
 from tenure.supervisor.orders import Orders
+from tenure.worker.orders import carry_out
 from tenure.worker.stacks import traces
 from waiting import until
 
@@ -268,7 +269,12 @@ def test_of_two_orders_of_one_worker_only_the_one_that_was_carried_out_is_remove
 def test_orders_that_a_blocked_worker_does_not_answer_share_one_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     store, dumps, now = MemoryStore(system_clock()), list[int](), [0.0]
     frames = (Frame("/srv/shop.py", 7, "pack"),)
-    monkeypatch.setattr("tenure.supervisor.stalls.dump", lambda pid, _: dumps.append(pid) or "")
+
+    def dump(pid: int, _: int) -> str:
+        dumps.append(pid)
+        return ""
+
+    monkeypatch.setattr("tenure.supervisor.stalls.dump", dump)
     monkeypatch.setattr("tenure.supervisor.stalls.traces", lambda *_: (Trace("another thread", frames),))
     worker = SimpleNamespace(
         id="host-1-a",
@@ -304,3 +310,101 @@ def test_orders_that_a_blocked_worker_does_not_answer_share_one_dump(monkeypatch
     assert orders.open_orders(store) == []
     stacks = [orders.last_stack(store, job) for job in ("1", "2", "3")]
     assert [stack and stack.traces[0].frames for stack in stacks] == [frames] * 3
+
+
+# ── no code of the app ──
+
+looks: list[str] = []
+
+
+class Proxy:
+    """It evaluates itself when it is looked into, as a lazy object does, and fails."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        object.__setattr__(self, "run", run)
+
+    def __getattribute__(self, name: str) -> object:
+        looks.append(name)
+        raise LookupError(name)
+
+    def __call__(self) -> None:
+        object.__getattribute__(self, "run")()
+
+    def __await__(self) -> Waiting:
+        self()
+        return Waiting()
+
+
+class Waiting:
+    """What a coroutine waits in while it awaits a proxy."""
+
+    def __init__(self) -> None:
+        self.inner = told().__await__()
+
+    def __getattr__(self, name: str) -> object:
+        looks.append(name)
+        raise LookupError(name)
+
+    def __iter__(self) -> Waiting:
+        return self
+
+    def __next__(self) -> object:
+        return next(self.inner)
+
+    def throw(self, error: BaseException) -> object:
+        return self.inner.throw(error)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.mark.parametrize("where", ["an argument", "a function", "an awaitable"])
+def test_asking_for_a_stack_runs_no_code_of_the_app(shop: Shop, where: str) -> None:
+    def below(*_: object) -> None:
+        looks.clear()
+        shop.begun.set()
+        if where != "an awaitable":
+            gate.wait(30)
+
+    @shop.jobs.task
+    async def pack() -> None:
+        match where:
+            case "an argument":
+                await asyncio.to_thread(below, Proxy(below))
+            case "a function":
+                await asyncio.get_running_loop().run_in_executor(None, cast("Any", Proxy(below)))
+            case _:
+                await cast("Awaitable[None]", Proxy(below))
+
+    first, *_ = shop.seen(pack)
+
+    assert looks == []
+    assert functions(first) == ["pack"]
+
+
+def test_a_task_that_is_an_argument_is_not_one_that_the_handler_waits_for(shop: Shop) -> None:
+    def below(_: object) -> None:
+        shop.begun.set()
+        gate.wait(30)
+
+    @shop.jobs.task
+    async def pack() -> None:
+        other = asyncio.create_task(told())
+        await asyncio.to_thread(below, other)
+        await other
+
+    _, *others = shop.seen(pack, count=2)
+
+    assert [each.name for each in others] == ["a thread of asyncio.to_thread"]
+
+
+def test_a_stack_that_cannot_be_read_is_an_answer_too() -> None:
+    store, jobs = MemoryStore(system_clock()), cast("Any", {"1": object()})
+    orders.give(store, Order("stack", "host-1-a", "ada", datetime.now(UTC), job="1"))
+
+    carry_out(store, "host-1-a", jobs)
+
+    stack = orders.last_stack(store, "1")
+    assert stack is not None
+    assert (stack.says, stack.traces) == ("its stack could not be read (AttributeError); ask again", ())
+    assert orders.open_orders(store) == []

@@ -82,6 +82,11 @@ class Stack:
     traces: tuple[Trace, ...] = ()
 
 
+Answer = tuple[
+    str, tuple[Trace, ...]
+]  #: of a worker, or for it: what the traces are, or why there are none; the traces
+
+
 # ── The orders in a store ───────────────────────────────────────────────────────────────────────────────────────────
 
 

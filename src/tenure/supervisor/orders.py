@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tenure.maintenance import orders
-from tenure.maintenance.orders import LOOK_SECONDS, Order, Stack, Trace
+from tenure.maintenance.orders import LOOK_SECONDS, Answer, Order, Stack
 from tenure.maintenance.roster import Row, Turn
 from tenure.supervisor import stalls
 from tenure.supervisor.process import WorkerProcess
@@ -20,8 +20,6 @@ from tenure.supervisor.shared import Shared
 
 PATIENCE_SECONDS = 1.0  #: a worker that has not answered for so long is asked by a signal
 SOON_SECONDS = 0.2  #: until the next look while an answer is awaited
-
-Answer = tuple[str, tuple[Trace, ...]]  #: what the traces are, or why there are none; the traces
 
 
 class Orders:
@@ -76,8 +74,7 @@ class Orders:
 
     def answered(self, message: Mapping[str, Any]) -> None:
         """A worker has sent the traces of a job."""
-        traces = msgspec.convert(message["traces"], tuple[Trace, ...])
-        self._answers[message["key"]] = "" if traces else orders.NOT_RUNNING, traces
+        self._answers[message["key"]] = msgspec.convert((message["says"], message["traces"]), Answer)
         self._shared.maintenance.hurry("orders")
 
     def _dump(self, worker: WorkerProcess, late: Sequence[Order]) -> None:

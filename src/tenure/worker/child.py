@@ -37,11 +37,11 @@ from tenure.liveness.host import die_with_parent, kill_group
 from tenure.liveness.lifeline import Lifeline
 from tenure.maintenance.maintenance import Declaration
 from tenure.ports import Notifier, Store
+from tenure.worker import stacks
 from tenure.worker.executor import open_resources
 from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
 from tenure.worker.slots import Plan
-from tenure.worker.stacks import traces
 from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
 
@@ -307,9 +307,8 @@ class Child:
         )
 
     def _send_stack(self, asked: Mapping[str, Any]) -> None:
-        attempt = self._worker.running.get(asked["job"]) if self._worker is not None else None
-        found = traces(attempt) if attempt is not None else ()
-        self._link.send("stack", key=asked["key"], traces=msgspec.to_builtins(found))
+        says, found = stacks.answer(self._worker.running.get(asked["job"]) if self._worker is not None else None)
+        self._link.send("stack", key=asked["key"], says=says, traces=msgspec.to_builtins(found))
 
     def _send_stuck(self, verdicts: dict[str, Outcome]) -> None:
         self._link.send("stuck", verdicts=write_verdicts(verdicts))

@@ -8,17 +8,15 @@ from tenure.maintenance import orders
 from tenure.maintenance.orders import Stack
 from tenure.maintenance.roster import Turn
 from tenure.ports import Store
+from tenure.worker import stacks
 from tenure.worker.executor import Attempt
-from tenure.worker.stacks import traces
 
 
 def carry_out(store: Store, worker_id: str, running: Mapping[str, Attempt]) -> Turn:
     """Answer the orders to this worker. Drains and restarts are refused before they are given."""
     for order in orders.open_orders(store, worker_id):
         if order.verb == "stack":
-            attempt = running.get(order.job)
-            found = traces(attempt) if attempt is not None else ()
-            says = "" if found else orders.NOT_RUNNING
+            says, found = stacks.answer(running.get(order.job))
             orders.answer(store, Stack(order.job, worker_id, order.who, order.at, store.now(), says, found))
         orders.done(store, order)
     return Turn()

@@ -3,29 +3,45 @@
 It may be asked from any thread. A plain handler is a thread; an `async` one is a chain of coroutines, of which only the
 running ones are on the stack of a thread. The tasks that it waits for and its calls of `asyncio.to_thread` are traces
 of their own. What it started otherwise, such as threads, processes or tasks that it does not wait for, can't be found.
+
+No code of the app runs for this: objects that may be the app's are told by their types alone, as `isinstance` and
+`getattr` would run a proxy's `__class__` or `__getattr__`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
 import sys
 from collections.abc import Collection, Iterator
 from contextvars import Context
-from types import CodeType, FrameType
+from functools import partial
+from types import AsyncGeneratorType, BuiltinMethodType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any, cast
 
 from tenure.events import Running, current
-from tenure.maintenance.orders import Frame, Trace, traces_of
+from tenure.maintenance.orders import NOT_RUNNING, Answer, Frame, Trace, traces_of
 from tenure.worker.executor import Attempt
 
 MOST_FRAMES = 1_000
 MOST_TRACES = 20
-#: How an awaitable names its frame, the awaitable that it waits for, and whether it runs.
+#: How an awaitable of this type names its frame, the awaitable that it waits for, and whether it runs.
 _KINDS = (
-    ("cr_frame", "cr_await", "cr_running"),
-    ("gi_frame", "gi_yieldfrom", "gi_running"),
-    ("ag_frame", "ag_await", "ag_running"),
+    (CoroutineType, ("cr_frame", "cr_await", "cr_running")),
+    (GeneratorType, ("gi_frame", "gi_yieldfrom", "gi_running")),
+    (AsyncGeneratorType, ("ag_frame", "ag_await", "ag_running")),
 )
+_TASK: type[asyncio.Task[Any]] = asyncio.Task  # its own methods: a subclass may be the app's
+_GROUPS = (asyncio.TaskGroup, getattr(asyncio.tasks, "_GatheringFuture", asyncio.TaskGroup))
+
+
+def answer(attempt: Attempt | None) -> Answer:
+    """What an operator who asks where it is gets, whatever goes wrong."""
+    try:
+        found = traces(attempt) if attempt is not None else ()
+    except Exception as error:
+        return f"its stack could not be read ({type(error).__name__}); ask again", ()
+    return "" if found else NOT_RUNNING, found
 
 
 def traces(attempt: Attempt) -> tuple[Trace, ...]:
@@ -49,25 +65,25 @@ def _tasks(
     task: asyncio.Task[Any], threads: Collection[FrameType], name: str, seen: set[int]
 ) -> Iterator[tuple[str, list[Frame]]]:
     """The trace of a task, and those of the tasks that it waits for."""
-    if id(task) in seen or task.done() or len(seen) >= MOST_TRACES:
+    if id(task) in seen or _TASK.done(task) or len(seen) >= MOST_TRACES:
         return
     seen.add(id(task))
-    chain = _chain(task.get_coro(), threads)
+    chain = _chain(_TASK.get_coro(task), threads)
     if chain and chain[0].f_code is Attempt._run_async.__code__:
         chain = chain[1:]
     yield name, [_frame(each) for each in chain]
     for other in _awaited(task, chain):
-        yield from _tasks(other, threads, f"the task {other.get_name()}, which it waits for", seen)
+        yield from _tasks(other, threads, f"the task {_TASK.get_name(other)}, which it waits for", seen)
 
 
 def _chain(awaitable: object, threads: Collection[FrameType]) -> list[FrameType]:
     """The frames of a coroutine and of what it awaits, the innermost last."""
     found: list[FrameType] = []
     while len(found) < MOST_FRAMES:
-        names = next((each for each in _KINDS if hasattr(awaitable, each[0])), None)
+        names = next((names for kind, names in _KINDS if type(awaitable) is kind), None)
         if names is None:
             break
-        frame, below, runs = (getattr(awaitable, name) for name in names)
+        frame, below, runs = (getattr(cast("Any", awaitable), name) for name in names)
         if frame is None:
             break
         if runs:
@@ -88,25 +104,37 @@ def _running_from(frame: FrameType, threads: Collection[FrameType]) -> list[Fram
 
 def _awaited(task: asyncio.Task[Any], chain: list[FrameType]) -> list[asyncio.Task[Any]]:
     """The tasks that it waits for, itself or by way of gather, wait, wait_for and TaskGroup."""
-    values: list[object] = [getattr(task, "_fut_waiter", None)]
+    values = [_attribute(task, "_fut_waiter")]
     for frame in chain:
-        if str(frame.f_globals.get("__name__", "")).startswith("asyncio."):
-            values += frame.f_locals.values()
-    groups = [getattr(value, "_children", ()) or getattr(value, "_tasks", ()) for value in values]
-    many = [cast("Collection[object]", each) for each in (*values, *groups) if isinstance(each, list | set | tuple)]
+        name = frame.f_globals.get("__name__")
+        if type(name) is str and name.startswith("asyncio."):
+            values += (value for name, value in frame.f_locals.items() if name not in ("args", "kwargs"))
+    groups = [value for value in values if issubclass(type(value), _GROUPS)]
+    values += [_attribute(group, name) for group in groups for name in ("_children", "_tasks")]
+    many = [cast("Collection[object]", each) for each in values if type(each) in (list, set, tuple)]
     found = [*values, *(each for members in many for each in list(members))]
-    return [each for each in found if isinstance(each, asyncio.Task)]
+    return [cast("asyncio.Task[Any]", each) for each in found if issubclass(type(each), asyncio.Task)]
+
+
+def _attribute(value: object, name: str) -> object:
+    """An attribute of an object of asyncio, whose class may be a subclass by the app; None: it has none."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None
 
 
 def _in_threads(attempt: Attempt, threads: Collection[FrameType]) -> Iterator[tuple[str, list[Frame]]]:
     """What it runs by `asyncio.to_thread`, which hands its context to the thread."""
     for top in threads:
         for frame in _stack(top):
-            if frame.f_code.co_qualname != "_WorkItem.run":
+            own = frame.f_globals is concurrent.futures.thread.__dict__
+            if not own or frame.f_code.co_qualname != "_WorkItem.run":
                 continue
-            call = getattr(getattr(frame.f_locals.get("self"), "fn", None), "func", None)
-            context = getattr(call, "__self__", None)
-            running: Running | None = context.get(current) if isinstance(context, Context) else None
+            call = getattr(frame.f_locals.get("self"), "fn", None)
+            ran = cast("object", call.func) if type(call) is partial else None
+            context = ran.__self__ if type(ran) is BuiltinMethodType else None
+            running: Running | None = context.get(current) if type(context) is Context else None
             if running is not None and running.job_id == attempt.claimed.id:
                 yield "a thread of asyncio.to_thread", _inner(top, frame.f_code)
 
