@@ -204,6 +204,21 @@ def test_two_replays_of_one_filter_share_the_minutes_and_those_of_two_do_not(sto
     assert last.until == store.now() + timedelta(seconds=3)
 
 
+def test_the_age_of_the_jobs_makes_no_other_filter(store: Store) -> None:
+    now = store.now()
+    for n, name in enumerate(("enqueued_since", "enqueued_until", "ended_since", "ended_until")):
+        where = Filter(states=DEAD, **{name: now - timedelta(hours=n)})  # type: ignore[arg-type]
+        assert Pace(store, 60, where).take(1) == [float(n)]
+
+
+def test_another_pace_begins_now_and_the_same_one_goes_on(store: Store) -> None:
+    where = Filter(states=DEAD)
+    Pace(store, 1, where).take(1_000)
+
+    assert Pace(store, 60, where).take(2) == [0.0, 1.0]
+    assert Pace(store, 60, where).take(1) == [2.0]
+
+
 def test_of_two_who_take_moments_at_the_same_time_each_has_its_own(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

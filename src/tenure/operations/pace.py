@@ -19,7 +19,8 @@ class Pace:
     """The moments at which jobs of one replay are due. Example: `Pace(store, 60, where).take(22)`, delays in seconds.
 
     The next free moment of a filter is a note in the store: a replay that was cut short goes on behind the jobs that it
-    has placed, and two at the same time share the minutes. `last` is when the last of the jobs is due.
+    has placed, and two at the same time share the minutes. One with another number a minute begins now: the pace of the
+    jobs that are placed was a mistake. `last` is when the last of the jobs is due.
     """
 
     def __init__(self, store: Store, per_minute: int, where: Filter | None = None) -> None:
@@ -30,7 +31,8 @@ class Pace:
         self._free: datetime | None = None
         self._key = ""
         if where is not None:
-            same = replace(where, enqueued_since=None, enqueued_until=None)  # a page asks for those before its count
+            # A page asks for those before its count, and an age is counted from now.
+            same = replace(where, enqueued_since=None, enqueued_until=None, ended_since=None, ended_until=None)
             self._key = (
                 _PREFIX
                 + sha256(repr((sorted(same.states), replace(same, states=frozenset()))).encode()).hexdigest()[:16]
@@ -47,9 +49,10 @@ class Pace:
         """The first free moment, if the note could be moved behind the last one."""
         for _ in range(_TRIES):
             old = self._store.notes(self._key).get(self._key)
-            first = max(now, datetime.fromisoformat(old.partition(" ")[0])) if old else now
+            until, pace, *_ = [*(old or "").split(" "), ""]
+            first = max(now, datetime.fromisoformat(until)) if pace == str(self.per_minute) else now
             free = first + count * self._step
             ttl = (free - now).total_seconds()
-            if self._store.swap(self._key, old, f"{free.isoformat()} {new_id()}", ttl=ttl).landed:
+            if self._store.swap(self._key, old, f"{free.isoformat()} {self.per_minute} {new_id()}", ttl=ttl).landed:
                 return first
         raise StoreBusy(f"{self._store.url}: many replays of the same jobs are under way; try again")
