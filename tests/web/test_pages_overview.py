@@ -263,7 +263,7 @@ def test_a_cause_stands_before_its_symptoms_with_the_button_that_mends_it(
 
 def test_what_hangs_is_cancelled_from_the_overview(pages: Dashboard, world: World, store: Store) -> None:
     lease = running(store, start(store, slots=1, lease=9e5))
-    world.advance(700)
+    world.advance(3700)
 
     html = pages.get("/", "ada")
 
