@@ -136,10 +136,16 @@ class _Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stop(self, how: signal.Signals) -> None:
+        """Asked again each second: a Valkey that has just begun a new append-only file refuses to end."""
         if not self.running:
             return
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, how)
+        assert self._keeper is not None
+        until = time.monotonic() + _STOP_SECONDS
+        while time.monotonic() < until:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, how)
+            if select.select([self._keeper.stdout], [], [], 1.0)[0]:
+                break
         self._ended()
 
     def _ended(self) -> None:
