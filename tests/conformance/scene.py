@@ -1,4 +1,4 @@
-"""A store under a virtual clock with workers who live, whose problems are looked at and told."""
+"""A store under a virtual clock with live workers, whose problems are looked at and told."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOOK = "https://hooks.example/T0/B0?token=s3cret"
 
 
 class Scene:
-    """A store under a virtual clock, workers who live, and those who look."""
+    """A store under a virtual clock, live workers, and a look at its problems."""
 
     def __init__(self, world: World, folder: Path, **settings: str) -> None:
         self.world, self.store = world, world.store()

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("unhurried")
 
 @dataclass
 class Night:
-    """A store in trouble, the hands of its workers, and who hangs."""
+    """A store in trouble, its workers' hands, and the jobs that hang."""
 
     world: World
     store: Store

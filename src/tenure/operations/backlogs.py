@@ -21,7 +21,7 @@ KEPT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Growth:
     """How the backlog of a queue changes: jobs a second over the last `seconds`, and the jobs that are left."""
 
     backlog: int
@@ -45,7 +45,7 @@ class Backlogs:
         self._looks = deque[tuple[datetime, dict[str, int]]]()
         self._lock = Lock()
 
-    def look(self, queues: Iterable[QueueView], at: datetime) -> dict[str, Pace]:
+    def look(self, queues: Iterable[QueueView], at: datetime) -> dict[str, Growth]:
         """The pace of each of these queues, by name; empty until looks are ten seconds apart."""
         sizes = {queue.name: _backlog(queue) for queue in queues}
         with self._lock:
@@ -58,7 +58,7 @@ class Backlogs:
         if then is None:
             return {}
         seconds = (at - then[0]).total_seconds()
-        return {name: Pace(size, (size - then[1].get(name, 0)) / seconds, seconds) for name, size in sizes.items()}
+        return {name: Growth(size, (size - then[1].get(name, 0)) / seconds, seconds) for name, size in sizes.items()}
 
 
 def _base(looks: Sequence[tuple[datetime, dict[str, int]]], at: datetime) -> tuple[datetime, dict[str, int]] | None:

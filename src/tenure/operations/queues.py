@@ -17,7 +17,7 @@ from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
 from tenure.errors import UnknownQueue
 from tenure.operations.access import Access
-from tenure.operations.backlogs import Latency, Pace
+from tenure.operations.backlogs import Growth, Latency
 from tenure.operations.workers import runs_user_jobs, serves
 from tenure.ports import Filter, QueueView, Ring, WorkerView
 
@@ -49,7 +49,7 @@ class QueueHealth:
     workers: int
     slots: int
     pause: Pause | None = None
-    pace: Pace | None = None  #: None: it has not been looked at for long enough
+    pace: Growth | None = None  #: None: it has not been looked at for long enough
     latency: Latency | None = None  #: None: no job of it completed lately
 
     @property
@@ -109,7 +109,7 @@ def health(
     workers: Iterable[WorkerView],
     *,
     pauses: Mapping[str, Pause] = MappingProxyType({}),
-    paces: Mapping[str, Pace] = MappingProxyType({}),
+    paces: Mapping[str, Growth] = MappingProxyType({}),
     latencies: Mapping[str, Latency] = MappingProxyType({}),
 ) -> list[QueueHealth]:
     """Each queue with its live workers, who paused it, its pace and its latency, by name."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tenure.config import Settings
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.operations.admin import Admin
-from tenure.operations.backlogs import STEP_SECONDS, Backlogs, Pace
+from tenure.operations.backlogs import STEP_SECONDS, Backlogs, Growth
 from tenure.operations.pulse import Pulse
 from tenure.operations.queues import with_idle
 from tenure.operations.trends import RollUp, Trend, span_of
@@ -118,7 +118,7 @@ class Site:
         """Queues that hold live jobs or are paused, and empty ones that a worker serves by name."""
         return with_idle(self.queues(), self.workers())
 
-    def paces(self) -> Mapping[str, Pace]:
+    def paces(self) -> Mapping[str, Growth]:
         """How the backlogs of queues change, as far as somebody has looked at them here."""
         return self.memo.get("paces", lambda: self._backlogs.look(self.queues(), self.admin.now()), fresh=STEP_SECONDS)
 
