@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from tenure.core.clock import Clock
-from tenure.core.lifecycle import ENDED, GUARD, Cancelled, Completed, Failed, Lease, Outcome, Released, State
+from tenure.core.lifecycle import ENDED, GUARD, Cancelled, Completed, Failed, Lease, Outcome, Released, State, Suspended
 from tenure.errors import StoreBusy
 from tenure.ports import AttemptView, Busy, Claimed, Draft, Filter, JobView, Landed, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Schedule, Standing, Tick
@@ -129,6 +129,7 @@ def bring(store: Store, state: State, **options: Any) -> Lease:
     lease = running(store, **options)
     ways: dict[State, Outcome] = {
         State.SCHEDULED: Failed("not yet", retry_in=60),
+        State.WAITING: Suspended("for a word", signal="own:go"),
         State.QUEUED: Released("drained"),
         State.COMPLETED: Completed('"done"'),
         State.DEAD: Failed("for good", final=True),

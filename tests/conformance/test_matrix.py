@@ -35,6 +35,7 @@ from tenure.core.lifecycle import (
     Released,
     Snoozed,
     State,
+    Suspended,
     decide,
     legal,
 )
@@ -47,6 +48,7 @@ OUTCOMES: list[Outcome] = [
     Failed("later", retry_in=120),
     Failed("never again", final=True),
     Snoozed(30, "closed"),
+    Suspended("for a word", signal="own:go", timeout=60),
     Released("drain"),
     Cancelled("stopped"),
     Crashed("its lease ended"),
@@ -98,6 +100,8 @@ class Case:
             self.store.declare_dead([self.lease.worker_id])
         if verb == "prune":
             self.world.advance(8 * DAY)
+        if verb == "admit":
+            self.store.signal(self.lease.job_id, "own:go", "1")
 
 
 def enqueued(case: Case) -> bool:
@@ -114,6 +118,10 @@ def started(case: Case) -> bool:
 def promoted(case: Case) -> bool:
     case.world.advance(61)
     return "default" in case.store.promote().jobs
+
+
+def admitted(case: Case) -> bool:
+    return bool(case.store.admit().jobs)
 
 
 def claimed(case: Case) -> bool:
@@ -166,6 +174,7 @@ APPLY: dict[str, Callable[[Case], bool]] = {
     "enqueue": enqueued,
     "start": started,
     "promote": promoted,
+    "admit": admitted,
     "claim": claimed,
     "progress": progressed,
     "once": recorded,

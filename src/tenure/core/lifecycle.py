@@ -6,6 +6,8 @@
                     └─ failed, snoozed, later rescues ───────┤
                                                              └──► cancelled  (requested, and the code has stopped)
 
+    enqueue, or suspended ──► waiting ──admit──► queued  (what had to happen first has happened)
+
     start ──► processing: a guard's job begins under its guard's lease, and ends completed, dead or cancelled.
 
 A *claim* grants a **lease**: (job, attempt, worker). Every later write of the owner carries it and lands only
@@ -22,12 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple, assert_never
+from typing import Literal, NamedTuple, assert_never
 
 from tenure.core.retry import full_jitter
 
 
 class State(StrEnum):
+    WAITING = "waiting"  #: something must happen first: jobs before it must end, or a signal arrive
     SCHEDULED = "scheduled"  #: due later: delayed by the caller, snoozed, or waiting to retry
     QUEUED = "queued"  #: due, owned by no worker
     PROCESSING = "processing"  #: owned by exactly one worker, under one lease
@@ -39,7 +42,7 @@ class State(StrEnum):
 EXPIRED = "it expired before a worker was free to start it"  #: the reason of such a job
 GUARD = "guard"  #: the queue of jobs that run outside workers, under a guard: never claimed, retried or replayed
 
-LIVE = frozenset({State.SCHEDULED, State.QUEUED, State.PROCESSING})
+LIVE = frozenset({State.WAITING, State.SCHEDULED, State.QUEUED, State.PROCESSING})
 ENDED = frozenset(State) - LIVE
 
 
@@ -51,6 +54,7 @@ class Needs(StrEnum):
     LIVE_WORKER = "a worker whose row exists, is not dead and has not expired; grants a lease"
     LEASE = "the lease: this attempt, this worker"
     DEAD_OWNER = "an owner that is dead or missing, or hung for two leases longer than it may be silent"
+    CONDITION = "what the job waits for has happened, as the store sees it"
     OPERATOR = "an operator"
     AGE = "kept for long enough"
 
@@ -97,6 +101,27 @@ class Released:
     reason: str = ""
 
 
+class Edge(NamedTuple):
+    """A job waits for its `parent` until that has completed, or has ended in whichever way."""
+
+    parent: str
+    until: Literal["completed", "ended"] = "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The handler waits for jobs or a signal, and gives its slot back. Nothing is charged; it runs again from the top.
+
+    `after`: jobs to wait for, besides those that it gathers. `signal`: the key of a signal (`own:NAME`, `shared:KEY`),
+    for at most `timeout` seconds.
+    """
+
+    reason: str = ""
+    after: tuple[Edge, ...] = ()
+    signal: str | None = None
+    timeout: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """Stopped by a cancel request, or expired before it could start (EXPIRED)."""
@@ -119,7 +144,7 @@ class Crashed:
     evidence: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-Outcome = Completed | Failed | Snoozed | Released | Cancelled | Crashed
+Outcome = Completed | Failed | Snoozed | Suspended | Released | Cancelled | Crashed
 
 
 # ── The table ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -140,28 +165,30 @@ def _states(*states: State) -> frozenset[State]:
 
 _NEW = frozenset[State]()
 _GONE = frozenset[State]()
-_S, _Q, _P = State.SCHEDULED, State.QUEUED, State.PROCESSING
+_W, _S, _Q, _P = State.WAITING, State.SCHEDULED, State.QUEUED, State.PROCESSING
 _C, _D, _X = State.COMPLETED, State.DEAD, State.CANCELLED
 
 MOVES: tuple[Move, ...] = (
-    Move("enqueue", _NEW, _states(_Q, _S), Needs.NOTHING),
+    Move("enqueue", _NEW, _states(_Q, _S, _W), Needs.NOTHING),
     Move("start", _NEW, _states(_P), Needs.LIVE_WORKER),  # a guard's own job, which no worker claims
     Move("promote", _states(_S), _states(_Q), Needs.DUE),
+    Move("admit", _states(_W), _states(_Q, _S, _X), Needs.CONDITION),
     Move("claim", _states(_Q), _states(_P), Needs.LIVE_WORKER),
     Move("progress", _states(_P), _states(_P), Needs.LEASE),
     Move("once", _states(_P), _states(_P), Needs.LEASE),
     Move("finish", _states(_P), _states(_C), Needs.LEASE, Completed),
     Move("finish", _states(_P), _states(_S, _D, _X), Needs.LEASE, Failed),
     Move("finish", _states(_P), _states(_S, _X), Needs.LEASE, Snoozed),
+    Move("finish", _states(_P), _states(_W, _X), Needs.LEASE, Suspended),
     Move("finish", _states(_P), _states(_Q, _X), Needs.LEASE, Released),
     Move("finish", _states(_P), _states(_X), Needs.LEASE, Cancelled),
     Move("finish", _states(_P), _states(_Q, _S, _D, _X), Needs.LEASE, Crashed),
     Move("rescue", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
     Move("redelivered", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
-    Move("cancel", _states(_S, _Q), _states(_X), Needs.OPERATOR),
+    Move("cancel", _states(_W, _S, _Q), _states(_X), Needs.OPERATOR),
     Move("cancel", _states(_P), _states(_P), Needs.OPERATOR),  # a request: the owner stops the code, then finishes
-    Move("replay", _states(_C, _D, _X), _states(_Q, _S), Needs.OPERATOR),
-    Move("delete", _states(_S, _Q, _C, _D, _X), _GONE, Needs.OPERATOR),
+    Move("replay", _states(_C, _D, _X), _states(_Q, _S, _W), Needs.OPERATOR),
+    Move("delete", _states(_W, _S, _Q, _C, _D, _X), _GONE, Needs.OPERATOR),
     Move("prune", _states(_C, _D, _X), _GONE, Needs.AGE),
 )
 VERBS: tuple[str, ...] = tuple(dict.fromkeys(move.verb for move in MOVES))
@@ -242,6 +269,8 @@ def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
             decision = replace(spent, state=State.SCHEDULED, failures=failures, delay=delay)
         case Snoozed(delay=delay):
             dead, decision = False, replace(spent, state=State.SCHEDULED, delay=delay)
+        case Suspended():
+            dead, decision = False, replace(spent, state=State.WAITING)
         case Released():
             dead, decision = False, spent
         case Crashed():
@@ -327,7 +356,7 @@ def group_size(together: Iterable[int]) -> int:
 
 
 def outcome_name(outcome: Outcome) -> str:
-    """An outcome's name in the store: 'completed', 'failed', 'snoozed', 'released', 'cancelled', 'crashed'."""
+    """An outcome's name in the store: its class in lower case, as 'completed' or 'suspended'."""
     return type(outcome).__name__.lower()
 
 

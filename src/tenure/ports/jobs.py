@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from tenure.core.lifecycle import Lease, Outcome, State
+from tenure.core.lifecycle import Edge, Lease, Outcome, State
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 #: The most text in one batch of jobs, outcomes or reports. What is larger goes alone; a claim ends with the job that
 #: reaches it.
 BATCH_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """What a new job waits for, and the flow it belongs to. The order of `after` is kept: arguments refer to it."""
+
+    after: tuple[Edge, ...] = ()
+    flow: str | None = None  #: the flow's id, canonical UUID text
+    name: str = ""  #: of the flow
+    gatherer: str | None = None  #: the job that gathers this one: it waits for it, and cancels it when it ends early
+    gathered: Literal["completed", "ended"] = "completed"  #: what it waits for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +50,7 @@ class Draft:
     retry_base: float = 1.0
     retry_cap: float = 30.0
     meta: str = "{}"
+    links: Links | None = None  #: what it waits for, and its flow; None: nothing, and none
 
 
 class Enqueued(NamedTuple):
@@ -65,6 +77,7 @@ class Claimed(NamedTuple):
     stale_after: float | None
     enqueued_ms: int  #: Unix milliseconds; converted to a datetime only when a handler reads it
     expired: bool  #: it was claimed after its `expires`: finish it as Cancelled, do not run it
+    linked: bool = False  #: another job may wait for it: ring `due` when it has ended
 
 
 def may_be_cut(claimed: Iterable[Claimed]) -> bool:
@@ -169,7 +182,11 @@ class JobStore(Protocol):
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        """nothing → queued, or scheduled when due later. All or none; idempotent by id, answers in order.
+        """nothing → queued, scheduled when due later, or waiting. All or none; idempotent by id, answers in order.
+
+        A draft with edges (`links.after`) is waiting until `admit` finds that they are closed. Each parent must be
+        stored, or stand earlier in `drafts`; where that one was not created, its edges lead from the job that stands.
+        Raises BadData that names a parent which does not exist.
 
         If the id is already stored, or a live job of that task holds the unique key, nothing is created and the answer
         names the existing job. With `tx` the jobs exist if and only if that transaction commits; `committed` is then
@@ -181,7 +198,10 @@ class JobStore(Protocol):
         ...
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
-        """scheduled, queued → cancelled; processing: requested, its owner stops it. New state; None: no such job."""
+        """waiting, scheduled, queued → cancelled; processing: requested, its owner stops it.
+
+        Returns the new state of each; None: no such job.
+        """
         ...
 
     def promote(self, *, limit: int = 1000) -> Promoted:
@@ -189,7 +209,7 @@ class JobStore(Protocol):
         ...
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
-        """scheduled → queued at an operator's request, due or not. New state; None: no such job."""
+        """scheduled → queued at an operator's request, due or not; waiting: stays. New state; None: no such job."""
         ...
 
     def replay(
@@ -197,17 +217,27 @@ class JobStore(Protocol):
     ) -> dict[str, Answer | None]:
         """ended → queued; failures and crashes reset, `attempt` keeps counting. NotLanded if live or its key is held.
 
+        A job with edges is waiting again while a parent has not ended as the edge asks. NotLanded if a parent that it
+        needs completed was cancelled or is gone, or if the job completed and a job that waits for it is live.
+
         `edits`, by id: run the job with these instead; its checkpoint belongs to the old arguments and is removed.
         `delays`, by id: seconds until it is due; it is scheduled, not queued.
         """
         ...
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        """any state but processing → deleted, with its attempts. `Landed` names the state it was deleted in."""
+        """any state but processing → deleted, with its attempts. `Landed` names the state it was deleted in.
+
+        NotLanded also if a live job has an edge from it.
+        """
         ...
 
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
-        """Delete completed and cancelled jobs older than `keep`, dead ones older than `keep_dead` (None: never)."""
+        """Delete completed and cancelled jobs older than `keep`, dead ones older than `keep_dead` (None: never).
+
+        A job from which a live job has an edge is kept. Flows of which no job is left go too, and shared signals that
+        are older than `keep`.
+        """
         ...
 
     def pause(self, queue: str, *, paused: bool) -> bool:

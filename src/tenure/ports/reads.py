@@ -64,6 +64,10 @@ class JobView:
     last_activity_at: datetime | None
     ended_at: datetime | None
     cancel_reason: str | None  #: why a cancel was requested, if it was
+    flow: str | None = None  #: the id of its flow
+    linked: bool = False  #: it waits for other jobs, or they for it
+    wait_for: str | None = None  #: the key of the signal for which it waits
+    wait_until: datetime | None = None  #: when that wait times out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +138,7 @@ class Filter:
     queue: str | None = None
     worker_id: str | None = None
     unique: str | None = None
+    flow: str | None = None
     text: str | None = None
     guards: bool = True  #: also the jobs that ran under guards
     conditions: tuple[Condition, ...] = ()

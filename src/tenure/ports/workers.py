@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 
 from tenure.core.lifecycle import MOST_TOGETHER, Lease, Outcome, State
+from tenure.ports.waiting import PROTOCOL
 
 Runner = Literal["worker", "embedded", "solo", "guard"]
 
@@ -27,6 +28,7 @@ class WorkerIdentity:
     tasks: tuple[str, ...]
     slots: int
     lease: float  #: seconds
+    protocol: int = PROTOCOL  #: what its code knows: see `WaitStore.admit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ CHARGED = tuple(
 COMPLETED_BY = "CASE WHEN state = 'completed' THEN last_worker_id END"
 
 #: The fields of a draft that are stored unchanged; the store turns the others into times.
-_KEPT = tuple(name for name in names_of(Draft) if name not in ("delay", "run_at", "expires"))
+_KEPT = tuple(name for name in names_of(Draft) if name not in ("delay", "run_at", "expires", "links"))
 kept = attrgetter(*_KEPT)
 #: The columns of a new job: those fields, and what the store adds.
 NEW = (

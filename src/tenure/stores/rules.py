@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from datetime import datetime
 from random import random
 from typing import Any, Literal, NamedTuple
 
@@ -13,6 +14,7 @@ import msgspec
 from tenure.core.conditions import Part, folded
 from tenure.core.lifecycle import (
     ENDED,
+    EXPIRED,
     GUARD,
     Charges,
     Completed,
@@ -21,6 +23,7 @@ from tenure.core.lifecycle import (
     Lease,
     Outcome,
     State,
+    Suspended,
     decide,
     error_after,
     outcome_name,
@@ -29,6 +32,7 @@ from tenure.core.lifecycle import (
 from tenure.core.text import clean
 from tenure.errors import BadData, InvalidOption, StoreError
 from tenure.ports import (
+    MOST_EDGES,
     Answer,
     Claimed,
     Draft,
@@ -123,6 +127,8 @@ def check_outcome(outcome: Outcome) -> None:
         check_text(outcome.reason, *outcome.evidence, *outcome.evidence.values())
     else:
         check_text(reason_of(outcome))
+        if isinstance(outcome, Suspended):
+            check_text(outcome.signal)
 
 
 def check_replay(ids: Collection[str], edits: Mapping[str, Edit], delays: Mapping[str, float]) -> None:
@@ -142,6 +148,86 @@ def body_of(value: Schedule | Tick) -> str:
     if "\\u0000" in body and (found := _NUL.search(body)):  # an encoded NUL, and not text that merely quotes one
         raise BadData(f"text with a NUL can't be stored: {body[max(0, found.start() - 40) : found.end()]!r}")
     return body
+
+
+# ── Jobs that wait ──────────────────────────────────────────────────────────────────────────────────────────────
+
+SHARED = "shared:"  #: the key of a signal to all that wait for it; that to one job begins with `own:`
+
+
+def check_links(drafts: Iterable[Draft]) -> set[str]:
+    """The parents that must be stored already. Raises BadData."""
+    earlier: set[str] = set()
+    needed: set[str] = set()
+    for draft in drafts:
+        links = draft.links
+        if links is not None:
+            if len(links.after) > MOST_EDGES:
+                raise BadData(
+                    f"job {draft.id}: expected at most {MOST_EDGES:,} jobs to wait for, got {len(links.after):,}"
+                )
+            check_text(links.flow, links.name)
+            for edge in links.after:
+                if edge.parent == draft.id:
+                    raise waits_for_itself(draft.id)
+                if edge.parent not in earlier:
+                    needed.add(edge.parent)
+            if links.gatherer is not None:
+                needed.add(links.gatherer)
+        earlier.add(draft.id)
+    return needed
+
+
+def waits_for_itself(job_id: str) -> BadData:
+    return BadData(f"job {job_id} would wait for itself: let it wait for other jobs")
+
+
+def no_parent(job_id: str) -> BadData:
+    return BadData(
+        f"no such job: {job_id}, for which a new one would wait; it was deleted, or belongs to another store"
+    )
+
+
+def closes(until: Literal["completed", "ended"], state: State, error: str | None) -> Literal["close", "hold", "cancel"]:
+    """What a parent's state means to an edge: it closes, it stays open, or its child is cancelled."""
+    if state is State.COMPLETED or (until == "ended" and state in ENDED):
+        return "close"
+    return "cancel" if state is State.CANCELLED and error != EXPIRED else "hold"
+
+
+def parent_lost(parent: str, *, gone: bool) -> str:
+    return f"it needs the result of job {parent}, which {'was deleted' if gone else 'was cancelled'}"
+
+
+def gatherer_ended(job_id: str, state: State) -> str:
+    return f"job {job_id}, which gathers it, ended as {state}"
+
+
+def held_by_child(child: str) -> NotLanded:
+    return NotLanded(f"job {child} waits for it: cancel that one first")
+
+
+def not_replayed_for(child: str) -> NotLanded:
+    return NotLanded(f"it completed, and job {child} goes on with its result: cancel that one first")
+
+
+def parent_missing(parent: str, *, gone: bool) -> NotLanded:
+    return NotLanded(
+        f"it needs the result of job {parent}, which {'is gone' if gone else 'was cancelled: replay that one first'}"
+    )
+
+
+def not_skipped(state: State) -> NotLanded:
+    return NotLanded(f"it is {state}: only a dead or cancelled job can be skipped")
+
+
+def too_late(state: State) -> NotLanded:
+    return NotLanded(f"it is {state}: a signal reaches only a job that has not ended")
+
+
+def sent_before(key: str, sent_at: datetime) -> NotLanded:
+    name = key.partition(":")[2]
+    return NotLanded(f"signal {name!r} was sent at {sent_at:%Y-%m-%d %H:%M:%S} UTC: it arrives once")
 
 
 # ── What an operator asks ───────────────────────────────────────────────────────────────────────────────────────
@@ -178,7 +264,8 @@ def bad_cursor(cursor: str) -> InvalidOption:
 
 
 def matches(view: JobView, where: Filter) -> bool:
-    wanted = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique": where.unique}
+    wanted = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id}
+    wanted |= {"unique": where.unique, "flow": where.flow}
     return (
         (not where.states or view.state in where.states)
         and all(value is None or getattr(view, name) == value for name, value in wanted.items())

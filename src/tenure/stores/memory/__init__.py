@@ -10,10 +10,11 @@ from tenure.ports import Capabilities
 from tenure.stores.memory.jobs import MemoryJobs
 from tenure.stores.memory.reads import MemoryReads
 from tenure.stores.memory.schedules import MemorySchedules
+from tenure.stores.memory.waiting import MemoryWaiting
 from tenure.stores.memory.workers import MemoryWorkers
 
 
-class MemoryStore(MemoryJobs, MemoryWorkers, MemorySchedules, MemoryReads):
+class MemoryStore(MemoryJobs, MemoryWorkers, MemoryWaiting, MemorySchedules, MemoryReads):
     """A `Store` in this process's memory, lost when the process ends. `clock` and `seed` make tests deterministic."""
 
     capabilities = Capabilities(transactions=True, durable=False, steady_clock=True, local=True)

@@ -5,7 +5,7 @@ Only `_move` changes a state, and only as the table in `tenure.core.lifecycle` a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
@@ -23,15 +23,17 @@ from tenure.core.lifecycle import (
     Lease,
     Outcome,
     State,
+    Suspended,
     decide,
     error_after,
     legal,
 )
-from tenure.errors import StoreError
-from tenure.ports import Claimed, Draft, Enqueued, JobView
+from tenure.errors import BadData, StoreError
+from tenure.ports import Claimed, Draft, Enqueued, JobView, Links
 from tenure.ports.schedules import Schedule, Tick
+from tenure.stores.memory.links import Known
 from tenure.stores.memory.rows import CHARGED, CLAIMED, Row, Worker, attempt, new_view
-from tenure.stores.rules import AMONG_OTHERS, ATTEMPTS_KEPT, Beside
+from tenure.stores.rules import AMONG_OTHERS, ATTEMPTS_KEPT, Beside, check_links, no_parent, waits_for_itself
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +69,7 @@ class MemoryBase:
         self._paused: dict[str, datetime] = {}
         self._schedules: dict[str, Schedule] = {}
         self._ticks: dict[tuple[str, datetime, str], Tick] = {}
+        self._known = Known()
         self._notes: dict[str, tuple[str, float | None]] = {}  #: the text, and the Unix time at which it expires
         self._transactions: set[Transaction] = set()
 
@@ -92,7 +95,10 @@ class MemoryBase:
         source = row.view.state
         if not any(move.verb == verb and source in move.sources and to in move.targets for move in MOVES):
             raise StoreError(f"{verb} does not lead from {source} to {to}; see the table in tenure.core.lifecycle")
-        return self._keep(row, state=to, **changes)
+        row = self._keep(row, state=to, **changes)
+        if row.view.linked and to in ENDED:
+            self._known.ask(row.view.id)
+        return row
 
     def _keep(self, row: Row, **changes: Any) -> Row:
         row = replace(row, view=replace(row.view, **changes))
@@ -103,14 +109,62 @@ class MemoryBase:
         stands = self._jobs.get(draft.id) or self._holder(draft.task, draft.unique)
         if stands:
             return Enqueued(stands.view.id, created=False, state=stands.view.state)
-        now = self.now()
+        now, links = self.now(), draft.links
         due = now + timedelta(seconds=draft.delay) if draft.delay is not None else draft.run_at or now
         state = State.SCHEDULED if due > now else State.QUEUED
+        if links is not None and links.after:
+            state = State.WAITING
         row = self._jobs[draft.id] = Row(draft, new_view(draft, state, now, due))
         if owner is not None:
             self._claim(row, owner)
             state = State.PROCESSING
         return Enqueued(draft.id, created=True, state=state)
+
+    def _enqueue_all(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        """All or none. The edges of a draft lead from the jobs that stand for its parents."""
+        before, known = self._jobs.copy(), self._known.copy() if any(draft.links for draft in drafts) else self._known
+        try:
+            return self._enqueue_each(drafts)
+        except BadData:
+            self._jobs, self._known = before, known
+            raise
+
+    def _enqueue_each(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        missing = [parent for parent in check_links(drafts) if parent not in self._jobs]
+        if missing:
+            raise no_parent(min(missing))
+        answers = [self._enqueue(draft) for draft in drafts]
+        stands = {draft.id: answer.id for draft, answer in zip(drafts, answers, strict=True)}
+        new = {answer.id for answer in answers if answer.created}
+        for draft, answer in zip(drafts, answers, strict=True):
+            if draft.links is not None:
+                self._link(draft, draft.links, answer, stands, new)
+        return answers
+
+    def _link(self, draft: Draft, links: Links, job: Enqueued, stands: Mapping[str, str], new: Set[str]) -> None:
+        if job.created:
+            for edge in links.after:
+                parent = stands.get(edge.parent, edge.parent)
+                self._known.add(job.id, parent, edge.until)
+                for name in {job.id, parent} & new:
+                    self._keep(self._jobs[name], linked=True)
+            if links.after:
+                self._known.ask(job.id)
+            if links.flow is not None:
+                self._keep(self._jobs[job.id], flow=links.flow)
+                self._known.flows.setdefault(links.flow, (links.name, self.now()))
+        if links.gatherer is not None:
+            if links.gatherer == job.id:
+                raise waits_for_itself(job.id)
+            self._known.add(links.gatherer, job.id, links.gathered, mine=job.id == draft.id)
+            self._known.ask(links.gatherer)
+            if job.created:
+                self._keep(self._jobs[job.id], linked=True)
+
+    def _live_child(self, job_id: str) -> str | None:
+        """A live job that waits for this one, or goes on with its result."""
+        children = (self._jobs.get(edge.child) for edge in self._known.behind(job_id))
+        return next((row.view.id for row in children if row and row.view.state in LIVE), None)
 
     def _holder(self, task: str, unique: str | None) -> Row | None:
         """The live job that holds this unique key."""
@@ -125,8 +179,17 @@ class MemoryBase:
             if view.cancel_reason is None:
                 self._keep(row, cancel_reason=reason)
         elif legal("cancel", view.state):
-            self._move("cancel", row, State.CANCELLED, cancel_reason=reason, error=reason, ended_at=self.now())
+            blank = dict.fromkeys(("wait_for", "wait_until"))
+            self._move("cancel", row, State.CANCELLED, cancel_reason=reason, error=reason, ended_at=self.now(), **blank)
         return self._jobs[view.id].view.state
+
+    def _suspend(self, view: JobView, outcome: Suspended) -> dict[str, Any]:
+        """What a suspended job waits for. Returns the changes of its view."""
+        for edge in outcome.after:
+            self._known.add(view.id, *edge)
+        self._known.ask(view.id)
+        until = None if outcome.timeout is None else self.now() + timedelta(seconds=outcome.timeout)
+        return {"linked": bool(self._known.before(view.id)), "wait_for": outcome.signal, "wait_until": until}
 
     # ── one lease ──
 
@@ -184,6 +247,8 @@ class MemoryBase:
                 logs={number: lines for number, lines in row.logs.items() if number == 1 or number > since},
             )
             changes |= {"started_at": None, "last_activity_at": None}
+        if isinstance(outcome, Suspended) and decision.state is State.WAITING:
+            changes |= self._suspend(view, outcome)
         after = self._move(
             verb,
             row,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tenure.core.lifecycle import Lease, Outcome, State, group_size, legal
+from tenure.core.lifecycle import ENDED, Lease, Outcome, State, group_size, legal
 from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -26,6 +26,7 @@ from tenure.ports import (
     Draft,
     Edit,
     Enqueued,
+    JobView,
     Landed,
     NotLanded,
     OnceRecord,
@@ -45,8 +46,11 @@ from tenure.stores.rules import (
     check_replay,
     check_reports,
     check_text,
+    held_by_child,
     key_held,
     landed,
+    not_replayed_for,
+    parent_missing,
     promoted,
     standing,
     why_not_replayed,
@@ -65,7 +69,7 @@ class MemoryJobs(MemoryBase):
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         check_drafts(drafts, ranges=True)
-        answers = self._step(tx, lambda: [self._enqueue(draft) for draft in drafts])
+        answers = self._step(tx, lambda: self._enqueue_all(drafts))
         inner = tx.tx if isinstance(tx, Awaited) else tx
         if isinstance(inner, Transaction) and committed is not None:
             inner.committed.append(committed)
@@ -119,9 +123,10 @@ class MemoryJobs(MemoryBase):
         for worker in [w for w in self._workers.values() if w.died_at and age(now, w.died_at) > WORKER_KEPT]:
             del self._workers[worker.identity.id]
         ended = [row.view for row in self._rows() if legal("prune", row.view.state)]
-        old = [view for view in ended if over(age(now, view.ended_at), kept.get(view.state))]
+        old = [view for view in ended if not view.linked and over(age(now, view.ended_at), kept.get(view.state))]
         for view in old[:limit]:
-            del self._jobs[view.id]
+            self._forget(view.id)
+        self._forget_waits(keep)
         return len(old[:limit])
 
     @atomic
@@ -209,25 +214,25 @@ class MemoryJobs(MemoryBase):
         tx = tx.tx if isinstance(tx, Awaited) else tx
         if not isinstance(tx, Transaction) or tx not in self._transactions:
             raise StoreError(f"tx: expected what transaction() of this store yields, inside its block; got {tx!r}")
-        before = self._jobs.copy()
+        before, known = self._jobs.copy(), self._known.copy()
         try:
             for earlier, _ in tx.steps:
                 earlier()
             answers = step()
         finally:
-            self._jobs = before
+            self._jobs, self._known = before, known
         tx.steps.append((step, answers))
         return answers
 
     @atomic
     def _commit(self, tx: Transaction) -> None:
-        before = self._jobs.copy()
+        before, known = self._jobs.copy(), self._known.copy()
         try:
             for step, promised in tx.steps:
                 if step() != promised:
                     raise StoreAway("another caller changed the same jobs first; nothing was stored, run it again")
         except BaseException:
-            self._jobs = before
+            self._jobs, self._known = before, known
             raise
 
     # ── one job ──
@@ -240,11 +245,18 @@ class MemoryJobs(MemoryBase):
         holder = self._holder(view.task, view.unique)
         if holder:
             return key_held(holder.view.id, view.unique)
+        refused = self._open_again(view)
+        if refused:
+            return refused
         fresh = dict.fromkeys(FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
         if edit:
             row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
             fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
         to, due = State.SCHEDULED if delay > 0 else State.QUEUED, self.now() + timedelta(seconds=delay)
+        if self._known.waits(view.id):
+            to = State.WAITING
+            self._known.ask(view.id)
+        fresh["linked"] = bool(self._known.before(view.id) or self._live_child(view.id))
         self._move("replay", row, to, run_at=due, solo=view.isolated, together=1, **fresh)
         for key, tick in self._ticks.items():
             # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
@@ -257,8 +269,44 @@ class MemoryJobs(MemoryBase):
     def _delete(self, row: Row) -> Answer:
         if not legal("delete", row.view.state):
             return NOT_DELETED
-        del self._jobs[row.view.id]
+        child = self._live_child(row.view.id)
+        if child is not None:
+            return held_by_child(child)
+        self._forget(row.view.id)
         return Landed(row.view.state)
+
+    def _open_again(self, view: JobView) -> NotLanded | None:
+        """Before a replay: the edges whose parents have not ended as they ask. Returns why it is refused, if it is."""
+        child = self._live_child(view.id)
+        if view.state is State.COMPLETED and child is not None:
+            return not_replayed_for(child)
+        fates = [(edge, self._jobs.get(edge.parent)) for edge in self._known.before(view.id)]
+        for edge, parent in fates:
+            lost = parent is None or parent.view.state is State.CANCELLED
+            if lost and edge.until == "completed" and not edge.mine and not edge.skipped:
+                return parent_missing(edge.parent, gone=parent is None)
+        for edge, parent in fates:
+            state = parent.view.state if parent else None
+            if edge.mine and state is not State.COMPLETED and not (edge.until == "ended" and state in ENDED):
+                self._known.drop(edge)  # the handler gathers anew
+            elif not edge.skipped and not (parent is None and edge.until == "ended"):
+                edge.open = state is not State.COMPLETED and not (edge.until == "ended" and state in ENDED)
+        return None
+
+    def _forget(self, job_id: str) -> None:
+        del self._jobs[job_id]
+        self._known.forget(job_id)
+
+    def _forget_waits(self, keep: float) -> None:
+        """Flows without jobs, and shared signals that nothing keeps."""
+        now, used = self.now(), {row.view.flow for row in self._rows()}
+        for name in [
+            name for name, (_, made) in self._known.flows.items() if name not in used and age(now, made) > keep
+        ]:
+            del self._known.flows[name]
+        for key, (_, sent_at) in list(self._known.signals.items()):
+            if not key[0] and age(now, sent_at) > keep:
+                del self._known.signals[key]
 
     def _held(self, verb: str, lease: Lease) -> Row | None:
         row = self._jobs.get(lease.job_id)

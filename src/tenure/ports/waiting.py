@@ -1,0 +1,124 @@
+"""Jobs that wait: for jobs before them, or for a signal. `admit` lets them go on once that has happened.
+
+Whatever may end a wait stores an *ask* in its own transaction: a linked job ended, a job was stored that waits, a job
+was suspended, a signal arrived. Only `admit` removes asks. So a process that dies between the two loses nothing, and
+no look at the store walks the jobs that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple, Protocol
+
+from tenure.core.lifecycle import State
+from tenure.ports.jobs import Answer
+
+MOST_EDGES = 10_000  #: jobs that one job waits for
+PROTOCOL = 2  #: of this code's workers; those of 1 know nothing of jobs that wait
+
+
+class Admitted(NamedTuple):
+    """What `admit` did: the ids it queued, by queue; `scheduled`: some are due later. `more`: asks are left.
+
+    `next_due`: seconds until the next time-out of a wait; None: there is none.
+    """
+
+    jobs: Mapping[str, Sequence[str]]
+    scheduled: bool = False
+    cancelled: int = 0
+    more: bool = False
+    next_due: float | None = None
+
+
+class Input(NamedTuple):
+    """An edge of a job, and its parent as the store has it. `state` None: the parent is gone, which ends the wait.
+
+    `place` counts the edges of a job from 0, in the order in which they were given. `mine`: it gathers this parent.
+    """
+
+    place: int
+    parent: str
+    until: Literal["completed", "ended"]
+    open: bool
+    skipped: bool
+    mine: bool
+    task: str | None
+    state: State | None
+    result: str | None
+    error: str | None
+
+
+class SignalView(NamedTuple):
+    """A signal that was sent. `key`: `own:NAME` of the job, or `shared:KEY`."""
+
+    key: str
+    value: str
+    sent_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowView:
+    """A flow as people see it."""
+
+    id: str
+    name: str
+    created_at: datetime
+    counts: Mapping[State, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+class WaitStore(Protocol):
+    """The verbs of waiting. Each is one atomic step, or a bounded number of them that may be cut anywhere."""
+
+    def admit(self, *, limit: int = 200) -> Admitted:
+        """waiting → queued, or scheduled when due later, or cancelled; works through at most `limit` asks.
+
+        A job is admitted when none of its edges is open and the signal it waits for has arrived or timed out. An edge
+        closes when its parent has completed, or for `ended` when it has ended in any way or is gone. A parent that is
+        dead, or that expired, keeps its `completed` edges open until it is replayed and completes. A parent that was
+        cancelled, or that is gone, cancels the jobs that need it completed; a job that ends otherwise than completed
+        cancels the live jobs that it gathers. At its admission a job is due at once, or when it was to be due, and
+        `expires` counts from then.
+
+        Nothing is admitted while a live worker with an older protocol is registered: call again while there is `more`.
+        """
+        ...
+
+    def outdated(self) -> list[str]:
+        """The ids of live workers with an older protocol: while there is one, `admit` admits nothing."""
+        ...
+
+    def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
+        """Store a signal: to one job (`own:NAME`), or with None to every job that waits for `shared:KEY`.
+
+        It arrives once: NotLanded if there is one already, unless `replace`, or if the job has ended. `Landed` names
+        the job's state, and waiting for a shared one. None: there is no such job.
+        """
+        ...
+
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
+        """The signals of this job, or with None the shared ones, by key: of `keys`, or the first 1,000."""
+        ...
+
+    def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
+        """The edges of this job from place `start` on, with what became of their parents."""
+        ...
+
+    def dependents(self, job_id: str, *, start: str = "", limit: int = 200) -> list[tuple[str, Input]]:
+        """The edges that lead from this job, each with the id of the job that waits, or waited; those after `start`."""
+        ...
+
+    def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        """The jobs that wait for these go on without them. NotLanded unless dead or cancelled; None: no such job."""
+        ...
+
+    def flows(
+        self, ids: Iterable[str] | None = None, *, limit: int = 50, before: tuple[datetime, str] | None = None
+    ) -> list[FlowView]:
+        """Flows with their counts, newest first: those of `ids`, or those created before this time and id."""
+        ...

@@ -1,0 +1,70 @@
+"""What the memory store knows of jobs that wait: edges, asks, signals, flows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+
+@dataclass(slots=True)
+class Edge:
+    """`child` waits until `parent` has completed, or ended."""
+
+    child: str
+    parent: str
+    until: Literal["completed", "ended"]
+    place: int
+    mine: bool = False
+    open: bool = True
+    skipped: bool = False
+
+
+@dataclass(slots=True)
+class Known:
+    """Edges by child and by parent, asks in their order, signals and flows."""
+
+    parents: dict[str, dict[str, Edge]] = field(default_factory=dict[str, dict[str, Edge]])
+    children: dict[str, dict[str, Edge]] = field(default_factory=dict[str, dict[str, Edge]])
+    asks: dict[str, None] = field(default_factory=dict[str, None])
+    signals: dict[tuple[str, str], tuple[str, datetime]] = field(
+        default_factory=dict[tuple[str, str], tuple[str, datetime]]
+    )
+    flows: dict[str, tuple[str, datetime]] = field(default_factory=dict[str, tuple[str, datetime]])
+
+    def copy(self) -> Known:
+        return deepcopy(self)
+
+    def add(self, child: str, parent: str, until: Literal["completed", "ended"], *, mine: bool = False) -> None:
+        known = self.parents.setdefault(child, {})
+        if parent not in known:
+            edge = Edge(child, parent, until, 1 + max((each.place for each in known.values()), default=-1), mine)
+            known[parent] = self.children.setdefault(parent, {})[child] = edge
+
+    def drop(self, edge: Edge) -> None:
+        del self.parents[edge.child][edge.parent], self.children[edge.parent][edge.child]
+
+    def before(self, child: str) -> list[Edge]:
+        return list(self.parents.get(child, {}).values())
+
+    def behind(self, parent: str) -> list[Edge]:
+        return list(self.children.get(parent, {}).values())
+
+    def waits(self, child: str) -> bool:
+        return any(edge.open for edge in self.parents.get(child, {}).values())
+
+    def ask(self, item: str) -> None:
+        """An ask that is left already is answered later, so what it will see includes this one."""
+        self.asks.setdefault(item)
+
+    def forget(self, job_id: str) -> None:
+        """The job is gone: what it waited for, and its signals. What waits for it still has its edge."""
+        for edge in self.before(job_id):
+            self.drop(edge)
+        for key in [key for key in self.signals if key[0] == job_id]:
+            del self.signals[key]
+
+    def keys(self, job_id: str) -> Iterator[str]:
+        return (key for owner, key in self.signals if owner == job_id)

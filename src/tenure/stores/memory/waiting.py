@@ -1,0 +1,199 @@
+"""Jobs that wait, in memory: the verbs of `WaitStore`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from tenure.core.lifecycle import ENDED, LIVE, State, legal
+from tenure.ports import PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
+from tenure.stores.memory.base import MemoryBase, atomic
+from tenure.stores.memory.links import Edge
+from tenure.stores.memory.rows import Row
+from tenure.stores.rules import (
+    SHARED,
+    check_text,
+    closes,
+    gatherer_ended,
+    not_skipped,
+    parent_lost,
+    sent_before,
+    too_late,
+)
+
+
+class MemoryWaiting(MemoryBase):
+    """The verbs of `WaitStore`."""
+
+    @atomic
+    def admit(self, *, limit: int = 200) -> Admitted:
+        jobs: dict[str, list[str]] = {}
+        scheduled, cancelled = False, 0
+        if self.outdated():
+            return Admitted({})
+        for row in self._rows():
+            if row.view.wait_until is not None and row.view.wait_until <= self.now():
+                self._known.ask(row.view.id)
+        for item in list(self._known.asks)[:limit]:
+            del self._known.asks[item]
+            for job_id in self._concerned(item):
+                match self._answer(job_id):
+                    case State.QUEUED:
+                        jobs.setdefault(self._jobs[job_id].view.queue, []).append(job_id)
+                    case State.SCHEDULED:
+                        scheduled = True
+                    case State.CANCELLED:
+                        cancelled += 1
+                    case _:
+                        pass
+        ends = [row.view.wait_until for row in self._rows() if row.view.wait_until is not None]
+        next_due = max((min(ends) - self.now()).total_seconds(), 0.0) if ends else None
+        return Admitted(jobs, scheduled, cancelled, bool(self._known.asks), next_due)
+
+    @atomic
+    def outdated(self) -> list[str]:
+        living = [worker for worker in self._workers.values() if not worker.died_at and not self._lease_over(worker)]
+        return sorted(worker.identity.id for worker in living if worker.identity.protocol < PROTOCOL)
+
+    @atomic
+    def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
+        check_text(key, value)
+        row = self._jobs.get(job_id or "")
+        if job_id is not None:
+            if row is None:
+                return None
+            if row.view.state in ENDED:
+                return too_late(row.view.state)
+        before = self._known.signals.get((job_id or "", key))
+        if before is not None and not replace:
+            return sent_before(key, before[1])
+        self._known.signals[job_id or "", key] = (value, self.now())
+        self._known.ask(job_id or key)
+        return Landed(row.view.state if row else State.WAITING)
+
+    @atomic
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
+        known = set(self._known.keys(job_id or ""))
+        wanted = sorted(known if keys is None else known & set(keys))
+        return [SignalView(key, *self._known.signals[job_id or "", key]) for key in wanted[:1000]]
+
+    @atomic
+    def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
+        return [self._input(edge) for edge in self._known.before(job_id) if edge.place >= start][:limit]
+
+    @atomic
+    def dependents(self, job_id: str, *, start: str = "", limit: int = 200) -> list[tuple[str, Input]]:
+        found = sorted(((edge.child, edge) for edge in self._known.behind(job_id)), key=lambda each: each[0])
+        return [(child, self._input(edge)) for child, edge in found if child > start][:limit]
+
+    @atomic
+    def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return {name: self._skip(row) if row else None for name, row in self._named(ids)}
+
+    @atomic
+    def flows(
+        self, ids: Iterable[str] | None = None, *, limit: int = 50, before: tuple[datetime, str] | None = None
+    ) -> list[FlowView]:
+        known = self._known.flows
+        wanted = list(known) if ids is None else [each for each in dict.fromkeys(ids) if each in known]
+        order = sorted(((known[each][1], each) for each in wanted), reverse=True)
+        found = [each for each in order if before is None or each < before]
+        return [self._flow(name) for _, name in found[:limit]]
+
+    # ── one ask ──
+
+    def _concerned(self, item: str) -> list[str]:
+        if not item.startswith(SHARED):
+            return [item]
+        return [row.view.id for row in self._rows() if row.view.wait_for == item]
+
+    def _answer(self, job_id: str) -> State | None:
+        """The state of a job that was waiting; None: it was not."""
+        row = self._jobs.get(job_id)
+        if row is None:
+            return None
+        if row.view.state in ENDED:
+            self._tell(row)
+        elif self._known.before(job_id) and not row.view.linked:
+            row = self._keep(row, linked=True)
+        return self._look(row) if legal("admit", row.view.state) else None
+
+    def _look(self, row: Row) -> State:
+        """A waiting job: close what can be closed, and admit it if nothing is left."""
+        view = row.view
+        for edge in self._known.before(view.id):
+            if edge.open:
+                parent = self._jobs.get(edge.parent)
+                if parent is not None and not parent.view.linked:
+                    self._keep(parent, linked=True)
+                if self._closed(edge, parent) is State.CANCELLED:
+                    return self._jobs[view.id].view.state
+        if self._known.waits(view.id) or not self._signalled(row):
+            return State.WAITING
+        now = self.now()
+        due = max(view.run_at, now)
+        expires = None if view.expires_at is None else view.expires_at + (due - view.run_at)
+        state = State.SCHEDULED if due > now else State.QUEUED
+        row = self._move("admit", row, state, run_at=due, expires_at=expires, wait_for=None, wait_until=None)
+        return row.view.state
+
+    def _closed(self, edge: Edge, parent: Row | None) -> State | None:
+        """Close the edge if its parent's state allows it; CANCELLED: its child was cancelled instead."""
+        ended = None if parent is None else (parent.view.state, parent.view.error)
+        fate = closes(edge.until, *ended) if ended else "close" if edge.until == "ended" else "cancel"
+        if fate == "close":
+            edge.open = False
+        child = self._jobs.get(edge.child)
+        if fate != "cancel" or child is None or child.view.state not in LIVE:
+            return None
+        self._cancel(child, parent_lost(edge.parent, gone=parent is None))
+        return State.CANCELLED
+
+    def _signalled(self, row: Row) -> bool:
+        key, until = row.view.wait_for, row.view.wait_until
+        owner = "" if key is None or key.startswith(SHARED) else row.view.id
+        return key is None or (owner, key) in self._known.signals or (until is not None and until <= self.now())
+
+    def _tell(self, row: Row) -> None:
+        """A job that has ended: those that wait for it look, those that it gathers end, and nothing is held for it."""
+        view = row.view
+        for edge in self._known.behind(view.id):
+            if edge.open and self._closed(edge, row) is None and not self._known.waits(edge.child):
+                self._known.ask(edge.child)
+        for edge in self._known.before(view.id):
+            parent = self._jobs.get(edge.parent)
+            if parent is None:
+                continue
+            if edge.mine and view.state is not State.COMPLETED and parent.view.state in LIVE:
+                self._cancel(parent, gatherer_ended(view.id, view.state))
+            self._release(edge.parent)
+        self._release(view.id)
+
+    def _release(self, job_id: str) -> None:
+        """An ended job is kept for the live jobs that wait for it, and no longer."""
+        row = self._jobs.get(job_id)
+        if row is not None and row.view.linked and row.view.state in ENDED and not self._live_child(job_id):
+            self._keep(row, linked=False)
+
+    # ── what people ask ──
+
+    def _skip(self, row: Row) -> Answer:
+        view = row.view
+        if view.state not in (State.DEAD, State.CANCELLED):
+            return not_skipped(view.state)
+        for edge in self._known.behind(view.id):
+            if edge.open:
+                edge.open, edge.skipped = False, True
+                self._known.ask(edge.child)
+        return Landed(view.state)
+
+    def _input(self, edge: Edge) -> Input:
+        parent = self._jobs.get(edge.parent)
+        fate = (parent.view.task, parent.view.state, parent.view.result, parent.view.error) if parent else (None,) * 4
+        return Input(edge.place, edge.parent, edge.until, edge.open, edge.skipped, edge.mine, *fate)
+
+    def _flow(self, flow_id: str) -> FlowView:
+        name, created_at = self._known.flows[flow_id]
+        states = [row.view.state for row in self._rows() if row.view.flow == flow_id]
+        counts = {state: states.count(state) for state in State}
+        return FlowView(id=flow_id, name=name, created_at=created_at, counts=counts)
