@@ -131,7 +131,7 @@ class MemoryWaiting(MemoryBase):
         if self._known.waits(view.id) or not self._signalled(row):
             return State.WAITING
         now = self.now()
-        due = max(view.run_at, now)
+        due = view.run_at if view.run_at > max(now, view.enqueued_at) else now
         expires = None if view.expires_at is None else view.expires_at + (due - view.run_at)
         state = State.SCHEDULED if due > now else State.QUEUED
         row = self._move("admit", row, state, run_at=due, expires_at=expires, wait_for=None, wait_until=None)
