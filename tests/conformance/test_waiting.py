@@ -548,6 +548,62 @@ def test_a_parent_that_is_gone_cancels_those_that_need_it(store: Store) -> None:
         assert {state(store, child), state(store, other)} == {State.QUEUED}
 
 
+def test_the_parents_of_a_replayed_child_are_kept_for_it(world: World) -> None:
+    store = world.store()
+    parent = put(store)
+    child = child_of(store, parent)
+    settle_waits(store)
+    end(store, parent)
+    settle_waits(store)
+    end(store, child, Failed("boom", final=True))
+    settle_waits(store)
+    assert store.replay([child]) == {child: Landed(State.QUEUED)}
+    settle_waits(store)
+    world.advance(8 * DAY)
+    assert store.prune(keep=7 * DAY, keep_dead=None) == 0
+    end(store, child)
+    settle_waits(store)
+    assert store.prune(keep=7 * DAY, keep_dead=None) == 1
+
+
+def test_a_parent_is_not_kept_for_a_child_that_was_deleted(world: World) -> None:
+    store = world.store()
+    parent = put(store)
+    child = child_of(store, parent, put(store))
+    settle_waits(store)
+    end(store, parent)
+    settle_waits(store)
+    store.delete([child])
+    settle_waits(store)
+    world.advance(8 * DAY)
+    assert store.prune(keep=7 * DAY, keep_dead=None) == 1
+
+
+def test_a_gatherer_is_not_deleted_before_its_children_have_ended(store: Store) -> None:
+    lease = running(store)
+    (child,) = gathered(store, lease, number=1)
+    settle_waits(store)
+    refused = store.delete([lease.job_id])[lease.job_id]
+    assert isinstance(refused, NotLanded)
+    assert child in refused.stands
+    store.cancel([lease.job_id], "unwanted")
+    settle_waits(store)
+    assert store.delete([lease.job_id]) == {lease.job_id: Landed(State.CANCELLED)}
+
+
+def test_a_wait_that_timed_out_beside_open_edges_is_over(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    other = put(store)
+    finish(store, lease, Suspended(after=(Edge(other),), signal="own:go", timeout=60))
+    settle_waits(store)
+    world.advance(61)
+    assert settle_waits(store) == []
+    assert store.admit().next_due is None
+    end(store, other)
+    assert settle_waits(store) == [lease.job_id]
+
+
 # ── Flows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -207,6 +207,10 @@ def held_by_child(child: str) -> NotLanded:
     return NotLanded(f"job {child} waits for it: cancel that one first")
 
 
+def gathers(gathered: str) -> NotLanded:
+    return NotLanded(f"it gathers job {gathered}, which has not ended: cancel it first, then delete it when that ends")
+
+
 def not_replayed_for(child: str) -> NotLanded:
     return NotLanded(f"it completed, and job {child} goes on with its result: cancel that one first")
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tenure.core.lifecycle import ENDED, Lease, Outcome, State, group_size, legal
+from tenure.core.lifecycle import ENDED, LIVE, Lease, Outcome, State, group_size, legal
 from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -46,6 +46,7 @@ from tenure.stores.rules import (
     check_replay,
     check_reports,
     check_text,
+    gathers,
     held_by_child,
     key_held,
     landed,
@@ -272,6 +273,12 @@ class MemoryJobs(MemoryBase):
         child = self._live_child(row.view.id)
         if child is not None:
             return held_by_child(child)
+        for edge in self._known.before(row.view.id):
+            parent = self._jobs.get(edge.parent)
+            if edge.mine and parent is not None and parent.view.state in LIVE:
+                return gathers(edge.parent)
+        for edge in self._known.before(row.view.id):
+            self._known.ask(edge.parent)
         self._forget(row.view.id)
         return Landed(row.view.state)
 
@@ -291,6 +298,8 @@ class MemoryJobs(MemoryBase):
                 self._known.drop(edge)  # the handler gathers anew
             elif not edge.skipped and not (parent is None and edge.until == "ended"):
                 edge.open = state is not State.COMPLETED and not (edge.until == "ended" and state in ENDED)
+            if parent is not None:
+                self._keep(self._jobs[edge.parent], linked=True)
         return None
 
     def _forget(self, job_id: str) -> None:

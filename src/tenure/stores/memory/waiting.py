@@ -128,8 +128,12 @@ class MemoryWaiting(MemoryBase):
                     self._keep(parent, linked=True)
                 if self._closed(edge, parent) is State.CANCELLED:
                     return self._jobs[view.id].view.state
-        if self._known.waits(view.id) or not self._signalled(row):
+        if not self._signalled(row):
             return State.WAITING
+        if self._known.waits(view.id):
+            self._keep(self._jobs[view.id], wait_for=None, wait_until=None)
+            return State.WAITING
+        row = self._jobs[view.id]
         now = self.now()
         due = view.run_at if view.run_at > max(now, view.enqueued_at) else now
         expires = None if view.expires_at is None else view.expires_at + (due - view.run_at)

@@ -52,11 +52,12 @@ from tenure.stores.rules import (
     promoted,
     why_not_replayed,
 )
-from tenure.stores.sqlite import steps
+from tenure.stores.sqlite import links, steps
 from tenure.stores.sqlite.base import SqliteBase
 from tenure.stores.sqlite.file import Transaction, fetch, first
+from tenure.stores.sqlite.links import LIVE_STATES
 from tenure.stores.sqlite.schedules import open_again
-from tenure.stores.sqlite.steps import LIVE_STATES, OWNS, SUSPECTS, UNDER_LEASE
+from tenure.stores.sqlite.steps import OWNS, SUSPECTS, UNDER_LEASE
 
 T = TypeVar("T")
 
@@ -65,6 +66,7 @@ _CLAIMED = listed(
     attempt="{attempt}",
     enqueued_ms="enqueued_at",
     expired="iif({attempt} = 1 AND expires_at < :now, json('true'), json('false'))",
+    linked="iif(linked, json('true'), json('false'))",
 )
 _decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
 
@@ -119,7 +121,9 @@ def _choose(connection: apsw.Connection, facts: Mapping[str, object]) -> tuple[l
 
 
 def _claimed(row: Sequence[Any]) -> Claimed:
-    return Claimed._make((*row[:-1], row[-1] == "true"))  # as SQLite spells it for the JSON of the hot path
+    return Claimed._make(
+        (*row[:-2], row[-2] == "true", row[-1] == "true")
+    )  # as SQLite spells it for the JSON of the hot path
 
 
 class SqliteJobs(SqliteBase):
@@ -142,9 +146,18 @@ class SqliteJobs(SqliteBase):
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        rows = steps.rows_of(drafts, self._now())
+        now = self._now()
+        rows = steps.rows_of(drafts, now)
 
         def step(connection: apsw.Connection) -> list[Enqueued]:
+            if all(draft.links is None for draft in drafts):
+                return store(connection)
+            links.check_parents(connection, drafts)
+            answers = store(connection)
+            links.link(connection, drafts, answers, now)
+            return answers
+
+        def store(connection: apsw.Connection) -> list[Enqueued]:
             if len(rows) == 1:
                 return [steps.enqueue_one(connection, rows[0])]
             before = connection.total_changes()
@@ -228,10 +241,17 @@ class SqliteJobs(SqliteBase):
             for state, age in ages(keep, keep_dead):
                 connection.execute(
                     "DELETE FROM jobs WHERE seq IN (SELECT seq FROM jobs WHERE state = ? AND ended_at IS NOT NULL "
-                    "AND ended_at < ? ORDER BY ended_at LIMIT ?)",
+                    "AND ended_at < ? AND NOT linked ORDER BY ended_at LIMIT ?)",
                     (state, now - int(age * 1000), limit - gone),
                 )
                 gone += connection.changes()
+            old = now - int(keep * 1000)
+            connection.execute("DELETE FROM signals WHERE job_id IS NULL AND sent_at < ?", (old,))
+            connection.execute(
+                "DELETE FROM flows WHERE id IN (SELECT id FROM flows WHERE created_at < ? AND NOT EXISTS ("
+                "SELECT 1 FROM jobs WHERE flow = flows.id) ORDER BY created_at LIMIT ?)",
+                (old, limit),
+            )
             connection.execute("DELETE FROM workers WHERE died_at < ?", (now - int(WORKER_KEPT * 1000),))
             return gone
 
@@ -404,8 +424,14 @@ def _replay(connection: apsw.Connection, job_id: str, due: int, now: int, edit: 
     )
     if holder is not None:
         return key_held(holder[0], unique)
+    refused = links.why_not_replayed(connection, job_id, state)
+    if refused is not None:
+        return refused
     others, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
     to = State.SCHEDULED if due > now else State.QUEUED
+    if links.open_again(connection, job_id):
+        to = State.WAITING
+        links.ask(connection, [job_id])
     connection.execute(
         "UPDATE jobs SET state = ?, run_at = ?, solo = isolated, together = 1, failures = 0, crashes = 0, "
         "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
@@ -422,7 +448,10 @@ def _delete(connection: apsw.Connection, job_id: str) -> Answer | None:
     state = steps.state_of(connection, job_id)
     if state is None:
         return None
-    connection.execute("DELETE FROM jobs WHERE id = ? AND state <> 'processing'", (job_id,))
-    if connection.changes() == 1:
-        return Landed(state)
-    return NOT_DELETED
+    refused = NOT_DELETED if state is State.PROCESSING else links.why_not_deleted(connection, job_id)
+    if refused is not None:
+        return refused
+    # Its parents are looked at: they may be kept for this job only.
+    connection.execute("INSERT INTO asks (item) SELECT parent FROM edges WHERE child = ?", (job_id,))
+    connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+    return Landed(state)

@@ -47,6 +47,7 @@ _CONTAINS = {
 _GATHERED = 10_000
 _BY_INDEX = {
     State.QUEUED: "INDEXED BY jobs_queued WHERE state = 'queued'",
+    State.WAITING: "INDEXED BY jobs_waiting WHERE state = 'waiting'",
     State.SCHEDULED: "INDEXED BY jobs_scheduled WHERE state = 'scheduled'",
     State.PROCESSING: "INDEXED BY jobs_processing WHERE state = 'processing'",
     **{state: f"INDEXED BY jobs_ended WHERE state = '{state}' AND ended_at IS NOT NULL" for state in ENDED},
@@ -150,6 +151,7 @@ def _conditions(where: Filter) -> tuple[list[str], list[Any]]:
         "queue = ?": where.queue,
         "worker_id = ?": where.worker_id,
         "unique_key = ?": where.unique,
+        "flow = ?": where.flow,
         "ended_at >= ?": where.ended_since and millis(where.ended_since),
         "ended_at < ?": where.ended_until and millis(where.ended_until),
         "enqueued_at >= ?": where.enqueued_since and millis(where.enqueued_since),
@@ -189,16 +191,23 @@ def _gathered(connection: apsw.Connection, where: Filter, most: int) -> str | No
         narrower[State.QUEUED] = " AND queue = :queue"
     if not states:
         return "[]"
+    facts: dict[str, Any] = {"flow": where.flow, "most": most + 1}
+    if where.flow is not None:
+        ways = ["SELECT seq FROM jobs INDEXED BY jobs_flow WHERE flow = :flow AND flow IS NOT NULL LIMIT :most"]
+        return _as_json(connection, ways, facts, most)
     if states == frozenset(State):
         return None
     ways = [f"SELECT * FROM (SELECT seq FROM jobs {_BY_INDEX[each]}{narrower[each]} LIMIT :most)" for each in states]
-    facts = {
-        "most": most + 1,
+    facts |= {
         "worker": where.worker_id,
         "queue": where.queue,
         "since": 0 if where.ended_since is None else millis(where.ended_since),
         "until": _NEWEST if where.ended_until is None else millis(where.ended_until),
     }
+    return _as_json(connection, ways, facts, most)
+
+
+def _as_json(connection: apsw.Connection, ways: list[str], facts: Mapping[str, Any], most: int) -> str | None:
     found = first(connection, f"SELECT count(*), json_group_array(seq) FROM ({' UNION ALL '.join(ways)})", facts)
     return None if found is None or found[0] > most else found[1]
 

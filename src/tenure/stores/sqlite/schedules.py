@@ -15,8 +15,9 @@ from tenure.ports.schedules import REPLACED, Change, Due, Run, Standing, Swapped
 from tenure.stores.rules import body_of, check_text, json_of
 from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.links import LIVE_STATES
 from tenure.stores.sqlite.reads import view_of
-from tenure.stores.sqlite.steps import LIVE_STATES, cancel, enqueue_one, rows_of
+from tenure.stores.sqlite.steps import cancel, enqueue_one, rows_of
 
 _OWNER_ALIVE = "SELECT 1 FROM workers WHERE id = ? AND died_at IS NULL AND boot_id = ? AND expires_boot > ?"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
+from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State, Suspended
 from tenure.ports import Answer, Draft, Enqueued
 from tenure.stores.fields import CHARGED, NEW, kept, listed
 from tenure.stores.rules import (
@@ -25,10 +25,11 @@ from tenure.stores.rules import (
     lease_facts,
     standing,
 )
+from tenure.stores.sqlite import links
 from tenure.stores.sqlite.base import millis
 from tenure.stores.sqlite.file import first
+from tenure.stores.sqlite.links import LIVE_STATES
 
-LIVE_STATES = "('scheduled', 'queued', 'processing')"
 UNDER_LEASE = "id = :id AND +state = 'processing' AND attempt = :attempt AND +worker_id = :worker"
 
 OWNS = "SELECT 1 FROM jobs INDEXED BY jobs_processing WHERE state = 'processing' AND worker_id = ? LIMIT 1"
@@ -55,6 +56,8 @@ def _row(draft: Draft, now: int) -> tuple[Any, ...]:
     elif draft.run_at is not None:
         run_at = millis(draft.run_at)
     state = "scheduled" if run_at > now else "queued"
+    if draft.links is not None and draft.links.after:
+        state = "waiting"
     expires_at = None if draft.expires is None else run_at + round(draft.expires * 1000)
     return (*kept(draft), state, run_at, expires_at, now, draft.isolated)
 
@@ -81,8 +84,8 @@ def enqueue_one(connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
 
 def cancel(connection: apsw.Connection, job_id: str, reason: str, now: int) -> State | None:
     connection.execute(
-        "UPDATE jobs SET state = 'cancelled', ended_at = :now, cancel_reason = :reason, error = :reason "
-        "WHERE id = :id AND state IN ('scheduled', 'queued')",
+        "UPDATE jobs SET state = 'cancelled', ended_at = :now, cancel_reason = :reason, error = :reason, "
+        "wait_for = NULL, wait_until = NULL WHERE id = :id AND state IN ('waiting', 'scheduled', 'queued')",
         {"now": now, "reason": reason, "id": job_id},
     )
     connection.execute(
@@ -147,6 +150,8 @@ def end(
     facts["run_at"] = None if delay is None else now + round(delay * 1000)
     facts["ended_at"] = now if facts["ended"] else None
     connection.execute(_END, facts)
+    if isinstance(outcome, Suspended) and facts["state"] is State.WAITING:
+        _suspend(connection, lease.job_id, outcome, now)
     evidence = json_of(evidence_of(outcome))
     connection.execute(
         "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -157,6 +162,19 @@ def end(
         connection.execute("DELETE FROM attempts WHERE job_id = ? AND attempt > 1 AND attempt <= ?", old)
         connection.execute("DELETE FROM job_logs WHERE job_id = ? AND attempt > 1 AND attempt <= ?", old)
     return landed(outcome, facts, charges.max_failures)
+
+
+def _suspend(connection: apsw.Connection, job_id: str, outcome: Suspended, now: int) -> None:
+    """What a suspended job waits for."""
+    for edge in outcome.after:
+        links.add(connection, job_id, edge)
+    until = None if outcome.timeout is None else now + round(outcome.timeout * 1000)
+    connection.execute(
+        "UPDATE jobs SET wait_for = ?2, wait_until = ?3, linked = linked OR EXISTS (SELECT 1 FROM edges WHERE child = ?1) "
+        "WHERE id = ?1",
+        (job_id, outcome.signal, until),
+    )
+    links.ask(connection, [job_id])
 
 
 def _standing(connection: apsw.Connection, lease: Lease, outcome: Outcome) -> Answer:

@@ -1,0 +1,89 @@
+-- Jobs that wait. Safe while workers of the version before run: the trigger stores the asks for what they end, and they
+-- claim no waiting job.
+ALTER TABLE workers ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
+
+ALTER TABLE jobs ADD COLUMN linked INTEGER NOT NULL DEFAULT 0;  -- it waits for other jobs, or they for it: kept till then
+ALTER TABLE jobs ADD COLUMN flow TEXT;
+ALTER TABLE jobs ADD COLUMN wait_for TEXT;                      -- the key of a signal
+ALTER TABLE jobs ADD COLUMN wait_until INTEGER;
+
+CREATE INDEX jobs_waiting ON jobs (queue) WHERE state = 'waiting';
+CREATE INDEX jobs_wait_for ON jobs (wait_for, id) WHERE wait_for IS NOT NULL;
+CREATE INDEX jobs_wait_until ON jobs (wait_until) WHERE wait_until IS NOT NULL;
+CREATE INDEX jobs_flow ON jobs (flow, state) WHERE flow IS NOT NULL;
+DROP INDEX jobs_ended;
+CREATE INDEX jobs_ended ON jobs (state, ended_at, linked) WHERE ended_at IS NOT NULL;
+DROP INDEX jobs_unique;
+CREATE UNIQUE INDEX jobs_unique ON jobs (task, unique_key)
+  WHERE unique_key IS NOT NULL AND state IN ('waiting', 'scheduled', 'queued', 'processing');
+
+-- `child` waits until `parent` has completed, or ended. The parent may be gone.
+CREATE TABLE edges (
+  child   TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+  parent  TEXT NOT NULL,
+  place   INTEGER NOT NULL,
+  until   TEXT NOT NULL CHECK (until IN ('completed', 'ended')),
+  mine    INTEGER NOT NULL,              -- the child gathers this parent
+  open    INTEGER NOT NULL DEFAULT 1,
+  armed   INTEGER NOT NULL DEFAULT 0,    -- the end of the parent will be told
+  skipped INTEGER NOT NULL DEFAULT 0,
+  held    INTEGER NOT NULL DEFAULT 1,    -- the child may still need this parent
+  PRIMARY KEY (child, parent)
+) STRICT, WITHOUT ROWID;
+CREATE UNIQUE INDEX edges_places ON edges (child, place);
+CREATE INDEX edges_parents ON edges (parent, child);
+CREATE INDEX edges_held ON edges (parent) WHERE held;
+CREATE INDEX edges_open ON edges (child, armed) WHERE open;
+
+-- What `admit` has to look at: a job, or the key of a shared signal. `past`: the last edge that it has dealt with.
+CREATE TABLE asks (
+  seq  INTEGER PRIMARY KEY,
+  item TEXT NOT NULL,
+  part INTEGER NOT NULL DEFAULT 0,
+  past TEXT NOT NULL DEFAULT ''
+) STRICT;
+
+CREATE TRIGGER jobs_linked_ended AFTER UPDATE OF state ON jobs
+WHEN NEW.linked AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL BEGIN
+  INSERT INTO asks (item) VALUES (NEW.id);
+END;
+
+-- Signals to one job, or to all that wait for a key.
+CREATE TABLE signals (
+  job_id  TEXT REFERENCES jobs (id) ON DELETE CASCADE,
+  key     TEXT NOT NULL,
+  value   TEXT NOT NULL,
+  sent_at INTEGER NOT NULL
+) STRICT;
+CREATE UNIQUE INDEX signals_own ON signals (job_id, key);
+CREATE UNIQUE INDEX signals_shared ON signals (key) WHERE job_id IS NULL;
+
+CREATE TABLE flows (
+  id         TEXT PRIMARY KEY,
+  name       TEXT NOT NULL,
+  created_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX flows_created ON flows (created_at, id);
+
+DROP VIEW schedules;
+CREATE VIEW schedules AS
+SELECT s.name,
+  body ->> 'rule' || iif(body ->> 'tz' = 'UTC', '', ' ' || (body ->> 'tz')) AS schedule,
+  coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', run.started_at / 1000.0, 'unixepoch'), body ->> 'last_run_at') AS last_run_at,
+  body ->> 'last_duration_ms' AS last_duration_ms,
+  iif(run.schedule IS NULL, body ->> 'last_status', 'started') AS last_status,
+  strftime('%Y-%m-%dT%H:%M:%fZ', run.locked_until / 1000.0, 'unixepoch') AS locked_until,
+  iif(body ->> 'paused_at' IS NULL AND body ->> 'retired_at' IS NULL, body ->> 'next_tick', NULL) AS next_expected_at,
+  body ->> 'failure_count' AS failure_count
+FROM schedule_rows AS s LEFT JOIN (
+  SELECT t.schedule, max(coalesce(j.started_at, t.decided_at)) AS started_at, max(w.renewed_at + w.lease * 1000) AS locked_until
+  FROM tick_rows AS t JOIN jobs AS j ON j.id = t.job_id LEFT JOIN workers AS w ON w.id = j.worker_id
+  WHERE t.open AND j.attempt > 0 AND j.state IN ('processing', 'scheduled', 'queued', 'waiting') GROUP BY t.schedule
+) AS run ON run.schedule = s.name;
+
+-- A CHECK is not on the disk but in the schema alone; copying the table would take minutes where jobs are many
+-- (the procedure of https://sqlite.org/lang_altertable.html, section 8).
+PRAGMA writable_schema = ON;
+UPDATE sqlite_schema SET sql = replace(sql, 'state IN (''queued'', ''scheduled'')', 'state IN (''queued'', ''scheduled'', ''waiting'')')
+WHERE type = 'table' AND name = 'jobs';
+PRAGMA writable_schema = RESET;
