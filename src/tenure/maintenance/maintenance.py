@@ -32,6 +32,7 @@ _log = logging.getLogger("tenure.schedules")
 _DONE = Turn()
 RESCUE_BATCH = 100
 PROMOTE_BATCH = 1000
+ADMIT_BATCH = 200
 FIRE_BATCH = 500
 PRUNE_BATCH = 1000
 LOOK_SECONDS = 1.0  #: between two looks for due jobs and ticks, if nothing is known to be due earlier
@@ -83,6 +84,7 @@ class Maintenance:
         scan = settings.lease / 6
         self.urgent = self._roster(
             Row("promote", self.promote, LOOK_SECONDS, PROMOTE_BATCH, spacing=PROMOTE_SPACING),
+            Row("admit", self.admit, LOOK_SECONDS, ADMIT_BATCH),
             Row("fire", self.fire, LOOK_SECONDS, FIRE_BATCH),
             Row("rescue", self.rescue, scan, RESCUE_BATCH),
         )
@@ -127,8 +129,8 @@ class Maintenance:
                 self._duties[place].wake()
 
     def look_again(self) -> None:
-        """A job or a tick may be due earlier than is known. From any thread."""
-        self.hurry("promote", "fire")
+        """A job or a tick may be due earlier than is known, or a wait be over. From any thread."""
+        self.hurry("promote", "admit", "fire")
 
     def lags(self) -> list[Lag]:
         """How late each duty is. From any thread."""
@@ -178,6 +180,16 @@ class Maintenance:
             self._notifier.announce(_rings_of(promoted))
             self.hurry("solo")
         return Turn(sum(map(len, promoted.jobs.values())) >= limit, promoted.next_due)
+
+    def admit(self, limit: int) -> Turn:
+        """Queue the jobs whose wait is over."""
+        admitted = self._store.admit(limit=limit)
+        if admitted.jobs:
+            self._notifier.announce(Ring("queued", queue, tuple(ids)) for queue, ids in admitted.jobs.items())
+            self.hurry("solo")
+        if admitted.scheduled:
+            self.hurry("promote")
+        return Turn(admitted.more, admitted.next_due)
 
     def fire(self, limit: int) -> Turn:
         """Turn due ticks into jobs."""

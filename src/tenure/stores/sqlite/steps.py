@@ -170,8 +170,8 @@ def _suspend(connection: apsw.Connection, job_id: str, outcome: Suspended, now: 
         links.add(connection, job_id, edge)
     until = None if outcome.timeout is None else now + round(outcome.timeout * 1000)
     connection.execute(
-        "UPDATE jobs SET wait_for = ?2, wait_until = ?3, linked = linked OR EXISTS (SELECT 1 FROM edges WHERE child = ?1) "
-        "WHERE id = ?1",
+        "UPDATE jobs SET wait_for = ?2, wait_until = ?3, "
+        "linked = linked OR EXISTS (SELECT 1 FROM edges WHERE child = ?1) WHERE id = ?1",
         (job_id, outcome.signal, until),
     )
     links.ask(connection, [job_id])

@@ -29,13 +29,14 @@ from tenure.stores.sqlite.file import fetch, first
 
 _AT_ONCE = 200  #: edges or jobs in one part of an ask
 _OUTDATED = """
-    SELECT id FROM workers WHERE died_at IS NULL AND boot_id = :boot_id AND expires_boot > :boot AND protocol < :protocol
-    ORDER BY id"""
+    SELECT id FROM workers
+    WHERE died_at IS NULL AND boot_id = :boot_id AND expires_boot > :boot AND protocol < :protocol ORDER BY id"""
 _LEFT = """
     SELECT EXISTS (SELECT 1 FROM asks), (SELECT min(wait_until) FROM jobs INDEXED BY jobs_wait_until
         WHERE wait_until IS NOT NULL)"""
 _UNARMED = """
-    SELECT e.parent, e.until, p.state, p.error FROM edges AS e INDEXED BY edges_open LEFT JOIN jobs AS p ON p.id = e.parent
+    SELECT e.parent, e.until, p.state, p.error
+    FROM edges AS e INDEXED BY edges_open LEFT JOIN jobs AS p ON p.id = e.parent
     WHERE e.open AND e.child = ? AND NOT e.armed LIMIT ?"""
 _CHILDREN = """
     SELECT e.child, e.until FROM edges AS e WHERE e.parent = ? AND e.child > ? AND e.open ORDER BY e.child LIMIT ?"""
@@ -48,7 +49,8 @@ _ADMIT = """
         state = :state WHERE id = :id AND state = 'waiting'"""
 _SIGNALLED = """
     SELECT wait_for IS NULL OR wait_until <= :now OR EXISTS (
-            SELECT 1 FROM signals AS s WHERE s.key = jobs.wait_for AND s.job_id IS iif(s.key GLOB 'own:*', jobs.id, NULL)),
+            SELECT 1 FROM signals AS s
+            WHERE s.key = jobs.wait_for AND s.job_id IS iif(s.key GLOB 'own:*', jobs.id, NULL)),
         run_at, enqueued_at, queue
     FROM jobs WHERE id = :id"""
 
@@ -127,7 +129,8 @@ class SqliteWaiting(SqliteBase):
         if before is not None:
             asked.append("(created_at, id) < (?, ?)")
             values += [millis(before[0]), before[1]]
-        sql = f"SELECT id, name, created_at FROM flows WHERE {' AND '.join(asked)} ORDER BY created_at DESC, id DESC LIMIT ?"
+        where = " AND ".join(asked)
+        sql = f"SELECT id, name, created_at FROM flows WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
 
         def step(connection: apsw.Connection) -> list[FlowView]:
             return [_flow(connection, *row) for row in fetch(connection, sql, (*values, limit))]
