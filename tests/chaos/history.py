@@ -18,6 +18,9 @@ A client's call is two events: `invoke`, then
                cancel       ok: state (as answered, null: no such job)
                replay       ok: landed
                delete       ok: landed
+               waits        of (a name), parents (the keys of the jobs it waits for), gathered (by its handler): before it
+                            is asked for
+               signal       value: invoke; ok: taken (it was the first)
                read         ok: state, and the event's attempt (what the store answered to a read of this job)
     handlers   begin        checkpoint (as this attempt was given it), pid
                alive        still running, every 50 ms or so
@@ -26,7 +29,9 @@ A client's call is two events: `invoke`, then
                once         name; ok: value (the first result, of any attempt), made (this call ran the function)
                made         name, value: inside of the function that `once` runs
                hand_in      job.finish(tx=) beside a row of the handlers' own table: invoke, then ok, fail or info
-               end          how: return, raise, final, snooze, cancelled, exit; value: what is returned
+               given        of (as in waits), values (what those jobs left)
+               heard        value (of the signal; null: it timed out), since (when its first attempt began)
+               end          how: return, raise, final, snooze, suspend, cancelled, exit; value: what is returned
                there        a worker of the lane lives, every 250 ms
                tick         schedule, tick (as the job's meta tells): the run of a schedule
     nemesis    fault        kind, target, seconds, and what else describes it: invoke when it begins, ok when it is over

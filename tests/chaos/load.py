@@ -19,7 +19,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
-from tenure import NewJob
+from tenure import Flow, NewJob, outputs
 from tenure.backends import open_notifier, open_store
 from tenure.errors import JobFailed, StoreError, TenureError
 from tenure.ports import Ring, Store
@@ -352,9 +352,86 @@ class BulkCancel(Load):
         self._notifier.announce([Ring("cancel", profiles.LOAD)])
 
 
+class Flows(Load):
+    name = "flows"
+    pause = 0.5
+
+    async def turn(self) -> None:
+        for _ in range(self.count(2.0)):
+            shape = self.draw.choices((self._fan_in, self._chain, self._gathers, self._signalled), (3, 3, 3, 4))[0]
+            self.spawn(shape())
+
+    def _size(self, most: int) -> int:
+        """Small ones are the most."""
+        return round(2 * (most / 2) ** self.draw.random())
+
+    def _part(self, key: str) -> NewJob[Any]:
+        return workload.brief.using(queue=profiles.LOAD).bind(key, round(self.draw.uniform(0.0, 0.1), 3))
+
+    def _last(self, key: str, parts: Any, parents: Sequence[str]) -> NewJob[Any]:
+        pen().note("waits", key=key, of="parts", parents=list(parents), gathered=False)
+        return workload.combine.using(queue=profiles.LOAD).bind(key, parts)
+
+    async def _fan_in(self) -> None:
+        keys = [self.key() for _ in range(self._size(200))]
+        last = self.key()
+
+        def describe(flow: Flow) -> None:
+            steps = [flow.add(self._part(key)) for key in keys]
+            flow.add(self._last(last, outputs(steps), keys))
+
+        await self._store([*keys, last], describe)
+
+    async def _chain(self) -> None:
+        keys = [self.key() for _ in range(self._size(12))]
+
+        def describe(flow: Flow) -> None:
+            step = flow.add(self._part(keys[0]))
+            for before, key in itertools.pairwise(keys):
+                step = flow.add(self._last(key, outputs([step]), [before]))
+
+        await self._store(keys, describe)
+
+    async def _store(self, keys: Sequence[str], describe: Callable[[Flow], None]) -> None:
+        """All of it, or nothing: what was not acknowledged may be there, or not."""
+        pen().note_each("enqueue", "invoke", keys, must="completed", script=[], due=0.0, unique="")
+        try:
+            async with workload.jobs.flow("load") as flow:
+                describe(flow)
+        except StoreError as error:
+            pen().note_each("enqueue", "info", keys, error=repr(error)[:100])
+        else:
+            pen().note_each("enqueue", "ok", keys)
+
+    async def _gathers(self) -> None:
+        task = workload.gatherer.using(queue=profiles.LOAD)
+        await self.one(task, self.key(), self._size(50), 0.02, must="completed", innocent=True)
+
+    async def _signalled(self) -> None:
+        """Sent again until it is taken, or was before: a job that waits without an end would else never end."""
+        task, key = workload.listener.using(queue=profiles.LOAD), self.key()
+        patience = self.draw.choice((0.0, 0.0, 1.0))
+        handle = await self.one(task, key, patience, must="completed", innocent=True)
+        while handle is not None:
+            await asyncio.sleep(self.draw.choice((0.0, 0.5, 2.0)))
+            pen().note("signal", "invoke", key=key, value=f"{key}!")
+            try:
+                taken = await handle.asignal("go", f"{key}!")
+            except StoreError as error:
+                pen().note("signal", "info", key=key, error=repr(error)[:100])
+                continue
+            pen().note("signal", "ok", key=key, taken=taken)
+            return
+
+    async def end(self) -> None:
+        """What it has asked for ends by itself, once its signals are sent."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.ids.clear()
+
+
 LOADS = {
     each.name: each
-    for each in (Lane, Light, Trickle, Avalanche, Heavy, HotKey, FullMemory, ManyQueues, Waiters, BulkCancel)
+    for each in (Lane, Light, Trickle, Avalanche, Heavy, HotKey, FullMemory, ManyQueues, Waiters, Flows, BulkCancel)
 }
 
 

@@ -81,6 +81,12 @@ PROFILES: tuple[Profile, ...] = (
         about="one process waits for 800 results, of jobs that are due 2 to 12 s later",
     ),
     Profile(
+        name="flows",
+        about="two flows a second: fan-ins of 2 to 200, chains, gatherers, and jobs that wait for a signal, sent before "
+        "or after they do",
+        slots=20,
+    ),
+    Profile(
         name="bulk cancel",
         about="500 delayed jobs are cancelled every second, beside 100 running jobs of 200 KB",
         slots=50,

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 from .history import Dump, Event, Kept
 
 ENDED = frozenset({"completed", "dead", "cancelled"})
-ASKED = frozenset({"enqueue", "cancel", "replay", "delete", "read", "ghost"})
+ASKED = frozenset({"enqueue", "cancel", "replay", "delete", "read", "ghost", "signal"})
 WRITES = frozenset({"checkpoint", "once", "hand_in"})
-HANDLERS = WRITES | {"begin", "alive", "effect", "made", "end", "tick"}
+HANDLERS = WRITES | {"begin", "alive", "effect", "made", "end", "tick", "given", "heard"}
 CHARGED = frozenset({"raise", "final"})  #: ends that are the code's own fault
 FINAL = ENDED | {"gone"}
-ORDERLY = CHARGED | {"snooze", "cancelled"}  #: ends after which another attempt is no surprise
+ORDERLY = CHARGED | {"snooze", "suspend", "cancelled"}  #: ends after which another attempt is no surprise
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ class Story:
     events: list[Event] = field(default_factory=list[Event])  #: its handlers'
     kept: list[Kept] = field(default_factory=list[Kept])
     of_schedule: bool = False
+    of_edges: list[Event] = field(default_factory=list[Event])  #: who it waits for, as was told before it was asked for
 
     def of(self, *ops: str) -> list[Event]:
         return [event for event in self.events if event.op in ops]
@@ -271,6 +272,8 @@ class Seen:
         for event in self.events:
             if event.op in HANDLERS:
                 self.story(event.key, event.job).events.append(event)
+            elif event.op == "waits":
+                self.story(event.key, "").of_edges.append(event)
         for call in pair(event for event in self.events if event.op in ASKED):
             self.story(call.key, "").calls[call.op].append(call)
             if call.op == "enqueue" and call.made_a_job and "id" in call.data:

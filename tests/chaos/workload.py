@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from tenure import Fail, Job, Retry, Snooze, Tenure
 from tenure.errors import JobStopped, LeaseLost, StoreError
+from tenure.tasks.waits import Suspend
 
 from .history import Phase, pen
 
@@ -121,6 +122,60 @@ async def brief(job: Job[Any], key: str, seconds: float = 0.0, size: int = 0, ba
     return {"value": value, "ballast": random.Random(value).randbytes(size // 2).hex()} if size else value
 
 
+@jobs.task(max_crashes=MAX_CRASHES)
+async def combine(job: Job[Any], key: str, parts: list[str]) -> str:
+    """The end of a fan-in, and each link of a chain."""
+    note(job, key, "begin", pid=os.getpid())
+    note(job, key, "given", of="parts", values=parts)
+    value = f"{key}/{job.attempt}"
+    note(job, key, "end", how="return", value=value)
+    return value
+
+
+@jobs.task(max_crashes=MAX_CRASHES)
+async def gatherer(job: Job[Any], key: str, number: int, seconds: float) -> str:
+    """Its children have the keys KEY.NAME.ATTEMPT-N, by the attempt that listed them."""
+    note(job, key, "begin", pid=os.getpid())
+    value = f"{key}/{job.attempt}"
+
+    def listed() -> list[Any]:
+        keys = [f"{key}.{job.attempt}-{n}" for n in range(number)]
+        pen().note("waits", key=key, of=keys[0], parents=keys, gathered=True)
+        pen().note_each("enqueue", "invoke", keys, must="completed", script=[], due=0.0, unique="")
+        return [brief.using(queue=job.queue).bind(each, seconds) for each in keys]
+
+    try:
+        values = await job.agather("parts", listed)
+        note(job, key, "given", of=values[0].rpartition("/")[0], values=values)
+        await asyncio.sleep(seconds)
+    except BaseException as error:
+        note(job, key, "end", how=_how(error))
+        raise
+    note(job, key, "end", how="return", value=value)
+    return value
+
+
+@jobs.task(max_crashes=MAX_CRASHES, signals={"go": str})
+async def listener(job: Job[Any], key: str, seconds: float) -> str:
+    """Waits for a signal: for so many seconds, or without an end (0)."""
+    note(job, key, "begin", pid=os.getpid())
+    value = f"{key}/{job.attempt}"
+
+    async def now() -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    try:
+        since = await job.aonce("since", now)
+        timeout = f"{int(seconds * 1000)}ms" if seconds else None
+        word = await job.aexpect("go", str, timeout=timeout, default=None)
+        note(job, key, "heard", value=word, since=since)
+    except BaseException as error:
+        note(job, key, "end", how=_how(error))
+        raise
+    note(job, key, "end", how="return", value=value)
+    return value
+
+
 def short(result: Any) -> Any:
     """A result as the history tells it: without its ballast, if that is whole."""
     if not (isinstance(result, dict) and "ballast" in result):
@@ -149,6 +204,8 @@ def _how(error: BaseException) -> str:
             return "snooze"
         case Fail():
             return "final"
+        case Suspend():
+            return "suspend"
         case _:
             return "raise"
 
