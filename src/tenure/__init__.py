@@ -16,12 +16,19 @@ from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import GuardSkipped, JobStopped, TenureError
 from tenure.ports import Status
 from tenure.tasks.arguments import Secret
+from tenure.tasks.ended import Ended
+from tenure.tasks.flow import Flow, Step, outputs
+from tenure.tasks.flow_handle import FlowHandle, FlowStatus
 from tenure.tasks.handle import JobHandle
 from tenure.tasks.job import Job
 from tenure.tasks.task import NewJob, Task
 
 __all__ = [
+    "Ended",
     "Fail",
+    "Flow",
+    "FlowHandle",
+    "FlowStatus",
     "GuardSkipped",
     "Job",
     "JobHandle",
@@ -31,7 +38,9 @@ __all__ = [
     "Secret",
     "Snooze",
     "Status",
+    "Step",
     "Task",
     "Tenure",
     "TenureError",
+    "outputs",
 ]

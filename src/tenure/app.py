@@ -33,6 +33,7 @@ from tenure.errors import InvalidOption
 from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
+from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.hints import APP, foreign_names, unknown_option
 from tenure.tasks.job import Job, valid_key
@@ -40,7 +41,7 @@ from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.named import ByName
 from tenure.tasks.once import decode_result
 from tenure.tasks.registry import Registry, task_decorator
-from tenure.tasks.task import NewJob, returned
+from tenure.tasks.task import NewJob, common_tx, returned
 from tenure.worker.program import Program
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ R = TypeVar("R")
 
 
 @foreign_names("the app", APP)
-class Tenure(ByName):
+class Tenure(ByName, WithFlows):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
@@ -173,14 +174,14 @@ class Tenure(ByName):
         """Store many jobs in one call. Example: `jobs.enqueue_many(render.bind(n) for n in range(1000))`"""
         refuse_on_loop("enqueue_many()", "await jobs.aenqueue_many(…)")
         new = _new_jobs(jobs)
-        answers = self.client().enqueue([job.draft() for job in new], tx=_common_tx(new, tx))
+        answers = self.client().enqueue([job.draft() for job in new], tx=common_tx(new, tx, "enqueue_many"))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     async def aenqueue_many(self, jobs: Iterable[NewJob[R]], *, tx: object = None) -> list[JobHandle[R]]:
         """Store many jobs in one call. Example: `await jobs.aenqueue_many(render.bind(n) for n in range(1000))`"""
         new = _new_jobs(jobs)
         client = await self.aclient()
-        answers = await client.aenqueue([job.draft() for job in new], tx=_common_tx(new, tx))
+        answers = await client.aenqueue([job.draft() for job in new], tx=common_tx(new, tx, "enqueue_many"))
         return [job.stored(answer) for job, answer in zip(new, answers, strict=True)]
 
     def handle(self, id: UUID | str) -> JobHandle:  # noqa: A002
@@ -395,10 +396,3 @@ def _new_jobs(jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:
         if not isinstance(job, NewJob):
             raise InvalidOption(f"enqueue_many: expected jobs like add.bind(1, 2), got {job!r:.80}")
     return new
-
-
-def _common_tx(jobs: Sequence[NewJob[Any]], tx: object) -> object:
-    found = {id(each): each for each in (tx, *(job.tx for job in jobs)) if each is not None}
-    if len(found) > 1:
-        raise InvalidOption("enqueue_many: these jobs use different transactions; one call can join only one")
-    return next(iter(found.values()), None)

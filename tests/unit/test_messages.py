@@ -105,7 +105,7 @@ def test_an_option_that_a_task_does_not_have_names_the_right_one(app: Tenure, op
         ("eta", "write run_at="),
         ("quue", "did you mean queue=?"),
         ("zz", "queue, pri"),
-        ("link", "enqueue the next job at the end of the handler: docs/recipes.md"),
+        ("link", "write after=[handle], or a flow: with jobs.flow(…) as flow:"),
     ],
 )
 def test_an_option_that_using_does_not_have_names_the_right_one(add: Any, option: str, instead: str) -> None:
@@ -130,7 +130,7 @@ def test_a_handle_has_no_methods_of_another_queue_and_names_its_own(add: Any, na
 
 
 _CELERY = [
-    *((name, "docs/recipes.md") for name in ("chain", "group", "chord")),
+    *((name, "with jobs.flow(…) as flow:") for name in ("chain", "group", "chord")),
     ("signature", "task.bind("),
     ("control", ".cancel()"),
     ("conf", "TENURE_CONCURRENCY"),

@@ -193,6 +193,7 @@ class _DeliveryApp:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.tasks = Registry()
 
     def client(self) -> ClientPort:
         raise TenureError(f"{TASK} is enqueued only together with its incident")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import cache, cached_property
@@ -25,12 +25,15 @@ import msgspec
 
 from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption
+from tenure.tasks.ended import Ended
 from tenure.tasks.hints import misplaced_option
 from tenure.tasks.job import Job
+from tenure.tasks.placeholders import Placeholder, misplaced
 
 T = TypeVar("T")
 
 _NO_KEYWORDS: dict[str, object] = {}
+_NO_STREAMS: Mapping[str, Iterable[object]] = {}
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _NAIVE = re.compile(rb'\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?"')
 _MISFIT = re.compile(r"(?:Object )?(?P<what>.*?)(?: - at (?P<path>.*))?", re.DOTALL)
@@ -123,6 +126,10 @@ def _to_json(value: object) -> object:
     kind: Any = type(value)
     if isinstance(value, Secret):
         return {_SECRET: cast("Secret[object]", value).reveal()}
+    if isinstance(value, Ended):
+        return cast("Ended[object]", value).plain()
+    if flaw := misplaced(value):
+        raise TypeError(flaw)
     if hasattr(kind, "__get_pydantic_core_schema__"):
         dumped = _adapter(kind).dump_python(value, mode="json", by_alias=True, round_trip=True)
         if _STARRED in str(dumped):
@@ -146,6 +153,8 @@ def _from_json(kind: Any, value: Any) -> object:
             return Secret[Any](msgspec.convert(value[_SECRET], inner, str_keys=True, dec_hook=_from_json))
         except msgspec.ValidationError as error:
             raise ValueError(str(error).replace(" - at ", " in ")) from None
+    if (get_origin(kind) or kind) is Ended:
+        return _ended(value, *(get_args(kind) or (Any,)))
     if hasattr(kind, "__get_pydantic_core_schema__"):
         adapter = _adapter(kind)
         try:
@@ -157,6 +166,19 @@ def _from_json(kind: Any, value: Any) -> object:
     raise TypeError(f"JSON has no {getattr(kind, '__name__', kind)}; annotate plain values, dataclasses or models")
 
 
+def _ended(value: Any, kind: Any) -> Ended[Any]:
+    if not isinstance(value, dict) or "state" not in value:
+        raise ValueError("expected an Ended(…)")
+    found = cast("dict[str, Any]", value)
+    result = found.get("value")
+    if found["state"] == "completed":
+        try:
+            result = msgspec.convert(result, kind, str_keys=True, dec_hook=_from_json)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error).replace(" - at ", " in ")) from None
+    return Ended(found["state"], value=result, error=found.get("error") or "", id=found.get("id"), decode=decoder(kind))
+
+
 @cache
 def _adapter(kind: Any) -> Any:
     return import_module("pydantic").TypeAdapter(kind)
@@ -164,7 +186,7 @@ def _adapter(kind: Any) -> Any:
 
 def _unstorable(kind: Any) -> bool:
     """Is it a class of which no value can ever be decoded from JSON?"""
-    if not isinstance(kind, type) or kind.__module__ == "builtins" or issubclass(kind, Secret):
+    if not isinstance(kind, type) or kind.__module__ == "builtins" or issubclass(kind, Secret | Ended):
         return False
     if hasattr(cast("Any", kind), "__get_pydantic_core_schema__"):
         return False
@@ -242,6 +264,7 @@ class _Codec(NamedTuple):
     decode: Callable[[str | bytes], Any]
     positional: int  #: how many of the struct's fields; the others are keyword-only
     keywords: tuple[str, ...]
+    iterators: tuple[str, ...]  #: the arguments that the handler takes as an Iterator
 
 
 class Arguments:
@@ -337,11 +360,13 @@ class Arguments:
         keyword_only = [each for each in self._parameters if each.kind is each.KEYWORD_ONLY]
         base = msgspec.defstruct(self._task, list(map(self._field, keyword_only)), kw_only=True)
         struct = msgspec.defstruct(self._task, list(map(self._field, plain)), bases=(base,), forbid_unknown_fields=True)
-        self._codec = _Codec(struct, decoder(struct), len(plain), tuple(each.name for each in keyword_only))
+        iterators = tuple(each.name for each in self._parameters if get_origin(self._hints[each.name]) is Iterator)
+        keywords = tuple(each.name for each in keyword_only)
+        self._codec = _Codec(struct, decoder(struct), len(plain), keywords, iterators)
         return self._codec
 
     def _field(self, parameter: inspect.Parameter) -> Any:
-        kind = self._hints[parameter.name]
+        kind = _listed(self._hints[parameter.name])
         if parameter.default is parameter.empty:
             return parameter.name, kind
         default = parameter.default
@@ -375,18 +400,46 @@ class Arguments:
         self._decode(encoded)
         return encoded.decode()
 
-    def load(self, payload: str) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The handler's arguments, without its Job. Raises InvalidArguments."""
+    def dump_around(self, bound: msgspec.Struct, limit: int) -> tuple[str, dict[str, Placeholder]]:
+        """The payload without the placeholders among the arguments, and these by name."""
+        values = msgspec.structs.asdict(bound)
+        holes = {name: value for name, value in values.items() if isinstance(value, Placeholder)}
+        rest = {name: value for name, value in values.items() if name not in holes}
+        for name, value in rest.items():
+            dump(value, f"{self._task}.{name}", limit)
+        encoded = dump(rest, self._task, limit)
+        fields = [(name, _listed(self._hints[name])) for name in rest]
+        self._decode(encoded, decoder(msgspec.defstruct(self._task, fields)))
+        return encoded.decode(), holes
+
+    def stream_of(self, name: str) -> Any:
+        """What an argument declared as an Iterator or Iterable yields; None: it is declared otherwise."""
+        kind = self._hints.get(name)
+        return None if _listed(kind) is kind else (*get_args(kind), Any)[0]
+
+    def load(
+        self, payload: str, streams: Mapping[str, Iterable[object]] = _NO_STREAMS
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The handler's arguments, without its Job; `streams` replace those of these names. Raises InvalidArguments."""
         codec = self._codec or self._built()
         values = msgspec.structs.astuple(self._decode(payload))
+        if codec.iterators or streams:
+            values = tuple(self._streamed(codec, values, streams))
         if not codec.keywords:
             return values, _NO_KEYWORDS
         return values[: codec.positional], dict(zip(codec.keywords, values[codec.positional :], strict=True))
 
-    def _decode(self, payload: str | bytes) -> Any:
-        codec = self._codec or self._built()
+    def _streamed(
+        self, codec: _Codec, values: tuple[Any, ...], streams: Mapping[str, Iterable[object]]
+    ) -> Iterator[object]:
+        for name, value in zip(codec.struct.__struct_fields__, values, strict=True):
+            given = streams.get(name, value)
+            yield iter(given) if name in codec.iterators else given
+
+    def _decode(self, payload: str | bytes, decode: Callable[[str | bytes], Any] | None = None) -> Any:
+        decode = decode or (self._codec or self._built()).decode
         try:
-            return codec.decode(payload)
+            return decode(payload)
         except msgspec.DecodeError as error:
             raise InvalidArguments(self._explain(error)) from error
 
@@ -433,6 +486,13 @@ class Arguments:
             return f"{self._task}: missing argument {missing[1]!r}; it takes {self}"
         name = _FIELD.match(path.rpartition("key in ")[2])
         return f"{self._task}{f'.{name[1]}' if name else ''}: {plain(what)}{path and f' (at {path})'}"
+
+
+def _listed(kind: Any) -> Any:
+    """As which type an argument is stored: an Iterator or an Iterable as a list."""
+    if get_origin(kind) not in (Iterator, Iterable):
+        return kind
+    return list[(*get_args(kind), Any)[0]]  # type: ignore[misc]
 
 
 def plain(text: str) -> str:

@@ -25,7 +25,7 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import LogLine, current, log_jobs
-from tenure.ports import Draft, Enqueued, Notifier, Ring, Status, Store, Update
+from tenure.ports import Draft, Enqueued, Notifier, NotLanded, Ring, Status, Store, Update
 from tenure.tasks.gather import Gatherer
 from tenure.tasks.loops import awaited, settled
 from tenure.tasks.named import check_registered
@@ -49,10 +49,17 @@ class _Transaction:
 
     tx: object
     thread: ThreadPoolExecutor | None = None
+    over: bool = False
 
 
 #: This client's transaction around the current code. On a one-writer store, a write beside it would wait forever.
 _inside: ContextVar[_Transaction | None] = ContextVar("tenure_transaction", default=None)
+
+
+def in_transaction() -> bool:
+    """Does the current code run inside `jobs.transaction()`?"""
+    ours = _inside.get()
+    return ours is not None and not ours.over
 
 
 class Client:
@@ -97,7 +104,7 @@ class Client:
             answers = self.store.enqueue(drafts, tx=tx, committed=lambda: self._announce(drafts, inside))
             inside += answers
             return answers
-        self._refuse_beside_transaction()
+        self.refuse_beside_transaction()
         tries = count(1)
         tried, answers = _retried(lambda: (next(tries), self.store.enqueue(drafts)), raised=StoreBusy if shared else ())
         if tried > 1:
@@ -115,14 +122,15 @@ class Client:
         if tx is not None:
             ours = self._open.get(id(tx))
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
-        self._refuse_beside_transaction()
+        self.refuse_beside_transaction()
         loop = asyncio.get_running_loop()
         gatherer = self._gatherers.get(loop)
         if gatherer is None:
             gatherer = self._gatherers[loop] = Gatherer(self.enqueue)
         return await gatherer.add(drafts)
 
-    def _refuse_beside_transaction(self, what: str = _JOIN) -> None:
+    def refuse_beside_transaction(self, what: str = _JOIN) -> None:
+        """Raise StoreError inside `jobs.transaction()`: a write beside it would wait for it."""
         ours = _inside.get()
         if ours is not None and id(ours.tx) in self._open:
             raise StoreError(f"inside jobs.transaction(), {what}; outside it, it would wait for this transaction")
@@ -131,7 +139,7 @@ class Client:
 
     def once(self, key: str, fn: Callable[[], object], ttl: float | None, wait: float | None) -> str:
         """The first result of this key, as JSON."""
-        self._refuse_beside_transaction("jobs.once(…) writes beside it: call it before or after the block")
+        self.refuse_beside_transaction("jobs.once(…) writes beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
         while isinstance(found := _retried(mine.claim), int | float):
             time.sleep(found)
@@ -147,7 +155,7 @@ class Client:
 
     async def aonce(self, key: str, fn: Callable[[], Awaitable[object]], ttl: float | None, wait: float | None) -> str:
         """The first result of this key, as JSON."""
-        self._refuse_beside_transaction("jobs.aonce(…) writes beside it: call it before or after the block")
+        self.refuse_beside_transaction("jobs.aonce(…) writes beside it: call it before or after the block")
         mine = Key(self.store, key, ttl, wait)
         try:
             while isinstance(found := await settled(partial(_retried, mine.claim)), int | float):
@@ -170,7 +178,7 @@ class Client:
     @contextmanager
     def transaction(self) -> Generator[Any]:
         """The store's transaction; the notifier rings when it has committed."""
-        self._refuse_beside_transaction(_NESTED)
+        self.refuse_beside_transaction(_NESTED)
         with self.store.transaction() as tx:
             ours = self._open[id(tx)] = _Transaction(tx)
             token = _inside.set(ours)
@@ -178,12 +186,13 @@ class Client:
                 yield tx
             finally:
                 _inside.reset(token)
+                ours.over = True
                 del self._open[id(tx)]
 
     @asynccontextmanager
     async def atransaction(self) -> AsyncGenerator[Any]:
         """The same from an event loop: begin, enqueues and commit run on a dedicated thread."""
-        self._refuse_beside_transaction(_NESTED)
+        self.refuse_beside_transaction(_NESTED)
         with ThreadPoolExecutor(1, "tenure-tx") as thread:
             manager = self.store.transaction()
             try:
@@ -202,6 +211,7 @@ class Client:
                 await settled(partial(manager.__exit__, None, None, None), thread)
             finally:
                 _inside.reset(token)
+                ours.over = True
                 del self._open[id(tx)]
 
     # ── results and cancels ──
@@ -260,7 +270,7 @@ class Client:
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel it, or request a stop. False: it had already ended."""
-        self._refuse_beside_transaction("a cancel writes beside it: call it before or after the block")
+        self.refuse_beside_transaction("a cancel writes beside it: call it before or after the block")
         before = self.store.get(job_id)
         if before is None:
             raise _unknown(job_id, self.settings)
@@ -274,12 +284,31 @@ class Client:
         """Cancel it, or request a stop. False: it had already ended."""
         return await asyncio.to_thread(self.cancel, job_id, reason)
 
+    # ── signals ──
+
+    def signal(self, job_id: str | None, key: str, text: str) -> bool:
+        """Send this JSON to the job, or with None to all that wait for the key. False: it does not arrive."""
+        self.refuse_beside_transaction("a signal writes beside it: send it before or after the block")
+        tries = count(1)
+        tried, answer = _retried(lambda: (next(tries), self.store.signal(job_id, key, text)))
+        if answer is None:
+            raise _unknown(job_id or "", self.settings)
+        if isinstance(answer, NotLanded):  # perhaps an earlier try landed, and its reply was lost
+            return tried > 1 and text in (each.value for each in self.store.signals(job_id, [key]))
+        job = None if job_id is None else self.store.get(job_id)
+        self.notifier.announce([Ring("due", job.queue if job is not None else "")])
+        return True
+
+    async def asignal(self, job_id: str | None, key: str, text: str) -> bool:
+        """Send this JSON to the job, or with None to all that wait for the key. False: it does not arrive."""
+        return await asyncio.to_thread(self.signal, job_id, key, text)
+
 
 def _warn_of_waiting_in_a_slot(job_id: str) -> None:
     if running := current.get():
         warnings.warn(
             f"{running.task} waits for job {job_id} in its own slot; if every slot waits, nothing runs. "
-            "Let the other job enqueue the next step, or raise Snooze and check again",
+            "Write job.gather(…) or job.join(…), which give the slot back until then",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -311,7 +340,7 @@ def rings_of(drafts: Iterable[Draft], answers: Iterable[Enqueued]) -> list[Ring]
         if answer.created:
             jobs[answer.state, draft.queue].append(answer.id)
     return [
-        Ring("due" if state is State.SCHEDULED else "queued", queue, tuple(ids)) for (state, queue), ids in jobs.items()
+        Ring("queued" if state is State.QUEUED else "due", queue, tuple(ids)) for (state, queue), ids in jobs.items()
     ]
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from tenure.core.durations import Duration, seconds
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED
-from tenure.ports import Draft, Enqueued, Status, Update
+from tenure.ports import Draft, Enqueued, Notifier, Status, Store, Update
 from tenure.tasks.hints import HANDLE, foreign_names
 from tenure.tasks.job import checked_text
 from tenure.tasks.loops import refuse_on_loop
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tenure.config import Settings
     from tenure.core.retry import Retry
+    from tenure.tasks.registry import Registry
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
@@ -29,6 +30,9 @@ else:
 
 class ClientPort(Protocol):
     """Enqueues jobs and reads their results: the client of an open store."""
+
+    store: Store
+    notifier: Notifier
 
     def enqueue(self, drafts: Sequence[Draft], *, tx: object = None) -> list[Enqueued]: ...
 
@@ -50,6 +54,16 @@ class ClientPort(Protocol):
 
     async def acancel(self, job_id: str, reason: str) -> bool: ...
 
+    def signal(self, job_id: str | None, key: str, text: str) -> bool:
+        """Send this JSON to the job, or with None to all that wait for the key. False: it does not arrive."""
+        ...
+
+    async def asignal(self, job_id: str | None, key: str, text: str) -> bool: ...
+
+    def refuse_beside_transaction(self, what: str) -> None:
+        """Raise StoreError inside `jobs.transaction()`."""
+        ...
+
 
 class AppPort(Protocol):
     """What tasks and handles need of their app. Its client is opened on first use."""
@@ -67,6 +81,9 @@ class AppPort(Protocol):
         """The resources available to a detached job: empty except in `testing(resources=…)`."""
         ...
 
+    @property
+    def tasks(self) -> Registry: ...
+
     def client(self) -> ClientPort: ...
 
     async def aclient(self) -> ClientPort: ...
@@ -79,12 +96,21 @@ class JobHandle(Generic[R_co]):
     `created` is False when a job with this id or unique key already existed.
     """
 
-    __slots__ = ("_app", "_decode", "_id", "created")
+    __slots__ = ("_decode", "_id", "_signals", "app", "created")
 
-    def __init__(self, app: AppPort, job_id: str, *, created: bool, decode: Callable[[str], R_co]) -> None:
-        self._app = app
+    def __init__(
+        self,
+        app: AppPort,
+        job_id: str,
+        *,
+        created: bool,
+        decode: Callable[[str], R_co],
+        signals: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.app = app
         self._id = job_id
         self._decode = decode
+        self._signals = signals  #: their types; None: those of the job's task
         self.created = created
 
     def __repr__(self) -> str:
@@ -103,21 +129,21 @@ class JobHandle(Generic[R_co]):
     def result(self, timeout: Duration | None = None) -> R_co:
         """Wait for the result. Raises TimeoutError when it takes longer, JobFailed when it is dead or cancelled."""
         refuse_on_loop("result()", "await handle.aresult(…)")
-        return self._decode(self._app.client().result(self._id, _limit(timeout)))
+        return self._decode(self.app.client().result(self._id, _limit(timeout)))
 
     async def aresult(self, timeout: Duration | None = None) -> R_co:
         """Wait for the result. Raises TimeoutError when it takes longer, JobFailed when it is dead or cancelled."""
-        client = await self._app.aclient()
+        client = await self.app.aclient()
         return self._decode(await client.aresult(self._id, _limit(timeout)))
 
     def status(self) -> Status:
         """How far the job is. Example: `handle.status().progress`. Raises UnknownJob."""
         refuse_on_loop("status()", "await handle.astatus()")
-        return _shown(self._app.client().update(self._id))
+        return _shown(self.app.client().update(self._id))
 
     async def astatus(self) -> Status:
         """How far the job is. Example: `(await handle.astatus()).progress`. Raises UnknownJob."""
-        client = await self._app.aclient()
+        client = await self.app.aclient()
         return _shown(await client.aupdate(self._id))
 
     def updates(self) -> Updates:
@@ -126,17 +152,50 @@ class JobHandle(Generic[R_co]):
         Example: `async for status in handle.updates(): print(status.state, status.progress)`. Changes are looked for
         every 0.2 s; of several in between only the last is seen. Raises UnknownJob if the job is deleted meanwhile.
         """
-        return Updates(self._app, self._id)
+        return Updates(self.app, self._id)
 
     def cancel(self, reason: str = "") -> bool:
         """Cancel the job if it has not started; request a stop if it is running. False: it had already ended."""
         refuse_on_loop("cancel()", "await handle.acancel(…)")
-        return self._app.client().cancel(self._id, checked_text(reason, "reason", 2000))
+        return self.app.client().cancel(self._id, checked_text(reason, "reason", 2000))
 
     async def acancel(self, reason: str = "") -> bool:
         """Cancel the job if it has not started; request a stop if it is running. False: it had already ended."""
-        client = await self._app.aclient()
+        client = await self.app.aclient()
         return await client.acancel(self._id, checked_text(reason, "reason", 2000))
+
+    def signal(self, name: str, value: object = None, /) -> bool:
+        """Send a value to this job, once. Example: `approve.handle(id).signal("approved", Approval(by="ada"))`
+
+        `job.expect(name, …)` returns it, also if it comes before the job asks. The value is checked against the type
+        in `@jobs.task(signals=…)`. False: one of this name was sent before, or the job has ended. Raises
+        InvalidArguments, UnknownJob, and InvalidOption for a name that the task does not declare.
+        """
+        refuse_on_loop("signal()", "await handle.asignal(…)")
+        client = self.app.client()
+        key, text = self._signal(client, name, value)
+        return client.signal(self._id, key, text)
+
+    async def asignal(self, name: str, value: object = None, /) -> bool:
+        """Send a value to this job, once. Example: `await approve.handle(id).asignal("approved", Approval("ada"))`"""
+        from asyncio import to_thread
+
+        client = await self.app.aclient()
+        key, text = await to_thread(self._signal, client, name, value)
+        return await client.asignal(self._id, key, text)
+
+    def _signal(self, client: ClientPort, name: str, value: object) -> tuple[str, str]:
+        """The key of a signal, and its value as JSON."""
+        from tenure.tasks.signals import own_key, own_text, text_of
+
+        task, signals = "this job's task", self._signals
+        if signals is None:
+            task = _shown(client.update(self._id)).task
+            known = self.app.tasks.find(task)
+            if known is None:  # another process has its code: there the value is checked as it is read
+                return own_key(name), text_of(self.app, f"{task}: signal {name!r}", value)
+            signals = known.signals
+        return own_key(name), own_text(self.app, task, signals, name, value)
 
 
 class Updates:
@@ -187,6 +246,8 @@ def _limit(timeout: Duration | None) -> float | None:
     return None if timeout is None else seconds(timeout, "timeout")
 
 
-def handle_of(app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co]) -> JobHandle[R_co]:
+def handle_of(
+    app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co], signals: Mapping[str, Any] | None = None
+) -> JobHandle[R_co]:
     """The handle of a job that was enqueued elsewhere."""
-    return JobHandle(app, canonical(job_id), created=False, decode=decode)
+    return JobHandle(app, canonical(job_id), created=False, decode=decode, signals=signals)

@@ -11,7 +11,7 @@ from tenure.errors import InvalidOption
 T = TypeVar("T")
 
 #: The options of `task.using`.
-USING = ("queue", "priority", "delay", "run_at", "expires", "unique", "retry", "timeout", "meta", "id", "tx")
+USING = ("queue", "priority", "delay", "run_at", "expires", "unique", "retry", "timeout", "meta", "id", "tx", "after")
 #: Options of Celery, RQ, Dramatiq, Huey and arq, and what does the same here.
 _OPTIONS = {
     "delay": 'delay="5s"',
@@ -58,7 +58,7 @@ _NEEDLESS = {
         "it is always so: a job is its worker's until it has ended, and another worker's if that one dies",
     ),
     **dict.fromkeys(
-        ("link", "on_success", "depends_on"), "enqueue the next job at the end of the handler: docs/recipes.md"
+        ("link", "on_success", "depends_on"), "write after=[handle], or a flow: with jobs.flow(…) as flow:"
     ),
     **dict.fromkeys(("link_error", "on_failure"), "catch the error in the handler, or set TENURE_ALERTS"),
     **dict.fromkeys(("backend", "result_backend"), "the store of the jobs keeps their results"),
@@ -109,7 +109,7 @@ APP = {
     "middleware": "@jobs.around",
     **dict.fromkeys(
         ("chain", "group", "chord"),
-        "handlers that enqueue the next step: docs/recipes.md; jobs.enqueue_many(…) stores many at once",
+        "with jobs.flow(…) as flow:, where flow.add(…) adds a step that may take the outputs of others",
     ),
     "signature": 'task.bind(…), or jobs.bind("name", {{"argument": 1}})',
     "control": "handle.cancel(), or in a shell: tenure jobs cancel, tenure queues pause, tenure workers",

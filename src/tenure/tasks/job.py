@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
 from uuid import UUID
 
 import msgspec
@@ -21,6 +22,12 @@ from tenure.tasks.loops import awaited, refuse_on_loop, settled
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from tenure.core.durations import Duration
+    from tenure.tasks.ended import Ended
+    from tenure.tasks.flow import Flow, Step
+    from tenure.tasks.handle import AppPort, JobHandle
+    from tenure.tasks.task import NewJob
+
     # `object` and not Any: with Any, mypy types every handler with a bare Job as Task[Any, Any].
     C = TypeVar("C", default=object)
 else:
@@ -29,7 +36,9 @@ else:
     C = TypeVar("C")
 
 T = TypeVar("T")
+D = TypeVar("D")
 
+MISSING: Any = object()  #: `job.expect` without a default
 Stopping = Literal["cancel", "timeout", "shutdown", "lease_lost"]
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -51,6 +60,9 @@ class Codec(Protocol):
     """What a Job needs of its task: its names, and the conversion of values to and from stored JSON."""
 
     @property
+    def app(self) -> AppPort: ...
+
+    @property
     def name(self) -> str: ...
 
     @property
@@ -67,6 +79,26 @@ class Codec(Protocol):
     def load_once(self, key: str, text: str, fn: Callable[[], object]) -> Any: ...
 
 
+class WaitsPort(Protocol):
+    """How a job waits. Each of these may end the attempt: what they raise then must leave the handler."""
+
+    def gather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]: ...
+
+    async def agather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]: ...
+
+    def join(self, target: object) -> Ended[Any]: ...
+
+    async def ajoin(self, target: object) -> Ended[Any]: ...
+
+    def expect(
+        self, signal: str, kind: Any, *, timeout: Duration | None, default: object, name: str | None, shared: bool
+    ) -> Any: ...
+
+    async def aexpect(
+        self, signal: str, kind: Any, *, timeout: Duration | None, default: object, name: str | None, shared: bool
+    ) -> Any: ...
+
+
 class JobBackend(Protocol):
     """One execution of a job. `report` never blocks; the others may, so they must not be called on an event loop.
 
@@ -80,6 +112,9 @@ class JobBackend(Protocol):
     def task(self) -> Codec: ...
 
     stopping: Stopping | None
+
+    @property
+    def waits(self) -> WaitsPort: ...
 
     def report(
         self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None
@@ -114,6 +149,12 @@ class DetachedAttempt:
         self.stopping: Stopping | None = None
         self._resources = resources
         self._once: dict[str, str] = {}
+
+    @property
+    def waits(self) -> WaitsPort:
+        from tenure.tasks.detached import DetachedWaits
+
+        return DetachedWaits(self.task.name)
 
     def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
         """Progress is discarded."""
@@ -260,6 +301,165 @@ class Job(Generic[C]):
         value: T = task.load_once(key, stored, fn)
         return value
 
+    # ── waiting ──
+
+    @overload
+    def gather(self, key: str, fn: Callable[[], Iterable[NewJob[T]]], *, ended: Literal[False] = ...) -> list[T]: ...
+    @overload
+    def gather(self, key: str, fn: Callable[[], Iterable[NewJob[T]]], *, ended: Literal[True]) -> list[Ended[T]]: ...
+    def gather(self, key: str, fn: Callable[[], Iterable[NewJob[Any]]], *, ended: bool = False) -> Any:
+        """The results of the jobs that `fn` lists. It neither fails fast nor resumes in place.
+
+        The jobs are stored, this attempt ends, uncharged, and its slot is free. When all of them have completed, the
+        handler runs again from the top, and this call returns their results in order: put what must not run twice
+        into `job.once`. `fn` is not called again, for its list is recorded under `key`. One that ends dead holds this
+        job until it is replayed, or skipped; one that is cancelled cancels it. With `ended=True` it waits for any end,
+        and returns a list of `Ended`. If this job ends otherwise, those that it gathers are cancelled.
+
+        Example: `pages = job.gather("pages", lambda: [render.bind(n) for n in range(500)])`
+        """
+        refuse_on_loop("job.gather(…)", "await job.agather(…)")
+        return self._attempt.waits.gather(valid_key(key, "gather key"), fn, ended=ended)
+
+    @overload
+    async def agather(
+        self,
+        key: str,
+        fn: Callable[[], Iterable[NewJob[T]] | Awaitable[Iterable[NewJob[T]]]],
+        *,
+        ended: Literal[False] = ...,
+    ) -> list[T]: ...
+    @overload
+    async def agather(
+        self, key: str, fn: Callable[[], Iterable[NewJob[T]] | Awaitable[Iterable[NewJob[T]]]], *, ended: Literal[True]
+    ) -> list[Ended[T]]: ...
+    async def agather(
+        self,
+        key: str,
+        fn: Callable[[], Iterable[NewJob[Any]] | Awaitable[Iterable[NewJob[Any]]]],
+        *,
+        ended: bool = False,
+    ) -> Any:
+        """The results of the jobs that `fn` lists, plain or async. It neither fails fast nor resumes in place.
+
+        As `gather`. Example: `pages = await job.agather("pages", lambda: [render.bind(n) for n in range(500)])`
+        """
+        return await self._attempt.waits.agather(valid_key(key, "gather key"), fn, ended=ended)
+
+    def join(self, job: JobHandle[T] | Step[T], /) -> Ended[T]:
+        """How this job ended, once it has. Until then the attempt ends, uncharged, as with `gather`.
+
+        It keeps a run open until what it began has ended. Example: `job.join(report.handle)`. Raises Refused if that
+        job waits for this one.
+        """
+        refuse_on_loop("job.join(…)", "await job.ajoin(…)")
+        return self._attempt.waits.join(job)
+
+    async def ajoin(self, job: JobHandle[T] | Step[T], /) -> Ended[T]:
+        """How this job ended, once it has. Until then the attempt ends, uncharged, as with `agather`."""
+        return await self._attempt.waits.ajoin(job)
+
+    @overload
+    def expect(
+        self,
+        signal: str,
+        kind: type[T],
+        /,
+        *,
+        timeout: Duration | None = ...,
+        name: str | None = ...,
+        shared: bool = ...,
+    ) -> T: ...
+    @overload
+    def expect(
+        self,
+        signal: str,
+        kind: type[T],
+        /,
+        *,
+        default: D,
+        timeout: Duration | None = ...,
+        name: str | None = ...,
+        shared: bool = ...,
+    ) -> T | D: ...
+    def expect(
+        self,
+        signal: str,
+        kind: Any,
+        /,
+        *,
+        timeout: Duration | None = None,
+        default: Any = MISSING,
+        name: str | None = None,
+        shared: bool = False,
+    ) -> Any:
+        """The value that is sent to this job as `signal`. Until it comes the attempt ends, uncharged, as with `gather`.
+
+        `kind` is its type in `@jobs.task(signals=…)`. After `timeout` it returns `default`; without a default the job
+        fails for good. How it ended is recorded under `name`, by default the signal's: give a second wait for the same
+        signal another one. `shared`: `signal` is a key for which any number of jobs wait, sent by `jobs.signal(…)`.
+
+        Example: `got = job.expect("approved", Approval, timeout="2d", default=None)`
+        """
+        refuse_on_loop("job.expect(…)", "await job.aexpect(…)")
+        return self._attempt.waits.expect(signal, kind, timeout=timeout, default=default, name=name, shared=shared)
+
+    @overload
+    async def aexpect(
+        self,
+        signal: str,
+        kind: type[T],
+        /,
+        *,
+        timeout: Duration | None = ...,
+        name: str | None = ...,
+        shared: bool = ...,
+    ) -> T: ...
+    @overload
+    async def aexpect(
+        self,
+        signal: str,
+        kind: type[T],
+        /,
+        *,
+        default: D,
+        timeout: Duration | None = ...,
+        name: str | None = ...,
+        shared: bool = ...,
+    ) -> T | D: ...
+    async def aexpect(
+        self,
+        signal: str,
+        kind: Any,
+        /,
+        *,
+        timeout: Duration | None = None,
+        default: Any = MISSING,
+        name: str | None = None,
+        shared: bool = False,
+    ) -> Any:
+        """The value that is sent to this job as `signal`: see `expect`.
+
+        Example: `got = await job.aexpect("approved", Approval, timeout="2d", default=None)`
+        """
+        return await self._attempt.waits.aexpect(
+            signal, kind, timeout=timeout, default=default, name=name, shared=shared
+        )
+
+    def flow(self, key: str, *, tx: object = None) -> Flow:
+        """A flow that this job makes once, whichever attempt does: `with job.flow("pages") as flow:`, or `async with`.
+
+        It has no tie to this job: `job.join(step)` after the block waits for one of its steps.
+        """
+        from tenure.tasks.flow import Flow
+
+        claimed = self._attempt.claimed
+        arguments = sha256(claimed.payload.encode()).hexdigest()  # a replay with others makes another flow
+        made_once = f"\n{claimed.id}\n{arguments}\n{valid_key(key, 'flow key')}"
+        return Flow(self._attempt.task.app, checked_name(key, "flow"), made_once, tx)
+
+    # ── the outcome ──
+
     def finish(self, result: object = None, *, tx: object) -> None:
         """Complete the job within your own transaction, so that its outcome and its effect commit together."""
         refuse_on_loop("job.finish(…)", "await job.afinish(…)")
@@ -279,6 +479,13 @@ def _fraction(value: object) -> float:
     if isinstance(value, int | float) and -0.001 <= value <= 1.001:
         return min(max(float(value), 0.0), 1.0)
     raise InvalidOption(f"progress: expected a fraction from 0 to 1, got {value!r}; divide by the total")
+
+
+def checked_name(value: object, what: str) -> str:
+    """A short name for people. Raises InvalidOption."""
+    if isinstance(value, str) and value.strip() and len(value) <= 200 and not _CONTROL.search(value):
+        return value
+    raise InvalidOption(f"{what}: expected a name of 1 to 200 characters, like 'nightly', got {value!r:.80}")
 
 
 def checked_text(value: object, what: str, limit: int) -> str:

@@ -21,6 +21,7 @@ from tenure.tasks.task import NewJob, Task
 
 if TYPE_CHECKING:
     from tenure.tasks.client import Client
+    from tenure.tasks.edges import After
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
@@ -39,6 +40,7 @@ class Using(TypedDict, total=False):
     meta: Mapping[str, str] | None
     id: UUID | None
     tx: object
+    after: After | None
 
 
 class NamedTasks(AppPort, Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
@@ -17,6 +17,7 @@ from tenure.tasks.arguments import Arguments
 from tenure.tasks.handle import AppPort
 from tenure.tasks.hints import option_of_one_job, unknown_option
 from tenure.tasks.job import Job
+from tenure.tasks.signals import declared_signals
 from tenure.tasks.task import Task, positive, priority_of
 
 P = ParamSpec("P")
@@ -48,6 +49,7 @@ class TaskDecorator(Protocol):
         unique: str | None = None,
         max_crashes: int = 3,
         aliases: Sequence[str] = (),
+        signals: Mapping[str, Any] | None = None,
     ) -> TaskDecorator: ...
 
 
@@ -78,6 +80,7 @@ def declared(
     unique: str | None = None,
     max_crashes: int = 3,
     aliases: Sequence[str] = (),
+    signals: Mapping[str, Any] | None = None,
 ) -> Task[..., Any]:
     """The task that this function and these options make. Raises InvalidOption."""
     if not callable(fn) or isinstance(fn, type | Task):
@@ -111,6 +114,7 @@ def declared(
         unique=unique,
         max_crashes=max_crashes,
         aliases=tuple(valid_name(alias, "alias") for alias in aliases),
+        signals=declared_signals(label, signals),
     )
     with suppress(NameError):  # a forward reference: `resolve` checks it later
         task.check()

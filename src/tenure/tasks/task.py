@@ -6,7 +6,7 @@ Options never mix with arguments: `analyse.using(queue="slow", delay="5s").enque
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from string import Formatter
@@ -31,14 +31,20 @@ import msgspec
 from tenure.config import valid_queue
 from tenure.core.durations import Duration, seconds
 from tenure.core.ids import canonical, new_id
+from tenure.core.lifecycle import Edge
 from tenure.core.retry import Retry
 from tenure.errors import InvalidArguments, InvalidOption, TenureError
-from tenure.ports import Draft, Enqueued
+from tenure.ports import Draft, Enqueued, Links
 from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain
+from tenure.tasks.edges import edges_to
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
 from tenure.tasks.hints import TASK, USING, foreign_names, unknown_option
 from tenure.tasks.job import DetachedAttempt, Job, valid_key
 from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.placeholders import Placeholder, shaped_like_a_marker
+
+if TYPE_CHECKING:
+    from tenure.tasks.edges import After
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,6 +74,7 @@ class Task(Generic[P, R_co]):
     unique: str | None  #: a template over the arguments
     max_crashes: int
     aliases: tuple[str, ...]
+    signals: Mapping[str, Any] = field(default_factory=dict[str, Any])  #: their types, by name
     # What `using` adds for one enqueue:
     key: str | None = None
     numbers: Retry | None = None
@@ -77,6 +84,7 @@ class Task(Generic[P, R_co]):
     meta: Mapping[str, str] = field(default_factory=dict[str, str])
     id: str | None = None
     tx: object = None
+    after: tuple[Edge, ...] = ()
 
     def __repr__(self) -> str:
         return f"Task({self.name}, queue={self.queue!r})"
@@ -102,10 +110,13 @@ class Task(Generic[P, R_co]):
         meta: Mapping[str, str] | None = None,
         id: UUID | None = None,  # noqa: A002
         tx: object = None,
+        after: After | None = None,
         **unknown: Never,
     ) -> Self:
         """A copy with these options. Example: `analyse.using(delay="5s", unique=f"repo:{url}").enqueue(url)`
 
+        `after`: handles of jobs that must have completed first, and steps of a flow that is stored; they may have ended
+        already.
         `expires` counts from when the job is due, not from now: with `delay="1h", expires="5m"` it is cancelled if it
         has not started 1 h 5 min from now. Raises InvalidOption.
         """
@@ -123,6 +134,7 @@ class Task(Generic[P, R_co]):
             "meta": None if meta is None else {**self.meta, **_meta(meta)},
             "id": None if id is None else canonical(id),
             "tx": tx,
+            "after": None if after is None else edges_to(self.app, after, f"{self.name}.using: after"),
         }
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
@@ -134,8 +146,14 @@ class Task(Generic[P, R_co]):
     def bind(self, *args: P.args, **kwargs: P.kwargs) -> NewJob[R_co]:
         """A job with these arguments, validated but not yet stored. For `jobs.enqueue_many` and `jobs.schedule`."""
         bound = self.arguments.bind(args, kwargs)
-        payload = self.arguments.dump(bound, self.app.settings.max_payload)
-        return NewJob(self, payload, self.key or self._key_of(bound))
+        holes: dict[str, Placeholder] = {}
+        try:
+            payload = self.arguments.dump(bound, self.app.settings.max_payload)
+        except InvalidArguments:
+            payload, holes = self.arguments.dump_around(bound, self.app.settings.max_payload)
+            if not holes:
+                raise
+        return NewJob(self, payload, self.key or self._key_of(bound), holes)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R_co]:
         """Store a job; it runs once it is due. Example: `greet.enqueue("Ada")`"""
@@ -168,7 +186,7 @@ class Task(Generic[P, R_co]):
 
     def handle(self, id: UUID | str) -> JobHandle[R_co]:  # noqa: A002
         """The handle of a job of this task that was enqueued elsewhere."""
-        return handle_of(self.app, id, self.decode_result)
+        return handle_of(self.app, id, self.decode_result, self.signals)
 
     # ── for the executor ──
 
@@ -196,6 +214,8 @@ class Task(Generic[P, R_co]):
             raise InvalidOption(
                 f"{self.name}: stale_after needs progress, and only a Job can report it; add a first parameter job: Job"
             )
+        if self.signals and not self.takes_job:
+            raise InvalidOption(f"{self.name}: signals: only a Job can expect one; add a first parameter job: Job")
         for name in _fields(self.unique or ""):
             if name not in self.arguments.names:
                 raise InvalidOption(f"{self.name}: unique: no argument is named {name!r}; it takes {self.arguments}")
@@ -314,18 +334,24 @@ def _fields(template: str) -> list[str]:
     return [re.split(r"[.\[]", name, maxsplit=1)[0] for name in names]
 
 
+_NO_HOLES: Mapping[str, Placeholder] = {}
+
+
 # ── NewJob ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class NewJob(Generic[R_co]):
     """A validated job that is not yet stored. Enqueued twice, it is stored once. `meta` may still be changed."""
 
-    __slots__ = ("_id", "_key", "_payload", "_task", "meta")
+    __slots__ = ("_holes", "_id", "_key", "_payload", "_task", "meta")
 
-    def __init__(self, task: Task[..., R_co], payload: str, key: str | None) -> None:
+    def __init__(
+        self, task: Task[..., R_co], payload: str, key: str | None, holes: Mapping[str, Placeholder] = _NO_HOLES
+    ) -> None:
         self._task = task
-        self._payload = payload
+        self._payload = payload  #: as JSON, without the holes
         self._key = key
+        self._holes = holes  #: the arguments that other steps of a flow will return, by name
         self._id = task.id or new_id()
         self.meta: dict[str, str] = dict(task.meta)
 
@@ -359,11 +385,21 @@ class NewJob(Generic[R_co]):
     def draft(self) -> Draft:
         """The draft that is passed to the store."""
         task = self._task
+        for name, placeholder in self._holes.items():
+            raise InvalidArguments(f"{task.name}.{name}: {placeholder!r} needs a flow: flow.add({task.name}.bind(…))")
+        if not task.after:
+            return self.member(self._id, self._payload, None)
+        shaped_like_a_marker(task.name, self._payload)
+        return self.member(self._id, self._payload, Links(after=task.after))
+
+    def member(self, job_id: str, payload: str, links: Links | None) -> Draft:
+        """The draft of it in a flow."""
+        task = self._task
         retry = task.numbers or task.retry
         return Draft(
-            id=self._id,
+            id=job_id,
             task=task.name,
-            payload=self._payload,
+            payload=payload,
             queue=task.queue,
             priority=task.priority,
             delay=task.wait,
@@ -378,8 +414,18 @@ class NewJob(Generic[R_co]):
             retry_base=retry.base,
             retry_cap=retry.cap,
             meta=dump(_meta(self.meta), "meta", task.app.settings.max_payload).decode() if self.meta else "{}",
+            links=links,
         )
 
     def stored(self, answer: Enqueued) -> JobHandle[R_co]:
         """The handle for the store's answer."""
-        return JobHandle(self._task.app, answer.id, created=answer.created, decode=self._task.decode_result)
+        task = self._task
+        return JobHandle(task.app, answer.id, created=answer.created, decode=task.decode_result, signals=task.signals)
+
+
+def common_tx(jobs: Sequence[NewJob[Any]], tx: object, what: str) -> object:
+    """The transaction that these jobs join. Raises InvalidOption if there are several."""
+    found = {id(each): each for each in (tx, *(job.tx for job in jobs)) if each is not None}
+    if len(found) > 1:
+        raise InvalidOption(f"{what}: these jobs use different transactions; one call can join only one")
+    return next(iter(found.values()), None)

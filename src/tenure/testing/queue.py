@@ -222,6 +222,8 @@ class TestQueue(Listing):
         self._holder.renew()  # time may have advanced past the end of its lease
         while self._store.promote().jobs:
             pass
+        while self._store.admit().more:
+            pass
         wants = {queue.name: 1 for queue in self._store.queues()}
         for solo in (False, True):
             if claimed := self._store.claim(self._holder.id, wants, 1, solo=solo):

@@ -25,19 +25,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
 from tenure.core.retry import Fail, Snooze
 from tenure.core.text import clean
-from tenure.errors import InvalidArguments, JobStopped, LeaseLost, StoreError, TenureError
+from tenure.errors import InvalidArguments, LeaseLost, TenureError
 from tenure.events import Running, current
-from tenure.ports import Claimed, NotLanded, Progress, Store
+from tenure.ports import Claimed, Progress, Store
 from tenure.tasks.job import Job, Stopping
 from tenure.tasks.task import Task
+from tenure.tasks.waits import Suspend
 from tenure.worker.caller import CallersLoop
+from tenure.worker.inputs import load
 from tenure.worker.job_log import JobLog
+from tenure.worker.leased import Host, Leased
 from tenure.worker.misfits import misfit
 from tenure.worker.program import Program
 from tenure.worker.signals import came_of_a_stop, leaves, signal_in
@@ -47,31 +50,7 @@ T = TypeVar("T")
 MAX_ERROR = 16_384  # characters of an error kept with the job
 
 
-class Host(Protocol):
-    """What an attempt needs from the worker that runs it."""
-
-    store: Store
-    worker_id: str
-    resources: Mapping[type, object]
-
-    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
-        """The code has stopped. Called on the loop, once."""
-        ...
-
-    def reported(self, attempt: Attempt) -> None:
-        """There is progress to store. Called from any thread."""
-        ...
-
-    def store_now(self, attempt: Attempt) -> None:
-        """Store its newest report, and return when that is done. Blocks. Raises LeaseLost if the store refuses it."""
-        ...
-
-    def refused(self, lease: Lease, why: str) -> None:
-        """Record that a write under this lease was refused, and why. Called from any thread; does not block."""
-        ...
-
-
-class Attempt:
+class Attempt(Leased):
     """One execution of a job, under its lease."""
 
     # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.
@@ -80,7 +59,6 @@ class Attempt:
     stop_requested_at: float | None = None  #: when it was first asked to stop, by the loop's clock
     raised: BaseException | None = None  #: what its code raised, for the log
     over = False  #: its code has stopped
-    finished = False  #: job.finish(tx=…) was called; if that transaction did not commit, the code's own outcome counts
     _begun = False  #: the coroutine has taken its first step: if cancelled earlier, it would never reach `_end`
     active = 0.0  #: when it last reported progress, by the loop's clock
     _report: Progress | None = None
@@ -139,7 +117,10 @@ class Attempt:
         try:
             task = self.task
             try:
-                args, kwargs = task.arguments.load(self.claimed.payload)
+                if self.claimed.linked:
+                    args, kwargs = await asyncio.to_thread(load, self.host.store, task, self.claimed, ahead=True)
+                else:
+                    args, kwargs = task.arguments.load(self.claimed.payload)
             except InvalidArguments as error:
                 raise await asyncio.to_thread(misfit, self.host.store, self.claimed, str(error)) from error
             if task.takes_job:
@@ -185,7 +166,10 @@ class Attempt:
         try:
             task = self.task
             try:
-                args, kwargs = task.arguments.load(self.claimed.payload)
+                if self.claimed.linked:
+                    args, kwargs = load(self.host.store, task, self.claimed, ahead=False)
+                else:
+                    args, kwargs = task.arguments.load(self.claimed.payload)
             except InvalidArguments as error:
                 raise misfit(self.host.store, self.claimed, str(error)) from error
             if task.takes_job:
@@ -229,6 +213,8 @@ class Attempt:
     def _returned(self, value: object) -> Outcome | None:
         if self.stopping == "timeout" or self.stopping == "lease_lost":
             return self.verdict
+        if self._waits is not None and self._waits.suspended is not None:  # the handler swallowed it
+            return self._waits.suspended.outcome
         try:
             return Completed(self.task.encode_result(value))
         except (InvalidArguments, TenureError, TypeError, ValueError) as error:
@@ -275,19 +261,10 @@ class Attempt:
             self.over = True
             self._report_end(self.verdict if self.stopping else Released("its event loop was closed"))
 
-    def _check_stopping(self) -> None:
-        if self.stopping == "lease_lost":
-            raise self.lease_lost()
-        if self.stopping is not None and not self.task.is_async:
-            raise JobStopped(self.stopping)
-
-    def lease_lost(self) -> LeaseLost:
-        return LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
-
     # ── called by Job ──
 
     def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
-        self._check_stopping()
+        self.check()
         self.active = self.loop.time()
         lock = self._lock
         if lock is None:
@@ -335,41 +312,15 @@ class Attempt:
                 self._merge(since.fraction, since.stage, since.message, since.checkpoint)
 
     def flush(self) -> None:
-        self._check_stopping()
+        self.check()
         self.host.store_now(self)
 
     async def aflush(self) -> None:
-        self._check_stopping()
+        self.check()
         await asyncio.to_thread(self.host.store_now, self)
 
-    def recall(self, key: str) -> str | None:
-        self._check_stopping()
-        return self._once(key, None)
-
-    def record(self, key: str, value: str) -> str:
-        recorded = self._once(key, value)
-        assert recorded is not None, "it was just recorded"
-        return recorded
-
-    def _once(self, key: str, value: str | None) -> str | None:
-        found = self.host.store.once(self.lease, key, value)
-        if found is None:
-            self.host.refused(self.lease, "once refused")
-            self.loop.call_soon_threadsafe(self.request_stop, "lease_lost", None)
-            raise self.lease_lost()
-        return found.value
-
-    def finish(self, result: str, tx: object) -> None:
-        if tx is None:
-            raise StoreError("job.finish() needs tx=, the transaction the outcome commits with; without one, return")
-        answer = self.host.store.finish([(self.lease, Completed(result))], tx=tx)[0]
-        if isinstance(answer, NotLanded):
-            self.host.refused(self.lease, f"completed refused: {answer.stands}")
-            raise LeaseLost(answer.stands)
-        self.finished = True
-
-    def resource(self, kind: type[T]) -> T:
-        return find_resource(self.host.resources, kind)
+    def _lose_lease(self) -> None:
+        self.request_stop("lease_lost", None)
 
 
 def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
@@ -385,6 +336,8 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
         case LeaseLost():
             return None
+        case Suspend(outcome=outcome):
+            return attempt.verdict if attempt.stopping in ("timeout", "lease_lost") else outcome
         case _ if attempt.stopping and came_of_a_stop(error):
             return attempt.verdict
         case Exception() as raised:
@@ -466,16 +419,6 @@ async def open_resources(openers: Sequence[Callable[[], Any]]) -> AsyncGenerator
                 value = stack.enter_context(contextmanager(opener)())
             found[type(value)] = value
         yield found
-
-
-def find_resource(resources: Mapping[type, object], kind: type[T]) -> T:
-    found = resources.get(kind)
-    if found is None:
-        found = next((value for value in resources.values() if isinstance(value, kind)), None)
-    if found is None:
-        known = ", ".join(sorted(each.__name__ for each in resources)) or "none"
-        raise TenureError(f"no resource of type {kind.__name__}; open one with @jobs.resource (there are: {known})")
-    return found  # type: ignore[return-value]
 
 
 # ── Text for people ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,6 +28,7 @@ from tenure.worker.tally import Tally
 
 BUSY_SECONDS = 1.0
 _TASK = attrgetter("claimed.task")
+_LATER = (State.SCHEDULED, State.WAITING)
 
 
 class OutcomeFlusher:
@@ -69,8 +70,9 @@ class OutcomeFlusher:
             self._report(end, answer)
             if type(answer) is Landed and answer.state is State.QUEUED:
                 rings.add(Ring("queued", end.claimed.queue, (end.claimed.id,)))
-            elif type(answer) is Landed and answer.state is State.SCHEDULED:
+            elif type(answer) is Landed and answer.state in _LATER:
                 rings.add(Ring("due", end.claimed.queue))
+        rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked}  # others may wait for it
         if rings:
             self._notifier.announce(rings)
         log_jobs(_completed(ends, answers))

@@ -8,6 +8,7 @@ from typing import cast
 
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import JobStopped, LeaseLost
+from tenure.tasks.waits import Suspend, together
 
 
 def leaves(error: BaseException) -> list[BaseException]:
@@ -21,6 +22,7 @@ def signal_in(error: BaseException) -> BaseException:
 
     A lost lease or a final Fail counts whatever else a group holds. Beside an error that is no signal, a Snooze or
     another Fail does not: that error is a failure. Of several signals a Fail counts first, then the longest Snooze.
+    Several that suspend the job wait together.
 
     >>> signal_in(ExceptionGroup("", [Snooze("1s"), ExceptionGroup("", [Snooze("1m")])]))
     Snooze('snoozed for 1m')
@@ -31,9 +33,12 @@ def signal_in(error: BaseException) -> BaseException:
             return each
     snoozes = [each for each in found if isinstance(each, Snooze)]
     fails = [each for each in found if isinstance(each, Fail)]
-    if len(snoozes) + len(fails) < len(found):
+    suspends = [each for each in found if isinstance(each, Suspend)]
+    if len(snoozes) + len(fails) + len(suspends) < len(found):
         return error
-    return fails[0] if fails else max(snoozes, key=lambda each: each.delay)
+    if snoozes and not fails:
+        return max(snoozes, key=lambda each: each.delay)
+    return fails[0] if fails else together(suspends)
 
 
 def came_of_a_stop(error: BaseException) -> bool:

@@ -1,0 +1,168 @@
+"""`FlowHandle`: how far a flow has got, and what can be done with it as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from tenure.core.lifecycle import ENDED, LIVE, State
+from tenure.errors import UnknownJob
+from tenure.ports import Filter, Landed, Ring
+from tenure.tasks.job import checked_text
+from tenure.tasks.loops import refuse_on_loop
+
+if TYPE_CHECKING:
+    from tenure.tasks.handle import AppPort, ClientPort
+
+PAGE = 200  #: jobs in one call of the store
+LOOK_SECONDS = 0.2
+_FIRST = (frozenset({State.WAITING}), LIVE)  #: those that wait are cancelled first: nothing is admitted meanwhile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowStatus:
+    """How far a flow is: how many of its jobs are in each state. Example: `status.counts["dead"]`"""
+
+    id: str
+    name: str
+    created_at: datetime  #: UTC
+    counts: Mapping[State, int]
+
+    @property
+    def total(self) -> int:
+        """All its jobs."""
+        return sum(self.counts.values())
+
+    @property
+    def progress(self) -> float:
+        """The part of its jobs that has ended, from 0 to 1."""
+        return sum(self.counts.get(state, 0) for state in ENDED) / max(self.total, 1)
+
+    @property
+    def live(self) -> int:
+        """Its jobs that have not ended. With a dead job beside them, some may wait for its replay."""
+        return sum(self.counts.get(state, 0) for state in LIVE)
+
+
+class FlowHandle:
+    """A reference to a flow. Example: `jobs.flow_handle(id).status().progress`"""
+
+    __slots__ = ("_app", "_id")
+
+    def __init__(self, app: AppPort, flow_id: str) -> None:
+        self._app, self._id = app, flow_id
+
+    def __repr__(self) -> str:
+        return f"FlowHandle({self._id})"
+
+    @property
+    def id(self) -> UUID:
+        return UUID(self._id)
+
+    def status(self) -> FlowStatus:
+        """How many of its jobs are in each state. Raises UnknownJob if there is no such flow."""
+        refuse_on_loop("status()", "await handle.astatus()")
+        return _status(self._app.client(), self._id)
+
+    async def astatus(self) -> FlowStatus:
+        """How many of its jobs are in each state. Raises UnknownJob if there is no such flow."""
+        from asyncio import to_thread
+
+        return await to_thread(_status, await self._app.aclient(), self._id)
+
+    def updates(self) -> Iterator[FlowStatus]:
+        """How it is now, and again when that changes, until all its jobs have ended. It looks every 0.2 s."""
+        refuse_on_loop("for … in handle.updates()", "async for … in handle.aupdates()")
+        last: FlowStatus | None = None
+        while last is None or last.live:
+            status = _status(self._app.client(), self._id)
+            if status != last:
+                last = status
+                yield status
+            else:
+                time.sleep(LOOK_SECONDS)
+
+    async def aupdates(self) -> AsyncIterator[FlowStatus]:
+        """The same on an event loop. Example: `async for status in handle.aupdates(): print(status.progress)`"""
+        import asyncio
+
+        last: FlowStatus | None = None
+        while last is None or last.live:
+            status = await self.astatus()
+            if status != last:
+                last = status
+                yield status
+            else:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def cancel(self, reason: str = "") -> int:
+        """Cancel its jobs that have not ended, and request a stop of those that run. Returns how many there were."""
+        refuse_on_loop("cancel()", "await handle.acancel(…)")
+        return _cancel(self._app.client(), self._id, checked_text(reason, "reason", 2000))
+
+    async def acancel(self, reason: str = "") -> int:
+        """Cancel its jobs that have not ended, and request a stop of those that run. Returns how many there were."""
+        from asyncio import to_thread
+
+        return await to_thread(_cancel, await self._app.aclient(), self._id, checked_text(reason, "reason", 2000))
+
+    def replay(self) -> int:
+        """Run its dead jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
+        refuse_on_loop("replay()", "await handle.areplay()")
+        return _replay(self._app.client(), self._id)
+
+    async def areplay(self) -> int:
+        """Run its dead jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
+        from asyncio import to_thread
+
+        return await to_thread(_replay, await self._app.aclient(), self._id)
+
+
+def _status(client: ClientPort, flow_id: str) -> FlowStatus:
+    found = client.store.flows([flow_id])
+    if not found:
+        raise UnknownJob(f"there is no flow {flow_id}: it was never stored, or its jobs were deleted or pruned")
+    (view,) = found
+    return FlowStatus(id=view.id, name=view.name, created_at=view.created_at, counts=dict(view.counts))
+
+
+def _members(client: ClientPort, flow_id: str, states: frozenset[State]) -> Iterator[dict[str, str]]:
+    """The ids of its jobs in these states with their queues, page by page."""
+    cursor: str | None = None
+    while True:
+        page = client.store.search(Filter(flow=flow_id, states=states), limit=PAGE, cursor=cursor)
+        if page.jobs:
+            yield {job.id: job.queue for job in page.jobs}
+        cursor = page.cursor
+        if cursor is None:
+            return
+
+
+def _cancel(client: ClientPort, flow_id: str, reason: str) -> int:
+    _status(client, flow_id)
+    client.refuse_beside_transaction("a cancel writes beside it: call it before or after the block")
+    asked = set[str]()
+    for states in _FIRST:
+        for page in list(_members(client, flow_id, states)):
+            fresh = {job_id: queue for job_id, queue in page.items() if job_id not in asked}
+            answers = client.store.cancel(fresh, reason)
+            asked |= {job_id for job_id, state in answers.items() if state in (State.CANCELLED, State.PROCESSING)}
+            client.notifier.announce([Ring(kind, queue) for queue in {*fresh.values()} for kind in ("cancel", "due")])
+    return len(asked)
+
+
+def _replay(client: ClientPort, flow_id: str) -> int:
+    _status(client, flow_id)
+    client.refuse_beside_transaction("a replay writes beside it: call it before or after the block")
+    number = 0
+    for page in list(_members(client, flow_id, frozenset({State.DEAD}))):
+        answers = client.store.replay(page)
+        landed = [(job_id, answer.state) for job_id, answer in answers.items() if isinstance(answer, Landed)]
+        rings = {Ring("queued" if state is State.QUEUED else "due", page[job_id]) for job_id, state in landed}
+        client.notifier.announce(rings)
+        number += len(landed)
+    return number

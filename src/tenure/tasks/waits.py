@@ -1,0 +1,407 @@
+"""How a running job waits: for jobs that it gathers or joins, and for signals.
+
+A wait gives the slot back: the attempt ends as Suspended, uncharged, and when what it waits for has happened, the
+handler runs again from the top. So each wait must find again what it began. `gather` records the list of its jobs
+under the lease before it stores them, and then which jobs stand for them; `expect` records the value that it consumed,
+or that the time was over. All of that is kept as `job.once` keeps results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import partial
+from hashlib import sha256
+from inspect import isawaitable
+from typing import Any, NamedTuple, Protocol, cast
+
+import msgspec
+
+from tenure.core.durations import Duration, seconds
+from tenure.core.lifecycle import ENDED, Edge, State, Suspended
+from tenure.core.retry import Fail
+from tenure.errors import InvalidArguments, InvalidOption, Refused, StoreError, TenureError, UnknownJob
+from tenure.ports import MOST_EDGES, Claimed, Draft, Input, Links, Store
+from tenure.tasks.client import in_transaction
+from tenure.tasks.ended import Ended
+from tenure.tasks.handle import JobHandle
+from tenure.tasks.job import MISSING, valid_key
+from tenure.tasks.loops import settled
+from tenure.tasks.placeholders import Source, marked
+from tenure.tasks.signals import fitting, kind_of, own_key, shared_key
+from tenure.tasks.task import NewJob, Task
+
+PAGE = 200  #: edges read at once
+MOST_WALKED = 1000  #: edges that a join follows to see whether it would wait for itself
+CHUNK = 200_000  #: characters of a list in one record
+_MINE = "\x1f"  #: no key of a handler's own begins so
+_encode, _decode = msgspec.json.encode, msgspec.json.decode
+_DEFAULTS = {each.name: each.default for each in fields(Draft)}
+
+
+class Suspend(BaseException):
+    """Raised in a handler to give its slot back until what it waits for has happened.
+
+    Not an Exception, so that `except Exception` does not catch it: let it leave the handler.
+    """
+
+    def __init__(self, outcome: Suspended) -> None:
+        super().__init__(f"the job is suspended: it {outcome.reason}")
+        self.outcome = outcome
+
+
+def together(suspends: Sequence[Suspend]) -> Suspend:
+    """One wait for all of them. Of several signals, that which times out first: the others are asked for again."""
+    outcomes = [each.outcome for each in suspends]
+    signals = [each for each in outcomes if each.signal is not None]
+    signals.sort(key=lambda each: float("inf") if each.timeout is None else each.timeout)
+    first = signals[0] if signals else outcomes[0]
+    after = dict.fromkeys(edge for each in outcomes for edge in each.after)
+    return Suspend(replace(first, after=tuple(after)))
+
+
+class Waiting(Protocol):
+    """What waits need of the attempt."""
+
+    @property
+    def claimed(self) -> Claimed: ...
+    @property
+    def task(self) -> Task[..., Any]: ...
+    @property
+    def store(self) -> Store: ...
+
+    def recall(self, key: str) -> str | None: ...
+    def record(self, key: str, value: str) -> str: ...
+    def check(self) -> None:
+        """Raise JobStopped or LeaseLost if this attempt is to stop."""
+        ...
+
+    def waits_for_others(self) -> bool: ...
+
+    def misfit(self, why: str) -> Exception:
+        """What to raise for stored values that do not fit this code."""
+        ...
+
+
+class _Plan(NamedTuple):
+    """What is known of a gather: its jobs, and which stand for them. None: not yet recorded."""
+
+    key: str  #: of its records
+    drafts: list[Draft] | None = None
+    ids: list[str] | None = None
+
+
+class Waits:
+    """The waits of one attempt. Used by the threads and tasks of its handler."""
+
+    def __init__(self, attempt: Waiting) -> None:
+        self._attempt = attempt
+        self._active = set[str]()
+        self.suspended: Suspend | None = None  #: raised in the handler, which must not swallow it
+
+    # ── gather ──
+
+    def gather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
+        with self._begun("gather", key):
+            plan = self._plan(key)
+            if plan.drafts is None and plan.ids is None:
+                plan = self._list(key, plan, self._drafts(key, fn(), ended=ended))
+            if plan.ids is None:
+                plan = self._store(key, plan)
+            return self._results(key, plan, ended=ended)
+
+    async def agather(self, key: str, fn: Callable[[], Any], *, ended: bool) -> list[Any]:
+        with self._begun("agather", key):
+            plan = await settled(partial(self._plan, key))
+            if plan.drafts is None and plan.ids is None:
+                jobs = fn()
+                drafts = self._drafts(key, await jobs if isawaitable(jobs) else jobs, ended=ended)
+                plan = await self._alist(key, plan, drafts)
+            if plan.ids is None:
+                plan = await self._astore(key, plan)
+            return await settled(partial(self._results, key, plan, ended=ended))
+
+    def _plan(self, key: str) -> _Plan:
+        """The records of this gather. A list is given up when some of its jobs are no longer waited for.
+
+        That is so after a replay of this job, if they had not ended as it needs. Other arguments make another list.
+        """
+        digest = sha256(self._attempt.claimed.payload.encode()).hexdigest()[:16]
+        generation, known = 0, None
+        while True:
+            records = f"{_MINE}gather {digest} {generation} {key}"
+            ids = self._attempt.recall(f"{records}{_MINE}ids")
+            if ids is None:
+                head = self._attempt.recall(records)
+                return _Plan(records, None if head is None else self._recalled(records, head))
+            plan = _Plan(records, ids=_decode(ids, type=list[str]))
+            if known is None:
+                known = {each.parent for each in self._inputs()}
+            if known.issuperset(plan.ids or ()):
+                return plan
+            generation += 1
+
+    def _drafts(self, key: str, jobs: object, *, ended: bool) -> list[Draft]:
+        what = f"job.gather({key!r})"
+        if not isinstance(jobs, Iterable) or isinstance(jobs, str):
+            raise InvalidOption(f"{what}: expected a list of jobs like render.bind(1), got {jobs!r:.80}")
+        links = Links(gatherer=self._attempt.claimed.id, gathered="ended" if ended else "completed")
+        drafts: list[Draft] = []
+        for job in cast("Iterable[object]", jobs):
+            if not isinstance(job, NewJob):
+                hint = "; bind makes a job, enqueue stores it" if isinstance(job, JobHandle) else ""
+                raise InvalidOption(f"{what}: expected jobs like render.bind(1), got {job!r:.80}{hint}")
+            if job.tx is not None:
+                raise InvalidOption(f"{what}: {job!r} is to join a transaction; a gather stores its jobs by itself")
+            draft = job.draft()
+            drafts.append(replace(draft, links=replace(links, after=draft.links.after if draft.links else ())))
+        if len(drafts) > MOST_EDGES:
+            raise InvalidOption(f"{what}: a job can gather at most {MOST_EDGES:,} others, got {len(drafts):,}")
+        return drafts
+
+    def _list(self, key: str, plan: _Plan, drafts: list[Draft]) -> _Plan:
+        """Record the list of jobs: from now on the function is not called again."""
+        texts = [_written(draft) for draft in drafts]
+        chunks, size = list[list[msgspec.Raw]]([[]]), 0
+        for text in texts:
+            if size + len(text) > CHUNK and chunks[-1]:
+                chunks.append([])
+                size = 0
+            chunks[-1].append(msgspec.Raw(text))
+            size += len(text)
+        own_run = drafts[0].id if drafts else ""  # an earlier call may have recorded some chunks of another list
+        for number, chunk in enumerate(chunks[1:]):
+            self._attempt.record(f"{plan.key}{_MINE}{own_run} {number}", _encode(chunk).decode())
+        head = _encode([len(chunks) - 1, own_run, chunks[0]]).decode()
+        recorded = self._attempt.record(plan.key, head)
+        return plan._replace(drafts=drafts if recorded == head else self._recalled(plan.key, recorded))
+
+    async def _alist(self, key: str, plan: _Plan, drafts: list[Draft]) -> _Plan:
+        return await settled(partial(self._list, key, plan, drafts))
+
+    def _recalled(self, records: str, head: str) -> list[Draft]:
+        more, own_run, first = _decode(head, type=tuple[int, str, list[Draft]])
+        drafts = first
+        for number in range(more):
+            chunk = self._attempt.recall(f"{records}{_MINE}{own_run} {number}")
+            drafts += _decode(chunk or "[]", type=list[Draft])
+        return drafts
+
+    def _store(self, key: str, plan: _Plan) -> _Plan:
+        """Store the jobs, and record which of them stand: a unique key may be held by another one."""
+        drafts = plan.drafts or []
+        answers = self._attempt.task.app.client().enqueue(drafts)
+        ids = self._attempt.record(f"{plan.key}{_MINE}ids", _encode([answer.id for answer in answers]).decode())
+        return plan._replace(ids=_decode(ids, type=list[str]))
+
+    async def _astore(self, key: str, plan: _Plan) -> _Plan:
+        return await settled(partial(self._store, key, plan))
+
+    def _results(self, key: str, plan: _Plan, *, ended: bool) -> list[Any]:
+        ids = plan.ids or []
+        known = {each.parent: each for each in self._inputs()} if ids else {}
+        found = [known[job_id] for job_id in ids if job_id in known]
+        left = sum(not _is_over(each, ended=ended) for each in found) + len(ids) - len(found)
+        if left:
+            raise self._suspend(Suspended(f"gathers {key!r}: {left} of {len(ids)} jobs have not ended"))
+        given = [each for each in found if not each.skipped]
+        return [self._end(each) if ended else self._value(each) for each in given]
+
+    def _inputs(self) -> Iterator[Input]:
+        start = 0
+        while True:
+            page = self._attempt.store.inputs(self._attempt.claimed.id, start=start, limit=PAGE)
+            yield from page
+            if len(page) < PAGE:
+                return
+            start = page[-1].place + 1
+
+    def _value(self, each: Input) -> Any:
+        return self._decoded(each.task, each.parent, each.result)
+
+    def _decoded(self, task: str | None, job_id: str, result: str | None) -> Any:
+        known = self._attempt.task.app.tasks.find(task or "")
+        decode = msgspec.json.decode if known is None else known.decode_result
+        try:
+            return decode(result or "null")
+        except (TenureError, msgspec.DecodeError) as error:
+            raise self._attempt.misfit(f"{error}; it is the result of {task} {job_id}") from error
+
+    def _end(self, each: Input) -> Ended[Any]:
+        error = each.error or ("it was deleted" if each.state is None else "")
+        return self._ended(each.parent, each.task, each.state or State.CANCELLED, each.result, error)
+
+    def _ended(self, job_id: str, task: str | None, state: State, result: str | None, error: str) -> Ended[Any]:
+        app = self._attempt.task.app
+        value = self._decoded(task, job_id, result) if state is State.COMPLETED else None
+        known = app.tasks.find(task or "")
+        decode = msgspec.json.decode if known is None else known.decode_result
+        shown = "" if state is State.COMPLETED else error
+        return Ended(state, value=value, error=shown, id=job_id, app=app, decode=decode)
+
+    # ── join ──
+
+    def join(self, target: object) -> Ended[Any]:
+        job_id = self._target(target)
+        with self._begun("join", job_id):
+            return self._joined(job_id)
+
+    async def ajoin(self, target: object) -> Ended[Any]:
+        job_id = self._target(target)
+        with self._begun("ajoin", job_id):
+            return await settled(partial(self._joined, job_id))
+
+    def _target(self, target: object) -> str:
+        if isinstance(target, Source):
+            return str(cast("Any", target).handle.id)
+        if isinstance(target, JobHandle):
+            return str(target.id)
+        raise InvalidOption(f"job.join: expected a handle or a step, got {target!r:.80}")
+
+    def _joined(self, job_id: str) -> Ended[Any]:
+        attempt = self._attempt
+        (update,) = attempt.store.updates({job_id: ""})
+        status = update.status
+        if status is None:
+            raise UnknownJob(f"job.join: there is no job {job_id}: it was never enqueued, or was deleted")
+        if status.state in ENDED:
+            error = status.error or status.cancel_reason or ""
+            return self._ended(job_id, status.task, status.state, update.result, error)
+        self._refuse_circle(job_id)
+        raise self._suspend(Suspended(f"waits for {status.task} {job_id} to end", after=(Edge(job_id, "ended"),)))
+
+    def _refuse_circle(self, job_id: str) -> None:
+        """Raise Refused if that job waits for this one: neither would ever end."""
+        mine, left, known = self._attempt.claimed.id, [job_id], {job_id}
+        walked = 0
+        while left and walked < MOST_WALKED:
+            child, start = left.pop(), 0
+            if child == mine:
+                raise Refused(f"job.join: job {job_id} waits for this job, {mine}: neither would ever end")
+            while walked < MOST_WALKED:
+                page = self._attempt.store.inputs(child, start=start, limit=min(PAGE, MOST_WALKED - walked))
+                fresh = {each.parent for each in page if each.open} - known
+                left += fresh
+                known |= fresh
+                walked += len(page)
+                if len(page) < PAGE:
+                    break
+                start = page[-1].place + 1
+        if mine in known:
+            raise Refused(f"job.join: job {job_id} waits for this job, {mine}: neither would ever end")
+
+    # ── expect ──
+
+    def expect(
+        self, signal: str, kind: Any, *, timeout: Duration | None, default: object, name: str | None, shared: bool
+    ) -> Any:
+        asked = self._asked(signal, kind, timeout, default, name, shared=shared)
+        with self._begun("expect", asked.name):
+            return self._heard(asked, self._decide(asked.name, asked))
+
+    async def aexpect(
+        self, signal: str, kind: Any, *, timeout: Duration | None, default: object, name: str | None, shared: bool
+    ) -> Any:
+        asked = self._asked(signal, kind, timeout, default, name, shared=shared)
+        with self._begun("aexpect", asked.name):
+            return self._heard(asked, await self._adecide(asked.name, asked))
+
+    def _asked(
+        self, signal: str, kind: Any, timeout: Duration | None, default: object, name: str | None, *, shared: bool
+    ) -> _Asked:
+        task = self._attempt.task
+        if not shared:
+            declared = kind_of(task.name, task.signals, signal)
+            if declared != kind:
+                raise InvalidOption(
+                    f"{task.name}: signal {signal!r} is declared as {declared!r}, and expected as {kind!r}: write the "
+                    "same type in both places"
+                )
+        limit = None if timeout is None else seconds(timeout, "timeout")
+        own_name = signal if name is None else valid_key(name, "name")
+        key = shared_key(signal) if shared else own_key(signal)
+        return _Asked(own_name, key, None if shared else task.name, kind, limit, default)
+
+    def _decide(self, key: str, asked: _Asked) -> str:
+        """The record of how this wait ended. Raises Suspend if it has not."""
+        attempt, records = self._attempt, f"{_MINE}expect {asked.key}{_MINE}{key}"
+        recorded = attempt.recall(records)
+        if recorded is not None:
+            return recorded
+        owner = None if asked.task is None else attempt.claimed.id
+        found = attempt.store.signals(owner, [asked.key])
+        if found:
+            fitting(asked.what, asked.kind, found[0].value)
+            return attempt.record(records, _encode({"value": msgspec.Raw(found[0].value.encode())}).decode())
+        if asked.timeout is None:
+            raise self._suspend(Suspended(f"waits for the {asked.what}", signal=asked.key))
+        now = attempt.store.now().timestamp()
+        deadline = float(attempt.record(f"{records}{_MINE}until", str(now + asked.timeout)))
+        if now >= deadline:
+            return attempt.record(records, "{}")
+        raise self._suspend(Suspended(f"waits for the {asked.what}", signal=asked.key, timeout=deadline - now))
+
+    async def _adecide(self, key: str, asked: _Asked) -> str:
+        return await settled(partial(self._decide, key, asked))
+
+    def _heard(self, asked: _Asked, record: str) -> Any:
+        value = _decode(record, type=dict[str, msgspec.Raw]).get("value")
+        if value is not None:
+            return fitting(asked.what, asked.kind, bytes(value).decode())
+        if asked.default is MISSING:
+            raise Fail(f"the {asked.what} did not arrive in time", final=True)
+        return asked.default
+
+    # ── all of them ──
+
+    @contextmanager
+    def _begun(self, verb: str, key: str) -> Generator[None]:
+        """One call at a time for each key, and none where it would be wrong."""
+        what = f"job.{verb}({key!r})"
+        self._attempt.check()
+        if in_transaction():
+            raise StoreError(f"{what} inside jobs.transaction(): it may end this attempt; call it before or after it")
+        name = marked(self._attempt.claimed.payload)
+        if name and not self._attempt.waits_for_others():
+            raise InvalidArguments(
+                f"{what}: the argument {name!r} of this job has the shape of a marker for another job's result; a job "
+                "that waits can't have one: rename its key, or wrap it in another object"
+            )
+        place = f"{verb.removeprefix('a')} {key}"
+        if place in self._active:
+            word = "name=" if "expect" in verb else "key"
+            raise InvalidOption(f"{what} is under way already: give each its own {word}")
+        self._active.add(place)
+        try:
+            yield
+        finally:
+            self._active.discard(place)
+
+    def _suspend(self, outcome: Suspended) -> Suspend:
+        self.suspended = Suspend(outcome)
+        return self.suspended
+
+
+class _Asked(NamedTuple):
+    """A call of `expect`."""
+
+    name: str  #: of its record
+    key: str  #: of the signal
+    task: str | None  #: None: a shared signal
+    kind: Any
+    timeout: float | None
+    default: object
+
+    @property
+    def what(self) -> str:
+        return f"signal {self.key.partition(':')[2]!r}"
+
+
+def _is_over(each: Input, *, ended: bool) -> bool:
+    return each.skipped or each.state is State.COMPLETED or (ended and (each.state is None or each.state in ENDED))
+
+
+def _written(draft: Draft) -> bytes:
+    """The draft as JSON, without what is as by default."""
+    return _encode({name: value for name in _DEFAULTS if (value := getattr(draft, name)) != _DEFAULTS[name]})

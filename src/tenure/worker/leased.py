@@ -1,0 +1,129 @@
+"""What a Job asks of the store under the lease of its attempt: records, waits, an outcome in a transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from tenure.core.lifecycle import Completed, Lease, Outcome
+from tenure.errors import JobStopped, LeaseLost, StoreError, TenureError
+from tenure.ports import Claimed, NotLanded, Store
+from tenure.tasks.job import Stopping
+from tenure.tasks.task import Task
+from tenure.tasks.waits import Waits
+from tenure.worker.inputs import waits_for_others
+from tenure.worker.misfits import misfit
+
+if TYPE_CHECKING:
+    from tenure.worker.executor import Attempt
+
+T = TypeVar("T")
+
+
+class Host(Protocol):
+    """What an attempt needs from the worker that runs it."""
+
+    store: Store
+    worker_id: str
+    resources: Mapping[type, object]
+
+    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        """The code has stopped. Called on the loop, once."""
+        ...
+
+    def reported(self, attempt: Attempt) -> None:
+        """There is progress to store. Called from any thread."""
+        ...
+
+    def store_now(self, attempt: Attempt) -> None:
+        """Store its newest report, and return when that is done. Blocks. Raises LeaseLost if the store refuses it."""
+        ...
+
+    def refused(self, lease: Lease, why: str) -> None:
+        """Record that a write under this lease was refused, and why. Called from any thread; does not block."""
+        ...
+
+
+class Leased:
+    """The part of an attempt that calls the store for its Job."""
+
+    host: Host
+    task: Task[..., Any]
+    claimed: Claimed
+    lease: Lease
+    loop: asyncio.AbstractEventLoop
+    stopping: Stopping | None = None
+    finished = False  #: job.finish(tx=…) was called; if that transaction did not commit, the code's own outcome counts
+    _waits: Waits | None = None
+
+    @property
+    def store(self) -> Store:
+        return self.host.store
+
+    @property
+    def waits(self) -> Waits:
+        """What it waits for."""
+        return self._waits or self.__dict__.setdefault("_waits", Waits(self))  # two threads get the same one
+
+    def waits_for_others(self) -> bool:
+        """Was the job enqueued to wait for others?"""
+        return waits_for_others(self.store, self.claimed)
+
+    def lease_lost(self) -> LeaseLost:
+        return LeaseLost(f"job {self.claimed.id}, attempt {self.claimed.attempt}")
+
+    def misfit(self, why: str) -> Exception:
+        """What to raise for stored values that do not fit this code."""
+        return misfit(self.store, self.claimed, why)
+
+    def check(self) -> None:
+        """Raise JobStopped or LeaseLost if this attempt is to stop."""
+        if self.stopping == "lease_lost":
+            raise self.lease_lost()
+        if self.stopping is not None and not self.task.is_async:
+            raise JobStopped(self.stopping)
+
+    def recall(self, key: str) -> str | None:
+        self.check()
+        return self._once(key, None)
+
+    def record(self, key: str, value: str) -> str:
+        recorded = self._once(key, value)
+        assert recorded is not None, "it was just recorded"
+        return recorded
+
+    def _once(self, key: str, value: str | None) -> str | None:
+        found = self.store.once(self.lease, key, value)
+        if found is None:
+            self.host.refused(self.lease, "once refused")
+            self.loop.call_soon_threadsafe(self._lose_lease)
+            raise self.lease_lost()
+        return found.value
+
+    def _lose_lease(self) -> None:
+        raise NotImplementedError
+
+    def finish(self, result: str, tx: object) -> None:
+        if tx is None:
+            raise StoreError("job.finish() needs tx=, the transaction the outcome commits with; without one, return")
+        if self._waits is not None and self._waits.suspended is not None:
+            raise StoreError("job.finish() after the job was suspended: let the exception of job.gather(…) leave")
+        answer = self.store.finish([(self.lease, Completed(result))], tx=tx)[0]
+        if isinstance(answer, NotLanded):
+            self.host.refused(self.lease, f"completed refused: {answer.stands}")
+            raise LeaseLost(answer.stands)
+        self.finished = True
+
+    def resource(self, kind: type[T]) -> T:
+        return find_resource(self.host.resources, kind)
+
+
+def find_resource(resources: Mapping[type, object], kind: type[T]) -> T:
+    found = resources.get(kind)
+    if found is None:
+        found = next((value for value in resources.values() if isinstance(value, kind)), None)
+    if found is None:
+        known = ", ".join(sorted(each.__name__ for each in resources)) or "none"
+        raise TenureError(f"no resource of type {kind.__name__}; open one with @jobs.resource (there are: {known})")
+    return found  # type: ignore[return-value]
