@@ -59,7 +59,9 @@ def _leave_empty() -> None:
     while _taken:
         schema = _taken.pop()
         with _emptying().transaction():
-            tables = _emptying().execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
+            # The deletion of a job may store an ask, so these go last.
+            named = "SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY tablename = 'asks'"
+            tables = _emptying().execute(named, [schema]).fetchall()
             for (table,) in tables:
                 if table != "migrations":
                     name = sql.Identifier(schema, table)

@@ -26,14 +26,14 @@ from contextlib import contextmanager
 from tenure.core.clock import Clock
 from tenure.ports import Capabilities
 from tenure.stores.postgres.commits import CommitWatch
-from tenure.stores.postgres.jobs import PostgresJobs
 from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.schedules import PostgresSchedules
 from tenure.stores.postgres.server import MIGRATED_BY, Server, Transaction
+from tenure.stores.postgres.waiting import PostgresWaiting
 from tenure.stores.postgres.workers import PostgresWorkers
 
 
-class PostgresStore(PostgresJobs, PostgresWorkers, PostgresSchedules, PostgresReads):
+class PostgresStore(PostgresWaiting, PostgresWorkers, PostgresSchedules, PostgresReads):
     """`PostgresStore("postgresql://user@host/database")`. `migrate` creates its tables, in a schema of their own."""
 
     capabilities = Capabilities(transactions=True, durable=True, steady_clock=False, local=False)

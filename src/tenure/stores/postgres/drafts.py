@@ -12,7 +12,9 @@ from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import BATCH_BYTES, Draft, Enqueued
 from tenure.stores.fields import NEW, listed
+from tenure.stores.postgres.links import ASK, EDGES_AT_ONCE, FLOWS, KNOWN, LINK, linked
 from tenure.stores.postgres.server import Steps
+from tenure.stores.rules import check_links, is_id, no_parent
 
 COPY_FROM = 50  #: from this many drafts on, COPY is worth it
 COPY_AT_ONCE = 500
@@ -20,7 +22,9 @@ _ENQUEUE_TRIES = 5
 _MOST_AT_ONCE = 5000  #: drafts in one statement
 
 _COLUMN = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "datetime": "timestamptz"}
-_TYPES = {each.name: _COLUMN[str(each.type).removesuffix(" | None")] for each in fields(Draft)} | {"id": "uuid"}
+_TYPES = {
+    each.name: _COLUMN[str(each.type).removesuffix(" | None")] for each in fields(Draft) if each.name != "links"
+} | {"id": "uuid"}
 _RECORD = ", ".join(f'"{name}" {kind}' for name, kind in _TYPES.items())
 _STATE = "CASE WHEN due > @now THEN 'scheduled' ELSE 'queued' END"
 
@@ -36,18 +40,27 @@ _GIVEN = listed(
 _ENQUEUE = f"""
     WITH given AS MATERIALIZED (
         SELECT *, coalesce(@now + delay * interval '1 second', run_at, @now) AS due{{waits}}
-        FROM ROWS FROM (json_to_recordset(:p::json) AS ({_RECORD})) WITH ORDINALITY AS d
+        FROM ROWS FROM (json_to_recordset(:p::json) AS ({_RECORD}{{record}})) WITH ORDINALITY AS d
     ), stored AS (
-        INSERT INTO @.jobs ({listed(NEW)}) SELECT {_GIVEN} FROM given ORDER BY ordinality
+        INSERT INTO @.jobs ({listed(NEW)}{{columns}}) SELECT {{given}}{{columns}} FROM given ORDER BY ordinality
         ON CONFLICT DO NOTHING RETURNING id, state
     )
     SELECT id::text, state, pg_current_xact_id()::text FROM stored"""
-ENQUEUE = _ENQUEUE.format(waits="")
+ENQUEUE = _ENQUEUE.format(waits="", record="", columns="", given=_GIVEN)
 
 HELD_MS = 50  #: how long an enqueue of its own waits for a key or an id that another open transaction holds
 _WAITS = f", set_config('lock_timeout', '{HELD_MS}ms', true) AS waits"  # for this statement's transaction
 #: The same where the statement is a transaction of the store's own: StoreBusy after a moment.
-ENQUEUE_SOON = _ENQUEUE.format(waits=_WAITS)
+ENQUEUE_SOON = _ENQUEUE.format(waits=_WAITS, record="", columns="", given=_GIVEN)
+
+_LINKED = {
+    "record": ", waiting boolean, linked boolean, flow uuid",
+    "columns": ", linked, flow",
+    "given": _GIVEN.replace(_STATE, f"CASE WHEN waiting THEN 'waiting' ELSE {_STATE} END"),
+}
+#: The same for drafts with links, each of which says whether it waits, and whether anything waits for it.
+ENQUEUE_LINKED = _ENQUEUE.format(waits="", **_LINKED)
+ENQUEUE_LINKED_SOON = _ENQUEUE.format(waits=_WAITS, **_LINKED)
 
 _ONE = {name: f"%({name})s::{kind}" for name, kind in _TYPES.items()}
 _GIVEN_ONE = listed(
@@ -76,7 +89,7 @@ STANDING = """
         SELECT id, state FROM @.jobs WHERE id = d.id
         UNION ALL
         SELECT id, state FROM @.jobs WHERE task = d.task AND unique_key = d."unique"
-            AND state IN ('scheduled', 'queued', 'processing')
+            AND state IN ('waiting', 'scheduled', 'queued', 'processing')
         LIMIT 1) AS j"""
 
 #: The fields that jobs of one batch most often share, in the order of COPY's columns.
@@ -115,27 +128,72 @@ def parts(drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
     return [*found, drafts[start:]]
 
 
-def enqueue_steps(drafts: Sequence[Draft], enqueue: str = ENQUEUE) -> Steps[tuple[list[Enqueued], str]]:
+def enqueue_steps(drafts: Sequence[Draft], *, soon: bool = False) -> Steps[tuple[list[Enqueued], str]]:
     """Insert, then read the existing job where nothing was inserted; repeat for jobs that have ended meanwhile.
 
-    Also returns the id of the transaction, if anything was inserted.
+    Also returns the id of the transaction, if anything was inserted. `soon`: StoreBusy after a moment, where another
+    open transaction holds a key. Drafts with links need a transaction.
     """
+    if any(draft.links for draft in drafts):
+        return (yield from _linked_steps(drafts, ENQUEUE_LINKED_SOON if soon else ENQUEUE_LINKED))
+    return (yield from _stored_steps(drafts, ENQUEUE_SOON if soon else ENQUEUE))
+
+
+def _linked_steps(drafts: Sequence[Draft], enqueue: str) -> Steps[tuple[list[Enqueued], str]]:
+    needed = check_links(drafts)
+    unknown = needed - {row[0] for row in (yield KNOWN, [each for each in needed if is_id(each)])} if needed else needed
+    if unknown:
+        raise no_parent(min(unknown))
+    answers, xid = yield from _stored_steps(drafts, enqueue, Marks(drafts))
+    edges, asks, flows = linked(drafts, answers)
+    rows = list(edges.values())
+    for first in range(0, len(rows), EDGES_AT_ONCE):
+        yield LINK, rows[first : first + EDGES_AT_ONCE]
+    if flows:
+        yield FLOWS, [{"id": each, "name": name} for each, name in flows.items()]
+    if asks:
+        yield ASK, sorted(asks)
+    return answers, xid
+
+
+class Marks:
+    """What the rows of new jobs say of their links."""
+
+    def __init__(self, drafts: Sequence[Draft]) -> None:
+        given = [draft.links for draft in drafts if draft.links]
+        self._parents = {edge.parent for links in given for edge in links.after}
+
+    def of(self, draft: Draft) -> dict[str, Any]:
+        after, gatherer, flow = (draft.links.after, draft.links.gatherer, draft.links.flow) if draft.links else _BARE
+        linked = bool(after) or gatherer is not None or draft.id in self._parents
+        return {**facts_of(draft), "waiting": bool(after), "linked": linked, "flow": flow}
+
+
+_BARE: tuple[tuple[Any, ...], None, None] = ((), None, None)
+
+
+def _stored_steps(
+    drafts: Sequence[Draft], enqueue: str, marks: Marks | None = None
+) -> Steps[tuple[list[Enqueued], str]]:
     answers: list[Enqueued] = []
     xid = ""
     for part in parts(drafts):
-        some, inserted = yield from _enqueue_part(part, enqueue)
+        some, inserted = yield from _enqueue_part(part, enqueue, marks)
         answers += some
         xid = xid or inserted
     return answers, xid
 
 
-def _enqueue_part(drafts: Sequence[Draft], enqueue: str) -> Steps[tuple[list[Enqueued], str]]:
+def _enqueue_part(
+    drafts: Sequence[Draft], enqueue: str, marks: Marks | None
+) -> Steps[tuple[list[Enqueued], str]]:
     answers: dict[int, Enqueued] = {}
     xid = ""
     for _ in range(_ENQUEUE_TRIES):
         missing = [n for n in range(len(drafts)) if n not in answers]
         stored: dict[str, str] = {}
-        for job_id, state, xid in (yield enqueue, [drafts[n] for n in missing]):  # noqa: B007
+        given: list[Any] = [drafts[n] if marks is None else marks.of(drafts[n]) for n in missing]
+        for job_id, state, xid in (yield enqueue, given):  # noqa: B007
             stored[job_id] = state
         for n in missing:
             state = stored.pop(drafts[n].id, None)  # the same id twice in a batch is created once

@@ -26,7 +26,6 @@ from tenure.ports import (
     Edit,
     Enqueued,
     Landed,
-    NotLanded,
     OnceRecord,
     Owned,
     Progress,
@@ -34,7 +33,7 @@ from tenure.ports import (
     may_be_cut,
 )
 from tenure.stores.fields import CLAIMED, listed
-from tenure.stores.postgres import steps
+from tenure.stores.postgres import operated, steps
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.commits import STATUS, CommitWatch
 from tenure.stores.postgres.drafts import (
@@ -42,7 +41,6 @@ from tenure.stores.postgres.drafts import (
     COPY_AT_ONCE,
     COPY_FROM,
     ENQUEUE_ONE,
-    ENQUEUE_SOON,
     enqueue_steps,
     facts_of,
     lines,
@@ -55,7 +53,6 @@ from tenure.stores.postgres.steps import UNDER_LEASE
 from tenure.stores.rules import (
     COMPLETED,
     MANY_QUEUES,
-    NOT_DELETED,
     ages,
     check_drafts,
     check_outcome,
@@ -64,10 +61,8 @@ from tenure.stores.rules import (
     check_text,
     is_id,
     json_of,
-    key_held,
     lease_facts,
     promoted,
-    why_not_replayed,
 )
 
 T = TypeVar("T")
@@ -224,9 +219,20 @@ NEXT_DUE = "SELECT date_part('epoch', min(run_at) - @now) FROM @.jobs WHERE stat
 
 PRUNE = """
     DELETE FROM @.jobs WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.jobs WHERE state = %s AND ended_at IS NOT NULL
+        SELECT ctid FROM @.jobs WHERE state = %s AND ended_at IS NOT NULL AND NOT linked
             AND ended_at < @now - %s * interval '1 second'
         ORDER BY ended_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
+
+PRUNE_SHARED = """
+    DELETE FROM @.shared_signals WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.shared_signals WHERE sent_at < @now - %s * interval '1 second'
+        ORDER BY sent_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
+OLD_FLOWS = """
+    SELECT id::text, EXISTS (SELECT FROM @.jobs WHERE flow = f.id) FROM @.flows AS f
+    WHERE created_at < @now - %s * interval '1 second' AND id > %s::uuid ORDER BY id LIMIT %s"""
+PRUNE_FLOWS = """
+    DELETE FROM @.flows AS f WHERE id = ANY (%s::uuid[]) AND NOT EXISTS (SELECT FROM @.jobs WHERE flow = f.id)"""
+_FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
 PRUNE_WORKERS = "DELETE FROM @.workers WHERE died_at < @now - interval '1 day'"
 
@@ -240,6 +246,7 @@ class PostgresJobs(PostgresBase):
         self._commits: CommitWatch | None = None
         self._wary_until = 0.0
         self._marks = Marks()
+        self._flows_from = _FIRST_ID
 
     def _within(self, tx: object) -> Callable[[LiteralString, str], Rows]:
         inner = tx.tx if isinstance(tx, Awaited) else tx
@@ -274,6 +281,8 @@ class PostgresJobs(PostgresBase):
             elif committed is not None and xid and self._commits is not None:
                 self._commits.add(xid, committed)
             return answers
+        if any(draft.links for draft in drafts):
+            return self._locking(lambda connection: self._drive_on(connection, enqueue_steps(drafts, soon=True))[0])
         if len(drafts) >= COPY_FROM and not any(draft.unique for draft in drafts):
             try:
                 return self._server.run(lambda connection: self._copy(connection, drafts))
@@ -287,7 +296,7 @@ class PostgresJobs(PostgresBase):
                 return [Enqueued(drafts[0].id, True, State(rows[0][0]))]
         if len(parts(drafts)) > 1:
             return self._locking(lambda connection: self._enqueue(connection, drafts))
-        return self._server.run(lambda connection: self._drive_on(connection, enqueue_steps(drafts, ENQUEUE_SOON))[0])
+        return self._server.run(lambda connection: self._drive_on(connection, enqueue_steps(drafts, soon=True))[0])
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
         now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]
@@ -301,7 +310,7 @@ class PostgresJobs(PostgresBase):
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
         check_text(reason)
-        return self._each(ids, lambda connection, job_id: _cancel(connection, self._sql, job_id, reason))
+        return self._each(ids, lambda connection, job_id: operated.cancel(connection, self._sql, job_id, reason))
 
     def promote(self, *, limit: int = 1000) -> Promoted:
         def next_due() -> float | None:
@@ -317,7 +326,7 @@ class PostgresJobs(PostgresBase):
         return promoted(moved, then if moved or then is None else max(then, HELD_SECONDS))
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
-        return self._each(ids, lambda connection, job_id: _promote(connection, self._sql, job_id))
+        return self._each(ids, lambda connection, job_id: operated.promote(connection, self._sql, job_id))
 
     def replay(
         self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS, delays: Mapping[str, float] = NO_DELAYS
@@ -325,11 +334,11 @@ class PostgresJobs(PostgresBase):
         wanted = list(ids)
         check_replay(wanted, edits, delays)
         return self._each(
-            wanted, lambda c, job_id: _replay(c, self._sql, job_id, edits.get(job_id), delays.get(job_id, 0.0))
+            wanted, lambda c, job_id: operated.replay(c, self._sql, job_id, edits.get(job_id), delays.get(job_id, 0.0))
         )
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        return self._each(ids, lambda connection, job_id: _delete(connection, self._sql, job_id))
+        return self._each(ids, lambda connection, job_id: operated.delete(connection, self._sql, job_id))
 
     def _each(self, ids: Iterable[str], step: Callable[[Connection, str], T]) -> dict[str, T | None]:
         """One by one, in as many transactions as needed: over a slow network hundreds exceed a verb's time limit."""
@@ -356,7 +365,17 @@ class PostgresJobs(PostgresBase):
             values = (state, age, limit - gone)
             gone += self._server.run(lambda c, values=values: c.execute(self._sql(PRUNE), values).rowcount)  # type: ignore[misc]
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_WORKERS)))
+        self._server.run(lambda connection: connection.execute(self._sql(PRUNE_SHARED), (keep, limit)))
+        self._prune_flows(keep, limit)
         return gone
+
+    def _prune_flows(self, keep: float, limit: int) -> None:
+        """Flows of which no job is left. Those that have one are not looked at again before all others were."""
+        rows = self._server.fetch(OLD_FLOWS, keep, self._flows_from, limit)
+        empty = [row[0] for row in rows if not row[1]]
+        if empty:
+            self._server.run(lambda connection: connection.execute(self._sql(PRUNE_FLOWS), (empty,)))
+        self._flows_from = rows[-1][0] if len(rows) == limit else _FIRST_ID
 
     def pause(self, queue: str, *, paused: bool) -> bool:
         if paused:
@@ -499,100 +518,3 @@ class PostgresJobs(PostgresBase):
     def _standing(self, ends: Sequence[tuple[Lease, Outcome]]) -> list[Answer | Busy]:
         """The answers for leases whose outcome did not land in this call: it may have landed before."""
         return self._server.run(lambda connection: self._drive_on(connection, steps.stands(ends)))
-
-
-# ── One job, as an operator asks; None: there is no such job ────────────────────────────────────────────────────
-
-#: With new arguments, the progress and the checkpoint of the old ones are void.
-_WITH_OTHERS = ", payload = %s, meta = %s, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
-#: A replayed job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
-_RUN_AGAIN = """
-    WITH again AS (
-        UPDATE @.tick_rows SET open = true,
-            body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
-        WHERE job_id = %s AND schedule IN (SELECT name FROM @.schedule_rows) RETURNING schedule)
-    UPDATE @.schedule_rows SET rev = rev + 1, body = (body::jsonb || jsonb_build_object('rev', rev + 1))::text
-    WHERE name IN (SELECT schedule FROM again)"""
-
-
-def _cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:
-    # Locked first: a job that moves from one of these states to another in between would escape both writes below.
-    connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,))
-    connection.execute(
-        sql(
-            "UPDATE @.jobs SET cancel_reason = %(reason)s, state = 'cancelled', ended_at = @now, error = %(reason)s "
-            "WHERE id = %(id)s AND (state || '') IN ('scheduled', 'queued')"
-        ),
-        {"id": job_id, "reason": reason},
-    )
-    connection.execute(
-        sql(
-            "UPDATE @.jobs SET cancel_reason = %(reason)s "
-            "WHERE id = %(id)s AND (state || '') = 'processing' AND cancel_reason IS NULL"
-        ),
-        {"id": job_id, "reason": reason},
-    )
-    return _state(connection, sql, job_id)
-
-
-def _promote(connection: Connection, sql: Sql, job_id: str) -> State | None:
-    connection.execute(
-        sql(
-            "UPDATE @.jobs SET state = 'queued', run_at = least(run_at, @now) "
-            "WHERE id = %s AND (state || '') = 'scheduled'"
-        ),
-        (job_id,),
-    )
-    return _state(connection, sql, job_id)
-
-
-def _replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, delay: float) -> Answer | None:
-    found = connection.execute(
-        sql("SELECT state, task, unique_key, queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,)
-    ).fetchone()
-    if found is None:
-        return None
-    state, task, unique = State(found[0]), found[1], found[2]
-    refused = why_not_replayed(state, found[3])
-    if refused is not None:
-        return refused
-    holder = connection.execute(
-        sql(
-            "SELECT id::text FROM @.jobs WHERE task = %s AND unique_key = %s "
-            "AND state IN ('scheduled', 'queued', 'processing')"
-        ),
-        (task, unique),
-    ).fetchone()
-    if holder is not None:
-        return key_held(holder[0], unique)
-    other, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
-    to = State.SCHEDULED if delay > 0 else State.QUEUED
-    again = sql(
-        "UPDATE @.jobs SET state = %s, run_at = @now + %s * interval '1 second', "
-        "solo = isolated, together = 1, failures = 0, crashes = 0, crashes_total = 0, error = NULL, result = NULL, "
-        "started_at = NULL, last_activity_at = NULL, ended_at = NULL, cancel_reason = NULL, "
-        f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{other} WHERE id = %s"
-    )
-    try:
-        with connection.transaction():
-            connection.execute(again, (to, delay, *values, job_id))
-    except psycopg.errors.UniqueViolation:  # another job took it between the read and the write
-        return NotLanded(f"its unique key {unique!r} has just been taken by another job")
-    connection.execute(sql(_RUN_AGAIN), (job_id,))
-    return Landed(to)
-
-
-def _delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
-    gone = connection.execute(
-        sql("DELETE FROM @.jobs WHERE id = %s AND (state || '') <> 'processing' RETURNING state"), (job_id,)
-    ).fetchone()
-    if gone is not None:
-        return Landed(State(gone[0]))
-    if _state(connection, sql, job_id) is None:
-        return None
-    return NOT_DELETED
-
-
-def _state(connection: Connection, sql: Sql, job_id: str) -> State | None:
-    found = connection.execute(sql("SELECT state FROM @.jobs WHERE id = %s"), (job_id,)).fetchone()
-    return None if found is None else State(found[0])

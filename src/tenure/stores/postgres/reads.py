@@ -34,7 +34,7 @@ FEW = 10_000  #: up to this many matches of an index are sorted; beyond, all job
 
 _FOLDED = 'lower({} COLLATE "C")'  #: A to Z only, whatever the database's collation
 
-JOB = listed(VIEW, id="id::text", unique="unique_key", completed_by=COMPLETED_BY)
+JOB = listed(VIEW, id="id::text", unique="unique_key", flow="flow::text", completed_by=COMPLETED_BY)
 job_of = reader(JobView)
 _attempt = reader(AttemptView)
 _worker = worker_reader()
@@ -52,6 +52,7 @@ _QUEUES = """
     SELECT queue, 'queued', count(*), date_part('epoch', @now - min(run_at)) FROM @.jobs WHERE state = 'queued'
     GROUP BY queue
     UNION ALL SELECT queue, 'scheduled', count(*), NULL FROM @.jobs WHERE state = 'scheduled' GROUP BY queue
+    UNION ALL SELECT queue, 'waiting', count(*), NULL FROM @.jobs WHERE state = 'waiting' GROUP BY queue
     UNION ALL SELECT queue, 'processing', count(*), NULL FROM @.jobs WHERE state = 'processing' GROUP BY queue"""
 _WORKERS = f"""
     SELECT {listed(IDENTITY)}, started_at, renewed_at, expires_at, died_at, note,
@@ -201,10 +202,12 @@ def _parts(where: Filter) -> tuple[list[Values], bool]:
     """Conditions, each with an index; every match meets one of them. And whether few rows are certain to meet them."""
     if where.worker_id is not None:
         return [("state = 'processing' AND worker_id = %s", where.worker_id)], True
+    if where.flow is not None:
+        return [_in_flow(where.flow)], False
     spanned = where.ended_since is not None or where.ended_until is not None
     states = where.states or (ENDED if spanned else frozenset[State]())
     if where.unique is not None and where.task is not None and states and states <= LIVE:
-        held = "task = %s AND unique_key = %s AND state IN ('scheduled', 'queued', 'processing')"
+        held = "task = %s AND unique_key = %s AND state IN ('waiting', 'scheduled', 'queued', 'processing')"
         return [(held, where.task, where.unique)], True
     parts: list[Values] = []
     for state in sorted(states):
@@ -220,6 +223,10 @@ def _parts(where: Filter) -> tuple[list[Values], bool]:
     return parts, False
 
 
+def _in_flow(flow: str) -> Values:
+    return ("flow = %s", flow) if is_id(flow) else ("FALSE",)
+
+
 def _union(sql: str, parts: Sequence[Values]) -> Values:
     return " UNION ALL ".join(sql.format(text) for text, *_ in parts), *(value for _, *some in parts for value in some)
 
@@ -228,6 +235,8 @@ def _conditions(where: Filter) -> list[Values]:
     found: list[Values] = []
     exactly = {"task": where.task, "queue": where.queue, "worker_id": where.worker_id, "unique_key": where.unique}
     found += [(f"{column} = %s", value) for column, value in exactly.items() if value is not None]
+    if where.flow is not None:
+        found.append(_in_flow(where.flow))
     times = {
         "ended_at >= %s": where.ended_since,
         "ended_at < %s": where.ended_until,

@@ -110,10 +110,11 @@ _DECIDE = """
         decided_at = excluded.decided_at, body = excluded.body"""
 
 _CANCEL = """
-    UPDATE @.jobs SET cancel_reason = %(reason)s, state = CASE state WHEN 'processing' THEN state ELSE 'cancelled' END,
+    UPDATE @.jobs SET cancel_reason = %(reason)s, wait_for = NULL, wait_until = NULL,
+        state = CASE state WHEN 'processing' THEN state ELSE 'cancelled' END,
         ended_at = CASE state WHEN 'processing' THEN ended_at ELSE @now END,
         error = CASE state WHEN 'processing' THEN error ELSE %(reason)s END
-    WHERE id = ANY (%(ids)s::uuid[]) AND (state || '') IN ('scheduled', 'queued', 'processing')
+    WHERE id = ANY (%(ids)s::uuid[]) AND (state || '') IN ('waiting', 'scheduled', 'queued', 'processing')
       AND cancel_reason IS NULL"""
 
 

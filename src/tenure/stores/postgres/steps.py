@@ -11,6 +11,7 @@ from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
 from tenure.errors import LeaseLost
 from tenure.ports import Answer, Busy, NotLanded
 from tenure.stores.fields import CHARGED, listed
+from tenure.stores.postgres.links import suspend
 from tenure.stores.postgres.server import Connection, Sql, Steps
 from tenure.stores.rules import (
     AMONG_OTHERS,
@@ -150,6 +151,9 @@ def end(
         answers[lease] = landed(outcome, facts, charged.max_failures)
     if rows:
         yield END, rows
+        waiting = {row["id"] for row in rows if row["state"] is State.WAITING}
+        if waiting:
+            yield from suspend((lease, outcome) for lease, outcome, _ in ends if lease.job_id in waiting)
     return answers
 
 

@@ -1,0 +1,130 @@
+-- Jobs that wait: edges, asks, signals, flows. Read it in an incident:
+--   SELECT * FROM tenure.edges WHERE child = '…' AND state <> 'closed';  SELECT count(*) FROM tenure.asks;
+-- Safe while workers of the version before run: what they end is asked by the trigger too. No row is rewritten. Claims
+-- wait until the commit; an open transaction that wrote jobs (`tx=`) must not make them wait for long: rather than that,
+-- migrating is refused and can be tried again.
+SET LOCAL lock_timeout = '1s';
+
+ALTER TABLE @.jobs
+  ADD COLUMN linked boolean NOT NULL DEFAULT false,  -- edges lead to or from it: its end is asked, and it is not pruned
+  ADD COLUMN flow uuid,
+  ADD COLUMN wait_for text COLLATE "C",              -- own:NAME or shared:KEY
+  ADD COLUMN wait_until timestamptz,
+  DROP CONSTRAINT jobs_owned_while_processing,
+  -- Not validated, which would read the whole table: every row met the narrower one.
+  ADD CONSTRAINT jobs_owned_while_processing CHECK (CASE
+    WHEN state = 'processing' THEN worker_id IS NOT NULL AND started_at IS NOT NULL AND ended_at IS NULL
+    WHEN state IN ('waiting', 'queued', 'scheduled') THEN worker_id IS NULL AND ended_at IS NULL
+    WHEN state IN ('completed', 'dead', 'cancelled') THEN worker_id IS NULL AND ended_at IS NOT NULL
+    ELSE false END) NOT VALID;
+
+ALTER TABLE @.workers ADD COLUMN protocol integer NOT NULL DEFAULT 1;
+
+-- `child` waits until `parent` has completed, or ended. A parent may be gone: it has no foreign key.
+-- new: nobody has looked at the parent since; armed: the parent's end will be asked; then closed or skipped.
+CREATE TABLE @.edges (
+  child   uuid NOT NULL REFERENCES @.jobs ON DELETE CASCADE,
+  parent  uuid NOT NULL,
+  place   integer NOT NULL,
+  "until" text NOT NULL CHECK ("until" IN ('completed', 'ended')),
+  mine    boolean NOT NULL,
+  state   text NOT NULL CHECK (state IN ('new', 'armed', 'closed', 'skipped')),
+  live    boolean NOT NULL DEFAULT true,    -- the end of its child has not been worked off: its parent is kept
+  PRIMARY KEY (parent, child)
+) WITH (
+  fillfactor = 80,
+  autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0
+);
+CREATE INDEX edges_in_order ON @.edges (child, place, parent);
+CREATE INDEX edges_open ON @.edges (child, state, parent) WHERE state IN ('new', 'armed');
+CREATE INDEX edges_live ON @.edges (parent, child) WHERE live;
+
+-- What may have ended a wait: the id of a job, or the key of a shared signal. The rest says how far it was worked off.
+CREATE TABLE @.asks (
+  id    bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  item  text NOT NULL,
+  phase smallint NOT NULL DEFAULT 0,
+  place integer NOT NULL DEFAULT -1,
+  start uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000'
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE TABLE @.signals (
+  job_id  uuid NOT NULL REFERENCES @.jobs ON DELETE CASCADE,
+  key     text COLLATE "C" NOT NULL,
+  value   text NOT NULL,
+  sent_at timestamptz NOT NULL,
+  PRIMARY KEY (job_id, key)
+);
+
+CREATE TABLE @.shared_signals (
+  key     text COLLATE "C" PRIMARY KEY,
+  value   text NOT NULL,
+  sent_at timestamptz NOT NULL
+);
+CREATE INDEX shared_signals_sent ON @.shared_signals (sent_at);
+
+CREATE TABLE @.flows (
+  id         uuid PRIMARY KEY,
+  name       text NOT NULL,
+  created_at timestamptz NOT NULL
+);
+CREATE INDEX flows_created ON @.flows (created_at, id);
+
+-- Whatever ends a linked job, in whichever version, its ask is stored with it.
+CREATE FUNCTION @.ask_ended() RETURNS trigger LANGUAGE plpgsql AS $function$
+BEGIN
+  INSERT INTO @.asks (item) VALUES (NEW.id);
+  RETURN NULL;
+END $function$;
+CREATE TRIGGER ask_ended AFTER UPDATE OF ended_at ON @.jobs FOR EACH ROW
+  WHEN (NEW.linked AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL) EXECUTE FUNCTION @.ask_ended();
+
+-- Before its edges go along: those that wait for it, and those that were kept for it.
+CREATE FUNCTION @.ask_gone() RETURNS trigger LANGUAGE plpgsql AS $function$
+BEGIN
+  INSERT INTO @.asks (item) SELECT OLD.id UNION ALL SELECT parent FROM @.edges WHERE child = OLD.id;
+  RETURN OLD;
+END $function$;
+CREATE TRIGGER ask_gone BEFORE DELETE ON @.jobs FOR EACH ROW WHEN (OLD.linked) EXECUTE FUNCTION @.ask_gone();
+
+-- A waiting job holds its key, and a run of a schedule that waits has not ended.
+DO $block$ BEGIN
+  EXECUTE replace(pg_get_functiondef('@.enqueue'::regproc), $$('scheduled', 'queued', 'processing')$$,
+    $$('waiting', 'scheduled', 'queued', 'processing')$$);
+END $block$;
+
+CREATE OR REPLACE VIEW @.schedules AS
+SELECT s.name,
+  b.rule || CASE b.tz WHEN 'UTC' THEN '' ELSE ' ' || b.tz END AS schedule,
+  coalesce(r.running_since, e.started_at, b.last_run_at) AS last_run_at,
+  coalesce((date_part('epoch', e.ended_at - e.started_at) * 1000)::bigint, b.last_duration_ms) AS last_duration_ms,
+  coalesce(r.status, e.status, b.last_status) AS last_status,
+  r.locked_until,
+  CASE WHEN b.paused_at IS NULL AND b.retired_at IS NULL THEN b.next_tick END AS next_expected_at,
+  CASE e.status WHEN 'success' THEN 0 WHEN 'failure' THEN b.failure_count + 1 ELSE b.failure_count END AS failure_count
+FROM @.schedule_rows AS s
+CROSS JOIN json_to_record(s.body::json) AS b (rule text, tz text, last_run_at timestamptz, last_duration_ms bigint,
+  last_status text, paused_at timestamptz, retired_at timestamptz, next_tick timestamptz, failure_count integer)
+CROSS JOIN LATERAL (
+  SELECT max(coalesce(j.started_at, t.decided_at)) AS running_since, max(w.expires_at) AS locked_until,
+    CASE WHEN count(*) > 0 THEN 'started' END AS status
+  FROM @.tick_rows AS t JOIN @.jobs AS j ON j.id = t.job_id LEFT JOIN @.workers AS w ON w.id = j.worker_id
+  WHERE t.schedule = s.name AND t.open AND j.attempt > 0
+    AND j.state IN ('processing', 'waiting', 'scheduled', 'queued')) AS r
+LEFT JOIN LATERAL (
+  SELECT a.started_at, j.ended_at,
+    CASE j.state WHEN 'completed' THEN 'success' WHEN 'dead' THEN 'failure' ELSE 'cancelled' END AS status
+  FROM @.tick_rows AS t JOIN @.jobs AS j ON j.id = t.job_id
+  CROSS JOIN LATERAL (
+    SELECT least(j.started_at, min(started_at)) AS started_at FROM @.attempts WHERE job_id = j.id) AS a
+  WHERE t.schedule = s.name AND t.open AND j.ended_at IS NOT NULL AND a.started_at IS NOT NULL
+  ORDER BY j.ended_at DESC LIMIT 1) AS e ON true;
+
+CREATE UNIQUE INDEX jobs_held ON @.jobs (task, unique_key)
+  WHERE unique_key IS NOT NULL AND state IN ('waiting', 'scheduled', 'queued', 'processing');
+CREATE INDEX jobs_waiting ON @.jobs (queue) WHERE state = 'waiting';
+CREATE INDEX jobs_timing ON @.jobs (wait_until) WHERE wait_until IS NOT NULL AND state = 'waiting';
+CREATE INDEX jobs_shared ON @.jobs (wait_for, id) WHERE state = 'waiting' AND starts_with(wait_for, 'shared:');
+CREATE INDEX jobs_flow ON @.jobs (flow, state) WHERE flow IS NOT NULL;
+DROP INDEX @.jobs_unique;
+ALTER INDEX @.jobs_held RENAME TO jobs_unique;

@@ -1,0 +1,91 @@
+"""What jobs wait for, as it is stored: with new jobs, or with the end of an attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tenure.core.lifecycle import Lease, Outcome, Suspended
+from tenure.ports import Draft, Enqueued
+from tenure.stores.postgres.server import Steps
+from tenure.stores.rules import waits_for_itself
+
+EDGES_AT_ONCE = 20_000
+
+KNOWN = "SELECT id::text FROM @.jobs WHERE id IN (SELECT json_array_elements_text(:p::json)::uuid)"
+
+#: Edges in the order given, after those that the child has; each parent once. An edge from a job that is stored with
+#: it needs no look: that one's row is marked already, so its end will be asked.
+LINK = """
+    WITH given AS MATERIALIZED (
+        SELECT * FROM ROWS FROM (json_to_recordset(:p::json)
+            AS (child uuid, parent uuid, "until" text, mine boolean, armed boolean)) WITH ORDINALITY
+            AS g (child, parent, "until", mine, armed, n)
+        WHERE NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = g.parent AND e.child = g.child)
+    ), taken AS MATERIALIZED (
+        SELECT child, coalesce((SELECT max(place) FROM @.edges AS e WHERE e.child = c.child), -1) AS place
+        FROM (SELECT DISTINCT child FROM given) AS c)
+    INSERT INTO @.edges (child, parent, place, "until", mine, state)
+    SELECT g.child, g.parent, t.place + row_number() OVER (PARTITION BY g.child ORDER BY g.n), g."until", g.mine,
+        CASE WHEN g.armed THEN 'armed' ELSE 'new' END
+    FROM given AS g JOIN taken AS t ON t.child = g.child ORDER BY g.parent, g.child
+    ON CONFLICT DO NOTHING RETURNING place"""
+
+FLOWS = """
+    INSERT INTO @.flows (id, name, created_at)
+    SELECT id, name, @now FROM json_to_recordset(:p::json) AS f (id uuid, name text) ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING name"""
+
+ASK = "INSERT INTO @.asks (item) SELECT json_array_elements_text(:p::json) RETURNING id"
+
+SUSPEND = """
+    UPDATE @.jobs AS j SET wait_for = s.signal, wait_until = @now + s.timeout * interval '1 second',
+        linked = j.linked OR EXISTS (SELECT FROM @.edges WHERE child = j.id)
+    FROM json_to_recordset(:p::json) AS s (id uuid, signal text, timeout float8)
+    WHERE j.id = s.id RETURNING j.id::text"""
+
+
+Edges = dict[tuple[str, str], dict[str, Any]]  #: by child and parent: of two the first one counts
+
+
+def linked(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> tuple[Edges, set[str], dict[str, str]]:
+    """The edges, asks and flows (names by id) of jobs that were stored just now. Raises BadData."""
+    stands = {draft.id: answer.id for draft, answer in zip(drafts, answers, strict=True)}
+    new = {answer.id for answer in answers if answer.created}
+    edges, asks, flows = Edges(), set[str](), dict[str, str]()
+
+    def add(child: str, parent: str, until: str, *, mine: bool = False) -> None:
+        edge = {"child": child, "parent": parent, "until": until, "mine": mine, "armed": parent in new}
+        edges.setdefault((child, parent), edge)
+        if mine or parent not in new:
+            asks.add(child)
+
+    for draft, (job_id, created, _) in zip(drafts, answers, strict=True):
+        links = draft.links
+        if links is not None and created:
+            for parent, until in links.after:
+                add(job_id, stands.get(parent, parent), until)
+            if links.flow is not None:
+                flows.setdefault(links.flow, links.name)
+        if links is not None and links.gatherer is not None:
+            if links.gatherer == job_id:
+                raise waits_for_itself(job_id)
+            add(links.gatherer, job_id, links.gathered, mine=job_id == draft.id)
+            asks.add(links.gatherer)
+    return edges, asks, flows
+
+
+def suspend(ends: Iterable[tuple[Lease, Outcome]]) -> Steps[None]:
+    """What these attempts, which have just ended as suspended, wait for."""
+    edges, rows = Edges(), dict[str, dict[str, Any]]()
+    for lease, outcome in ends:
+        if isinstance(outcome, Suspended):
+            rows[lease.job_id] = {"id": lease.job_id, "signal": outcome.signal, "timeout": outcome.timeout}
+            for parent, until in outcome.after:
+                edge = {"child": lease.job_id, "parent": parent, "until": until, "mine": False, "armed": False}
+                edges.setdefault((lease.job_id, parent), edge)
+    if edges:
+        yield LINK, list(edges.values())
+    if rows:
+        yield SUSPEND, list(rows.values())
+        yield ASK, list(rows)

@@ -1,0 +1,197 @@
+"""One job, as an operator asks. None: there is no such job."""
+
+from __future__ import annotations
+
+import psycopg
+
+from tenure.core.lifecycle import State
+from tenure.ports import Answer, Edit, Landed, NotLanded
+from tenure.stores.postgres.server import Connection, Sql
+from tenure.stores.rules import (
+    NOT_DELETED,
+    held_by_child,
+    key_held,
+    not_replayed_for,
+    not_skipped,
+    parent_missing,
+    why_not_replayed,
+)
+
+#: With new arguments, the progress and the checkpoint of the old ones are void.
+_WITH_OTHERS = ", payload = %s, meta = %s, checkpoint = NULL, progress = NULL, stage = NULL, message = NULL"
+#: A replayed job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
+_RUN_AGAIN = """
+    WITH again AS (
+        UPDATE @.tick_rows SET open = true,
+            body = (body::jsonb || '{"status": "open", "why": "", "started_at": null, "ended_at": null}')::text
+        WHERE job_id = %s AND schedule IN (SELECT name FROM @.schedule_rows) RETURNING schedule)
+    UPDATE @.schedule_rows SET rev = rev + 1, body = (body::jsonb || jsonb_build_object('rev', rev + 1))::text
+    WHERE name IN (SELECT schedule FROM again)"""
+
+#: A live job that waits for this one, or goes on with its result.
+_LIVE_CHILD = """
+    SELECT c.id::text FROM @.edges AS e JOIN @.jobs AS c ON c.id = e.child
+    WHERE e.parent = %s AND e.live AND c.ended_at IS NULL LIMIT 1"""
+
+#: A parent whose result is needed and will not come.
+_LOST = """
+    SELECT e.parent::text, p.id IS NULL FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
+    WHERE e.child = %s AND e.until = 'completed' AND NOT e.mine AND e.state <> 'skipped'
+      AND (p.id IS NULL OR (p.state || '') = 'cancelled') ORDER BY e.place LIMIT 1"""
+
+#: Has the parent of an edge ended as the edge asks?
+_MET = "coalesce((p.state || '') = 'completed' OR (e.until = 'ended' AND p.ended_at IS NOT NULL), false)"
+
+#: What a gatherer gathered and did not get: its handler gathers anew.
+_DROP_UNMET = f"""
+    DELETE FROM @.edges WHERE child = %(id)s AND mine AND (parent, child) IN (
+        SELECT e.parent, e.child FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
+        WHERE e.child = %(id)s AND e.mine AND NOT {_MET})"""
+
+#: All others are as new: the next look marks their parents, and reads them under their locks.
+_REOPEN = f"""
+    UPDATE @.edges AS w SET live = true, state = CASE
+        WHEN w.state = 'skipped' OR (f.gone AND w.until = 'ended') THEN w.state WHEN f.met THEN 'closed' ELSE 'new' END
+    FROM (SELECT e.parent, p.id IS NULL AS gone, {_MET} AS met
+        FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %(id)s) AS f
+    WHERE w.parent = f.parent AND w.child = %(id)s"""
+
+#: They are needed again; what is locked just now has not ended, and is marked by the next look.
+_PIN = """
+    UPDATE @.jobs SET linked = true WHERE id IN (
+        SELECT p.id FROM @.edges AS e JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %s AND NOT p.linked
+        ORDER BY p.id FOR NO KEY UPDATE OF p SKIP LOCKED)"""
+
+_OPEN = "SELECT EXISTS (SELECT FROM @.edges WHERE child = %s AND state IN ('new', 'armed'))"
+_ASK = "INSERT INTO @.asks (item) VALUES (%s)"
+
+_SKIP = """
+    WITH skipped AS (
+        UPDATE @.edges SET state = 'skipped' WHERE parent = %s AND state IN ('new', 'armed') RETURNING child)
+    INSERT INTO @.asks (item) SELECT child FROM skipped"""
+
+
+def cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State | None:
+    # Locked first: a job that moves from one of these states to another in between would escape both writes below.
+    connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,))
+    connection.execute(
+        sql(
+            "UPDATE @.jobs SET cancel_reason = %(reason)s, state = 'cancelled', ended_at = @now, error = %(reason)s, "
+            "wait_for = NULL, wait_until = NULL "
+            "WHERE id = %(id)s AND (state || '') IN ('waiting', 'scheduled', 'queued')"
+        ),
+        {"id": job_id, "reason": reason},
+    )
+    connection.execute(
+        sql(
+            "UPDATE @.jobs SET cancel_reason = %(reason)s "
+            "WHERE id = %(id)s AND (state || '') = 'processing' AND cancel_reason IS NULL"
+        ),
+        {"id": job_id, "reason": reason},
+    )
+    return _state(connection, sql, job_id)
+
+
+def promote(connection: Connection, sql: Sql, job_id: str) -> State | None:
+    connection.execute(
+        sql(
+            "UPDATE @.jobs SET state = 'queued', run_at = least(run_at, @now) "
+            "WHERE id = %s AND (state || '') = 'scheduled'"
+        ),
+        (job_id,),
+    )
+    return _state(connection, sql, job_id)
+
+
+def replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, delay: float) -> Answer | None:
+    found = connection.execute(
+        sql("SELECT state, task, unique_key, queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,)
+    ).fetchone()
+    if found is None:
+        return None
+    state, task, unique = State(found[0]), found[1], found[2]
+    refused = why_not_replayed(state, found[3])
+    if refused is not None:
+        return refused
+    holder = connection.execute(
+        sql(
+            "SELECT id::text FROM @.jobs WHERE task = %s AND unique_key = %s "
+            "AND state IN ('waiting', 'scheduled', 'queued', 'processing')"
+        ),
+        (task, unique),
+    ).fetchone()
+    if holder is not None:
+        return key_held(holder[0], unique)
+    refused = _why_not_again(connection, sql, job_id, state)
+    if refused is not None:
+        return refused
+    try:
+        with connection.transaction():
+            to = _again(connection, sql, job_id, edit, delay)
+    except psycopg.errors.UniqueViolation:  # another job took it between the read and the write
+        return NotLanded(f"its unique key {unique!r} has just been taken by another job")
+    connection.execute(sql(_RUN_AGAIN), (job_id,))
+    return Landed(to)
+
+
+def _why_not_again(connection: Connection, sql: Sql, job_id: str, state: State) -> NotLanded | None:
+    """What other jobs have to do with it. Found in the statements after its lock: a look that marks it waits for us."""
+    child = connection.execute(sql(_LIVE_CHILD), (job_id,)).fetchone()
+    if state is State.COMPLETED and child is not None:
+        return not_replayed_for(child[0])
+    lost = connection.execute(sql(_LOST), (job_id,)).fetchone()
+    return None if lost is None else parent_missing(lost[0], gone=lost[1])
+
+
+def _again(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, delay: float) -> State:
+    edges = connection.execute(sql("SELECT FROM @.edges WHERE child = %s LIMIT 1"), (job_id,)).rowcount > 0
+    to = State.SCHEDULED if delay > 0 else State.QUEUED
+    if edges:
+        connection.execute(sql(_DROP_UNMET), {"id": job_id})
+        connection.execute(sql(_REOPEN), {"id": job_id})
+        connection.execute(sql(_PIN), (job_id,))
+        if connection.execute(sql(_OPEN), (job_id,)).fetchall() == [(True,)]:
+            to = State.WAITING
+            connection.execute(sql(_ASK), (job_id,))
+    other, values = (_WITH_OTHERS, tuple(edit)) if edit else ("", ())
+    connection.execute(
+        sql(
+            "UPDATE @.jobs SET state = %s, run_at = @now + %s * interval '1 second', linked = linked OR %s, "
+            "solo = isolated, together = 1, failures = 0, crashes = 0, crashes_total = 0, error = NULL, result = NULL, "
+            "started_at = NULL, last_activity_at = NULL, ended_at = NULL, cancel_reason = NULL, "
+            f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{other} WHERE id = %s"
+        ),
+        (to, delay, edges, *values, job_id),
+    )
+    return to
+
+
+def delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
+    # Locked first: who waits for it is read after whoever marks it as needed has committed.
+    connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR UPDATE"), (job_id,))
+    state = _state(connection, sql, job_id)
+    if state is None:
+        return None
+    if state is State.PROCESSING:
+        return NOT_DELETED
+    child = connection.execute(sql(_LIVE_CHILD), (job_id,)).fetchone()
+    if child is not None:
+        return held_by_child(child[0])
+    connection.execute(sql("DELETE FROM @.jobs WHERE id = %s"), (job_id,))
+    return Landed(state)
+
+
+def skip(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
+    connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE"), (job_id,))
+    state = _state(connection, sql, job_id)
+    if state is None:
+        return None
+    if state not in (State.DEAD, State.CANCELLED):
+        return not_skipped(state)
+    connection.execute(sql(_SKIP), (job_id,))
+    return Landed(state)
+
+
+def _state(connection: Connection, sql: Sql, job_id: str) -> State | None:
+    found = connection.execute(sql("SELECT state FROM @.jobs WHERE id = %s"), (job_id,)).fetchone()
+    return None if found is None else State(found[0])

@@ -1,0 +1,160 @@
+"""Jobs that wait, in PostgreSQL: the verbs of `WaitStore`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from tenure.core.lifecycle import ENDED, State
+from tenure.ports import PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
+from tenure.stores.postgres import operated
+from tenure.stores.postgres.admission import Admission, Step
+from tenure.stores.postgres.jobs import HELD_SECONDS, PostgresJobs
+from tenure.stores.postgres.server import Connection
+from tenure.stores.rules import check_text, is_id, sent_before, too_late
+
+MOST_ASKS = 200  #: in one transaction
+MOST_SIGNALS = 1_000
+
+_OLDER = f"died_at IS NULL AND expires_at > @now AND protocol < {PROTOCOL}"
+_NEXT_DUE = """(
+    SELECT date_part('epoch', wait_until - @now) FROM @.jobs
+    WHERE state = 'waiting' AND wait_until IS NOT NULL ORDER BY wait_until LIMIT 1)"""
+#: What every supervisor asks, again and again: it costs the same however many jobs wait.
+LOOK = f"SELECT EXISTS (SELECT FROM @.workers WHERE {_OLDER}), EXISTS (SELECT FROM @.asks), {_NEXT_DUE}"
+#: Asks that nobody has taken, but for those that were left because of a lock.
+LEFT = f"""
+    SELECT EXISTS (SELECT FROM (
+        SELECT id FROM @.asks WHERE id <> ALL (%s::bigint[]) ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) AS free),
+        {_NEXT_DUE}"""
+
+SENT = """
+    INSERT INTO @.signals (job_id, key, value, sent_at) VALUES (%s, %s, %s, @now)
+    ON CONFLICT (job_id, key) DO {standing} RETURNING key"""
+SENT_TO_ALL = """
+    INSERT INTO @.shared_signals (key, value, sent_at) VALUES (%s, %s, @now)
+    ON CONFLICT (key) DO {standing} RETURNING key"""
+_REPLACE = "UPDATE SET value = excluded.value, sent_at = excluded.sent_at"
+
+_INPUT = """e.place, e.parent::text, e."until", e.state IN ('new', 'armed'), e.state = 'skipped', e.mine,
+        p.task, p.state, p.result, p.error"""
+INPUTS = f"""
+    SELECT {_INPUT} FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
+    WHERE e.child = %s AND e.place >= %s ORDER BY e.place, e.parent LIMIT %s"""
+DEPENDENTS = f"""
+    SELECT e.child::text, {_INPUT} FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
+    WHERE e.parent = %s AND e.child > %s ORDER BY e.child LIMIT %s"""
+
+_BEFORE_ALL = "00000000-0000-0000-0000-000000000000"
+
+
+class PostgresWaiting(PostgresJobs):
+    """The verbs of `WaitStore`."""
+
+    def admit(self, *, limit: int = MOST_ASKS) -> Admitted:
+        outdated, asked, due = self._server.fetch(LOOK)[0]
+        if outdated:
+            return Admitted({})
+        if not asked and (due is None or due > 0):
+            return Admitted({}, next_due=due)
+        most = min(limit, MOST_ASKS)
+        done: Step = self._locking(lambda connection: Admission(connection, self._sql).run(most))
+        left, due = self._server.fetch(LEFT, done.left)[0]
+        if due is not None and due <= 0 and not done.full:  # its row is locked: to ask at once would be a busy loop
+            due = HELD_SECONDS
+        if done.left:
+            due = HELD_SECONDS if due is None else min(due, HELD_SECONDS)
+        more = left or done.full
+        return Admitted(done.jobs, done.scheduled, done.cancelled, more, None if due is None else max(due, 0.0))
+
+    def outdated(self) -> list[str]:
+        return [row[0] for row in self._server.fetch(f"SELECT id FROM @.workers WHERE {_OLDER} ORDER BY id")]
+
+    def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
+        check_text(key, value)
+        if job_id is not None and not is_id(job_id):
+            return None
+        return self._locking(lambda connection: self._signal(connection, job_id, key, value, replace=replace))
+
+    def _signal(
+        self, connection: Connection, job_id: str | None, key: str, value: str, *, replace: bool
+    ) -> Answer | None:
+        # The row of the job is not locked: whichever commits last, this or its suspension, has asked it.
+        state = State.WAITING
+        if job_id is not None:
+            found = connection.execute(self._sql("SELECT state FROM @.jobs WHERE id = %s"), (job_id,)).fetchone()
+            if found is None:
+                return None
+            state = State(found[0])
+            if state in ENDED:
+                return too_late(state)
+        sql, owner = (SENT_TO_ALL, ()) if job_id is None else (SENT, (job_id,))
+        sent = sql.format(standing=_REPLACE if replace else "NOTHING")
+        if not connection.execute(self._sql(sent), (*owner, key, value)).rowcount:
+            table, mine = ("shared_signals", "true") if job_id is None else ("signals", "job_id = %s")
+            before = f"SELECT sent_at FROM @.{table} WHERE {mine} AND key = %s"
+            return sent_before(key, connection.execute(self._sql(before), (*owner, key)).fetchall()[0][0])
+        connection.execute(self._sql("INSERT INTO @.asks (item) VALUES (%s)"), (job_id or key,))
+        return Landed(state)
+
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
+        table, values = "@.shared_signals", list[object]()
+        conditions = ["true"]
+        if job_id is not None:
+            if not is_id(job_id):
+                return []
+            table, conditions, values = "@.signals", ["job_id = %s"], [job_id]
+        if keys is not None:
+            conditions.append("key = ANY (%s::text[])")
+            values.append(list(keys))
+        sql = f"SELECT key, value, sent_at FROM {table} WHERE {' AND '.join(conditions)} ORDER BY key LIMIT %s"
+        return [SignalView(*row) for row in self._server.fetch(sql, *values, MOST_SIGNALS)]
+
+    def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
+        if not is_id(job_id):
+            return []
+        return [_input(row) for row in self._server.fetch(INPUTS, job_id, start, limit)]
+
+    def dependents(self, job_id: str, *, start: str = "", limit: int = 200) -> list[tuple[str, Input]]:
+        if not is_id(job_id):
+            return []
+        rows = self._server.fetch(DEPENDENTS, job_id, start or _BEFORE_ALL, limit)
+        return [(row[0], _input(row[1:])) for row in rows]
+
+    def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
+        return self._each(ids, lambda connection, job_id: operated.skip(connection, self._sql, job_id))
+
+    def flows(
+        self, ids: Iterable[str] | None = None, *, limit: int = 50, before: tuple[datetime, str] | None = None
+    ) -> list[FlowView]:
+        conditions, values = ["true"], list[object]()
+        if ids is not None:
+            conditions.append("id = ANY (%s::uuid[])")
+            values.append([each for each in ids if is_id(each)])
+        if before is not None:
+            conditions.append("(created_at, id) < (%s, %s::uuid)")
+            values += before
+        sql = (
+            f"SELECT id::text, name, created_at FROM @.flows WHERE {' AND '.join(conditions)} "
+            "ORDER BY created_at DESC, id DESC LIMIT %s"
+        )
+        found = self._server.read(sql, *values, limit)
+        counts = self._states([row[0] for row in found])
+        return [
+            FlowView(id=flow, name=name, created_at=at, counts={each: counts[flow].get(each, 0) for each in State})
+            for flow, name, at in found
+        ]
+
+    def _states(self, flows: Sequence[str]) -> dict[str, dict[State, int]]:
+        counts: defaultdict[str, dict[State, int]] = defaultdict(dict)
+        sql = "SELECT flow::text, state, count(*) FROM @.jobs WHERE flow = ANY (%s::uuid[]) GROUP BY flow, state"
+        for flow, state, number in self._server.read(sql, flows) if flows else ():
+            counts[flow][State(state)] = number
+        return counts
+
+
+def _input(row: Sequence[Any]) -> Input:
+    state = row[7]
+    return Input(*row[:7], None if state is None else State(state), *row[8:])
