@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_child_that_is_stored_while_its_parents_end_is_admitted_once(how: str,
 def test_of_two_admitters_each_child_is_admitted_by_one(doors: Doors) -> None:
     here, there = doors
     leases = owned(here, 12)
-    children = [draft(links=after(a.job_id, b.job_id)) for a, b in zip(leases, leases[1:], strict=False)]
+    children = [draft(links=after(a.job_id, b.job_id)) for a, b in itertools.pairwise(leases)]
     here.enqueue(children)
     here.finish([(lease, Completed()) for lease in leases])
     admitted: list[str] = []

@@ -24,7 +24,18 @@ from conformance.factories import claim, draft, start
 from servers import Databases, shared_postgres
 from tenure.core.lifecycle import ENDED, LIVE, Lease, State
 from tenure.ports import Filter, Page, Progress
-from tenure.stores.postgres import PostgresStore, drafts, jobs, reads, steps, workers
+from tenure.stores.postgres import (
+    PostgresStore,
+    admission,
+    drafts,
+    jobs,
+    links,
+    operated,
+    reads,
+    steps,
+    waiting,
+    workers,
+)
 from tenure.stores.postgres.marks import START, Place
 from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.server import Server
@@ -40,6 +51,7 @@ OF_WORKER: Scan = ("Index Scan", "jobs_processing")
 IN_ORDER: Scan = ("Index Scan", "jobs_queued")
 UNIQUE: Scan = ("Index Scan", "jobs_unique")
 DUE: Scan = ("Index Scan", "jobs_scheduled")
+WAITING: Scan = ("Index Only Scan", "jobs_waiting")
 
 
 #: of a prepared statement, and for the values at hand
@@ -108,6 +120,26 @@ CASES: Mapping[str, Case] = {
     "UPDATES": Case(reads.UPDATES, (json.dumps(dict.fromkeys(ids(BATCH), "1")), 50), {PKEY}),
     "PRUNE": Case(jobs.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
     "PROMOTE": Case(jobs.PROMOTE, (1000,), {DUE, BY_PLACE}),
+    "KNOWN": Case(links.KNOWN, (json.dumps(ids(BATCH)),), {("Index Only Scan", "jobs_pkey")}),
+    "SUSPEND": Case(links.SUSPEND, (leases(),), {PKEY}),
+    "LOOK": Case(waiting.LOOK, (), {WAITING}),
+    "LEFT": Case(waiting.LEFT, ([],), {WAITING}),
+    "TIMED_OUT": Case(admission.TIMED_OUT, (200,), {("Index Scan", "jobs_waiting")}),
+    "FOR_SHARED": Case(admission.FOR_SHARED, ("shared:go", ids(1)[0], 200), {("Index Only Scan", "jobs_shared")}),
+    "of asks, LOCK": Case(admission.LOCK, (ids(200),), {PKEY}),
+    "of asks, STORED": Case(admission.STORED, (ids(200),), {("Index Only Scan", "jobs_pkey")}),
+    "MARK": Case(admission.MARK, (ids(200),), {PKEY}),
+    "MARK_CHILDREN": Case(admission.MARK_CHILDREN, (ids(200),), {PKEY}),
+    "CLOSE": Case(admission.CLOSE, (ids(200), ids(200)), {PKEY}),
+    "CANCEL": Case(admission.CANCEL, (ids(200), ["no"] * 200), {PKEY}),
+    "LOCK_TO_RELEASE": Case(admission.LOCK_TO_RELEASE, (ids(200),), {PKEY}),
+    "RELEASE": Case(admission.RELEASE, (ids(200),), {PKEY}),
+    "ADMIT": Case(admission.ADMIT, (ids(200),), {PKEY}),
+    "TIME_OVER": Case(admission.TIME_OVER, (ids(200),), {PKEY}),
+    "INPUTS": Case(waiting.INPUTS, (ids(1)[0], 0, 200), {PKEY}),
+    "DEPENDENTS": Case(waiting.DEPENDENTS, (*ids(2), 200), {PKEY}),
+    "OLD_FLOWS": Case(jobs.OLD_FLOWS, (3600.0, ids(1)[0], 1000), {("Index Only Scan", "jobs_flow")}),
+    "PRUNE_FLOWS": Case(jobs.PRUNE_FLOWS, (ids(200),), {("Index Scan", "jobs_flow")}),
 }
 
 
@@ -224,6 +256,36 @@ def test_the_one_index_that_fits_is_taken(name: str, mode: str, server: Server) 
     case = CASES[name]
 
     assert scans(server, case, mode) == case.scans
+
+
+PAIRS = (ids(200), ids(200))
+#: What is found through edges, and by which of their columns.
+EDGES: Mapping[str, tuple[str, tuple[object, ...], set[str]]] = {
+    "BEHIND": (admission.BEHIND, (*PAIRS, 200), {"parent", "child"}),
+    "NEW": (admission.NEW, (*PAIRS, 200), {"child", "state", "parent"}),
+    "BEFORE": (admission.BEFORE, (ids(200), [-1] * 200, ids(200), 200), {"child", "place"}),
+    "CLOSE": (admission.CLOSE, PAIRS, {"parent", "child"}),
+    "ARM": (admission.ARM, (*PAIRS, ["armed"] * 200), {"parent", "child"}),
+    "UNNEED": (admission.UNNEED, PAIRS, {"parent", "child"}),
+    "STILL_OPEN": (admission.STILL_OPEN, PAIRS, {"parent", "child"}),
+    "MARK_CHILDREN": (admission.MARK_CHILDREN, (ids(200),), {"child"}),
+    "RELEASE": (admission.RELEASE, (ids(200),), {"parent"}),
+    "ADMIT": (admission.ADMIT, (ids(200),), {"child", "state"}),
+    "INPUTS": (waiting.INPUTS, (ids(1)[0], 0, 200), {"child", "place"}),
+    "DEPENDENTS": (waiting.DEPENDENTS, (*ids(2), 200), {"parent", "child"}),
+    "a live child": (operated.LIVE_CHILD, (ids(1)[0],), {"parent"}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", EDGES)
+def test_edges_are_found_by_the_job_at_one_end(name: str, mode: str, server: Server) -> None:
+    sql, values, columns = EDGES[name]
+    found = [each for each in nodes(plan(server, sql, values, mode)) if each.get("Relation Name") == "edges"]
+    scanned = [each for each in found if each["Node Type"] not in ("ModifyTable", "Tid Scan")]
+    assert scanned
+    for each in scanned:
+        assert all(column in each.get("Index Cond", "") for column in columns), each
 
 
 @pytest.mark.parametrize("server", [analysed_while_nothing_ran], indirect=True)

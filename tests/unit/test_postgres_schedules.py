@@ -23,7 +23,7 @@ from tenure.errors import BadData, StoreBusy
 from tenure.ports.schedules import REPLACED, Change, Schedule, Standing
 from tenure.schedules.plan import Plan
 from tenure.schedules.timetable import Record, record
-from tenure.stores.postgres import PostgresStore, jobs, schedules, server
+from tenure.stores.postgres import PostgresStore, operated, schedules, server
 
 MIGRATIONS = server.migrations()
 
@@ -239,7 +239,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, object], set[Scan]]] = {
         {("Index Scan", "tick_rows_decided"), ("Tid Scan", "")},
     ),
     "running again": (
-        jobs._RUN_AGAIN,
+        operated._RUN_AGAIN,
         {"id": "00000000-0000-0000-0000-000000000001"},
         {("Index Scan", "tick_rows_job"), ("Index Scan", "schedule_rows_pkey")},
     ),

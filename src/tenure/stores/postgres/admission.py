@@ -1,7 +1,7 @@
 """How asks are worked off in PostgreSQL, some at a time, each time in one transaction.
 
-1. Asks are taken that no other admitter has taken, and their jobs are locked. No lock is waited for, neither of a job nor
-   of an edge: what is locked is left for later, behind all other asks. So this holds up nobody, and never deadlocks.
+1. Asks are taken that no other admitter has taken, and their jobs are locked. No lock is waited for, of a job or of an
+   edge: what is locked is left for later, behind all other asks. So this holds up nobody, and never deadlocks.
 2. A job that has ended closes its edges, a page at a time, and each child is asked; only a later transaction looks at
    these. So of two that close the last two edges of a child, the one that commits last has asked it.
 3. A job that waits marks the parents of its new edges as linked, under their locks. Whatever ends one of these then
@@ -338,7 +338,7 @@ class Admission:
         ends = [parent for parent, _ in order], [child for _, child in order]
         more = [] if becomes is None else [[becomes[pair] for pair in order]]
         rest = pairs.difference(self._rows(statement, *ends, *more))
-        return set(self._rows(still, [pair[0] for pair in rest], [pair[1] for pair in rest])) if rest else rest  # type: ignore[arg-type]
+        return set(self._rows(still, [pair[0] for pair in rest], [pair[1] for pair in rest])) if rest else rest
 
     def _cancel(self, reasons: Mapping[str, str]) -> set[str]:
         """Cancel live jobs. Returns those that somebody has locked."""

@@ -184,9 +184,7 @@ def _stored_steps(
     return answers, xid
 
 
-def _enqueue_part(
-    drafts: Sequence[Draft], enqueue: str, marks: Marks | None
-) -> Steps[tuple[list[Enqueued], str]]:
+def _enqueue_part(drafts: Sequence[Draft], enqueue: str, marks: Marks | None) -> Steps[tuple[list[Enqueued], str]]:
     answers: dict[int, Enqueued] = {}
     xid = ""
     for _ in range(_ENQUEUE_TRIES):

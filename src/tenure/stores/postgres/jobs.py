@@ -25,7 +25,6 @@ from tenure.ports import (
     Draft,
     Edit,
     Enqueued,
-    Landed,
     OnceRecord,
     Owned,
     Progress,
@@ -48,7 +47,7 @@ from tenure.stores.postgres.drafts import (
 )
 from tenure.stores.postgres.joins import WHERE, Database, Joins, Rows
 from tenure.stores.postgres.marks import START, Marks, Place
-from tenure.stores.postgres.server import Connection, Server, Sql, Transaction
+from tenure.stores.postgres.server import Connection, Server, Transaction
 from tenure.stores.postgres.steps import UNDER_LEASE
 from tenure.stores.rules import (
     COMPLETED,

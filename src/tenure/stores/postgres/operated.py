@@ -29,7 +29,7 @@ _RUN_AGAIN = """
     WHERE name IN (SELECT schedule FROM again)"""
 
 #: A live job that waits for this one, or goes on with its result.
-_LIVE_CHILD = """
+LIVE_CHILD = """
     SELECT c.id::text FROM @.edges AS e JOIN @.jobs AS c ON c.id = e.child
     WHERE e.parent = %s AND e.live AND c.ended_at IS NULL LIMIT 1"""
 
@@ -136,7 +136,7 @@ def replay(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
 
 def _why_not_again(connection: Connection, sql: Sql, job_id: str, state: State) -> NotLanded | None:
     """What other jobs have to do with it. Found in the statements after its lock: a look that marks it waits for us."""
-    child = connection.execute(sql(_LIVE_CHILD), (job_id,)).fetchone()
+    child = connection.execute(sql(LIVE_CHILD), (job_id,)).fetchone()
     if state is State.COMPLETED and child is not None:
         return not_replayed_for(child[0])
     lost = connection.execute(sql(_LOST), (job_id,)).fetchone()
@@ -174,7 +174,7 @@ def delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
         return None
     if state is State.PROCESSING:
         return NOT_DELETED
-    child = connection.execute(sql(_LIVE_CHILD), (job_id,)).fetchone()
+    child = connection.execute(sql(LIVE_CHILD), (job_id,)).fetchone()
     if child is not None:
         return held_by_child(child[0])
     connection.execute(sql("DELETE FROM @.jobs WHERE id = %s"), (job_id,))

@@ -100,15 +100,15 @@ class PostgresWaiting(PostgresJobs):
         return Landed(state)
 
     def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
-        table, values = "@.shared_signals", list[object]()
-        conditions = ["true"]
+        table, conditions, values = "@.shared_signals", ["true"], list[object]()
         if job_id is not None:
             if not is_id(job_id):
                 return []
-            table, conditions, values = "@.signals", ["job_id = %s"], [job_id]
+            table, conditions = "@.signals", ["job_id = %s"]
+            values.append(job_id)
         if keys is not None:
             conditions.append("key = ANY (%s::text[])")
-            values.append(list(keys))
+            values += [list(keys)]
         sql = f"SELECT key, value, sent_at FROM {table} WHERE {' AND '.join(conditions)} ORDER BY key LIMIT %s"
         return [SignalView(*row) for row in self._server.fetch(sql, *values, MOST_SIGNALS)]
 
@@ -132,7 +132,7 @@ class PostgresWaiting(PostgresJobs):
         conditions, values = ["true"], list[object]()
         if ids is not None:
             conditions.append("id = ANY (%s::uuid[])")
-            values.append([each for each in ids if is_id(each)])
+            values += [[each for each in ids if is_id(each)]]
         if before is not None:
             conditions.append("(created_at, id) < (%s, %s::uuid)")
             values += before
@@ -156,5 +156,5 @@ class PostgresWaiting(PostgresJobs):
 
 
 def _input(row: Sequence[Any]) -> Input:
-    state = row[7]
-    return Input(*row[:7], None if state is None else State(state), *row[8:])
+    known = Input._make(row)
+    return known if known.state is None else known._replace(state=State(known.state))
