@@ -7,6 +7,16 @@ All keys of a namespace start with one hash tag, so they are on one node of a cl
     {tenure}:ready:QUEUE   zset    queued jobs, in order of priority, run_at, id: the score is priority, then time
     {tenure}:solo:QUEUE    zset    the same for jobs that must run alone
     {tenure}:scheduled     zset    by the time they are due
+    {tenure}:waiting       zset    jobs that wait, by id; `waits` is a zset of those with a time-out, by it;
+                                   `waitfor:KEY` one of those that wait for a shared signal
+    {tenure}:parents:ID    zset    the edges of a job by place, `unmet:ID` those that are open, `gone:ID` those of a
+                                   deleted job; `children:ID` and `pins:ID` are the same from the other end (waits.lua)
+    {tenure}:asks          zset    what `admit` has to look at, by time; `asked` is a hash of those answered in part
+    {tenure}:signals:ID    hash    the signals of a job, key → time, =, value; `shared` is the hash of those to all,
+                                   with `shared_keys` and `shared_at`, zsets by key and by time
+    {tenure}:members:FLOW  zset    the jobs of a flow; `flows` is a zset by time, `flow_names` a hash
+    {tenure}:sealed        zset    calls of many linked jobs that are not yet stored in full, each with
+                                   staged:CALL list, stands:CALL hash, answers:CALL list
     {tenure}:processing:WORKER   hash  the leases of a worker: job → attempt; `owners` is the set of workers with any
     {tenure}:stale         zset    processing jobs with a `stale_after`, by the time at which they count as hung
     {tenure}:completed, cancelled, dead    zset    by the time they ended
@@ -18,8 +28,10 @@ All keys of a namespace start with one hash tag, so they are on one node of a cl
     {tenure}:open:NAME     zset    its open ticks; `open` is a hash of those of all schedules: MS|CAUSE|NAME → job
     {tenure}:decided       zset    the closed ticks of all schedules, MS|CAUSE|NAME, by the time they were decided
     {tenure}:notes         hash    key → expiry, =, text; `noted` is a zset of the keys, `fading` one by expiry
-    {tenure}:worker:ID     hash    a worker; `alive` is a zset by the end of its lease, `died` by the time of death
-    {tenure}:queues set, paused hash, scheduled_of hash (how many of each queue), bell stream, schema
+    {tenure}:worker:ID     hash    a worker; `alive` is a zset by the end of its lease, `died` by the time of death,
+                                   `protocols` by what its code knows
+    {tenure}:queues set, paused hash, scheduled_of and waiting_of hashes (how many of each queue), bell stream, schema;
+    pruned and walk hashes: where to go on
 
 `decide` stays in Python: its inputs are read first, and the script that ends the attempt checks that they still hold.
 """
@@ -36,12 +48,13 @@ from tenure.stores.redis.jobs import NO_TRANSACTIONS, RedisJobs
 from tenure.stores.redis.reads import RedisReads
 from tenure.stores.redis.schedules import RedisSchedules
 from tenure.stores.redis.server import Server
+from tenure.stores.redis.waiting import RedisWaiting
 from tenure.stores.redis.workers import RedisWorkers
 
 SCHEMA = 1
 
 
-class RedisStore(RedisJobs, RedisWorkers, RedisSchedules, RedisReads):
+class RedisStore(RedisJobs, RedisWorkers, RedisWaiting, RedisSchedules, RedisReads):
     """`RedisStore("redis://me@host/0")`, `valkey://…`, `rediss://…` or `redis+sentinel://…`; needs no migration.
 
     With `rings` its scripts ring the doorbell themselves, so that no caller has to do it after them.

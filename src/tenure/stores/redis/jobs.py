@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from tenure.core.lifecycle import Completed, Lease, Outcome, State, reason_of
 from tenure.errors import StoreAway, StoreError
@@ -28,6 +28,7 @@ from tenure.ports import (
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches, cost, values
 from tenure.stores.redis.facts import decode_facts, millis, with_meta
+from tenure.stores.redis.links import enqueue_linked, enqueued, open_edges, tied
 from tenure.stores.redis.steps import TRIES, decided, what_stands
 from tenure.stores.rules import (
     COMPLETED,
@@ -41,20 +42,24 @@ from tenure.stores.rules import (
     check_replay,
     check_reports,
     check_text,
+    held_by_child,
     is_id,
     json_of,
     key_held,
     not_ended,
+    not_replayed_for,
+    parent_missing,
     promoted,
 )
 
 _End = tuple[int, Lease, Outcome]  #: the first item is its position in the batch
 
 MOST_CLAIMED = 500
+MOST_KEPT = 1000  #: jobs that others need, over which one `prune` steps
 FACTS = 1024  #: bytes of a job's facts that `claim` does not count: few jobs have more
-_STATES = {1: State.QUEUED, 2: State.SCHEDULED}
-CHANGED, LATER = 2, 3  #: `replay`: the facts have changed since they were read; the job is scheduled
-_NO_PAST = ("0", "0", None, 0)
+_REPLAYED = {1: State.QUEUED, 3: State.SCHEDULED, 4: State.WAITING}
+CHANGED, MANY_EDGES, NO_ROOM = 2, 5, 6  #: `replay` did nothing: see replay.lua
+_NO_PAST = ("0", "0", None, 0, 0)
 NO_TRANSACTIONS = (
     "tx: a job in Redis can't join a transaction of another database, and Redis has none to lend: enqueue after the "
     "commit, or keep the jobs in PostgreSQL or SQLite"
@@ -69,19 +74,18 @@ class RedisJobs(RedisBase):
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        """As in the port; but if a call with more than 200 jobs fails, some may be stored: enqueue all of it again."""
+        """As in the port; but if a call with more than 200 jobs fails, some may be stored: enqueue all of it again.
+
+        Not so with links: of such a call all jobs are stored, or none.
+        """
         if tx is not None:
             raise StoreError(NO_TRANSACTIONS)
         check_drafts(drafts, ranges=True)
-        answers: list[Enqueued] = []
+        if any(draft.links for draft in drafts):
+            return enqueue_linked(self._server, drafts)
         sent = list(batches(drafts, lambda draft: len(draft.payload) + len(draft.meta)))
-        for batch, results in zip(sent, self._server.call_each("enqueue", sent, values), strict=True):
-            for draft, answer in zip(batch, results, strict=True):
-                if isinstance(answer, int):
-                    answers.append(Enqueued(draft.id, True, _STATES[answer]))
-                else:
-                    answers.append(Enqueued(answer[0], False, State(answer[1])))
-        return answers
+        results = self._server.call_each("enqueue", sent, values)
+        return enqueued(drafts, list(chain.from_iterable(results)))
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
         check_text(reason)
@@ -106,22 +110,36 @@ class RedisJobs(RedisBase):
         check_replay(wanted, edits, delays)
         answers: dict[str, Answer | None] = {}
         waiting = [each for each in wanted if is_id(each)]
-        for _ in range(TRIES):
+        opened: set[str] = set()
+        tries = 0
+        while waiting and tries < TRIES:
             again: list[str] = []
             asked = [
-                (each, str(round(1000 * delays.get(each, 0.0))), *self._edited(each, edits.get(each)))
+                (
+                    each,
+                    str(round(1000 * delays.get(each, 0.0))),
+                    *self._edited(each, edits.get(each)),
+                    "1" if each in opened else "",
+                )
                 for each in waiting
             ]
             for batch in batches(asked, lambda each: sum(map(len, each))):
                 results = self._server.call("replay", *chain.from_iterable(batch))
                 for (job_id, *_), answer in zip(batch, results, strict=True):
-                    if answer == CHANGED:
-                        again.append(job_id)
-                    else:
+                    if answer not in (CHANGED, MANY_EDGES, NO_ROOM):
                         answers[job_id] = _replayed(answer)
-            if not again:
-                return {each: answers.get(each) for each in wanted}
+                        continue
+                    lost = open_edges(self._server, job_id) if answer == MANY_EDGES else None
+                    if lost:
+                        answers[job_id] = _replayed(lost)
+                        continue
+                    if answer == MANY_EDGES:
+                        opened.add(job_id)
+                    again.append(job_id)
+            tries += len(again) == len(waiting)
             waiting = again
+        if not waiting:
+            return {each: answers.get(each) for each in wanted}
         raise StoreAway(f"{self._server.url}: these jobs were edited faster than they could be read; try again")
 
     def _edited(self, job_id: str, edit: Edit | None) -> tuple[str, str, str]:
@@ -130,31 +148,30 @@ class RedisJobs(RedisBase):
         return (facts, with_meta(facts, edit.meta), edit.payload) if edit and facts else ("", "", "")
 
     def delete(self, ids: Iterable[str]) -> dict[str, Answer | None]:
-        answers: dict[str, Answer | None] = {}
-        for job_id, state in self._states("delete", ids).items():
-            if state is State.PROCESSING:
-                answers[job_id] = NOT_DELETED
-            else:
-                answers[job_id] = None if state is None else Landed(state)
-        return answers
+        return {each: _deleted(answer) for each, answer in self._each("delete", ids).items()}
 
     def _states(self, script: str, ids: Iterable[str], *values: str) -> dict[str, State | None]:
-        wanted = list(dict.fromkeys(ids))
-        found: dict[str, State | None] = {}
-        for batch in batches(wanted):
-            known = [each for each in batch if is_id(each)]
-            results = dict(zip(known, self._server.call(script, *values, *known), strict=True)) if known else {}
-            found |= {each: None if results.get(each) is None else State(results[each]) for each in batch}
+        found = self._each(script, ids, *values)
+        return {each: None if state is None else State(state) for each, state in found.items()}
+
+    def _each(self, script: str, ids: Iterable[str], *values: str) -> dict[str, Any]:
+        """What a script answers for each job, in order; None for what is no id."""
+        found: dict[str, Any] = dict.fromkeys(ids)
+        for batch in batches([each for each in found if is_id(each)]):
+            found |= zip(batch, self._server.call(script, *values, *batch), strict=True)
         return found
 
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
         gone = 0
         for state, age in ages(keep, keep_dead):
-            went = MOST
-            while went == MOST and gone < limit:
-                went = self._server.call("prune", state, millis(age), min(limit - gone, MOST))
+            asked = looked = total = 0
+            while looked == asked and gone < limit and total < limit + MOST_KEPT:
+                asked = min(limit - gone, MOST)
+                looked, went = self._server.call("prune", state, millis(age), asked)
                 gone += went
+                total += looked
         self._server.call("tidy", millis(WORKER_KEPT))
+        self._server.call("forget_signals", millis(keep), MOST)
         return gone
 
     def pause(self, queue: str, *, paused: bool) -> bool:
@@ -227,6 +244,7 @@ class RedisJobs(RedisBase):
             raise StoreError(NO_TRANSACTIONS)
         for _, outcome in ends:
             check_outcome(outcome)
+        ends = [(lease, tied(self._server, lease, outcome)) for lease, outcome in ends]
         landed: dict[int, Answer] = {}
         waiting: list[_End] = [(n, lease, outcome) for n, (lease, outcome) in enumerate(ends)]
         while waiting:  # if a lease is in the batch twice, the first outcome counts
@@ -296,7 +314,7 @@ def _claimed(
     job_id: str, attempt: str, facts_text: str, payload: str, enqueued_at: str, past: Sequence[Any] | None
 ) -> Claimed:
     facts = decode_facts(facts_text)
-    failures, crashes, checkpoint, expired = past or _NO_PAST
+    failures, crashes, checkpoint, expired, linked = past or _NO_PAST
     return Claimed(
         job_id,
         int(attempt),
@@ -311,6 +329,7 @@ def _claimed(
         facts.stale_after,
         int(enqueued_at),
         bool(expired),
+        bool(linked),
     )
 
 
@@ -324,12 +343,19 @@ def _bytes_of(results: Sequence[Any]) -> int:
 def _replayed(result: Any) -> Answer | None:
     if result is None:
         return None
-    if result == 1:
-        return Landed(State.QUEUED)
-    if result == LATER:
-        return Landed(State.SCHEDULED)
     if result == 0:
         return GUARDED
+    if isinstance(result, int):
+        return Landed(_REPLAYED[result])
     if isinstance(result, str):
         return not_ended(State(result))
-    return key_held(result[0])
+    other, _, *why = result
+    if not why:
+        return key_held(other)
+    return not_replayed_for(other) if why == ["child"] else parent_missing(other, gone=why == ["gone"])
+
+
+def _deleted(result: Any) -> Answer | None:
+    if isinstance(result, list):
+        return held_by_child(cast("list[str]", result)[0])
+    return NOT_DELETED if result == State.PROCESSING else result and Landed(State(result))

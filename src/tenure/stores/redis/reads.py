@@ -36,9 +36,10 @@ SIFTED = 1 << 20  #: bytes of text that one script compares; it always reads one
 FEW = 5_000  #: up to this many ids are sorted here; beyond, all jobs are scanned from the newest
 #: The fields of a job that are facts, and those that its hash has under the same name: numbers, texts, times.
 _FACTS = tuple(name for name in VIEW if name in Facts.__struct_fields__ and name != "meta")
+_QUEUE_COUNTS = (State.WAITING, State.SCHEDULED, State.QUEUED, State.PROCESSING)
 _NUMBERS = ("attempt", "failures", "crashes", "crashes_total")
-_TEXTS = ("error", "stage", "message", "checkpoint", "cancel_reason")
-_TIMES = ("enqueued_at", "run_at", "expires_at", "started_at")
+_TEXTS = ("error", "stage", "message", "checkpoint", "cancel_reason", "flow", "wait_for")
+_TIMES = ("enqueued_at", "run_at", "expires_at", "started_at", "wait_until")
 
 
 class RedisReads(RedisBase):
@@ -115,7 +116,15 @@ class RedisReads(RedisBase):
         return dict(sorted(zip(map(int, flat[::2]), flat[1::2], strict=True)))
 
     def counts(self) -> dict[State, int]:
-        order = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.COMPLETED, State.DEAD, State.CANCELLED)
+        order = (
+            State.QUEUED,
+            State.PROCESSING,
+            State.WAITING,
+            State.SCHEDULED,
+            State.COMPLETED,
+            State.DEAD,
+            State.CANCELLED,
+        )
         found = dict(zip(order, self._server.call("counts"), strict=True))
         return {state: found[state] for state in State}
 
@@ -146,8 +155,8 @@ class RedisReads(RedisBase):
 
     def queues(self) -> list[QueueView]:
         found: list[QueueView] = []
-        for name, paused_at, scheduled, queued, processing, oldest in self._server.call("queues"):
-            counts = {State.SCHEDULED: scheduled, State.QUEUED: queued, State.PROCESSING: processing}
+        for name, paused_at, *numbers, oldest in self._server.call("queues"):
+            counts = dict(zip(_QUEUE_COUNTS, numbers, strict=True))
             if paused_at is not None or any(counts.values()):
                 found.append(
                     QueueView(
@@ -219,6 +228,7 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
         payload=row["payload"],
         result=row.get("result", "null" if state is State.COMPLETED else None),
         solo=row.get("solo") == "1",
+        linked=row.get("linked") == "1",
         together=int(row.get("together", 1)),
         unique=None if unique is None else unique.partition("\0")[2],
         worker_id=row.get("worker_id") if state is State.PROCESSING else None,
@@ -238,13 +248,16 @@ def _newest(server: Server, where: Filter, before: str | None) -> Iterator[list[
         for first in range(0, len(newest), MOST):
             yield newest[first : first + MOST]
         return
-    key, high = f"{server.prefix}jobs", "+" if before is None else f"({before}"
+    key = f"{server.prefix}jobs" if where.flow is None else f"{server.prefix}members:{where.flow}"
+    high = "+" if before is None else f"({before}"
     while some := server.run("ZREVRANGEBYLEX", key, high, "-", "LIMIT", 0, MOST):
         yield some
         high = f"({some[-1]}"
 
 
 def _few(server: Server, where: Filter) -> list[str] | None:
+    if where.flow is not None:
+        return None
     if where.worker_id is not None:
         return list(server.run("HKEYS", f"{server.prefix}processing:{where.worker_id}"))
     spanned = where.ended_since is not None or where.ended_until is not None

@@ -14,6 +14,23 @@ _TIME = "local time = redis.call('TIME')\nlocal now = time[1] * 1000 + math.floo
 # Before Redis 7 a script that runs out of memory is refused at its first write, unless that write needs no memory.
 _ALLOW_OOM = "redis.call('DEL', KEYS[1])\n"
 _GIVEN_TIME = "local now = tonumber(table.remove(ARGV))\n"
+#: The scripts about jobs that wait, which share waits.lua.
+_WAITS = frozenset(
+    (
+        "admit",
+        "delete",
+        "end",
+        "enqueue_linked",
+        "outdated",
+        "prune",
+        "reopen",
+        "replay",
+        "skip",
+        "stage",
+        "tie",
+        "unpack",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +64,7 @@ class Scripts:
 def compose(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
     """`lua/NAME.lua` with the code that all scripts share. Its first line has its flags, such as `allow-oom`."""
     first, _, rest = _text(name).partition("\n")
-    head = (_GIVEN_TIME if given_time else _TIME) + _text("common")
+    head = (_GIVEN_TIME if given_time else _TIME) + _text("common") + (_text("waits") if name in _WAITS else "")
     if shebang:
         head = f"{first}\n{head}"
     elif "allow-oom" in first:

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
+from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State, Suspended
 from tenure.ports import Answer, Landed, Rescued
 from tenure.stores.redis.facts import decode_facts, millis
+from tenure.stores.redis.links import edges_of
 from tenure.stores.rules import (
     AMONG_OTHERS,
     Beside,
@@ -103,4 +104,7 @@ def decided(
         end["result"] = outcome.result
     else:
         end["evidence"] = evidence_of(outcome)
+    if isinstance(outcome, Suspended) and end["state"] is State.WAITING:
+        end["after"], end["wait_for"] = edges_of(outcome), outcome.signal
+        end["timeout"] = None if outcome.timeout is None else millis(outcome.timeout)
     return answer, json_of({name: value for name, value in end.items() if value is not None})

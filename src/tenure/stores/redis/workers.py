@@ -32,7 +32,7 @@ class RedisWorkers(RedisBase):
 
     def register(self, worker: WorkerIdentity) -> None:
         check_text(worker.id)
-        if not self._server.call("register", worker.id, millis(worker.lease), json_of(worker)):
+        if not self._server.call("register", worker.id, millis(worker.lease), json_of(worker), worker.protocol):
             raise used_before(worker.id)
 
     def renew(

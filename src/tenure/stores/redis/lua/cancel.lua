@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- scheduled, queued → cancelled; processing: requested. ARGV: reason, then ids. Returns their states.
+-- waiting, scheduled, queued → cancelled; processing: requested. ARGV: reason, then ids. Returns their states.
 local states = {}
 for n = 2, #ARGV do states[n - 1] = cancel(ARGV[n], ARGV[1]) end
 return states

@@ -7,17 +7,32 @@ local function job(id) return ns .. 'job:' .. id end
 local function lane(queue, solo) return ns .. (solo and 'solo:' or 'ready:') .. queue end
 local function score(rank, run_at) return rank * BAND + math.max(run_at, 0) end
 local function count_scheduled(queue, by) redis.call('HINCRBY', ns .. 'scheduled_of', queue, by) end
+local function count_waiting(queue, by) redis.call('HINCRBY', ns .. 'waiting_of', queue, by) end
 
 -- The rings to send after the transition, by rings.lua.
 local rings = {}
 local function ring(kind, queue) rings[kind .. ' ' .. queue] = {kind, queue} end
 
+-- What `admit` has to look at: a job, a shared signal, or the edges of a job that is gone (admit.lua). An ask that is
+-- left already is answered later, so what it sees then includes this one.
+local function ask(what)
+  redis.call('ZADD', ns .. 'asks', 'NX', now, what)
+  ring('due', '')
+end
+
+-- The same from the beginning: of an answer that was given in part, what was seen of the job no longer holds.
+local function ask_anew(id)
+  redis.call('HDEL', ns .. 'asked', id)
+  ask(id)
+end
+
 -- The fields of a job that its transitions need.
 local function read(id)
-  local f = redis.call('HMGET', job(id), 'state', 'queue', 'rank', 'run_at', 'solo', 'attempt', 'worker_id', 'unique')
+  local f = redis.call('HMGET', job(id), 'state', 'queue', 'rank', 'run_at', 'solo', 'attempt', 'worker_id', 'unique',
+    'linked')
   if not f[1] then return nil end
   return {state = f[1], queue = f[2], rank = tonumber(f[3]), run_at = tonumber(f[4]), solo = f[5] == '1',
-          attempt = tonumber(f[6]) or 0, worker = f[7], unique = f[8]}
+          attempt = tonumber(f[6]) or 0, worker = f[7], unique = f[8], linked = f[9] == '1'}
 end
 
 local function release_leases(worker, ids)
@@ -28,9 +43,9 @@ end
 
 -- The fields that a claim returns for a job with earlier attempts or a time limit, and its stale_after.
 local function past(key, attempt)
-  local f = redis.call('HMGET', key, 'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after')
+  local f = redis.call('HMGET', key, 'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after', 'linked')
   local late = attempt == '1' and f[4] and tonumber(f[4]) < now
-  return {f[1] or '0', f[2] or '0', f[3], late and 1 or 0}, tonumber(f[5] or nil)
+  return {f[1] or '0', f[2] or '0', f[3], late and 1 or 0, f[6] == '1' and 1 or 0}, tonumber(f[5] or nil)
 end
 
 -- The time of its owner's last report.
@@ -49,6 +64,14 @@ local function to_take(id, worker, why, since)
     f[2], f[3] or '0', f[4] or '0', f[5] or '0', f[6], f[7], f[8]}
 end
 
+-- A waiting job waits for no signal any more.
+local function wake(id)
+  local f = redis.call('HMGET', job(id), 'wait_for', 'wait_until')
+  if f[1] then redis.call('ZREM', ns .. 'waitfor:' .. f[1], id) end
+  if f[2] then redis.call('ZREM', ns .. 'waits', id) end
+  if f[1] or f[2] then redis.call('HDEL', job(id), 'wait_for', 'wait_until') end
+end
+
 -- Remove the job from the index of its state.
 local function leave(id, j)
   if j.state == 'queued' then
@@ -59,14 +82,19 @@ local function leave(id, j)
   else
     redis.call('ZREM', ns .. j.state, id)
     if j.state == 'scheduled' then count_scheduled(j.queue, -1) end
+    if j.state == 'waiting' then
+      count_waiting(j.queue, -1)
+      wake(id)
+    end
   end
 end
 
--- Set a new state and add the job to its index. An ended job releases its unique key.
+-- Set a new state and add the job to its index. An ended job releases its unique key, and lets those that wait for it
+-- know.
 local function enter(id, j, state)
   j.state = state
   redis.call('HSET', job(id), 'state', state)
-  if state == 'queued' or state == 'scheduled' then redis.call('SADD', ns .. 'queues', j.queue) end
+  if state == 'queued' or state == 'scheduled' or state == 'waiting' then redis.call('SADD', ns .. 'queues', j.queue) end
   if state == 'queued' then
     redis.call('ZADD', lane(j.queue, j.solo), score(j.rank, j.run_at), id)
     ring('queued', j.queue)
@@ -74,26 +102,28 @@ local function enter(id, j, state)
     redis.call('ZADD', ns .. 'scheduled', j.run_at, id)
     count_scheduled(j.queue, 1)
     ring('due', j.queue)
+  elseif state == 'waiting' then
+    redis.call('ZADD', ns .. 'waiting', 0, id)
+    count_waiting(j.queue, 1)
+    ask_anew(id)
   else
     redis.call('ZADD', ns .. state, now, id)
     if j.unique then redis.call('HDEL', ns .. 'unique', j.unique) end
+    if j.linked then ask_anew(id) end
   end
 end
 
 -- Forget the names of those of these queues that have no job.
 local function forget_queues(queues)
   for _, queue in ipairs(queues) do
-    local scheduled = tonumber(redis.call('HGET', ns .. 'scheduled_of', queue) or 0)
-    if scheduled == 0 and redis.call('EXISTS', lane(queue, false), lane(queue, true)) == 0 then
+    local later = tonumber(redis.call('HGET', ns .. 'scheduled_of', queue) or 0)
+    if later == 0 then later = tonumber(redis.call('HGET', ns .. 'waiting_of', queue) or 0) end
+    if later == 0 and redis.call('EXISTS', lane(queue, false), lane(queue, true)) == 0 then
       redis.call('SREM', ns .. 'queues', queue)
       redis.call('HDEL', ns .. 'scheduled_of', queue)
+      redis.call('HDEL', ns .. 'waiting_of', queue)
     end
   end
-end
-
-local function forget(id)
-  redis.call('UNLINK', job(id), ns .. 'attempts:' .. id, ns .. 'once:' .. id, ns .. 'log:' .. id)
-  redis.call('ZREM', ns .. 'jobs', id)
 end
 
 -- What the store holds instead of a lease, for a refused write.
@@ -126,33 +156,34 @@ local function declare(worker, death)
   return true
 end
 
--- nothing → queued, or scheduled when due later; processing if there is an owner, which must be alive. ARGV from
--- `first` to `last`: the number of groups, per group what its jobs share (facts, queue, rank, solo, stale_after), then
+-- nothing → queued, or scheduled when due later; processing if there is an owner, which must be alive; waiting if
+-- `waits` names it. `args` from `first` to `last`: the number of groups, per group what its jobs share (facts, queue, rank, solo, stale_after), then
 -- per job: id, group, payload, when (empty: now; +delay; or an instant), unique, expires. Returns per job: 1 queued, 2
--- scheduled, 3 processing, or the existing job. A job with the field `attempt`, even if it is 0, has more fields that
+-- scheduled, 3 processing, 4 waiting, or the existing job, its state, and the id that was given. A job with the field `attempt`, even if it is 0, has more fields that
 -- `claim` and `complete` have to read; most jobs have none.
-local function enqueue(first, last, owner)
+local function enqueue(args, first, last, owner, waits)
   local groups, at = {}, first + 1
-  for g = 1, tonumber(ARGV[first]) do
-    groups[g] = {facts = ARGV[at], queue = ARGV[at + 1], rank = tonumber(ARGV[at + 2]), solo = ARGV[at + 3] == '1',
-                 stale = ARGV[at + 4], ready = {}, added = 0, later = 0}
+  for g = 1, tonumber(args[first]) do
+    groups[g] = {facts = args[at], queue = args[at + 1], rank = tonumber(args[at + 2]), solo = args[at + 3] == '1',
+                 stale = args[at + 4], ready = {}, added = 0, later = 0}
     at = at + 5
   end
   local answers, ids, later = {}, {}, {}
   for i = at, last, 6 do
-    local id, group, payload, when, unique, expires = ARGV[i], groups[tonumber(ARGV[i + 1])], ARGV[i + 2], ARGV[i + 3],
-      ARGV[i + 4], ARGV[i + 5]
+    local id, group, payload, when, unique, expires = args[i], groups[tonumber(args[i + 1])], args[i + 2], args[i + 3],
+      args[i + 4], args[i + 5]
     local holder = unique ~= '' and redis.call('HGET', ns .. 'unique', unique)
     local key = job(id)
     local stands = redis.call('HGET', key, 'state')
     if stands then
-      answers[#answers + 1] = {id, stands}
+      answers[#answers + 1] = {id, stands, id}
     elseif holder then
-      answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state')}
+      answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state'), id}
     else
       local run_at = now
       if when ~= '' then run_at = when:sub(1, 1) == '+' and now + tonumber(when:sub(2)) or tonumber(when) end
       local state = owner and 'processing' or run_at > now and 'scheduled' or 'queued'
+      if waits and waits[id] then state = 'waiting' end
       redis.call('HSET', key, 'state', state, 'queue', group.queue, 'rank', group.rank, 'facts', group.facts,
         'payload', payload, 'run_at', run_at, 'enqueued_at', now)
       if group.solo then redis.call('HSET', key, 'solo', '1') end
@@ -170,6 +201,11 @@ local function enqueue(first, last, owner)
         later[#later + 1], later[#later + 2] = run_at, id
         group.later = group.later + 1
         answers[#answers + 1] = 2
+      elseif state == 'waiting' then
+        redis.call('HSET', key, 'linked', '1', 'attempt', 0)
+        redis.call('ZADD', ns .. 'waiting', 0, id)
+        count_waiting(group.queue, 1)
+        answers[#answers + 1] = 4
       else
         redis.call('HSET', key, 'attempt', '1', 'worker_id', owner, 'started_at', now)
         redis.call('HSET', ns .. 'processing:' .. owner, id, '1+')
@@ -202,19 +238,19 @@ local function enqueue_all(at, owner)
   at = at + 1
   for _ = 1, left do
     local last = at + tonumber(ARGV[at])
-    for _, answer in ipairs(enqueue(at + 1, last, owner)) do answers[#answers + 1] = answer end
+    for _, answer in ipairs(enqueue(ARGV, at + 1, last, owner)) do answers[#answers + 1] = answer end
     at = last + 1
   end
   return answers, at
 end
 
--- scheduled, queued → cancelled; processing: requested. Returns the new state.
+-- waiting, scheduled, queued → cancelled; processing: requested. Returns the new state.
 local function cancel(id, reason)
   local j = read(id)
   if j and j.state == 'processing' then
     redis.call('HSETNX', job(id), 'cancel_reason', reason)
     ring('cancel', j.queue)
-  elseif j and (j.state == 'scheduled' or j.state == 'queued') then
+  elseif j and (j.state == 'waiting' or j.state == 'scheduled' or j.state == 'queued') then
     leave(id, j)
     redis.call('HSET', job(id), 'cancel_reason', reason, 'error', reason)
     enter(id, j, 'cancelled')

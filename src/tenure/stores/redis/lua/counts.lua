@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- The numbers of jobs that are queued, processing, scheduled, completed, dead, cancelled.
+-- The numbers of jobs that are queued, processing, waiting, scheduled, completed, dead, cancelled.
 local queued = 0
 for _, name in ipairs(redis.call('SMEMBERS', ns .. 'queues')) do
   queued = queued + redis.call('ZCARD', lane(name, false)) + redis.call('ZCARD', lane(name, true))
@@ -9,7 +9,7 @@ for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
   processing = processing + redis.call('HLEN', ns .. 'processing:' .. worker)
 end
 local answer = {queued, processing}
-for _, state in ipairs({'scheduled', 'completed', 'dead', 'cancelled'}) do
+for _, state in ipairs({'waiting', 'scheduled', 'completed', 'dead', 'cancelled'}) do
   answer[#answer + 1] = redis.call('ZCARD', ns .. state)
 end
 return answer

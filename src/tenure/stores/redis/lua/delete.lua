@@ -1,10 +1,13 @@
 #!lua flags=allow-oom
--- any state but processing → deleted. ARGV: ids. Returns the states they were in.
+-- any state but processing → deleted. ARGV: ids. Returns the states they were in, or a live job that waits for it.
 local states = {}
 for n, id in ipairs(ARGV) do
   local j = read(id)
+  local child = j and j.linked and live_child(id)
   states[n] = j and j.state or false
-  if j and j.state ~= 'processing' then
+  if child and j.state ~= 'processing' then
+    states[n] = {child}
+  elseif j and j.state ~= 'processing' then
     leave(id, j)
     if j.unique and redis.call('HGET', ns .. 'unique', j.unique) == id then redis.call('HDEL', ns .. 'unique', j.unique) end
     forget(id)

@@ -1,8 +1,20 @@
 #!lua flags=allow-oom
 -- processing → the state that `decide` gave, under the lease. ARGV: a worker to declare dead in the same step, or
 -- nothing; its note then, or nothing to keep the one it has; then per end, as JSON: the lease, the charges the decision
--- is based on, the decision. Returns per end: 1 if it landed; 0 if not, or if its charges have changed and need a new
+-- is based on, the decision, and of a job that is suspended what it waits for. Returns per end: 1 if it landed; 0 if not, or if its charges have changed and need a new
 -- decision. With a worker, either all ends land and are all its leases, or none lands.
+local function suspend(e)
+  for _, edge in ipairs(e.after or {}) do tie(e.id, edge[1], edge[2]) end
+  if e.wait_for then
+    redis.call('HSET', job(e.id), 'wait_for', e.wait_for)
+    redis.call('ZADD', ns .. 'waitfor:' .. e.wait_for, 0, e.id)
+  end
+  if e.timeout then
+    redis.call('HSET', job(e.id), 'wait_until', now + e.timeout)
+    redis.call('ZADD', ns .. 'waits', now + e.timeout, e.id)
+  end
+end
+
 local dead, note, ends, fits, seen = ARGV[1], ARGV[2], {}, {}, {}
 for i = 3, #ARGV do
   local e = cjson.decode(ARGV[i])
@@ -49,6 +61,7 @@ for n, e in ipairs(ends) do
     if e.error then redis.call('HSET', job(e.id), 'error', e.error) end
     if e.message then redis.call('HSET', job(e.id), 'message', e.message) end
     enter(e.id, j, e.state)
+    if e.state == 'waiting' then suspend(e) end
   end
 end
 if dead ~= '' then return {1} end

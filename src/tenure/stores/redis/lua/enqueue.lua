@@ -1,3 +1,3 @@
 #!lua
 -- nothing → queued, or scheduled when due later. ARGV and answers: those of `enqueue`.
-return enqueue(1, #ARGV)
+return enqueue(ARGV, 1, #ARGV)

@@ -18,7 +18,7 @@ for n = 5, #ARGV do
     end
   else
     local from, to = since, til
-    if state == 'scheduled' then from, to = '-inf', '+inf' end
+    if state == 'scheduled' or state == 'waiting' then from, to = '-inf', '+inf' end
     keys[#keys + 1] = {'ZRANGEBYSCORE', ns .. state, from, to}
     total = total + redis.call('ZCOUNT', ns .. state, from, to)
   end

@@ -1,7 +1,29 @@
 #!lua flags=allow-oom
--- Delete ended jobs that were kept for long enough. ARGV: state, milliseconds to keep, limit. Returns how many.
+-- Delete ended jobs that were kept for long enough; those that others need stay, and are asked whether they still do.
+-- ARGV: state, milliseconds to keep, how many to examine. It goes on behind those that it left the last time, and begins
+-- again after the last. Returns how many it examined, and how many it deleted.
+local key, cursor = ns .. ARGV[1], ns .. 'pruned'
 local before = '(' .. string.format('%.0f', now - tonumber(ARGV[2]))
-local old = redis.call('ZRANGEBYSCORE', ns .. ARGV[1], '-inf', before, 'LIMIT', 0, ARGV[3])
-for _, id in ipairs(old) do forget(id) end
-if #old > 0 then redis.call('ZREM', ns .. ARGV[1], unpack(old)) end
-return #old
+-- From which end on, and how many with just that end are left.
+local from, left = (redis.call('HGET', cursor, ARGV[1]) or '-inf 0'):match('^(%S+) (%d+)$')
+left = tonumber(left)
+local old = redis.call('ZRANGEBYSCORE', key, from, before, 'WITHSCORES', 'LIMIT', left, ARGV[3])
+local gone = {}
+for n = 1, #old, 2 do
+  local id, ended = old[n], old[n + 1]
+  if redis.call('HGET', job(id), 'linked') == '1' then
+    ask(id)
+    left = ended == from and left + 1 or 1
+    from = ended
+  else
+    forget(id)
+    gone[#gone + 1] = id
+  end
+end
+if #gone > 0 then redis.call('ZREM', key, unpack(gone)) end
+if #old == 2 * tonumber(ARGV[3]) then
+  redis.call('HSET', cursor, ARGV[1], from .. ' ' .. left)
+else
+  redis.call('HDEL', cursor, ARGV[1])
+end
+return {#old / 2, #gone}

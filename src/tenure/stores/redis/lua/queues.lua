@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- Per queue: name, when it was paused, counts of scheduled, queued, processing, and the wait of the oldest queued job.
+-- Per queue: name, when it was paused, counts of waiting, scheduled, queued, processing, and the wait of the oldest queued job.
 local names, processing, answers = {}, {}, {}
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do
   for _, id in ipairs(redis.call('HKEYS', ns .. 'processing:' .. worker)) do
@@ -26,6 +26,7 @@ for name in pairs(names) do
     end
   end
   answers[#answers + 1] = {name, redis.call('HGET', ns .. 'paused', name),
+    tonumber(redis.call('HGET', ns .. 'waiting_of', name) or 0),
     tonumber(redis.call('HGET', ns .. 'scheduled_of', name) or 0), queued, processing[name] or 0, oldest and math.max(now - oldest, 0) or false}
 end
 return answers

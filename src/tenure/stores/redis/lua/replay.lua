@@ -1,8 +1,11 @@
 #!lua
--- ended → queued or scheduled, with the budgets reset. ARGV per job: id, milliseconds until it is due and, for new
--- arguments, the facts that were read, the new facts and the payload (else empty). Returns per job: nothing (no such
+-- ended → queued, scheduled or waiting, with the budgets reset. ARGV per job: id, milliseconds until it is due and, for new
+-- arguments, the facts that were read, the new facts and the payload (else empty), and whether `reopen` has opened its
+-- edges. Returns per job: nothing (no such
 -- job), its state if it has not ended, 0 if it ran under a guard, the holder of its unique key and its state, 2 if its
--- facts have changed and must be read again; or 1 (queued), 3 (scheduled).
+-- facts have changed and must be read again, 5 if it has too many edges for one step, 6 if the
+-- step has no room for them; a job, its state, and why there is
+-- no replay because of it; or 1 (queued), 3 (scheduled), 4 (waiting).
 
 -- The ticks that name this job are open again: it is a run of their schedules once more. The new rev of the schedule,
 -- in its body too, refuses a writer that still saw the run as ended.
@@ -22,14 +25,21 @@ local function reopen(id)
   end
 end
 
-local answers = {}
-for i = 1, #ARGV, 5 do
+local answers, edges = {}, 200
+for i = 1, #ARGV, 6 do
   local id, delay, edited = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 4] ~= ''
   local j = read(id)
+  local child = j and j.state == 'completed' and j.linked and live_child(id)
+  local number = j and redis.call('ZCARD', ns .. 'parents:' .. id) or 0
+  local some, lost = {}, false
+  if number > 0 and number <= edges and ENDED[j.state] then
+    some = redis.call('ZRANGE', ns .. 'parents:' .. id, 0, -1, 'WITHSCORES')
+    lost = lost_of(some)
+  end
   local holder = j and j.unique and redis.call('HGET', ns .. 'unique', j.unique)
   if not j then
     answers[#answers + 1] = false
-  elseif j.state == 'scheduled' or j.state == 'queued' or j.state == 'processing' then
+  elseif LIVE[j.state] then
     answers[#answers + 1] = j.state
   elseif j.queue == 'guard' then
     answers[#answers + 1] = 0
@@ -37,7 +47,17 @@ for i = 1, #ARGV, 5 do
     answers[#answers + 1] = {holder, redis.call('HGET', job(holder), 'state')}
   elseif edited and redis.call('HGET', job(id), 'facts') ~= ARGV[i + 2] then
     answers[#answers + 1] = 2
+  elseif child then
+    answers[#answers + 1] = {child, '', 'child'}
+  elseif number > edges and ARGV[i + 5] == '' then
+    answers[#answers + 1] = number > 200 and 5 or 6
+  elseif lost then
+    answers[#answers + 1] = lost
   else
+    if number > 0 and ARGV[i + 5] == '' then
+      edges = edges - number
+      open_all(id, some, false)
+    end
     leave(id, j)
     if edited then
       redis.call('HDEL', job(id), 'checkpoint', 'progress', 'stage', 'message')
@@ -48,9 +68,11 @@ for i = 1, #ARGV, 5 do
       'crashes_total', 'together', 'started_at', 'last_activity_at')
     redis.call('HSET', job(id), 'run_at', j.run_at, 'solo', j.solo and '1' or '0')
     if j.unique then redis.call('HSET', ns .. 'unique', j.unique, id) end
-    enter(id, j, delay > 0 and 'scheduled' or 'queued')
+    if number > 0 or redis.call('EXISTS', ns .. 'pins:' .. id) == 1 then link(id) end
+    local waits = redis.call('EXISTS', ns .. 'unmet:' .. id) == 1
+    enter(id, j, waits and 'waiting' or delay > 0 and 'scheduled' or 'queued')
     reopen(id)
-    answers[#answers + 1] = delay > 0 and 3 or 1
+    answers[#answers + 1] = waits and 4 or delay > 0 and 3 or 1
   end
 end
 return answers

@@ -1,8 +1,20 @@
 #!lua flags=allow-oom
--- Forget workers that died long ago, and the names of empty queues. ARGV: milliseconds that a dead worker is kept.
+-- Forget workers that died long ago, the names of empty queues, and flows whose jobs an older release has deleted. ARGV: milliseconds that a dead worker is kept.
 local before = '(' .. string.format('%.0f', now - tonumber(ARGV[1]))
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'died', '-inf', before, 'LIMIT', 0, 200)) do
   redis.call('UNLINK', ns .. 'worker:' .. worker)
   redis.call('ZREM', ns .. 'died', worker)
+  redis.call('ZREM', ns .. 'protocols', worker)
 end
+for _, flow in ipairs(redis.call('ZRANDMEMBER', ns .. 'flows', 20)) do
+  local members = ns .. 'members:' .. flow
+  for _, id in ipairs(redis.call('ZRANGE', members, 0, 9)) do
+    if redis.call('EXISTS', job(id)) == 0 then redis.call('ZREM', members, id) end
+  end
+  if redis.call('EXISTS', members) == 0 then
+    redis.call('ZREM', ns .. 'flows', flow)
+    redis.call('HDEL', ns .. 'flow_names', flow)
+  end
+end
+if redis.call('EXISTS', ns .. 'waiting') == 0 then redis.call('UNLINK', ns .. 'waiting_of') end
 forget_queues(redis.call('SRANDMEMBER', ns .. 'queues', 200))

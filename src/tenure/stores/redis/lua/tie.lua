@@ -1,0 +1,5 @@
+#!lua
+-- Edges of a job that is about to be suspended, under its lease. ARGV: id, attempt, worker, then parent and marks per edge.
+local f = redis.call('HMGET', job(ARGV[1]), 'state', 'attempt', 'worker_id')
+if f[1] ~= 'processing' or f[2] ~= ARGV[2] or f[3] ~= ARGV[3] then return end
+for i = 4, #ARGV, 2 do tie(ARGV[1], ARGV[i], tonumber(ARGV[i + 1])) end
