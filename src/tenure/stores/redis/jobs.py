@@ -42,6 +42,7 @@ from tenure.stores.rules import (
     check_replay,
     check_reports,
     check_text,
+    gathers,
     held_by_child,
     is_id,
     json_of,
@@ -357,5 +358,6 @@ def _replayed(result: Any) -> Answer | None:
 
 def _deleted(result: Any) -> Answer | None:
     if isinstance(result, list):
-        return held_by_child(cast("list[str]", result)[0])
+        other, why = cast("list[str]", result)
+        return held_by_child(other) if why == "waits" else gathers(other)
     return NOT_DELETED if result == State.PROCESSING else result and Landed(State(result))

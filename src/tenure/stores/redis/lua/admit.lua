@@ -13,9 +13,8 @@ local function cancel_for(id, reason, other)
   return true
 end
 
--- A waiting job: admit it if it waits for nothing any more.
+-- A waiting job: admit it if it waits for nothing any more. A signal for which it need not wait is over before its edges.
 local function let(id, j)
-  if redis.call('EXISTS', ns .. 'unmet:' .. id) == 1 then return end
   local f = redis.call('HMGET', job(id), 'wait_for', 'wait_until', 'enqueued_at', 'expires_at')
   local key, til = f[1], tonumber(f[2] or nil)
   if key and not (til and til <= now) then
@@ -25,6 +24,7 @@ local function let(id, j)
       return
     end
   end
+  if redis.call('EXISTS', ns .. 'unmet:' .. id) == 1 then return wake(id) end
   local due = j.run_at > math.max(now, tonumber(f[3])) and j.run_at or now
   leave(id, j)
   if f[4] then redis.call('HSET', job(id), 'expires_at', tonumber(f[4]) + due - j.run_at) end
@@ -72,7 +72,8 @@ local function tell(id, j, from)
       if room <= 0 then return 'children:' .. at end
       at, room = child, room - 1
       local edge = redis.call('ZSCORE', ns .. 'unmet:' .. child, id)
-      if edge and not settle(child, id, tonumber(edge), j.state, error) then
+      local cancelled = edge and settle(child, id, tonumber(edge), j.state, error)
+      if edge and not cancelled and redis.call('EXISTS', ns .. 'unmet:' .. child) == 0 then
         local k = read(child)
         if k and k.state == 'waiting' then let(child, k) end
       end

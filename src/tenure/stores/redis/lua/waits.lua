@@ -62,6 +62,20 @@ local function live_child(id)
   return #some == 200 and some[1]
 end
 
+-- A live job that this one gathers: its edge is open.
+local function live_gathered(id)
+  local from = '-inf'
+  repeat
+    local some = redis.call('ZRANGEBYSCORE', ns .. 'unmet:' .. id, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 200)
+    for n = 1, #some, 2 do
+      local live = marked(tonumber(some[n + 1]), MINE) and LIVE[redis.call('HGET', job(some[n]), 'state')]
+      if live then return some[n] end
+    end
+    from = '(' .. (some[#some] or '')
+  until #some < 400
+  return false
+end
+
 -- Jobs with what they wait for. `args`: the number of values of `enqueue`, these, then rows of five:
 --   need ID                             this job must exist; and
 --   gather GATHERER CHILD MARKS UNIQUE  it must not be the one that holds its child's key: `refused` says so first
