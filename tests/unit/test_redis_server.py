@@ -50,10 +50,10 @@ from tenure.backends import open_notifier, open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
 from tenure.core.conditions import Condition
-from tenure.core.lifecycle import Completed, Failed, Lease, Released, Snoozed, State
+from tenure.core.lifecycle import Completed, Edge, Failed, Lease, Released, Snoozed, State
 from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.notifiers.redis import RedisNotifier
-from tenure.ports import Draft, Edit, Filter, Landed, Progress, Ring
+from tenure.ports import Draft, Edit, Filter, Landed, Links, NotLanded, Progress, Ring
 from tenure.ports.schedules import Change
 from tenure.stores.redis import SCHEMA, RedisStore, fitness, reads, scripts
 from tenure.stores.redis import server as module
@@ -254,6 +254,32 @@ def use_every_verb(store: RedisStore) -> None:
     assert len(store.workers(dead=True)) == 2
     assert_sound(store)
     use_schedules_and_notes(store)
+    use_waits(store)
+
+
+def use_waits(store: RedisStore) -> None:
+    parents = [draft(links=Links(flow="0190a0a0-0000-7000-8000-000000000001")) for _ in range(200)]
+    child = draft(links=Links(after=tuple(Edge(each.id) for each in parents)))
+    answers = store.enqueue([*parents, child])
+    assert [each.state for each in answers] == [State.QUEUED] * 200 + [State.WAITING]
+    assert store.signal(child.id, "own:go", "1") == Landed(State.WAITING)
+    assert store.signal(None, "shared:go", "1") == Landed(State.WAITING)
+    assert len(store.signals(None)) == len(store.signals(child.id)) == 1
+    assert len(store.inputs(child.id)) == 200
+    assert [each for each, _ in store.dependents(parents[0].id)] == [child.id]
+    store.cancel([parents[0].id], "no")
+    assert isinstance(store.skip([parents[0].id])[parents[0].id], Landed)
+    store.cancel([each.id for each in parents[1:]], "no")
+    start(store)
+    assert store.outdated() == []
+    until(lambda: store.admit().cancelled, "the child to be cancelled")
+    until(lambda: not store.admit().more, "all asks to be answered")
+    assert [(each.total, each.name) for each in store.flows()] == [(200, "")]
+    assert isinstance(store.replay([child.id])[child.id], NotLanded)
+    assert store.delete([child.id]) == {child.id: Landed(State.CANCELLED)}
+    until(lambda: not store.admit().more, "its edges to be dropped")
+    until(lambda: store.prune(keep=0, keep_dead=0) == 0 and store.flows() == [], "all to be old")
+    until(lambda: store.prune(keep=0, keep_dead=0) == 0 and store.signals(None) == [], "the signal to be old")
 
 
 def use_schedules_and_notes(store: RedisStore) -> None:
