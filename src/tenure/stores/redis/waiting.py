@@ -121,12 +121,16 @@ class RedisWaiting(RedisBase):
         return {each: self._skip(each) if is_id(each) else None for each in dict.fromkeys(ids)}
 
     def _skip(self, job_id: str) -> Answer | None:
-        found: Sequence[Any] | None = ("", "")
-        while found is not None and len(found) > 1:
-            found = self._server.call("skip", job_id, found[1])
-            if found is not None and len(found) > 1 and found[1] is None:
-                return Landed(State(found[0]))
-        return found and not_skipped(State(found[0]))
+        last: str | None = ""
+        while last is not None:
+            found = self._server.call("skip", job_id, last)
+            if found is None:
+                return None
+            state, *more = found
+            if not more:
+                return not_skipped(State(state))
+            (last,) = more
+        return Landed(State(state))
 
     # ── flows ──
 
