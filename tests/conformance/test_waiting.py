@@ -604,6 +604,17 @@ def test_a_wait_that_timed_out_beside_open_edges_is_over(world: World) -> None:
     assert settle_waits(store) == [lease.job_id]
 
 
+def test_a_parent_that_was_suspended_still_lets_its_child_go(store: Store) -> None:
+    lease = running(store)
+    child = child_of(store, lease.job_id)
+    settle_waits(store)
+    finish(store, lease, Suspended(signal="own:go"))
+    store.signal(lease.job_id, "own:go", "1")
+    again = resumed(store, lease.job_id)
+    assert finish(store, again, Completed()) is State.COMPLETED
+    assert settle_waits(store) == [child]
+
+
 # ── Flows ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

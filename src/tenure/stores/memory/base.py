@@ -189,7 +189,8 @@ class MemoryBase:
             self._known.add(view.id, *edge)
         self._known.ask(view.id)
         until = None if outcome.timeout is None else self.now() + timedelta(seconds=outcome.timeout)
-        return {"linked": bool(self._known.before(view.id)), "wait_for": outcome.signal, "wait_until": until}
+        linked = view.linked or bool(self._known.before(view.id))
+        return {"linked": linked, "wait_for": outcome.signal, "wait_until": until}
 
     # ── one lease ──
 
