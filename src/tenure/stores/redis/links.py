@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from uuid import uuid4
 
 import msgspec
@@ -168,5 +168,5 @@ def open_edges(server: Server, job_id: str) -> list[str] | None:
     while first is not None:
         first = server.call("reopen", job_id, first)
         if isinstance(first, list):
-            return first
+            return cast("list[str]", first)
     return None

@@ -156,7 +156,7 @@ class RedisReads(RedisBase):
     def queues(self) -> list[QueueView]:
         found: list[QueueView] = []
         for name, paused_at, *numbers, oldest in self._server.call("queues"):
-            counts = dict(zip(_QUEUE_COUNTS, numbers, strict=True))
+            counts: dict[State, int] = dict(zip(_QUEUE_COUNTS, numbers, strict=True))
             if paused_at is not None or any(counts.values()):
                 found.append(
                     QueueView(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from tenure.core.lifecycle import ENDED, EXPIRED, State
 from tenure.ports import PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
@@ -87,7 +86,7 @@ class RedisWaiting(RedisBase):
         else:
             wanted = sorted(self._server.run("HKEYS", kept))
         wanted = wanted[:SIGNALS]
-        found = self._server.run("HMGET", kept, *wanted) if wanted else []
+        found: list[str | None] = self._server.run("HMGET", kept, *wanted) if wanted else []
         return [_signal(key, text) for key, text in zip(wanted, found, strict=True) if text is not None]
 
     # ── edges ──
@@ -121,7 +120,7 @@ class RedisWaiting(RedisBase):
         return {each: self._skip(each) if is_id(each) else None for each in dict.fromkeys(ids)}
 
     def _skip(self, job_id: str) -> Answer | None:
-        last: str | None = ""
+        last, state = "", ""
         while last is not None:
             found = self._server.call("skip", job_id, last)
             if found is None:
@@ -149,7 +148,7 @@ class RedisWaiting(RedisBase):
         ]
 
     def _named(self, ids: Sequence[str]) -> list[tuple[int, str]]:
-        made = self._server.run("ZMSCORE", f"{self._server.prefix}flows", *ids) if ids else []
+        made: list[str | None] = self._server.run("ZMSCORE", f"{self._server.prefix}flows", *ids) if ids else []
         return [(int(at), each) for each, at in zip(ids, made, strict=True) if at is not None]
 
     def _newest(self, limit: int, end: tuple[int, str] | None) -> list[tuple[int, str]]:
