@@ -170,7 +170,7 @@ def last(values):
 _TENURE = """
 import os, time
 from tenure import Tenure
-jobs = Tenure(os.environ["FLOWS_URL"], namespace="chords", lease="3s")
+jobs = Tenure(os.environ["FLOWS_URL"], namespace="chords")
 
 @jobs.task
 def part(n: int) -> int:
@@ -189,7 +189,7 @@ def chords(number: int, parts: int, *, killed: bool) -> str:
     for name in ("tenure", "celery"):
         with Valkey() as server, tempfile.TemporaryDirectory() as folder:
             Path(folder, f"{name}_flows.py").write_text(_CELERY if name == "celery" else _TENURE)
-            os.environ["FLOWS_URL"] = server.url
+            os.environ |= {"FLOWS_URL": server.url, "TENURE_LEASE": "3s"}
             sys.path.insert(0, folder)
             try:
                 took, hung, wrong = (_celery if name == "celery" else _tenure)(folder, number, parts, killed=killed)
