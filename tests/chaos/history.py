@@ -18,7 +18,7 @@ A client's call is two events: `invoke`, then
                cancel       ok: state (as answered, null: no such job)
                replay       ok: landed
                delete       ok: landed
-               waits        of (a name), parents (the keys of the jobs it waits for), gathered (by its handler): before it
+               waits        of (a name), parents (keys of the jobs it waits for), gathered (by its handler): before it
                             is asked for
                signal       value: invoke; ok: taken (it was the first)
                read         ok: state, and the event's attempt (what the store answered to a read of this job)

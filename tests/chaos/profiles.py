@@ -82,7 +82,7 @@ PROFILES: tuple[Profile, ...] = (
     ),
     Profile(
         name="flows",
-        about="two flows a second: fan-ins of 2 to 200, chains, gatherers, and jobs that wait for a signal, sent before "
+        about="two flows a second: fan-ins of 2 to 200, chains, gatherers, jobs that wait for a signal, sent before "
         "or after they do",
         slots=20,
     ),

@@ -45,7 +45,7 @@ def i20(seen: Seen) -> Iterator[str]:
                 sure = not seen.forgotten(-inf, event.at, inf)
                 if event.data["of"] == asked.data["of"] and given != left and sure:
                     yield (
-                        f"{story.name}, attempt {event.attempt}: it was given {given!r:.200} at {event.at:.3f}, and its "
+                        f"{story.name}, attempt {event.attempt}: given {given!r:.200} at {event.at:.3f}, and its "
                         f"parents left {left!r:.200}"
                     )
 
@@ -73,6 +73,6 @@ def _lost(seen: Seen, story: Story, heard: list[Event], taken: list[Call]) -> It
             early = call.ended < event.data["since"]
             if event.data["value"] is None and early and not seen.forgotten(call.began, call.ended, event.at):
                 yield (
-                    f"{story.name}: the signal {call.data['value']!r} was taken at {call.ended:.3f}, and the job, which "
+                    f"{story.name}: signal {call.data['value']!r} was taken at {call.ended:.3f}, and the job, which "
                     f"began to wait at {event.data['since']:.3f}, heard none"
                 )

@@ -9,6 +9,7 @@ from tenure.ports import Answer, Edit, Landed, NotLanded
 from tenure.stores.postgres.server import Connection, Sql
 from tenure.stores.rules import (
     NOT_DELETED,
+    gathers,
     held_by_child,
     key_held,
     not_replayed_for,
@@ -41,6 +42,11 @@ _LOST = """
 
 #: Has the parent of an edge ended as the edge asks?
 _MET = "coalesce((p.state || '') = 'completed' OR (e.until = 'ended' AND p.ended_at IS NOT NULL), false)"
+
+#: A live job that this one gathers.
+_GATHERED = """
+    SELECT p.id::text FROM @.edges AS e JOIN @.jobs AS p ON p.id = e.parent
+    WHERE e.child = %s AND e.mine AND p.ended_at IS NULL LIMIT 1"""
 
 #: What a gatherer gathered and did not get: its handler gathers anew.
 _DROP_UNMET = f"""
@@ -177,6 +183,9 @@ def delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
     child = connection.execute(sql(LIVE_CHILD), (job_id,)).fetchone()
     if child is not None:
         return held_by_child(child[0])
+    gathered = connection.execute(sql(_GATHERED), (job_id,)).fetchone()
+    if gathered is not None:
+        return gathers(gathered[0])
     connection.execute(sql("DELETE FROM @.jobs WHERE id = %s"), (job_id,))
     return Landed(state)
 
