@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from tenure.core.lifecycle import State
 
-from . import declarations, messages, schedules, world
+from . import declarations, links, messages, schedules, signals, waiting, world
 from .declarations import Declarations, Net
 from .messages import Messages
 from .protocol import Protocol
 from .schedules import POLICIES, Schedules
 from .search import Machine, Model
+from .signals import Signals
+from .waiting import Waiting
 
 
 def _ownership(guards: world.Guards, mishaps: int) -> Iterator[Machine[world.World]]:
@@ -34,17 +36,29 @@ def _schedules(guards: schedules.Guards, mishaps: int) -> Iterator[Machine[sched
         yield Schedules(guards, mishaps, overlap, catch_up)
 
 
+def _waiting(guards: links.Guards, mishaps: int) -> Iterator[Machine[links.World]]:
+    for scene in waiting.scenes(guards):
+        yield Waiting(guards, mishaps, scene)
+
+
+def _signals(guards: signals.Guards, mishaps: int) -> Iterator[Machine[signals.World]]:
+    for shared in (False, True):
+        yield Signals(guards, mishaps, shared=shared)
+
+
 MODELS = (
-    Model("ownership", world.Guards(), _ownership, world.MISHAPS, frozenset(State)),
+    Model("ownership", world.Guards(), _ownership, world.MISHAPS, frozenset(State) - {State.WAITING}),
     Model(
         "messages",
         messages.Guards(),
         _messages,
         messages.MISHAPS,
-        frozenset(State) - {State.SCHEDULED, State.CANCELLED},
+        frozenset(State) - {State.WAITING, State.SCHEDULED, State.CANCELLED},
     ),
     Model("declarations", declarations.Guards(), _declarations, declarations.MISHAPS, frozenset(Net)),
     Model(
         "schedules", schedules.Guards(), _schedules, schedules.MISHAPS, frozenset({"old", "new", "waits", "catches up"})
     ),
+    Model("waiting", links.Guards(), _waiting, links.MISHAPS, waiting.SIGHTS),
+    Model("signals", signals.Guards(), _signals, signals.MISHAPS, signals.SIGHTS),
 )
