@@ -211,6 +211,10 @@ def gathers(gathered: str) -> NotLanded:
     return NotLanded(f"it gathers job {gathered}, which has not ended: cancel it first, then delete it when that ends")
 
 
+def still_gathers(gathered: str) -> NotLanded:
+    return NotLanded(f"job {gathered}, which it gathers, has not ended: replay this one when that has")
+
+
 def not_replayed_for(child: str) -> NotLanded:
     return NotLanded(f"it completed, and job {child} goes on with its result: cancel that one first")
 

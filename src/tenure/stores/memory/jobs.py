@@ -54,6 +54,7 @@ from tenure.stores.rules import (
     parent_missing,
     promoted,
     standing,
+    still_gathers,
     why_not_replayed,
 )
 
@@ -125,6 +126,7 @@ class MemoryJobs(MemoryBase):
             del self._workers[worker.identity.id]
         ended = [row.view for row in self._rows() if legal("prune", row.view.state)]
         old = [view for view in ended if not view.linked and over(age(now, view.ended_at), kept.get(view.state))]
+        old = [view for view in old if not (self._live_child(view.id) or self._gathers(view.id))]  # stored just now
         for view in old[:limit]:
             self._forget(view.id)
         self._forget_waits(keep)
@@ -273,12 +275,9 @@ class MemoryJobs(MemoryBase):
         child = self._live_child(row.view.id)
         if child is not None:
             return held_by_child(child)
-        for edge in self._known.before(row.view.id):
-            parent = self._jobs.get(edge.parent)
-            if edge.mine and parent is not None and parent.view.state in LIVE:
-                return gathers(edge.parent)
-        for edge in self._known.before(row.view.id):
-            self._known.ask(edge.parent)
+        gathered = self._gathers(row.view.id)
+        if gathered is not None:
+            return gathers(gathered)
         self._forget(row.view.id)
         return Landed(row.view.state)
 
@@ -287,6 +286,9 @@ class MemoryJobs(MemoryBase):
         child = self._live_child(view.id)
         if view.state is State.COMPLETED and child is not None:
             return not_replayed_for(child)
+        gathered = self._gathers(view.id)
+        if gathered is not None:
+            return still_gathers(gathered)
         fates = [(edge, self._jobs.get(edge.parent)) for edge in self._known.before(view.id)]
         for edge, parent in fates:
             lost = parent is None or parent.view.state is State.CANCELLED
@@ -296,13 +298,23 @@ class MemoryJobs(MemoryBase):
             state = parent.view.state if parent else None
             if edge.mine and state is not State.COMPLETED and not (edge.until == "ended" and state in ENDED):
                 self._known.drop(edge)  # the handler gathers anew
-            elif not edge.skipped and not (parent is None and edge.until == "ended"):
+                self._known.ask(edge.parent)
+                continue
+            if not edge.skipped and not (parent is None and edge.until == "ended"):
                 edge.open = state is not State.COMPLETED and not (edge.until == "ended" and state in ENDED)
             if parent is not None:
                 self._keep(self._jobs[edge.parent], linked=True)
         return None
 
+    def _gathers(self, job_id: str) -> str | None:
+        """A live job that this one gathers."""
+        mine = (self._jobs.get(edge.parent) for edge in self._known.before(job_id) if edge.mine)
+        return next((row.view.id for row in mine if row and row.view.state in LIVE), None)
+
     def _forget(self, job_id: str) -> None:
+        """Its parents are looked at: they may be kept for this job only."""
+        for edge in self._known.before(job_id):
+            self._known.ask(edge.parent)
         del self._jobs[job_id]
         self._known.forget(job_id)
 

@@ -241,7 +241,7 @@ class SqliteJobs(SqliteBase):
             for state, age in ages(keep, keep_dead):
                 connection.execute(
                     "DELETE FROM jobs WHERE seq IN (SELECT seq FROM jobs WHERE state = ? AND ended_at IS NOT NULL "
-                    "AND ended_at < ? AND NOT linked ORDER BY ended_at LIMIT ?)",
+                    f"AND ended_at < ? AND NOT linked AND {links.NOT_HELD} ORDER BY ended_at LIMIT ?)",
                     (state, now - int(age * 1000), limit - gone),
                 )
                 gone += connection.changes()

@@ -19,9 +19,10 @@ from tenure.stores.rules import (
     no_parent,
     not_replayed_for,
     parent_missing,
+    still_gathers,
     waits_for_itself,
 )
-from tenure.stores.sqlite.file import first
+from tenure.stores.sqlite.file import fetch, first
 
 LIVE_STATES = "('waiting', 'scheduled', 'queued', 'processing')"
 ENDED_STATES = "('completed', 'dead', 'cancelled')"
@@ -39,6 +40,9 @@ _MISSING = """
     SELECT e.parent, p.state FROM edges AS e LEFT JOIN jobs AS p ON p.id = e.parent
     WHERE e.child = ? AND e.until = 'completed' AND NOT e.mine AND NOT e.skipped
       AND (p.state IS NULL OR p.state = 'cancelled') ORDER BY e.place LIMIT 1"""
+NOT_NEEDED = "NOT EXISTS (SELECT 1 FROM edges INDEXED BY edges_held WHERE held AND parent = jobs.id)"
+#: No job needs it, also none that was stored just now, and its own end has been told.
+NOT_HELD = f"{NOT_NEEDED} AND NOT EXISTS (SELECT 1 FROM edges WHERE held AND child = jobs.id)"
 _ADD = """
     INSERT INTO edges (child, parent, place, until, mine)
     SELECT :child, :parent, coalesce((SELECT max(place) + 1 FROM edges WHERE child = :child), 0), :until, :mine
@@ -125,14 +129,22 @@ def why_not_deleted(connection: apsw.Connection, job_id: str) -> NotLanded | Non
     child = live_child(connection, job_id)
     if child is not None:
         return held_by_child(child)
-    gathered = first(connection, _GATHERED, (job_id,))
-    return None if gathered is None else gathers(gathered[0])
+    gathered = _gathered(connection, job_id)
+    return None if gathered is None else gathers(gathered)
+
+
+def _gathered(connection: apsw.Connection, job_id: str) -> str | None:
+    found = first(connection, _GATHERED, (job_id,))
+    return None if found is None else found[0]
 
 
 def why_not_replayed(connection: apsw.Connection, job_id: str, state: State) -> NotLanded | None:
     child = live_child(connection, job_id) if state is State.COMPLETED else None
     if child is not None:
         return not_replayed_for(child)
+    gathered = _gathered(connection, job_id)
+    if gathered is not None:
+        return still_gathers(gathered)
     missing = first(connection, _MISSING, (job_id,))
     return None if missing is None else parent_missing(missing[0], gone=missing[1] is None)
 
@@ -141,11 +153,13 @@ def open_again(connection: apsw.Connection, job_id: str) -> bool:
     """Open the edges whose parents have not ended as they ask. Returns whether there is one."""
     if first(connection, "SELECT 1 FROM edges WHERE child = ? LIMIT 1", (job_id,)) is None:
         return False
-    connection.execute(  # the handler gathers anew
+    dropped = fetch(  # the handler gathers anew
+        connection,
         "DELETE FROM edges AS e WHERE e.child = ? AND e.mine AND NOT "
-        f"(SELECT {_SATISFIED} FROM (SELECT 1) LEFT JOIN jobs AS p ON p.id = e.parent)",
+        f"(SELECT {_SATISFIED} FROM (SELECT 1) LEFT JOIN jobs AS p ON p.id = e.parent) RETURNING parent",
         (job_id,),
     )
+    ask(connection, [parent for (parent,) in dropped])  # they may be kept for this job only
     connection.execute(
         "UPDATE edges AS e SET held = 1, armed = 0, open = NOT e.skipped AND NOT "
         f"(SELECT {_SATISFIED} FROM (SELECT 1) LEFT JOIN jobs AS p ON p.id = e.parent) WHERE e.child = ?",

@@ -43,7 +43,6 @@ _CHILDREN = """
 _MINE = f"""
     SELECT e.parent FROM edges AS e JOIN jobs AS p ON p.id = e.parent
     WHERE e.child = ? AND e.parent > ? AND e.mine AND p.state IN {links.LIVE_STATES} ORDER BY e.parent LIMIT ?"""
-_NOT_HELD = "NOT EXISTS (SELECT 1 FROM edges INDEXED BY edges_held WHERE held AND parent = jobs.id)"
 _ADMIT = """
     UPDATE jobs SET wait_for = NULL, wait_until = NULL, run_at = :due, expires_at = expires_at + :due - run_at,
         state = :state WHERE id = :id AND state = 'waiting'"""
@@ -318,5 +317,5 @@ class _Admission:
     def _release(self, job_id: str) -> None:
         """An ended job is kept for the jobs that need it, and no longer."""
         self._connection.execute(
-            f"UPDATE jobs SET linked = 0 WHERE id = ? AND linked AND ended_at IS NOT NULL AND {_NOT_HELD}", (job_id,)
+            f"UPDATE jobs SET linked = 0 WHERE id = ? AND linked AND ended_at IS NOT NULL AND {links.NOT_NEEDED}", (job_id,)
         )
