@@ -155,7 +155,8 @@ class Admission(Rows):
     def look(self, world: World, h: int, hand: Hand) -> Iterator[Next]:
         number, guards, names = hand.job, self.guards, self.scene.names
         unarmed = [(n, link) for n, link in self.before(number) if world.edges[n] is Edge.OPEN]
-        for _, link in unarmed:
+        in_order = sorted(unarmed, key=lambda each: each[1].parent)
+        for _, link in in_order if guards.W2_parents_are_armed_in_order else unarmed:
             parent = world.jobs[link.parent]
             arms = live(parent) or (ended(parent) and guards.W2_ended_parents_are_armed_too)
             if arms and not hand.locked(link.parent):

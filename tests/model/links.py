@@ -36,6 +36,7 @@ class Guards:
     W2_a_rescue_asks: bool = _in("any end will do")
     W2_a_cancel_asks: bool = _in("an operator")
     W2_an_end_sees_the_link_under_the_lock: bool = _in("two parents")  #: not as it stood when it was claimed
+    W2_parents_are_armed_in_order: bool = _in("two and two")  #: of their ids: two looks would wait for each other
     W2_states_are_read_after_arming: bool = _in("two parents")  #: in the next statement: an end may come in between
     W2_ended_parents_are_armed_too: bool = _in("an operator")  #: they may be replayed in this moment
     W2_looked_at_after_the_commit: bool = _in("two parents")  #: is an edge open? asks a later transaction
@@ -147,6 +148,7 @@ _ENDS = "fail expire cancel"
 _PEOPLE = "cancel replay delete prune skip"
 SCENES = (
     _scene("two parents", "PQc", (Link(2, 0), Link(2, 1, "ended")), f"crash rescue {_ENDS} {_PEOPLE}"),
+    _scene("two and two", "PQcd", (Link(2, 0), Link(2, 1), Link(3, 1), Link(3, 0)), "crash"),
     _scene("any end will do", "Pc", (Link(1, 0, "ended"),), f"link crash rescue {_ENDS} {_PEOPLE}"),
     _scene("two children", "Pcd", (Link(1, 0), Link(2, 0)), f"link crash {_PEOPLE}", most_told=1),
     _scene("an operator", "Pc", (Link(1, 0),), f"link {_ENDS} {_PEOPLE}"),

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from tenure.core.lifecycle import State
 
-from . import declarations, links, messages, schedules, signals, waiting, world
+from . import declarations, links, messages, schedules, seals, signals, waiting, world
 from .declarations import Declarations, Net
 from .messages import Messages
 from .protocol import Protocol
 from .schedules import POLICIES, Schedules
+from .seals import Seals
 from .search import Machine, Model
 from .signals import Signals
 from .waiting import Waiting
@@ -46,6 +47,10 @@ def _signals(guards: signals.Guards, mishaps: int) -> Iterator[Machine[signals.W
         yield Signals(guards, mishaps, shared=shared)
 
 
+def _seals(guards: seals.Guards, mishaps: int) -> Iterator[Machine[seals.World]]:
+    yield Seals(guards, mishaps)
+
+
 MODELS = (
     Model("ownership", world.Guards(), _ownership, world.MISHAPS, frozenset(State) - {State.WAITING}),
     Model(
@@ -61,4 +66,5 @@ MODELS = (
     ),
     Model("waiting", links.Guards(), _waiting, links.MISHAPS, waiting.SIGHTS),
     Model("signals", signals.Guards(), _signals, signals.MISHAPS, signals.SIGHTS),
+    Model("seals", seals.Guards(), _seals, seals.MISHAPS, seals.SIGHTS),
 )

@@ -18,8 +18,9 @@ the transaction that wants it has committed is not needed yet. An older worker t
 is as one that starts right after it.
 
 Left out: signals and time-outs, which are in `signals.py`; limits (W4); when an admitted job is due, and when it
-expires (W6), which is arithmetic. A deadlock (W3) would never come to rest. Where a store has one writer at a time
-(memory, SQLite, a script in Redis: W8), a verb is one step, and so its orders are some of those searched here.
+expires (W6), which is arithmetic. Nobody breaks a deadlock: one would never come to rest. Where a store has one writer
+at a time (memory, SQLite, a script in Redis), a verb is one step, and so its orders are some of those searched here.
+Flows that Redis stores in parts (W8) are in `seals.py`.
 """
 
 from __future__ import annotations
@@ -358,7 +359,8 @@ class Waiting(_Owners):
         return not world.asks and not world.unsent and not any(hand.verb for hand in world.hands)
 
     def lost(self, world: World) -> str:
-        return f"Tenure alone can never again come to rest: {self._stands(world)}"
+        under_way = (f"; a {hand.verb} of {self.scene.names[hand.job]} waits" for hand in world.hands if hand.verb)
+        return f"Tenure alone can never again come to rest: {self._stands(world)}{''.join(under_way)}"
 
     def _stands(self, world: World) -> str:
         jobs = (f"{name} is {job.state or 'gone'}" for name, job in zip(self.scene.names, world.jobs, strict=True))
