@@ -238,9 +238,11 @@ class Client:
         if job.state in ENDED:
             raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
         why = self._why_queued(job) if job.state is State.QUEUED else ""
+        if job.state is State.WAITING:
+            why = self._why_waiting(job.id)
         if self.test_thread is not None:
             later = ", after queue.advance(…)" if job.state is State.SCHEDULED else ""
-            why = f"; a job of jobs.testing() runs when the test calls queue.drain(){later}"
+            why += f"; a job of jobs.testing() runs when the test calls queue.drain(){later}"
         raise TimeoutError(_still(job, timeout or 0.0) + why)
 
     def update(self, job_id: str, seen: str = "") -> Update:
@@ -266,6 +268,18 @@ class Client:
                 return f"; {queue} {where} is paused"
             serve = "worker {} serves" if live == 1 else "workers {} serve"
             return f"; {live} live {serve.format(where)} {queue}; tenure jobs explain {job.id} says more"
+        return ""
+
+    def _why_waiting(self, job_id: str) -> str:
+        """What a job waits for: an empty text, or the end of a sentence."""
+        with suppress(StoreError):
+            job = self.store.get(job_id)
+            if job is not None and job.wait_for is not None:
+                return f"; it waits for the signal {job.wait_for.partition(':')[2]!r}"
+            left = [each for each in self.store.inputs(job_id) if each.open]
+            if left:
+                more = f" and {len(left) - 1} more" if left[1:] else ""
+                return f"; it waits for {left[0].task} {left[0].parent}, which is {left[0].state}{more}"
         return ""
 
     def cancel(self, job_id: str, reason: str) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
 
+from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption
-from tenure.ports import Filter, JobView, Store
+from tenure.ports import Filter, Input, JobView, Store
 from tenure.tasks.arguments import redacted
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.named import elsewhere, payload_of
@@ -45,6 +46,29 @@ class Listing:
     def assert_enqueued_by_name(self, task: str, args: Mapping[str, object], /) -> JobHandle:
         """The same for a task of another process: `queue.assert_enqueued_by_name("charge", {"order": 7})`."""
         return self._newest(elsewhere(self._app, task), payload_of(self._app, task, args))
+
+    def assert_waiting(self, job: JobHandle[Any], *, signal: str = "", after: JobHandle[Any] | None = None) -> None:
+        """The job waits: for this signal, or for this other job, or for anything. Else an AssertionError.
+
+        Example: `queue.assert_waiting(handle, signal="approved")`. `signal` is also the key of a shared one.
+        """
+        view = self._store.get(str(job.id))
+        if view is None:
+            raise AssertionError(f"{job} is not in this queue: enqueue it inside `with jobs.testing()`")
+        if view.state is not State.WAITING:
+            raise AssertionError(f"{view.task} {view.id} is {view.state}, it does not wait: run it with queue.drain()")
+        asked = (view.wait_for or "").partition(":")[2]
+        open_ = [each for each in self._inputs(view.id) if each.open]
+        waits = [*([f"the signal {asked!r}"] if asked else []), *(f"{each.task} {each.parent}" for each in open_)]
+        if (signal and asked != signal) or (after is not None and str(after.id) not in [each.parent for each in open_]):
+            wanted = f"the signal {signal!r}" if signal else f"job {after and after.id}"
+            raise AssertionError(f"{view.task} {view.id} does not wait for {wanted}; it waits for {', '.join(waits)}")
+
+    def _inputs(self, job_id: str) -> Iterator[Input]:
+        start = 0
+        while page := self._store.inputs(job_id, start=start):
+            yield from page
+            start = page[-1].place + 1
 
     def _jobs(self, task: Task[..., Any]) -> list[JobView]:
         found: list[JobView] = []

@@ -9,6 +9,11 @@ A fault is injected at a *point* of an attempt. These points have names (the sec
     checkpoint       …is stored
     acted KEY        the function of job.once(KEY, …) or jobs.once has run, and is not recorded
     once KEY         …is recorded
+    listed KEY       the list of job.gather(KEY, …) is recorded, its jobs are not stored
+    gather KEY       …are stored; the job is not suspended yet
+    expect NAME      what job.expect(NAME, …) returns is recorded, or that it did not come in time
+    flow NAME        the jobs of a flow are stored
+    signal NAME      the handler has sent a signal
     enqueue TASK     the handler has enqueued another job
     cancel           the handler has cancelled another job
     finish           job.finish(…, tx=…) was called; its transaction has not committed
@@ -295,8 +300,7 @@ class TestQueue(Listing):
     async def _strike(self, job: JobHandle[R] | NewJob[R], point: Point, fault: Callable[[str], None]) -> JobHandle[R]:
         trap = Trap(fault, name=point) if isinstance(point, str) else Trap(fault, call=Call(point))
         handle = await job.aenqueue() if isinstance(job, NewJob) else job
-        claimed = await self._reach(handle)
-        await self._run(claimed, trap, failures="retry")
+        claimed = await self._run_to(handle, trap)
         if trap.struck is None:
             reached = "\n  ".join(trap.passed)
             raise AssertionError(
@@ -315,6 +319,27 @@ class TestQueue(Listing):
         self._store.declare_expired()
         self._store.rescue()
 
+    async def _run_to(self, handle: JobHandle[Any], trap: Trap) -> Claimed:
+        """Run a job until the trap strikes or it ends: what follows when it was suspended is part of it."""
+        claimed = await self._reach(handle)
+        await self._run(claimed, trap, failures="retry")
+        while trap.struck is None and (again := await self._resumed(handle)):
+            await self._run(again, trap, failures="retry")
+        return claimed
+
+    async def _resumed(self, handle: JobHandle[Any]) -> Claimed | None:
+        """Claim a job that was suspended, when its wait is over: other jobs run, and time passes. None: it is not."""
+        job_id = str(handle.id)
+        while (job := self._store.get(job_id)) and job.state is State.WAITING:
+            while claimed := self._claim():
+                if claimed.id == job_id:
+                    return claimed
+                await self._run(claimed, failures="retry")
+            if not (wait := self._wait(handle)):
+                return None
+            self._clock.advance(wait)
+        return None
+
     async def _reach(self, handle: JobHandle[Any]) -> Claimed:
         """Claim this job when its turn comes: jobs before it in its queue run first."""
         job_id = str(handle.id)
@@ -328,6 +353,8 @@ class TestQueue(Listing):
         match job.state:
             case State.SCHEDULED:
                 what = f"is due in {spell(self._wait(handle))}: queue.advance(…) first"
+            case State.WAITING:
+                what = f"waits for {job.wait_for or 'other jobs'}: let that happen first"
             case State.QUEUED:
                 what = f"is queued, and its queue {job.queue!r} is paused: resume it first"
             case _:
@@ -335,11 +362,12 @@ class TestQueue(Listing):
         raise AssertionError(f"{job.task} {job.id} {what}")
 
     def _wait(self, handle: JobHandle[Any]) -> float:
-        """The seconds until it is due; 0 if it is not scheduled."""
+        """The seconds until it is due, or its wait for a signal times out; 0 if neither will happen."""
         job = self._store.get(str(handle.id))
-        if job is None or job.state is not State.SCHEDULED:
+        if job is None or job.state not in (State.SCHEDULED, State.WAITING):
             return 0.0
-        return max((job.run_at - self._store.now()).total_seconds(), 0.001)
+        until = job.run_at if job.state is State.SCHEDULED else job.wait_until
+        return 0.0 if until is None else max((until - self._store.now()).total_seconds(), 0.001)
 
     def _traps(self) -> Iterator[Trap]:
         """A trap for the first point, one for the second, …, until an attempt does not reach its point."""
@@ -351,7 +379,7 @@ class TestQueue(Listing):
 
     async def _try(self, job: JobHandle[Any] | NewJob[Any], trap: Trap) -> None:
         handle = await job.aenqueue() if isinstance(job, NewJob) else job
-        await self._run(await self._reach(handle), trap, failures="retry")
+        await self._run_to(handle, trap)
         await self._see_through(handle)
 
     async def _see_through(self, handle: JobHandle[Any]) -> None:

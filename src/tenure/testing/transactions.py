@@ -274,7 +274,8 @@ def wait_for_django(store: Store, drafts: Sequence[Draft], tx: Any) -> list[Enqu
         raise StoreError("tx is Django's connection, but in no transaction: use it inside `with transaction.atomic():`")
     inner.on_commit(lambda: store.enqueue(drafts))
     later = [draft.delay is not None or draft.run_at is not None for draft in drafts]
-    return [
-        Enqueued(draft.id, True, State.SCHEDULED if wait else State.QUEUED)
+    states = [
+        State.WAITING if draft.links and draft.links.after else State.SCHEDULED if wait else State.QUEUED
         for draft, wait in zip(drafts, later, strict=True)
     ]
+    return [Enqueued(draft.id, True, state) for draft, state in zip(drafts, states, strict=True)]

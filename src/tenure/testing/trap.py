@@ -61,6 +61,12 @@ _COLLECTED = "weakref_cb"  #: what an executor of `concurrent.futures` has calle
 _LEAVING = {"__exit__", "__aexit__"}
 _ACTING = {"Job.once", "Job.aonce", "Client.once", "Client.aonce"}
 _ENCODING = {"Task.dump_once", "encode_result"}  #: called by those between the act and its record
+#: What has been stored when these end, which have a `key`.
+_WAITS = {
+    **dict.fromkeys(("Waits._list", "Waits._alist"), "listed"),
+    **dict.fromkeys(("Waits._store", "Waits._astore"), "gather"),
+    **dict.fromkeys(("Waits._decide", "Waits._adecide"), "expect"),
+}
 
 
 class Trap:
@@ -135,6 +141,8 @@ class Trap:
             return
         elif code.co_qualname in _ENCODING and caller.f_code.co_qualname in _ACTING:
             self.at(f"acted {frame.f_locals['key']}")
+        elif code.co_qualname in _WAITS and value is not None:  # None: it raises, to suspend the job
+            self.at(f"{_WAITS[code.co_qualname]} {frame.f_locals['key']}")
         elif self._is_ours(caller) and code.co_qualname == "Job.progress":
             self._reported(frame)
         elif self._is_ours(caller) and (verb := _verb(frame)) is not None:
@@ -201,6 +209,12 @@ def _verb(frame: FrameType) -> str | None:
             return f"enqueue {task.name if kind == 'Task' else task.of.name}"
         case "Tenure", "enqueue_many":
             return "enqueue many"
+        case "Flow", "__exit__" | "__aexit__":
+            return f"flow {frame.f_locals['self'].name}"
+        case "JobHandle", "signal":
+            return f"signal {frame.f_locals['name']}"
+        case "WithFlows", "signal":
+            return f"signal {frame.f_locals['key']}"
         case "JobHandle", "cancel":
             return "cancel"
         case "Job", "finish":
