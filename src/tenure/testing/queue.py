@@ -347,19 +347,7 @@ class TestQueue(Listing):
             if claimed.id == job_id:
                 return claimed
             await self._run(claimed)
-        job = self._store.get(job_id)
-        if job is None:
-            raise AssertionError(f"{handle} is not in this queue: enqueue it inside `with jobs.testing()`")
-        match job.state:
-            case State.SCHEDULED:
-                what = f"is due in {spell(self._wait(handle))}: queue.advance(…) first"
-            case State.WAITING:
-                what = f"waits for {job.wait_for or 'other jobs'}: let that happen first"
-            case State.QUEUED:
-                what = f"is queued, and its queue {job.queue!r} is paused: resume it first"
-            case _:
-                what = f"is {job.state} already: enqueue another one"
-        raise AssertionError(f"{job.task} {job.id} {what}")
+        raise _unreachable(handle, self._store.get(job_id), self._wait(handle))
 
     def _wait(self, handle: JobHandle[Any]) -> float:
         """The seconds until it is due, or its wait for a signal times out; 0 if neither will happen."""
@@ -389,6 +377,23 @@ class TestQueue(Listing):
                 return
             self._clock.advance(wait)
         raise AssertionError(f"{handle} has not ended after {_MOST_ATTEMPTS} attempts")
+
+
+def _unreachable(handle: JobHandle[Any], job: JobView | None, wait: float) -> AssertionError:
+    """Why this job can't be run now."""
+    if job is None:
+        return AssertionError(f"{handle} is not in this queue: enqueue it inside `with jobs.testing()`")
+    match job.state:
+        case State.SCHEDULED:
+            what = f"is due in {spell(wait)}: queue.advance(…) first"
+        case State.WAITING:
+            signal = (job.wait_for or "").partition(":")[2]
+            what = f"waits for {f'the signal {signal!r}' if signal else 'other jobs'}: let that happen first"
+        case State.QUEUED:
+            what = f"is queued, and its queue {job.queue!r} is paused: resume it first"
+        case _:
+            what = f"is {job.state} already: enqueue another one"
+    return AssertionError(f"{job.task} {job.id} {what}")
 
 
 def _is_misfit(outcome: Outcome) -> bool:
