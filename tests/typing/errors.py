@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tenure import Fail, Job, Retry, Secret, Snooze, Task, Tenure
+from tenure import Fail, Job, Retry, Secret, Snooze, Task, Tenure, outputs
 
 jobs = Tenure()
 
@@ -111,3 +111,40 @@ def in_tests() -> None:
         queue.assert_enqueued(plain, 3)  # type: ignore[arg-type]
         queue.assert_enqueued(plain, nome="Ada")  # type: ignore[call-arg]
         queue.advance(3600)  # type: ignore[arg-type]
+
+
+# ── flows and signals ──
+
+
+@jobs.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@jobs.task(signals={"approved": str})
+def waits(job: Job) -> int:
+    job.gather("k", lambda: [plain.bind("a")])[0] + 1  # type: ignore[operator]
+    job.gather("k", lambda: [plain])  # type: ignore[arg-type, return-value]
+    job.gather("k", plain.bind("a"))  # type: ignore[call-overload]
+    job.join(plain)  # type: ignore[arg-type]
+    job.expect("approved", str, timeout=5)  # type: ignore[call-overload]
+    found: str = job.expect("approved", str, default=None)  # type: ignore[assignment]
+    return len(found)
+
+
+def flows() -> None:
+    with jobs.flow("f") as flow:
+        text = flow.add(plain.bind("Ada"))
+        flow.add(total.bind(text.output))  # type: ignore[arg-type]
+        flow.add(total.bind(outputs([text])))  # type: ignore[list-item]
+        flow.add(plain.bind(text))  # type: ignore[arg-type]
+        flow.add(plain.bind(text.ended))  # type: ignore[arg-type]
+        flow.add(plain)  # type: ignore[arg-type]
+        flow.add(plain.bind("b"), after=[text.output])  # type: ignore[list-item]
+        flow.add(plain.bind("b"), after=text)  # type: ignore[arg-type]
+    number: int = text.handle.result()  # type: ignore[assignment]
+    plain.using(after=["0192…"])  # type: ignore[list-item]
+    jobs.flow()  # type: ignore[call-arg]
+    jobs.task(signals=["approved"])  # type: ignore[call-overload]
+    plain.handle("0192…").signal("approved", 1, 2)  # type: ignore[call-arg]
+    print(number)

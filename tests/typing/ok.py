@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 from uuid import UUID
 
-from tenure import Fail, Job, JobHandle, NewJob, Retry, Secret, Snooze, Task, Tenure
+from tenure import (
+    Ended,
+    Fail,
+    Flow,
+    FlowHandle,
+    FlowStatus,
+    Job,
+    JobHandle,
+    NewJob,
+    Retry,
+    Secret,
+    Snooze,
+    Step,
+    Task,
+    Tenure,
+    outputs,
+)
 from tenure.testing import TestQueue
 
 jobs = Tenure(keep="7d", keep_dead=timedelta(days=90), retry=Retry(3, on=OSError), imports=["shop.tasks"])
@@ -207,3 +223,129 @@ def in_tests() -> None:
 
 store_transaction: AbstractContextManager[Any] = jobs.transaction()
 store_atransaction: AbstractAsyncContextManager[Any] = jobs.atransaction()
+
+
+# ── flows ──
+
+
+@dataclass
+class Page:
+    number: int
+
+
+@dataclass
+class Approval:
+    by: str
+
+
+@jobs.task
+def render(shop: int, number: int) -> Page:
+    return Page(number)
+
+
+@jobs.task
+async def combine(pages: list[Page]) -> Summary:
+    return Summary(len(pages))
+
+
+@jobs.task
+def count(pages: Iterable[Page]) -> int:
+    return sum(1 for _ in pages)
+
+
+@jobs.task
+def mail(summary: Summary, copies: int = 1) -> None: ...
+
+
+@jobs.task
+def clean(summary: Ended[Summary]) -> bool:
+    assert_type(summary.handle, JobHandle[Summary])
+    assert_type(summary.value, Summary)
+    return summary.ok
+
+
+def chain() -> None:
+    with jobs.flow("chain", unique="chain:7", tx=object()) as flow:
+        assert_type(flow, Flow)
+        page = flow.add(render.bind(7, 1))
+        assert_type(page, Step[Page])
+        assert_type(page.output, Page)
+        assert_type(page.ended, Ended[Page])
+        summary = flow.add(combine.bind([page.output]))
+        flow.add(mail.bind(summary.output, copies=2), after=[page])
+    assert_type(summary.handle, JobHandle[Summary])
+    assert_type(summary.handle.result("1h"), Summary)
+    assert_type(flow.created, bool)
+    assert_type(flow.id, UUID)
+    assert_type(flow.handle, FlowHandle)
+    assert_type(jobs.flow_handle(flow.id).status(), FlowStatus)
+    assert_type(jobs.flow_handle("0192…").status().progress, float)
+    assert_type(jobs.flow_handle("0192…").cancel("no need"), int)
+
+
+async def map_reduce() -> None:
+    async with jobs.flow("map-reduce") as flow:
+        pages = [flow.add(render.bind(7, n)) for n in range(3)]
+        assert_type(outputs(pages), list[Page])
+        summary = flow.add(combine.bind(outputs(pages)))
+        flow.add(count.bind(outputs(pages)))
+        flow.add(clean.bind(summary.ended))
+    assert_type(await summary.handle.aresult(), Summary)
+    async for status in flow.handle.aupdates():
+        assert_type(status, FlowStatus)
+
+
+def diamond(earlier: JobHandle[int]) -> None:
+    with jobs.flow("diamond") as flow:
+        top = flow.add(plain.bind("a"), after=[earlier])
+        left, right = flow.add(plain.bind(top.output)), flow.add(plain.bind(name=top.output, times=2))
+        flow.add(daily_report.bind(), after=[left, right, top.ended])
+    assert_type(daily_report.using(after=[earlier, left, right.handle]).enqueue(), JobHandle[int])
+
+
+@jobs.task
+def saga(job: Job, shop: int) -> int:
+    done = job.gather("book", lambda: [render.bind(shop, n) for n in range(3)], ended=True)
+    assert_type(done, list[Ended[Page]])
+    assert_type(job.gather("plain", lambda: [render.bind(shop, n) for n in range(3)]), list[Page])
+    with job.flow("undo") as flow:
+        undone = flow.add(plain.bind("undo"))
+    assert_type(job.join(undone), Ended[str])
+    assert_type(job.join(render.enqueue(1, 2)), Ended[Page])
+    return sum(each.ok for each in done)
+
+
+@jobs.task(signals={"approved": Approval})
+async def approval(job: Job, order: int) -> str:
+    assert_type(await job.aexpect("approved", Approval), Approval)
+    assert_type(await job.aexpect("approved", Approval, timeout="2d", default=None), Approval | None)
+    assert_type(await job.aexpect(f"paid:{order}", int, shared=True, name="pay", default="none"), int | str)
+    assert_type(await job.agather("k", lambda: [render.bind(order, 1)]), list[Page])
+    assert_type(await job.agather("a", listed, ended=True), list[Ended[Page]])
+    async with job.flow("more") as flow:
+        step = flow.add(render.bind(order, 2))
+    assert_type(await job.ajoin(step), Ended[Page])
+    return "approved"
+
+
+async def listed() -> list[NewJob[Page]]:
+    return [render.bind(1, 2)]
+
+
+@jobs.task(signals={"approved": Approval})
+def plain_approval(job: Job, order: int) -> str:
+    assert_type(job.expect("approved", Approval), Approval)
+    assert_type(job.expect("approved", Approval, timeout="2d", default=None), Approval | None)
+    return "approved"
+
+
+def signals() -> None:
+    assert_type(approval.handle("0192…").signal("approved", Approval("ada")), bool)
+    assert_type(jobs.signal("paid:7", 40), bool)
+    with jobs.testing() as queue:
+        queue.assert_waiting(approval.enqueue(7), signal="approved")
+
+
+async def async_signals() -> None:
+    assert_type(await approval.handle("0192…").asignal("approved", Approval("ada")), bool)
+    assert_type(await jobs.asignal("paid:7", 40), bool)
