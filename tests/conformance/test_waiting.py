@@ -647,6 +647,89 @@ def test_the_edges_of_a_job_are_read_from_both_ends(store: Store) -> None:
     assert store.inputs(parent) == []
 
 
+def test_the_jobs_of_a_flow_and_their_edges_are_read_in_parts(store: Store) -> None:
+    jobs = [draft(links=Links(flow=FLOW, name="nightly")) for _ in range(3)]
+    last = draft(links=after(*(each.id for each in jobs), flow=FLOW, name="nightly"), task="sum", queue="sums")
+    store.enqueue([*jobs, last, draft(links=after(last.id))])
+    ids = sorted([*(each.id for each in jobs), last.id])
+
+    assert [each.id for each in store.members(FLOW)] == ids
+    assert [each.id for each in store.members(FLOW, limit=3)] == ids[:3]
+    assert [each.id for each in store.members(FLOW, start=ids[2])] == ids[3:]
+    (member,) = [each for each in store.members(FLOW) if each.id == last.id]
+    assert member == (last.id, "sum", "sums", State.WAITING)
+    assert store.members(FLOW.replace("1", "9")) == []
+    assert store.edges([last.id, jobs[0].id]) == [(last.id, each.id, "completed", True, False) for each in jobs]
+    assert [each.parent for each in store.edges([last.id], limit=2)] == [each.id for each in jobs[:2]]
+    end(store, jobs[1].id, Failed("no", final=True))
+    store.skip([jobs[1].id])
+    assert [(each.open, each.skipped) for each in store.edges([last.id])] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+
+
+def test_dead_jobs_for_which_live_ones_wait_are_found(world: World) -> None:
+    store = world.store()
+    parents = [put(store) for _ in range(3)]
+    children = [child_of(store, parent) for parent in parents]
+    child_of(store, put(store, delay=60))
+    settle_waits(store)
+    for parent in parents:
+        assert store.holding() == [] or parent not in [each.id for each in store.holding()]
+        end(store, parent, Failed("no disk", final=True))
+        settle_waits(store)
+        world.advance(1)
+    bystander = put(store)
+    end(store, bystander, Failed("no disk", final=True))
+    settle_waits(store)
+
+    assert [each.id for each in store.holding()] == parents[::-1]
+    assert [each.id for each in store.holding(limit=1)] == parents[2:]
+    store.skip(parents[2:])
+    store.cancel(children[:1], "no")
+    settle_waits(store)
+    worker = start(store)
+    for each in claim(store, worker, 10):
+        finish(store, Lease(each.id, each.attempt, worker), Completed())
+    settle_waits(store)
+    assert [each.id for each in store.holding()] == parents[1:2]
+
+
+def test_the_jobs_that_have_waited_longest_come_first(world: World) -> None:
+    store = world.store()
+    parent = put(store, delay=3600)
+    children: list[str] = []
+    for _ in range(3):
+        children.append(child_of(store, parent))
+        world.advance(10)
+    settle_waits(store)
+    assert [each.id for each in store.waited_longest()] == children
+    assert [each.id for each in store.waited_longest(limit=1)] == children[:1]
+    store.cancel(children[:1], "no")
+    assert [each.id for each in store.waited_longest()] == children[1:]
+
+
+def test_what_is_left_to_do_is_counted(world: World) -> None:
+    store = world.store()
+    flows = [FLOW.replace("1", number) for number in "123"]
+    for flow in flows:
+        job = draft(links=Links(flow=flow, name="nightly"))
+        store.enqueue([job, draft(links=after(job.id, flow=flow, name="nightly"))])
+        world.advance(1)
+    assert store.waits().asks >= 3
+    assert store.waits(most=2).asks == 2
+    assert store.waits().flows == 3
+    settle_waits(store)
+    assert store.waits().asks == 0
+    store.cancel([each.id for each in store.members(flows[0])], "no")
+    settle_waits(store)
+    assert store.waits().flows == 2
+    assert store.waits(most=2).flows == 2
+    assert store.waits(most=1).flows == 1
+
+
 # ── Suspended: gathering and signals ────────────────────────────────────────────────────────────────────────────
 
 

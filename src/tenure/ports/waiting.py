@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from tenure.core.lifecycle import State
 from tenure.ports.jobs import Answer
+
+if TYPE_CHECKING:
+    from tenure.ports.reads import JobView
 
 MOST_EDGES = 10_000  #: jobs that one job waits for
 PROTOCOL = 2  #: of this code's workers; those of 1 know nothing of jobs that wait
@@ -72,7 +75,79 @@ class FlowView:
         return sum(self.counts.values())
 
 
-class WaitStore(Protocol):
+class Member(NamedTuple):
+    """A job of a flow, without the values that only its own page shows."""
+
+    id: str
+    task: str
+    queue: str
+    state: State
+
+
+class EdgeView(NamedTuple):
+    """An edge of a job. The parent may be gone."""
+
+    child: str
+    parent: str
+    until: Literal["completed", "ended"]
+    open: bool
+    skipped: bool
+
+
+class Waits(NamedTuple):
+    """What is left to do for jobs that wait, counted up to a limit."""
+
+    asks: int  #: that `admit` has not worked off
+    flows: int  #: with a job that has not ended, among the newest ones
+
+
+class WaitReads(Protocol):
+    """The reads of waiting, for people and their tools. None of them changes anything, or walks the jobs that wait."""
+
+    def outdated(self) -> list[str]:
+        """The ids of live workers with an older protocol: while there is one, `admit` admits nothing."""
+        ...
+
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
+        """The signals of this job, or with None the shared ones, by key: of `keys`, or the first 1,000."""
+        ...
+
+    def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
+        """The edges of this job from place `start` on, with what became of their parents."""
+        ...
+
+    def dependents(self, job_id: str, *, start: str = "", limit: int = 200) -> list[tuple[str, Input]]:
+        """The edges that lead from this job, each with the id of the job that waits, or waited; those after `start`."""
+        ...
+
+    def flows(
+        self, ids: Iterable[str] | None = None, *, limit: int = 50, before: tuple[datetime, str] | None = None
+    ) -> list[FlowView]:
+        """Flows with their counts, newest first: those of `ids`, or those created before this time and id."""
+        ...
+
+    def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
+        """The jobs of this flow in order of their ids, those after `start`."""
+        ...
+
+    def edges(self, ids: Sequence[str], *, limit: int = 2000) -> list[EdgeView]:
+        """The edges of these jobs, in the order of `ids` and then of their places; the first `limit` of them."""
+        ...
+
+    def holding(self, *, limit: int = 50) -> list[JobView]:
+        """Dead jobs for which live ones wait, those that died last first. Its cost grows with `limit` alone."""
+        ...
+
+    def waited_longest(self, *, limit: int = 50) -> list[JobView]:
+        """Waiting jobs by `run_at`, the earliest first. Its cost grows with `limit` alone."""
+        ...
+
+    def waits(self, *, most: int = 10_000) -> Waits:
+        """How many asks are left, at most `most`, and how many of the newest `most` flows are open."""
+        ...
+
+
+class WaitStore(WaitReads, Protocol):
     """The verbs of waiting. Each is one atomic step, or a bounded number of them that may be cut anywhere."""
 
     def admit(self, *, limit: int = 200) -> Admitted:
@@ -89,10 +164,6 @@ class WaitStore(Protocol):
         """
         ...
 
-    def outdated(self) -> list[str]:
-        """The ids of live workers with an older protocol: while there is one, `admit` admits nothing."""
-        ...
-
     def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
         """Store a signal: to one job (`own:NAME`), or with None to every job that waits for `shared:KEY`.
 
@@ -101,24 +172,6 @@ class WaitStore(Protocol):
         """
         ...
 
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
-        """The signals of this job, or with None the shared ones, by key: of `keys`, or the first 1,000."""
-        ...
-
-    def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
-        """The edges of this job from place `start` on, with what became of their parents."""
-        ...
-
-    def dependents(self, job_id: str, *, start: str = "", limit: int = 200) -> list[tuple[str, Input]]:
-        """The edges that lead from this job, each with the id of the job that waits, or waited; those after `start`."""
-        ...
-
     def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         """The jobs that wait for these go on without them. NotLanded unless dead or cancelled; None: no such job."""
-        ...
-
-    def flows(
-        self, ids: Iterable[str] | None = None, *, limit: int = 50, before: tuple[datetime, str] | None = None
-    ) -> list[FlowView]:
-        """Flows with their counts, newest first: those of `ids`, or those created before this time and id."""
         ...

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from tenure.core.lifecycle import ENDED, LIVE, State, legal
-from tenure.ports import PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
+from tenure.ports import (
+    PROTOCOL,
+    Admitted,
+    Answer,
+    EdgeView,
+    FlowView,
+    Input,
+    JobView,
+    Landed,
+    Member,
+    SignalView,
+    Waits,
+)
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.links import Edge
 from tenure.stores.memory.rows import Row
@@ -99,6 +111,32 @@ class MemoryWaiting(MemoryBase):
         order = sorted(((known[each][1], each) for each in wanted), reverse=True)
         found = [each for each in order if before is None or each < before]
         return [self._flow(name) for _, name in found[:limit]]
+
+    @atomic
+    def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
+        found = sorted((row.view for row in self._rows() if row.view.flow == flow), key=lambda view: view.id)
+        return [Member(view.id, view.task, view.queue, view.state) for view in found if view.id > start][:limit]
+
+    @atomic
+    def edges(self, ids: Sequence[str], *, limit: int = 2000) -> list[EdgeView]:
+        found = [edge for job_id in ids for edge in self._known.before(job_id)]
+        return [EdgeView(edge.child, edge.parent, edge.until, edge.open, edge.skipped) for edge in found[:limit]]
+
+    @atomic
+    def holding(self, *, limit: int = 50) -> list[JobView]:
+        dead = [row.view for row in self._rows() if row.view.linked and row.view.state is State.DEAD]
+        return sorted(dead, key=lambda view: (view.ended_at, view.id), reverse=True)[:limit]
+
+    @atomic
+    def waited_longest(self, *, limit: int = 50) -> list[JobView]:
+        waiting = [row.view for row in self._rows() if row.view.state is State.WAITING]
+        return sorted(waiting, key=lambda view: (view.run_at, view.id))[:limit]
+
+    @atomic
+    def waits(self, *, most: int = 10_000) -> Waits:
+        live = {row.view.flow for row in self._rows() if row.view.state in LIVE}
+        newest = sorted(((at, flow) for flow, (_, at) in self._known.flows.items()), reverse=True)[:most]
+        return Waits(min(len(self._known.asks), most), sum(flow in live for _, flow in newest))
 
     # ── one ask ──
 

@@ -32,8 +32,8 @@ from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
 
 _DECODERS: Decoders = {"bool": bool, "datetime": instant}
-_JOB = listed(VIEW, unique="unique_key", completed_by=COMPLETED_BY)
-_job = reader(JobView, _DECODERS)
+JOB = listed(VIEW, unique="unique_key", completed_by=COMPLETED_BY)
+job_of = reader(JobView, _DECODERS)
 _attempt = reader(AttemptView, _DECODERS)
 _worker = worker_reader(_DECODERS)
 _update = update_reader(_DECODERS)
@@ -71,10 +71,10 @@ class SqliteReads(SqliteBase):
 
     def latest_ended(self, state: State, *, since: datetime | None = None, limit: int = 50) -> list[JobView]:
         sql = (
-            f"SELECT {_JOB} FROM jobs INDEXED BY jobs_ended WHERE state = ? AND ended_at IS NOT NULL AND ended_at >= ? "
+            f"SELECT {JOB} FROM jobs INDEXED BY jobs_ended WHERE state = ? AND ended_at IS NOT NULL AND ended_at >= ? "
             "AND queue <> ? ORDER BY ended_at DESC LIMIT ?"
         )
-        return [_job(row) for row in self._fetch(sql, (state, 0 if since is None else millis(since), GUARD, limit))]
+        return [job_of(row) for row in self._fetch(sql, (state, 0 if since is None else millis(since), GUARD, limit))]
 
     def logs(self, job_id: str) -> dict[int, str]:
         sql = "SELECT attempt, lines FROM job_logs WHERE job_id = ? ORDER BY attempt"
@@ -117,8 +117,8 @@ _WORKERS = f"""
 
 
 def view_of(connection: apsw.Connection, job_id: str) -> JobView | None:
-    row = first(connection, f"SELECT {_JOB} FROM jobs WHERE id = ?", (job_id,))
-    return None if row is None else _job(row)
+    row = first(connection, f"SELECT {JOB} FROM jobs WHERE id = ?", (job_id,))
+    return None if row is None else job_of(row)
 
 
 def _search(connection: apsw.Connection, where: Filter, limit: int, cursor: str | None, within: int | None) -> Page:
@@ -135,11 +135,11 @@ def _search(connection: apsw.Connection, where: Filter, limit: int, cursor: str 
     rows = fetch(
         connection,
         # In order of seq, by rowid: any other index would have to sort, and could not stop at the limit.
-        f"SELECT {_JOB}, seq FROM jobs NOT INDEXED WHERE {' AND '.join(conditions)} AND seq < ? "
+        f"SELECT {JOB}, seq FROM jobs NOT INDEXED WHERE {' AND '.join(conditions)} AND seq < ? "
         "ORDER BY seq DESC LIMIT ?",
         (*bindings, before, limit + 1),
     )
-    jobs = tuple(_job(row[:-1]) for row in rows[:limit])
+    jobs = tuple(job_of(row[:-1]) for row in rows[:limit])
     if len(rows) > limit:
         return Page(jobs, f"before-{rows[limit - 1][-1]}")
     return Page(jobs) if floor is None else Page(jobs, f"before-{floor}", _enqueued_at(connection, floor))

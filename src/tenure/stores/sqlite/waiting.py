@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Any
 
 import apsw
 
 from tenure.core.lifecycle import ENDED, State
-from tenure.ports import PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
+from tenure.ports import Admitted, Answer, Landed
 from tenure.stores.rules import (
     SHARED,
     check_text,
@@ -24,13 +23,11 @@ from tenure.stores.rules import (
     too_late,
 )
 from tenure.stores.sqlite import links, steps
-from tenure.stores.sqlite.base import SqliteBase, instant, millis
+from tenure.stores.sqlite.base import instant
 from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.wait_reads import SqliteWaitReads
 
 _AT_ONCE = 200  #: edges or jobs in one part of an ask
-_OUTDATED = """
-    SELECT id FROM workers
-    WHERE died_at IS NULL AND boot_id = :boot_id AND expires_boot > :boot AND protocol < :protocol ORDER BY id"""
 _LEFT = """
     SELECT EXISTS (SELECT 1 FROM asks), (SELECT min(wait_until) FROM jobs INDEXED BY jobs_wait_until
         WHERE wait_until IS NOT NULL)"""
@@ -54,8 +51,8 @@ _SIGNALLED = """
     FROM jobs WHERE id = :id"""
 
 
-class SqliteWaiting(SqliteBase):
-    """The verbs of `WaitStore`."""
+class SqliteWaiting(SqliteWaitReads):
+    """The verbs of `WaitStore` that change something."""
 
     def admit(self, *, limit: int = 200) -> Admitted:
         now = self._now()
@@ -75,10 +72,6 @@ class SqliteWaiting(SqliteBase):
 
         done, asks, next_due = self._file.write(step)
         return Admitted(done.jobs, done.scheduled, done.cancelled, asks or next_due == 0, next_due)
-
-    def outdated(self) -> list[str]:
-        facts = {"protocol": PROTOCOL, "boot": self._boot(), "boot_id": self._clock.boot_id}
-        return [row[0] for row in self._fetch(_OUTDATED, facts)]
 
     def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
         check_text(key, value)
@@ -100,48 +93,9 @@ class SqliteWaiting(SqliteBase):
 
         return self._file.write(step)
 
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
-        wanted = "" if keys is None else "AND key IN (SELECT value FROM json_each(?))"
-        sql = f"SELECT key, value, sent_at FROM signals WHERE job_id IS ? {wanted} ORDER BY key LIMIT 1000"
-        found = self._fetch(sql, (job_id,) if keys is None else (job_id, json_of(list(keys))))
-        return [SignalView(key, value, instant(sent_at)) for key, value, sent_at in found]
-
-    def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
-        return [links.input_of(row) for row in self._fetch(links.INPUTS, (job_id, start, limit))]
-
-    def dependents(self, job_id: str, *, start: str = "", limit: int = 200) -> list[tuple[str, Input]]:
-        found = self._fetch(links.DEPENDENTS, (job_id, start, limit))
-        return [(child, links.input_of(row)) for child, *row in found]
-
     def skip(self, ids: Iterable[str]) -> dict[str, Answer | None]:
         wanted = list(dict.fromkeys(ids))
         return self._file.write(lambda connection: {job_id: _skip(connection, job_id) for job_id in wanted})
-
-    def flows(
-        self, ids: Iterable[str] | None = None, *, limit: int = 50, before: tuple[datetime, str] | None = None
-    ) -> list[FlowView]:
-        asked: list[str] = ["TRUE"]
-        values: list[Any] = []
-        if ids is not None:
-            asked.append("id IN (SELECT value FROM json_each(?))")
-            values.append(json_of(list(ids)))
-        if before is not None:
-            asked.append("(created_at, id) < (?, ?)")
-            values += [millis(before[0]), before[1]]
-        where = " AND ".join(asked)
-        sql = f"SELECT id, name, created_at FROM flows WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
-
-        def step(connection: apsw.Connection) -> list[FlowView]:
-            return [_flow(connection, *row) for row in fetch(connection, sql, (*values, limit))]
-
-        return self._file.read(step)
-
-
-def _flow(connection: apsw.Connection, flow_id: str, name: str, created_at: int) -> FlowView:
-    counts = dict(fetch(connection, "SELECT state, count(*) FROM jobs WHERE flow = ? GROUP BY state", (flow_id,)))
-    return FlowView(
-        id=flow_id, name=name, created_at=instant(created_at), counts={state: counts.get(state, 0) for state in State}
-    )
 
 
 def _skip(connection: apsw.Connection, job_id: str) -> Answer | None:

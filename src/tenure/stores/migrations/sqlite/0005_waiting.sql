@@ -8,6 +8,8 @@ ALTER TABLE jobs ADD COLUMN wait_for TEXT;                      -- the key of a 
 ALTER TABLE jobs ADD COLUMN wait_until INTEGER;
 
 CREATE INDEX jobs_waiting ON jobs (queue) WHERE state = 'waiting';
+CREATE INDEX jobs_waited ON jobs (run_at) WHERE state = 'waiting';
+CREATE INDEX jobs_holding ON jobs (ended_at) WHERE state = 'dead' AND linked;
 CREATE INDEX jobs_wait_for ON jobs (wait_for, id) WHERE wait_for IS NOT NULL;
 CREATE INDEX jobs_wait_until ON jobs (wait_until) WHERE wait_until IS NOT NULL;
 CREATE INDEX jobs_flow ON jobs (flow, state) WHERE flow IS NOT NULL;

@@ -1,0 +1,103 @@
+"""Jobs that wait, in SQLite: the verbs of `WaitReads`."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import apsw
+
+from tenure.core.lifecycle import State
+from tenure.ports import PROTOCOL, EdgeView, FlowView, Input, JobView, Member, SignalView, Waits
+from tenure.stores.rules import json_of
+from tenure.stores.sqlite import links
+from tenure.stores.sqlite.base import SqliteBase, instant, millis
+from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.reads import JOB, job_of
+
+_OUTDATED = """
+    SELECT id FROM workers
+    WHERE died_at IS NULL AND boot_id = :boot_id AND expires_boot > :boot AND protocol < :protocol ORDER BY id"""
+_MEMBERS = """
+    SELECT id, task, queue, state FROM jobs INDEXED BY jobs_flow
+    WHERE flow = ? AND flow IS NOT NULL AND id > ? ORDER BY id LIMIT ?"""
+_EDGES = """
+    SELECT e.child, e.parent, e.until, e.open, e.skipped
+    FROM json_each(?) AS asked CROSS JOIN edges AS e INDEXED BY edges_places ON e.child = asked.value
+    ORDER BY asked.key, e.place LIMIT ?"""
+_HOLDING = f"""
+    SELECT {JOB} FROM jobs INDEXED BY jobs_holding WHERE state = 'dead' AND linked ORDER BY ended_at DESC LIMIT ?"""
+_WAITED = f"SELECT {JOB} FROM jobs INDEXED BY jobs_waited WHERE state = 'waiting' ORDER BY run_at LIMIT ?"
+_WAITS = f"""
+    SELECT (SELECT count(*) FROM (SELECT 1 FROM asks LIMIT :most)),
+        (SELECT count(*) FROM (SELECT id FROM flows ORDER BY created_at DESC LIMIT :most) AS f WHERE EXISTS (
+            SELECT 1 FROM jobs INDEXED BY jobs_flow
+            WHERE flow = f.id AND flow IS NOT NULL AND state IN {links.LIVE_STATES}))"""
+
+
+class SqliteWaitReads(SqliteBase):
+    """The verbs of `WaitReads`."""
+
+    def outdated(self) -> list[str]:
+        facts = {"protocol": PROTOCOL, "boot": self._boot(), "boot_id": self._clock.boot_id}
+        return [row[0] for row in self._fetch(_OUTDATED, facts)]
+
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
+        wanted = "" if keys is None else "AND key IN (SELECT value FROM json_each(?))"
+        sql = f"SELECT key, value, sent_at FROM signals WHERE job_id IS ? {wanted} ORDER BY key LIMIT 1000"
+        found = self._fetch(sql, (job_id,) if keys is None else (job_id, json_of(list(keys))))
+        return [SignalView(key, value, instant(sent_at)) for key, value, sent_at in found]
+
+    def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
+        return [links.input_of(row) for row in self._fetch(links.INPUTS, (job_id, start, limit))]
+
+    def dependents(self, job_id: str, *, start: str = "", limit: int = 200) -> list[tuple[str, Input]]:
+        found = self._fetch(links.DEPENDENTS, (job_id, start, limit))
+        return [(child, links.input_of(row)) for child, *row in found]
+
+    def flows(
+        self, ids: Iterable[str] | None = None, *, limit: int = 50, before: tuple[datetime, str] | None = None
+    ) -> list[FlowView]:
+        asked: list[str] = ["TRUE"]
+        values: list[Any] = []
+        if ids is not None:
+            asked.append("id IN (SELECT value FROM json_each(?))")
+            values.append(json_of(list(ids)))
+        if before is not None:
+            asked.append("(created_at, id) < (?, ?)")
+            values += [millis(before[0]), before[1]]
+        where = " AND ".join(asked)
+        sql = f"SELECT id, name, created_at FROM flows WHERE {where} ORDER BY created_at DESC, id DESC LIMIT ?"
+
+        def step(connection: apsw.Connection) -> list[FlowView]:
+            return [_flow(connection, *row) for row in fetch(connection, sql, (*values, limit))]
+
+        return self._file.read(step)
+
+    def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
+        found = self._fetch(_MEMBERS, (flow, start, limit))
+        return [Member(job_id, task, queue, State(state)) for job_id, task, queue, state in found]
+
+    def edges(self, ids: Sequence[str], *, limit: int = 2000) -> list[EdgeView]:
+        found = self._fetch(_EDGES, (json_of(list(ids)), limit))
+        return [EdgeView(*names, bool(is_open), bool(skipped)) for *names, is_open, skipped in found]
+
+    def holding(self, *, limit: int = 50) -> list[JobView]:
+        return [job_of(row) for row in self._fetch(_HOLDING, (limit,))]
+
+    def waited_longest(self, *, limit: int = 50) -> list[JobView]:
+        return [job_of(row) for row in self._fetch(_WAITED, (limit,))]
+
+    def waits(self, *, most: int = 10_000) -> Waits:
+        found = self._file.read(lambda connection: first(connection, _WAITS, {"most": most}))
+        return Waits(*(found or (0, 0)))
+
+
+def _flow(connection: apsw.Connection, flow_id: str, name: str, created_at: int) -> FlowView:
+    counts = dict(fetch(connection, "SELECT state, count(*) FROM jobs WHERE flow = ? GROUP BY state", (flow_id,)))
+    return FlowView(
+        id=flow_id, name=name, created_at=instant(created_at), counts={state: counts.get(state, 0) for state in State}
+    )
