@@ -5,6 +5,7 @@ TenureError
 ├── InvalidArguments    a job's arguments do not fit its task; also a TypeError
 ├── UnknownTask         no task of this name; also a LookupError
 ├── UnknownJob          no job with this id; also a LookupError
+├── UnknownFlow         no flow with this id; also a LookupError
 ├── WouldBlock          a synchronous call on a running event loop
 ├── JobFailed           .result() of a job that is dead or cancelled
 ├── GuardSkipped        a guarded block did not run: another run holds the lock, or this tick has already run
@@ -41,6 +42,10 @@ class UnknownQueue(TenureError, LookupError):
 
 class UnknownJob(TenureError, LookupError):
     """The store has no job with this id: it was never enqueued, or was deleted or pruned."""
+
+
+class UnknownFlow(TenureError, LookupError):
+    """The store has no flow with this id: it was never enqueued, or all of its jobs were deleted or pruned."""
 
 
 class UnknownWorker(TenureError, LookupError):

@@ -659,7 +659,7 @@ def test_the_jobs_of_a_flow_and_their_edges_are_read_in_parts(store: Store) -> N
     (member,) = [each for each in store.members(FLOW) if each.id == last.id]
     assert member == (last.id, "sum", "sums", State.WAITING)
     assert store.members(FLOW.replace("1", "9")) == []
-    assert store.edges([last.id, jobs[0].id]) == [(last.id, each.id, "completed", True, False) for each in jobs]
+    assert store.edges([last.id, jobs[0].id]) == [(last.id, each.id, "completed", True, False, False) for each in jobs]
     assert [each.parent for each in store.edges([last.id], limit=2)] == [each.id for each in jobs[:2]]
     end(store, jobs[1].id, Failed("no", final=True))
     store.skip([jobs[1].id])

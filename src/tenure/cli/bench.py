@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tenure.cli.output import print_line, show_json
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import LIVE
 from tenure.errors import StoreError
 from tenure.ports import Store
 from tenure.tasks.handle import JobHandle
@@ -141,7 +141,7 @@ class _Drain:
     def _waiting(self) -> int:
         """Counts waiting jobs, not completed ones: old completed jobs may be pruned meanwhile."""
         counts = self._store.counts()
-        return sum(counts[state] for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING))
+        return sum(counts[state] for state in LIVE)
 
     def _worker(self) -> int:
         """The pid of the worker whose row is new; 0: there is none yet."""

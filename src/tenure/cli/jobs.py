@@ -18,7 +18,7 @@ from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidOption, TenureError
 from tenure.events import headline
 from tenure.operations import job_search
-from tenure.operations.explain import progress_text, stamp
+from tenure.operations.explain import progress_text, stamp, waits_for
 from tenure.operations.job_search import states_of
 from tenure.operations.jobs import CAN, DONE
 from tenure.operations.stacks import PATIENCE_SECONDS, stack_lines
@@ -61,6 +61,8 @@ class Where:
     """Only jobs of this queue."""
     worker: str | None = None
     """Only jobs that this worker runs."""
+    flow: str | None = None
+    """Only jobs of this flow."""
     text: str | None = None
     """Only jobs with this text in their error or id."""
     where: str | None = None
@@ -87,13 +89,14 @@ class Where:
             task=self.task,
             queue=self.queue,
             worker_id=self.worker,
+            flow=self.flow,
             text=self.text,
             conditions=tuple(map(_argument, self.args or ())),
         )
         return job_search.both(plain, job_search.parsed(" ".join((self.where or "", words, *spans)), now))
 
     def __bool__(self) -> bool:
-        given = (self.task, self.queue, self.worker, self.text, self.args, self.since, self.until)
+        given = (self.task, self.queue, self.worker, self.flow, self.text, self.args, self.since, self.until)
         return any(given) or self.where is not None
 
 
@@ -262,6 +265,8 @@ def _facts(found: JobDetail) -> list[tuple[str, str]]:
         ("worker", job.worker_id or ""),
         ("alone", _alone(job)),
         ("unique", job.unique or ""),
+        ("flow", job.flow or ""),
+        ("waits for", waits_for(job) if job.state is State.WAITING else ""),
         ("progress", progress_text(job)),
         ("cancel requested", job.cancel_reason or ""),
         ("arguments", job.payload),

@@ -16,7 +16,7 @@ import msgspec
 
 from tenure.core.lifecycle import State
 from tenure.events import headline
-from tenure.operations.explain import progress_text
+from tenure.operations.explain import progress_text, waits_for
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenure.ports import JobView
 
 COLOURS: Mapping[State, str] = {
+    State.WAITING: "magenta",
     State.SCHEDULED: "blue",
     State.QUEUED: "cyan",
     State.PROCESSING: "yellow",
@@ -157,11 +158,11 @@ def when(job: JobView, now: datetime) -> str:
         case State.SCHEDULED:
             due = (job.run_at - now).total_seconds()
             return f"in {brief(due)}" if due > 0 else "due"
-        case State.QUEUED:
+        case State.QUEUED | State.WAITING:
             return ago(job.run_at, now)
         case State.PROCESSING:
             return ago(job.started_at, now)
-        case _:
+        case State.COMPLETED | State.DEAD | State.CANCELLED:
             return ago(job.ended_at, now)
 
 
@@ -185,6 +186,8 @@ def note(job: JobView) -> str:
     """The note about a job in a list, beside its state."""
     if job.state is State.PROCESSING:
         return "stopping: a cancel was requested" if job.cancel_reason is not None else progress_text(job)
+    if job.state is State.WAITING:
+        return waits_for(job)
     if job.state is State.COMPLETED:
         return f"attempt {job.attempt}" if job.attempt > 1 else ""
     return headline(job.error) if job.error else ""

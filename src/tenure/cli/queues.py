@@ -35,13 +35,14 @@ def list_(*, shared: Shared = SHARED) -> int:
     return 0
 
 
-QUEUE_HEADS = ("queue", "queued", "processing", "scheduled", "oldest", "note")
-QUEUE_NUMBERS = ("queued", "processing", "scheduled", "oldest")
+_COUNTED = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.WAITING)
+QUEUE_HEADS = ("queue", "queued", "processing", "scheduled", "waiting", "oldest", "note")
+QUEUE_NUMBERS = ("queued", "processing", "scheduled", "waiting", "oldest")
 
 
 def queue_row(queue: QueueView, now: datetime, pause: Pause | None = None) -> list[str]:
     """A queue's line in lists and in `top`."""
-    counts = [f"{queue.counts.get(state, 0):,}" for state in (State.QUEUED, State.PROCESSING, State.SCHEDULED)]
+    counts = [f"{queue.counts.get(state, 0):,}" for state in _COUNTED]
     oldest = "" if queue.oldest_queued is None else brief(queue.oldest_queued)
     note = f"paused for {ago(queue.paused_at, now)} {pause or ''}".rstrip() if queue.paused_at else ""
     return [queue.name, *counts, oldest, note]

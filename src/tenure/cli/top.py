@@ -40,7 +40,7 @@ _REFRESH = 1.0
 _RUNNING = Filter(states=frozenset({State.PROCESSING}))
 _MOST_RUNNING = 200
 _PIPE_WIDTH = 160
-_ORDER = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.COMPLETED, State.DEAD, State.CANCELLED)
+_ORDER = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.WAITING, State.COMPLETED, State.DEAD, State.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from tenure.tasks.job import Job
 ALIAS, RUN_AFTER, PRIORITY = "django.backend", "django.run_after", "django.priority"
 
 _STATUS = {
+    State.WAITING: TaskResultStatus.READY,
     State.SCHEDULED: TaskResultStatus.READY,
     State.QUEUED: TaskResultStatus.READY,
     State.PROCESSING: TaskResultStatus.RUNNING,

@@ -15,10 +15,12 @@ from tenure.core.lifecycle import ENDED, State
 from tenure.operations.access import Access
 from tenure.operations.audit import Entries
 from tenure.operations.causes import Problem
+from tenure.operations.flows import Flows
 from tenure.operations.job_actions import Jobs
 from tenure.operations.problems import problems
 from tenure.operations.queues import Queues
 from tenure.operations.schedules import Schedules
+from tenure.operations.signals import SignalActions
 from tenure.operations.trends import Trends
 from tenure.operations.workers import Workers
 from tenure.ports import Notifier, QueueView, Store, WorkerView
@@ -53,6 +55,8 @@ class Admin:
         self.workers = Workers(self._access)
         self.schedules = Schedules(self._access)
         self.trends = Trends(self._access)
+        self.flows = Flows(self._access)
+        self.signals = SignalActions(self._access)
 
     def by(self, who: str) -> Admin:
         """The same store, for another operator."""

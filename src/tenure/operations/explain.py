@@ -10,10 +10,11 @@ from datetime import datetime
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
 from tenure.events import DEPLOY, MISFIT, UNKNOWN_TASK, headline
+from tenure.operations.waiting import Holding, few, held_by, wait_of
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
-_BUTTONS = re.compile(r": tenure (?:jobs|queues) \S+ \S+")
+_BUTTONS = re.compile(r": tenure (?:jobs|queues|flows) \S+ \S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ def explain(store: Store, job: JobView) -> Explanation:
         store_url=store.url,
     )
     match job.state:
+        case State.WAITING:
+            return _waiting(store, facts)
         case State.SCHEDULED:
             return _scheduled(facts)
         case State.QUEUED:
@@ -76,11 +79,15 @@ def explain(store: Store, job: JobView) -> Explanation:
         case State.CANCELLED:
             why = job.cancel_reason or job.error or "no reason was given"
             ended = f"it was cancelled {_when(facts, job.ended_at)}: {headline(why)}"
-            return Explanation(job, ended, (*_history(facts), *_rival(store, job)), _REPLAY.format(id=job.id))
+            held = held_by(store, job)
+            advice = _REPLAY.format(id=job.id) + (f"; {held.without_it}" if held else "")
+            return Explanation(job, ended, (*_held(held), *_history(facts), *_rival(store, job)), advice)
         case State.DEAD:
             ended = f"it has been a dead letter since {_when(facts, job.ended_at)}"
-            advice = f"remove the cause, then {_REPLAY.format(id=job.id)}"
-            return Explanation(job, ended, (*_budgets(job), *_history(facts), *_rival(store, job)), advice)
+            held = held_by(store, job)
+            advice = f"remove the cause, then {_REPLAY.format(id=job.id)}" + (f"; {held.without_it}" if held else "")
+            reasons = (*_held(held), *_budgets(job), *_history(facts), *_rival(store, job))
+            return Explanation(job, ended, reasons, advice)
 
 
 _REPLAY = "run it again: tenure jobs replay {id}"
@@ -120,6 +127,32 @@ def _scheduled(facts: _Facts) -> Explanation:
         advice = ""
     reasons += [f"when it is due: {blocker}" for blocker, _ in blockers]
     return Explanation(job, verdict, tuple(reasons), advice or next((fix for _, fix in blockers), ""))
+
+
+def _waiting(store: Store, facts: _Facts) -> Explanation:
+    job = facts.job
+    wait = wait_of(store, job, facts.attempts[-1] if facts.attempts else None)
+    reasons = [*wait.reasons]
+    if wait.signal is not None:
+        times_out = "it has no time-out" if job.wait_until is None else f"it times out {_due(facts, job.wait_until)}"
+        reasons.append(f"nobody has sent the signal {wait.signal} since {_when(facts, wait.since)}; {times_out}")
+    advice = wait.what_to_do
+    if wait.outdated:
+        verdict = (
+            f"{wait.verdict}; and nothing that waits goes on while a worker of an older release lives: "
+            f"{few(wait.outdated)}"
+        )
+        advice = advice or f"restart it on this release: tenure workers restart {wait.outdated[0]}"
+        return Explanation(job, verdict, (*reasons, *_history(facts)), advice)
+    if wait.over and not facts.workers:
+        reasons.append(_nobody(facts))
+        advice = "start a worker there: tenure worker"
+    return Explanation(job, wait.verdict, (*reasons, *_history(facts)), advice)
+
+
+def _held(held: Holding | None) -> Iterator[str]:
+    if held is not None:
+        yield held.says
 
 
 def _queued(facts: _Facts) -> Explanation:
@@ -229,6 +262,10 @@ def _when(facts: _Facts, when: datetime | None) -> str:
     return "at an unknown time" if when is None else f"{stamp(when)} ({facts.ago(when)} ago)"
 
 
+def _due(facts: _Facts, when: datetime) -> str:
+    return f"in {facts.until(when)}, at {stamp(when)}" if when > facts.now else "at the next scan"
+
+
 def stamp(when: datetime) -> str:
     """A time for people: to the second, with its zone, UTC."""
     return f"{when:%Y-%m-%d %H:%M:%S} UTC"
@@ -238,6 +275,14 @@ def progress_text(job: JobView) -> str:
     """The latest progress of the attempt: stage, share and message, as far as they are set."""
     share = f"{job.progress:.0%}" if job.progress is not None else None
     return " · ".join(part for part in (job.stage, share, job.message) if part)
+
+
+def waits_for(job: JobView) -> str:
+    """What a waiting job waits for, in a few words, without a look at the store."""
+    if job.wait_for is None:
+        return "for other jobs"
+    until = "" if job.wait_until is None else f", until {stamp(job.wait_until)}"
+    return f"for the signal {job.wait_for.partition(':')[2]}{until}"
 
 
 def doing(job: JobView) -> str:

@@ -174,7 +174,8 @@ class Jobs(JobReads):
             acted = _answers(self._access.store.replay([job_id], edits={job_id: edit}), _REPLAYED)[job_id]
             said.append(acted.says)
         if acted.landed:
-            self._access.notifier.announce([Ring("queued", job.queue, (job_id,))])
+            rung: Kind = "due" if acted.says == _REPLAYED[State.WAITING] else "queued"
+            self._access.notifier.announce([Ring(rung, job.queue, (job_id,))])
         return acted
 
     def _act(self, verb: Verb, refs: Sequence[JobRef], reason: str, pace: Pace | None = None) -> Iterator[list[Acted]]:
@@ -192,7 +193,8 @@ class Jobs(JobReads):
                 landed: dict[tuple[str, Kind], list[str]] = {}
                 for ref in batch:
                     if acted[ref.id].landed:
-                        rung: Kind = "due" if delays.get(ref.id) else kind
+                        later = delays.get(ref.id) or acted[ref.id].says == _REPLAYED[State.WAITING]
+                        rung: Kind = "due" if later else kind
                         landed.setdefault((ref.queue, rung), []).append(ref.id)
                 self._access.notifier.announce(
                     Ring(rung, queue, tuple(some)) for (queue, rung), some in sorted(landed.items())
@@ -224,7 +226,11 @@ _CANCELLED = {
     State.CANCELLED: "cancelled",
     State.PROCESSING: "asked to stop; its worker ends it once its code has stopped",
 }
-_REPLAYED = {State.QUEUED: "queued again", State.SCHEDULED: "due again later"}
+_REPLAYED = {
+    State.QUEUED: "queued again",
+    State.SCHEDULED: "due again later",
+    State.WAITING: "waiting again, for the jobs before it",
+}
 _PROMOTED = {State.QUEUED: "queued", State.PROCESSING: "already processing"}
 
 
@@ -232,7 +238,8 @@ def _states(found: Mapping[str, State | None], done: Mapping[State, str]) -> dic
     def acted(job_id: str, state: State | None) -> Acted:
         if state is None:
             return Acted(job_id, landed=False, says="no such job")
-        return Acted(job_id, state in done, done.get(state, f"nothing done: it is {state}"))
+        why = f"; see tenure jobs explain {job_id}" if state is State.WAITING else ""
+        return Acted(job_id, state in done, done.get(state, f"nothing done: it is {state}{why}"))
 
     return {job_id: acted(job_id, state) for job_id, state in found.items()}
 

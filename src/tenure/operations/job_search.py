@@ -26,13 +26,13 @@ MOST = 10  #: conditions
 _WORD = re.compile(r'\s*((?:[^\s"]|"[^"]*")+)')
 _NAMED = re.compile(r'([a-z]+)((?:\.(?:[^=~<>"\s]|"[^"]*")+)?)([=~<>])(.*)', re.DOTALL)
 _FIELDS: dict[str, Field] = {"args": "payload", "meta": "meta", "result": "result", "error": "error"}
-_EXACT = {"task": "task", "queue": "queue", "worker": "worker_id", "unique": "unique"}
+_EXACT = {"task": "task", "queue": "queue", "worker": "worker_id", "unique": "unique", "flow": "flow"}
 _FINGERPRINT = re.compile("[0-9a-f]{8}")
 _TIMES = ("enqueued", "ended")
 _PAYLOADS = ("payload", "result")
 _EXPECTED = (
-    "expected args.NAME=…, args~…, meta.NAME=…, result~…, error~…, task=…, queue=…, worker=…, unique=…, state=…, "
-    "fingerprint=3f9a2c11, enqueued<2h or ended>2h"
+    "expected args.NAME=…, args~…, meta.NAME=…, result~…, error~…, task=…, queue=…, worker=…, unique=…, flow=…, "
+    "state=…, fingerprint=3f9a2c11, enqueued<2h or ended>2h"
 )
 
 
@@ -112,7 +112,7 @@ def fixed(text: str, now: datetime) -> str:
 def both(one: Filter, other: Filter) -> Filter:
     """Jobs that match both. Raises InvalidOption if they contradict each other."""
     given: dict[str, Any] = {}
-    for name in ("task", "queue", "worker_id", "unique", "text"):
+    for name in ("task", "queue", "worker_id", "unique", "flow", "text"):
         for where in (one, other):
             if (value := getattr(where, name)) is not None:
                 _once(given, name, value)

@@ -92,6 +92,7 @@ class EdgeView(NamedTuple):
     until: Literal["completed", "ended"]
     open: bool
     skipped: bool
+    mine: bool  #: the child gathers this parent
 
 
 class Waits(NamedTuple):

@@ -165,7 +165,7 @@ class Supervisor:
     def _stop_when_empty(self, left: str) -> None:
         if not self._stopping:
             if left:
-                self._echo(f"nothing is left to do, but these jobs wait: {left}; tenure queues resume NAME")
+                self._echo(f"nothing is left to do, but these jobs are left: {left}; tenure jobs explain ID says why")
             self._stop()
 
     def _restart_workers(self, changed: str) -> None:

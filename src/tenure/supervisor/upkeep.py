@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from tenure.core.lifecycle import Lease, State
+from tenure.maintenance.maintenance import ADMIT_BATCH
 from tenure.maintenance.roster import Row, Turn
 from tenure.supervisor.process import HUNG_GRACE_SECONDS
 from tenure.supervisor.shared import Shared, suspects_waiting
@@ -70,20 +71,25 @@ class Upkeep:
             self._loop.call(partial(empty, "; ".join(self._left()[1])))
 
     def _is_empty(self) -> bool:
-        """True if nothing is queued, running or due soon: it waits for a retry, but not for tomorrow's job."""
+        """True if nothing is queued, running or due soon: it waits for a retry, but not for tomorrow's job.
+
+        Nor for jobs and signals of others: a job that waits counts only while an ask is left, or its time-out is near.
+        """
         if not any(worker.ready and not worker.draining for worker in self._processes):
             return False
         left, _ = self._left()
         if any(counts[State.QUEUED] or counts[State.PROCESSING] for counts in left.values()):
             return False
-        if not any(counts[State.SCHEDULED] for counts in left.values()):
-            return True
-        turn = self._maintenance.promote(1)
-        soon = turn.more or (turn.next_due is not None and turn.next_due < SOON_SECONDS)
-        return not soon and self._left()[0] == left  # else a job has moved between the reads
+        turns: list[Turn] = []
+        if any(counts[State.SCHEDULED] for counts in left.values()):
+            turns.append(self._maintenance.promote(1))
+        if any(counts[State.WAITING] for counts in left.values()):
+            turns.append(self._maintenance.admit(ADMIT_BATCH))
+        soon = any(turn.more or (turn.next_due is not None and turn.next_due < SOON_SECONDS) for turn in turns)
+        return not soon and (not turns or self._left()[0] == left)  # else a job has moved between the reads
 
     def _left(self) -> tuple[dict[str, Mapping[State, int]], list[str]]:
-        """The live jobs of each served queue, without those that a pause holds; and what these are, in words."""
+        """The live jobs of each served queue, without those that a pause holds; and what these and the waiting are."""
         counts, held = dict[str, Mapping[State, int]](), list[str]()
         for view in self._store.queues():
             if view.name in self._processes.served:
@@ -91,6 +97,8 @@ class Upkeep:
                 if view.paused_at is not None and view.counts[State.QUEUED]:
                     counts[view.name] = {**view.counts, State.QUEUED: 0}
                     held.append(f"{view.counts[State.QUEUED]:,} queued in {view.name}, which is paused")
+                if waiting := view.counts[State.WAITING]:
+                    held.append(f"{waiting:,} waiting in {view.name}, for other jobs or a signal")
         return counts, held
 
     def _check_files(self, changed: Callable[[str], None]) -> None:

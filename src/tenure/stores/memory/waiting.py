@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from operator import attrgetter
 
 from tenure.core.lifecycle import ENDED, LIVE, State, legal
 from tenure.ports import (
@@ -120,7 +121,7 @@ class MemoryWaiting(MemoryBase):
     @atomic
     def edges(self, ids: Sequence[str], *, limit: int = 2000) -> list[EdgeView]:
         found = [edge for job_id in ids for edge in self._known.before(job_id)]
-        return [EdgeView(edge.child, edge.parent, edge.until, edge.open, edge.skipped) for edge in found[:limit]]
+        return [EdgeView(*attrgetter(*EdgeView._fields)(edge)) for edge in found[:limit]]
 
     @atomic
     def holding(self, *, limit: int = 50) -> list[JobView]:

@@ -25,7 +25,7 @@ _MEMBERS = """
     SELECT id, task, queue, state FROM jobs INDEXED BY jobs_flow
     WHERE flow = ? AND flow IS NOT NULL AND id > ? ORDER BY id LIMIT ?"""
 _EDGES = """
-    SELECT e.child, e.parent, e.until, e.open, e.skipped
+    SELECT e.child, e.parent, e.until, e.open, e.skipped, e.mine
     FROM json_each(?) AS asked CROSS JOIN edges AS e INDEXED BY edges_places ON e.child = asked.value
     ORDER BY asked.key, e.place LIMIT ?"""
 _HOLDING = f"""
@@ -83,7 +83,7 @@ class SqliteWaitReads(SqliteBase):
 
     def edges(self, ids: Sequence[str], *, limit: int = 2000) -> list[EdgeView]:
         found = self._fetch(_EDGES, (json_of(list(ids)), limit))
-        return [EdgeView(*names, bool(is_open), bool(skipped)) for *names, is_open, skipped in found]
+        return [EdgeView(*names, *map(bool, flags)) for *names, flags in ((*row[:3], row[3:]) for row in found)]
 
     def holding(self, *, limit: int = 50) -> list[JobView]:
         return [job_of(row) for row in self._fetch(_HOLDING, (limit,))]

@@ -24,7 +24,8 @@ router = APIRouter(prefix="/api", tags=["origin"], generate_unique_id_function=o
 def stats(caller: Reader) -> models.PlainStats:
     """Jobs by state."""
     counts = Counts.of(caller.site.counts().by_state).model_dump()
-    return models.PlainStats(active=counts.pop("queued"), delayed=counts.pop("scheduled"), **counts)
+    delayed = counts.pop("scheduled") + counts.pop("waiting")
+    return models.PlainStats(active=counts.pop("queued"), delayed=delayed, **counts)
 
 
 @router.get("/dlq")

@@ -46,6 +46,7 @@ class Where(Model):
     queue: Text | None = Field(None, description="In this queue.")
     worker: Text | None = Field(None, description="Running on this worker.")
     unique: Text | None = Field(None, description="With this unique key.")
+    flow: UUID | None = Field(None, description="Of this flow.")
     text: Text | None = Field(None, description="With this text in the error or the id.")
     enqueued_since: AskedAt | None = Field(None, description="Enqueued at or after this time.")
     enqueued_until: AskedAt | None = Field(None, description="Enqueued before this time.")
@@ -59,6 +60,7 @@ class Where(Model):
             queue=self.queue,
             worker_id=self.worker,
             unique=self.unique,
+            flow=None if self.flow is None else str(self.flow),
             text=self.text,
             ended_since=self.ended_since,
             ended_until=self.ended_until,
@@ -70,7 +72,7 @@ class Where(Model):
 class JobFilter(Where):
     """A filter for jobs. Omitted fields match any job."""
 
-    state: list[State] = Field([], description="In any of these states.", max_length=6)
+    state: list[State] = Field([], description="In any of these states.", max_length=7)
 
 
 _limit = Field(50, ge=1, le=200, description="The most to return.")
@@ -98,6 +100,7 @@ class JobSummary(Model):
     failures: int
     crashes: int
     unique: str | None = Field(description="Its key: at most one live job of a task has it.")
+    flow: UUID | None = Field(description="The flow to which it belongs.")
     worker: str | None = Field(description="The worker that runs it or completed it.")
     progress: float | None = Field(description="0 to 1.")
     stage: str | None
@@ -223,6 +226,8 @@ class Job(JobSummary):
     solo: bool = Field(description="Its next attempt runs in a worker for jobs that run alone, or in a small group.")
     timeout: float | None = Field(description="The most seconds an attempt may take.")
     stale_after: float | None = Field(description="Seconds without progress after which it counts as hung.")
+    wait_for: str | None = Field(description="The signal it waits for: `own:NAME`, or `shared:KEY`.")
+    wait_until: At | None = Field(description="When that wait times out; null: never.")
     attempts: list[Attempt] = Field(description="Attempts that did not complete, oldest first.")
     logs: list[AttemptLog] | None = Field(description="By attempt; null if payloads are hidden.")
     edits: list[Edit] | None = Field(description="Oldest first; null if payloads are hidden.")

@@ -13,7 +13,7 @@ from tenure.web.models.values import At, Json, Length, Model, Name, Payloads, Te
 
 class PlainStats(Model):
     active: int = Field(description="Due and waiting.")
-    delayed: int
+    delayed: int = Field(description="Due later, or waiting for other jobs or a signal.")
     processing: int
     completed: int
     dead: int

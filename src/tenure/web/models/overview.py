@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import LIVE, State
 from tenure.operations import queues, workers
 from tenure.operations.trends import RollUp, TaskTrend
 from tenure.ports import QueueView, WorkerView
@@ -19,6 +19,7 @@ from tenure.web.models.values import At, Length, Model, Words
 class Queue(Model):
     name: str
     paused_at: At | None
+    waiting: int = Field(description="For other jobs, or a signal.")
     scheduled: int
     queued: int
     processing: int
@@ -26,7 +27,7 @@ class Queue(Model):
 
     @classmethod
     def of(cls, queue: QueueView) -> Self:
-        live = {state.value: queue.counts.get(state, 0) for state in (State.SCHEDULED, State.QUEUED, State.PROCESSING)}
+        live = {state.value: queue.counts.get(state, 0) for state in LIVE}
         return cls.like(queue, **live)
 
 
@@ -154,6 +155,7 @@ class Workers(Model):
 class Counts(Model):
     """Jobs by state."""
 
+    waiting: int
     scheduled: int
     queued: int
     processing: int
