@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -18,7 +18,7 @@ import pytest
 from conformance.factories import World, claim, identity, put
 from conformance.scene import Scene
 from tenure.config import load, sink_label
-from tenure.core.lifecycle import Completed, Failed, Snoozed
+from tenure.core.lifecycle import Completed, Edge, Failed, Snoozed, State
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.roster import Lag
@@ -27,7 +27,7 @@ from tenure.operations.alerts import NOTES, PREFIX, Alarm, deliver_now, delivery
 from tenure.operations.checkup import examine
 from tenure.operations.problems import MOST_OPEN, of_duties
 from tenure.operations.sinks import OLDER, QUEUE, Incident, Message, Undelivered, open_sinks, signature
-from tenure.ports import Filter, Page, WorkerView
+from tenure.ports import Filter, Links, Page, Store, WorkerView
 from tenure.ports.schedules import Change, Schedule
 from tenure.stores.memory import MemoryStore
 
@@ -172,6 +172,55 @@ def task_nobody_knows(scene: Scene) -> None:
     scene.passes(61)
 
 
+def admitted(store: Store) -> None:
+    while store.admit().more:
+        pass
+
+
+def child_of(store: Store, parent: str, **options: Any) -> str:
+    child = put(store, links=Links(after=(Edge(parent),)), **options)
+    admitted(store)
+    return child
+
+
+def a_dead_letter_holds_a_flow(scene: Scene) -> None:
+    worker = scene.worker()
+    parent = put(scene.store, max_failures=1)
+    child_of(scene.store, parent)
+    child_of(scene.store, parent)
+    (job,) = claim(scene.store, worker)
+    scene.ends(job, worker, Failed("no disk"))
+    admitted(scene.store)
+    (death,) = scene.problems("dead-letters")
+    assert [each.cause for each in scene.problems("flow-held")] == [death.key]
+    scene.passes(3601)
+
+
+def it_is_skipped(scene: Scene) -> None:
+    (problem,) = scene.problems("flow-held")
+    scene.store.skip(problem.jobs)
+    admitted(scene.store)
+
+
+def an_older_worker_lives_beside_waiting_jobs(scene: Scene) -> None:
+    scene.worker(protocol=1)
+    child_of(scene.store, put(scene.store, delay=3600.0))
+    assert not scene.problems("admission-held")
+    scene.passes(61)
+
+
+def a_job_waits_for_a_day(scene: Scene) -> None:
+    child_of(scene.store, put(scene.store, task="far", delay=1e6))
+    scene.world.advance(86_399)
+    assert not scene.problems("waits-long")
+    scene.world.advance(2)
+
+
+def waiting_jobs_are_cancelled(scene: Scene) -> None:
+    waiting = scene.store.search(Filter(states=frozenset({State.WAITING}))).jobs
+    scene.store.cancel([job.id for job in waiting], "enough")
+
+
 def nobody_fires(scene: Scene) -> None:
     scene.scheduled()
     scene.passes(3600 + 61)
@@ -241,6 +290,24 @@ CASES = {
         "10:00:00 UTC: no `to`; deploy the code",
         its_arguments_fit_no_code,
         a_worker_takes_them,
+    ),
+    "flow-held": Case(
+        "flow-held:work",
+        "2 jobs wait for a dead letter of work, the last is ",
+        a_dead_letter_holds_a_flow,
+        it_is_skipped,
+    ),
+    "admission-held": Case(
+        "admission-held:all",
+        "nothing that waits goes on, a waiting job in all, since a worker of an older release lives: host-",
+        an_older_worker_lives_beside_waiting_jobs,
+        lambda scene: scene.dies(scene.living[0]),
+    ),
+    "waits-long": Case(
+        "waits-long:work",
+        "a job of work has waited for more than 1d, ",
+        a_job_waits_for_a_day,
+        waiting_jobs_are_cancelled,
     ),
     "scheduler-silent": Case("scheduler-silent:all", "1 due for up to 1m1s (nightly)", nobody_fires, Scene.fires),
     "failures, its rule": Case(

@@ -51,6 +51,8 @@ def attributed(found: Sequence[Problem], blocked: Mapping[str, str]) -> list[Pro
     `blocked`: queues whose workers can start nothing, with the key of the problem that says so.
     """
     by_queue, by_task, held = dict(blocked), dict[str, str](), dict[str, str]()
+    died = {each.task: each.key for each in found if each.kind == "dead-letters"}
+    admission = next((each.key for each in found if each.kind == "admission-held"), "")
     for each in found:
         if each.kind == "no-worker":
             by, name = (by_queue, each.queue) if each.queue else (by_task, each.task)
@@ -65,6 +67,10 @@ def attributed(found: Sequence[Problem], blocked: Mapping[str, str]) -> list[Pro
                 return by_queue.get(each.queue, "")
             case "late":
                 return by_queue.get(each.queue) or by_task.get(each.task, "")
+            case "flow-held":
+                return died.get(each.task, "")
+            case "waits-long":
+                return admission or each.cause
             case "too-long" | "stuck-jobs" if each.jobs:
                 keys = {held.get(job, "") for job in each.jobs}
                 return keys.pop() if len(keys) == 1 else ""

@@ -35,7 +35,7 @@ from tenure.operations.alerts import open_incidents
 from tenure.operations.queues import idle
 from tenure.operations.sinks import KINDS
 from tenure.operations.workers import runs_user_jobs
-from tenure.ports import QueueView, Store
+from tenure.ports import QueueView, Store, Waits
 from tenure.worker.tally import BOUNDS, Reading, Tally, Times, Vitals
 
 FRESH_SECONDS = 1.0
@@ -79,6 +79,10 @@ METRICS = {
             "How long the longest-waiting queued job has been due; 0 if none is waiting.",
         ),
         Metric("tenure_queue_paused", "gauge", ("queue",), "store", "1 while nothing may be claimed from this queue."),
+        Metric("tenure_asks", "gauge", (), "store", "Looks at waiting jobs that are left to do; counted up to 10,000."),
+        Metric(
+            "tenure_flows_open", "gauge", (), "store", "Flows with a job that has not ended, among the newest 10,000."
+        ),
         Metric("tenure_workers", "gauge", (), "store", "Workers that are alive, of all supervisors and apps."),
         Metric("tenure_incidents", "gauge", ("kind",), "store", "Open incidents, by kind of problem."),
         Metric("tenure_claims_total", "counter", ("queue",), "supervisor", "Jobs claimed."),
@@ -131,11 +135,13 @@ class Holdings:
     queues: list[QueueView]
     workers: int
     incidents: Mapping[str, int]  #: by kind
+    waits: Waits
 
     @classmethod
     def of(cls, store: Store) -> Holdings:
         workers = sum(map(runs_user_jobs, store.workers()))
-        return cls(store.counts(), store.queues(), workers, Counter(each.kind for each in open_incidents(store)))
+        incidents = Counter(each.kind for each in open_incidents(store))
+        return cls(store.counts(), store.queues(), workers, incidents, store.waits())
 
     def families(self, served: Iterable[str] = ()) -> Iterator[Family]:
         """For all queues that hold a job, are paused, or are served: an empty one has zeros, not gaps."""
@@ -153,6 +159,8 @@ class Holdings:
             oldest.add_metric([queue.name], queue.oldest_queued or 0.0)
             paused.add_metric([queue.name], float(queue.paused_at is not None))
         yield from (waiting, oldest, paused)
+        yield _single("tenure_asks", self.waits.asks)
+        yield _single("tenure_flows_open", self.waits.flows)
         yield _single("tenure_workers", self.workers)
         incidents = METRICS["tenure_incidents"].family()
         for kind in KINDS:

@@ -35,13 +35,16 @@ Kind = Literal[
     "queue-paused",
     "no-worker",
     "slots-held",
+    "admission-held",
     "duty-late",
     "stuck-jobs",
     "too-long",
     "arguments-misfit",
     "dead-letters",
+    "flow-held",
     "failures",
     "queue-age",
+    "waits-long",
     "late",
     "overdue",
 ]
@@ -49,7 +52,14 @@ Kind = Literal[
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: Kinds that the release before does not know, each with the nearest that it does.
-OLDER: Mapping[str, Kind] = {"slots-held": "queue-age", "stuck-jobs": "too-long", "queue-paused": "queue-age"}
+OLDER: Mapping[str, Kind] = {
+    "slots-held": "queue-age",
+    "stuck-jobs": "too-long",
+    "queue-paused": "queue-age",
+    "admission-held": "no-worker",
+    "flow-held": "dead-letters",
+    "waits-long": "queue-age",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

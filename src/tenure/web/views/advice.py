@@ -107,6 +107,9 @@ _NOUNS: Mapping[Kind, tuple[str, str]] = {
     "queue-paused": ("paused queue", "paused queues"),
     "no-worker": ("queue or task without a worker", "queues or tasks without a worker"),
     "slots-held": ("worker whose slots are held", "workers whose slots are held"),
+    "admission-held": ("release whose workers hold up all waiting jobs", "releases whose workers hold up waiting jobs"),
+    "flow-held": ("task whose dead letters hold other jobs", "tasks whose dead letters hold other jobs"),
+    "waits-long": ("task whose jobs have waited for long", "tasks whose jobs have waited for long"),
     "duty-late": ("late duty", "late duties"),
     "stuck-jobs": ("task with jobs that hang", "tasks with jobs that hang"),
     "too-long": ("run that takes too long", "runs that take too long"),
@@ -126,7 +129,7 @@ def nouns(kind: Kind, number: int) -> str:
 def advice(problem: Problem) -> Advice:
     """What to do about a problem, the page to open, and the button."""
     title, do, link = _words(problem)
-    mild = problem.kind in ("late", "queue-age", "stuck-jobs")
+    mild = problem.kind in ("late", "queue-age", "stuck-jobs", "waits-long")
     return Advice(problem.key, title, problem.says, do, link, _button(problem), mild)
 
 
@@ -174,6 +177,14 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
         case "dead-letters":
             do = "Read the errors; replay the jobs once the cause is fixed."
             return "New dead letters", do, Link("Dead letters", "/dead", {} if several else {"task": subject})
+        case "admission-held":
+            do = "Restart these workers on this release."
+            return "Workers of an older release hold up all jobs that wait", do, Link("Workers", "/workers")
+        case "flow-held":
+            do = "Remove the cause of its error, then replay it; or let the jobs that wait for it go on without it."
+            return "A dead letter holds other jobs", do, job
+        case "waits-long":
+            return "Jobs have waited for long", "Open one: it says what it waits for, and what to do.", job
         case "failures":
             return "A schedule is failing", "Read its last error, and fix the cause.", schedule
         case "queue-age":

@@ -1,0 +1,113 @@
+"""What is wrong with jobs that wait: a dead one holds them, older workers hold all, or they have waited for long."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from tenure.config import Settings
+from tenure.core.durations import spell
+from tenure.core.lifecycle import State
+from tenure.core.text import clean
+from tenure.events import headline
+from tenure.operations.causes import Problem
+from tenure.operations.waiting import few, open_edges
+from tenure.ports import JobView, QueueView, Store
+
+_MOST_READ = 50  #: dead letters that hold others, and jobs that have waited longest
+_MOST_LOOKED_AT = 10  #: of these letters of one task, whose waiting jobs are counted
+_LONGEST_ERROR = 300
+
+
+def of_waits(store: Store, settings: Settings, now: datetime, queues: Sequence[QueueView]) -> Iterator[Problem]:
+    """Reads at most fifty dead letters that hold others, and the fifty jobs that have waited longest."""
+    if not any(queue.counts.get(State.WAITING, 0) for queue in queues):
+        return
+    held = dict[str, str]()
+    for problem, jobs in _held(store):
+        held |= dict.fromkeys(jobs, problem.key)
+        yield problem
+    longest = store.waited_longest(limit=_MOST_READ)
+    oldest = max((_waited(job, now) for job in longest), default=0.0)
+    older = store.outdated()
+    if older and oldest > 2 * settings.lease:
+        waiting = sum(queue.counts.get(State.WAITING, 0) for queue in queues)
+        many = f"{waiting:,} waiting jobs" if waiting != 1 else "a waiting job"
+        lives = f"a worker of an older release lives: {older[0]}"
+        yield Problem(
+            "admission-held",
+            "all",
+            f"nothing that waits goes on, {many} in all, since {lives if len(older) == 1 else _several(older)}",
+            fix=f"restart on this release: tenure workers restart {older[0]}",
+        )
+    yield from _long(store, settings, now, longest, held)
+
+
+def _several(older: Sequence[str]) -> str:
+    return f"{len(older)} workers of an older release live: {few(older)}"
+
+
+def _held(store: Store) -> Iterator[tuple[Problem, Sequence[str]]]:
+    """A problem for each task whose dead letters hold jobs, and the jobs that they hold."""
+    letters = store.holding(limit=_MOST_READ)
+    by_task: dict[str, list[JobView]] = defaultdict(list)
+    for job in letters:
+        by_task[job.task].append(job)
+    for task, dead in by_task.items():
+        last = dead[0]
+        jobs = {child for job in dead[:_MOST_LOOKED_AT] for child, _ in open_edges(store, job.id)}
+        if not jobs:
+            continue
+        least = "at least " if len(letters) == _MOST_READ or len(dead) > _MOST_LOOKED_AT else ""
+        many = f"{least}{len(jobs):,} jobs wait" if len(jobs) > 1 or least else "a job waits"
+        several = f"{least}{len(dead)} dead letters" if len(dead) > 1 else "a dead letter"
+        error = clean(headline(last.error or ""), _LONGEST_ERROR)
+        problem = Problem(
+            "flow-held",
+            task,
+            f"{many} for {several} of {task}, the last is {last.id}: {error}",
+            fix=f"tenure jobs replay {last.id}, or go on without it: tenure flows skip {last.id}",
+            remedy="replay",
+            task=task,
+            jobs=tuple(job.id for job in dead),
+        )
+        yield problem, tuple(jobs)
+
+
+def _long(
+    store: Store, settings: Settings, now: datetime, longest: Sequence[JobView], held: dict[str, str]
+) -> Iterator[Problem]:
+    """By task: jobs that have waited for long. One that is to wait until a time is no problem before that."""
+    by_task: dict[str, list[JobView]] = defaultdict(list)
+    for job in longest:
+        if job.wait_until is None and _waited(job, now) > settings.alert_wait_age and _since(store, job, now, settings):
+            by_task[job.task].append(job)
+    for task, jobs in by_task.items():
+        causes = {held.get(job.id, "") for job in jobs}
+        least = "at least " if len(longest) == _MOST_READ else ""
+        many = f"{least}{len(jobs)} jobs of {task} have" if len(jobs) > 1 or least else f"a job of {task} has"
+        first = jobs[0]
+        signal = "" if first.wait_for is None else f", for the signal {first.wait_for.partition(':')[2]!r}"
+        yield Problem(
+            "waits-long",
+            task,
+            f"{many} waited for more than {spell(settings.alert_wait_age)}, {first.id} longest{signal}",
+            fix=f"tenure jobs explain {first.id}",
+            task=task,
+            jobs=tuple(job.id for job in jobs),
+            cause=causes.pop() if len(causes) == 1 else "",
+        )
+
+
+def _waited(job: JobView, now: datetime) -> float:
+    return (now - job.run_at).total_seconds()
+
+
+def _since(store: Store, job: JobView, now: datetime, settings: Settings) -> bool:
+    """Whether a job that was suspended has waited for that long since then, and not since it was due."""
+    if not job.attempt:
+        return True
+    last = max(store.attempts(job.id), key=lambda each: each.attempt, default=None)
+    suspended = last is not None and last.attempt == job.attempt
+    return last is None or not suspended or (now - last.ended_at).total_seconds() > settings.alert_wait_age
