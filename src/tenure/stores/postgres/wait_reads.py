@@ -1,0 +1,49 @@
+"""Reads of jobs that wait, for people and their tools: none walks the jobs that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tenure.core.lifecycle import LIVE, State
+from tenure.ports import EdgeView, JobView, Member, Waits
+from tenure.stores.postgres.base import PostgresBase
+from tenure.stores.postgres.reads import JOB, job_of
+from tenure.stores.rules import is_id
+
+_BEFORE_ALL = "00000000-0000-0000-0000-000000000000"
+MEMBERS = "SELECT id::text, task, queue, state FROM @.jobs WHERE flow = %s AND id > %s ORDER BY id LIMIT %s"
+EDGES = """
+    SELECT e.child::text, e.parent::text, e."until", e.state IN ('new', 'armed'), e.state = 'skipped', e.mine
+    FROM unnest(%s::uuid[]) WITH ORDINALITY AS asked (id, at)
+    CROSS JOIN LATERAL (SELECT * FROM @.edges WHERE child = asked.id ORDER BY place, parent LIMIT %s) AS e
+    ORDER BY asked.at, e.place, e.parent LIMIT %s"""
+HOLDING = f"SELECT {JOB} FROM @.jobs WHERE state = 'dead' AND linked ORDER BY ended_at DESC LIMIT %s"
+WAITED = f"SELECT {JOB} FROM @.jobs WHERE state = 'waiting' ORDER BY run_at LIMIT %s"
+WAITS = f"""
+    SELECT (SELECT count(*) FROM (SELECT FROM @.asks LIMIT %s) AS counted),
+        (SELECT count(*) FROM (SELECT id FROM @.flows ORDER BY created_at DESC, id DESC LIMIT %s) AS f
+            WHERE EXISTS (SELECT FROM @.jobs WHERE flow = f.id
+                AND state IN ({", ".join(f"'{state}'" for state in sorted(LIVE))})))"""
+
+
+class PostgresWaitReads(PostgresBase):
+    """The verbs of `WaitReads` that only people and their tools use."""
+
+    def members(self, flow: str, *, start: str = "", limit: int = 1000) -> list[Member]:
+        if not is_id(flow):
+            return []
+        found = self._server.read(MEMBERS, flow, start or _BEFORE_ALL, limit)
+        return [Member(job_id, task, queue, State(state)) for job_id, task, queue, state in found]
+
+    def edges(self, ids: Sequence[str], *, limit: int = 2000) -> list[EdgeView]:
+        known = [each for each in ids if is_id(each)]
+        return [EdgeView(*row) for row in self._server.read(EDGES, known, limit, limit)] if known else []
+
+    def holding(self, *, limit: int = 50) -> list[JobView]:
+        return [job_of(row) for row in self._server.read(HOLDING, limit)]
+
+    def waited_longest(self, *, limit: int = 50) -> list[JobView]:
+        return [job_of(row) for row in self._server.read(WAITED, limit)]
+
+    def waits(self, *, most: int = 10_000) -> Waits:
+        return Waits(*self._server.read(WAITS, most, most)[0])
