@@ -56,6 +56,8 @@ _COMMANDS = {
     "tasks": ("enqueue:tasks", "List the tasks of an app."),
     "jobs": ("jobs:jobs", "Find jobs, inspect them, act on them."),
     "dead": ("jobs:dead", "Dead letters: jobs that have used up their failures or crashes."),
+    "flows": ("flows:flows", "Flows: how far they are; cancel, replay, go on without a job."),
+    "signals": ("signals:signals", "Signals: what a job was sent; send one."),
     "queues": ("queues:queues", "Queues: their backlog; pause and resume."),
     "workers": ("workers:workers", "Workers: which ones are alive; drain and restart."),
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
@@ -71,6 +73,8 @@ _COMMANDS = {
 _NOUNS = {
     "jobs",
     "dead",
+    "flows",
+    "signals",
     "queues",
     "workers",
     "schedules",

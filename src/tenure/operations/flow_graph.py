@@ -72,9 +72,10 @@ def _members(store: Store, flow_id: str) -> tuple[dict[str, Member], bool]:
     found: dict[str, Member] = {}
     start = ""
     while len(found) < MOST_MEMBERS:
-        page = store.members(flow_id, start=start, limit=min(_PAGE, MOST_MEMBERS - len(found)))
+        asked = min(_PAGE, MOST_MEMBERS - len(found))
+        page = store.members(flow_id, start=start, limit=asked)
         found |= {each.id: each for each in page}
-        if len(page) < _PAGE:
+        if len(page) < asked:
             return found, True
         start = page[-1].id
     return found, not store.members(flow_id, start=start, limit=1)

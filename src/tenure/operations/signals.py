@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tenure.core.lifecycle import State
-from tenure.core.text import clean
-from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownJob
+from tenure.errors import InvalidArguments, Refused, UnknownJob
 from tenure.operations.access import Access
 from tenure.operations.jobs import JobReads
 from tenure.ports import Answer, NotLanded, Ring, SignalView
+from tenure.tasks.signals import fitting, kind_of, own_key, shared_key
 
-OWN, SHARED = "own:", "shared:"
-_LONGEST_NAME = 200
-_SHOWN = 100  #: characters of a name in a message
+if TYPE_CHECKING:
+    from tenure.tasks.task import Task
+
+_SHARED = "shared:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +54,11 @@ class SignalActions:
         job, store = JobReads(self._access).get(job_id), self._access.store
         found = store.signals(job_id)
         key = job.wait_for
-        if key is not None and key.startswith(SHARED):
+        if key is not None and key.startswith(_SHARED):
             found += store.signals(None, [key])
         return Signals(
             None if key is None else key.partition(":")[2],
-            bool(key and key.startswith(SHARED)),
+            bool(key and key.startswith(_SHARED)),
             job.wait_until,
             tuple(map(self._shown, found)),
         )
@@ -75,21 +78,21 @@ class SignalActions:
         Refused if it was sent before, unless `replace`, or the job has ended.
         """
         job = JobReads(self._access).get(job_id)
-        text = _json(value)
+        text, key = self._json(value), own_key(name)
         if check is not None:
             check(text)
         with self._access.recorded("signals.send", job_id, **_detail(name, replace)) as said:
-            answer = self._access.store.signal(job_id, OWN + _named(name), text, replace=replace)
+            answer = self._access.store.signal(job_id, key, text, replace=replace)
             says = _told(job_id, name, answer)
             said.append(says)
         self._access.notifier.announce([Ring("due", job.queue)])
         return says
 
-    def send_shared(self, key: str, value: str, *, replace: bool = False) -> str:
+    def send_shared(self, name: str, value: str, *, replace: bool = False) -> str:
         """Send a signal to all jobs that wait for this key, now or later. Raises Refused if it was sent before."""
-        text = _json(value)
-        with self._access.recorded("signals.send", SHARED + _named(key), **_detail(key, replace)) as said:
-            answer = self._access.store.signal(None, SHARED + key, text, replace=replace)
+        text, key = self._json(value), shared_key(name)
+        with self._access.recorded("signals.send", key, **_detail(name, replace)) as said:
+            answer = self._access.store.signal(None, key, text, replace=replace)
             if isinstance(answer, NotLanded):
                 raise Refused(f"{answer.stands}; replace it, or use another key")
             says = "sent to all jobs that wait for it"
@@ -97,9 +100,27 @@ class SignalActions:
         self._access.notifier.announce([Ring("due", "")])
         return says
 
+    def _json(self, value: str) -> str:
+        try:
+            text = msgspec.json.encode(msgspec.json.decode(value)).decode()
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise InvalidArguments(f'signal: expected JSON such as true, 5 or {{"by":"ada"}}: {error}') from None
+        most = self._access.settings.max_payload if self._access.settings else 256 * 1024
+        if len(text.encode()) > most:
+            raise InvalidArguments(f"signal: expected at most {most:,} bytes of JSON, got {len(text.encode()):,}")
+        return text
+
     def _shown(self, signal: SignalView) -> Sent:
         kind, _, name = signal.key.partition(":")
-        return Sent(name, f"{kind}:" == SHARED, self._access.stars.hide(signal.value), signal.sent_at)
+        return Sent(name, f"{kind}:" == _SHARED, self._access.stars.hide(signal.value), signal.sent_at)
+
+
+def check_of(task: Task[..., Any] | None, name: str) -> Callable[[str], object] | None:
+    """A check by what the task declares; None: the task is not known here. Raises InvalidOption, InvalidArguments."""
+    if task is None:
+        return None
+    kind = kind_of(task.name, task.signals, name)
+    return partial(fitting, f"{task.name}: signal {name!r}", kind)
 
 
 def _told(job_id: str, name: str, answer: Answer | None) -> str:
@@ -112,21 +133,6 @@ def _told(job_id: str, name: str, answer: Answer | None) -> str:
         case _:
             then = "goes on if it waits for it" if answer.state is State.WAITING else "finds it when it asks for it"
             return f"{name} is sent; the job {then}"
-
-
-def _named(name: str) -> str:
-    if not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
-        raise InvalidOption(
-            f"signal: expected a name of 1 to {_LONGEST_NAME} printable characters, got {clean(name, _SHOWN)!r}"
-        )
-    return name
-
-
-def _json(value: str) -> str:
-    try:
-        return msgspec.json.encode(msgspec.json.decode(value)).decode()
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidArguments(f'signal: expected JSON such as true, 5 or {{"by":"ada"}}: {error}') from None
 
 
 def _detail(name: str, replace: bool) -> dict[str, str]:

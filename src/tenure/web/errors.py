@@ -24,6 +24,7 @@ from tenure.errors import (
     Refused,
     StoreAway,
     TenureError,
+    UnknownFlow,
     UnknownJob,
     UnknownQueue,
     UnknownTask,
@@ -49,6 +50,7 @@ class _Kind(NamedTuple):
 
 
 _KINDS: Mapping[type[TenureError], _Kind] = {
+    UnknownFlow: _Kind(HTTPStatus.NOT_FOUND, "No such flow"),
     UnknownJob: _Kind(HTTPStatus.NOT_FOUND, "No such job"),
     UnknownQueue: _Kind(HTTPStatus.NOT_FOUND, "No such queue"),
     UnknownSchedule: _Kind(HTTPStatus.NOT_FOUND, "No such schedule"),
