@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -171,6 +172,44 @@ def test_what_a_handler_runs_by_to_thread_is_a_trace_and_that_of_another_job_is_
     first, second = shop.seen(load, count=2)
     assert functions(first) == ["load"]
     assert (second.name, functions(second)) == ("a thread of asyncio.to_thread", ["read"])
+
+
+@pytest.mark.parametrize("how", ["closure", "closures", "argument"])
+def test_a_call_of_to_thread_that_a_tracer_has_wrapped_is_seen(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    submit = ThreadPoolExecutor.submit
+
+    def run(trace: object, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return call(*args)
+
+    def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any) -> Any:
+            return (before, call(*args), after)[1]
+
+        before = after = "some variables of the tracer"
+        return wrapped
+
+    def traced(self: ThreadPoolExecutor, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        match how:
+            case "closure":
+                return submit(self, wrap(call), *args)
+            case "closures":
+                return submit(self, wrap(wrap(call)), *args)
+            case _:
+                return submit(self, run, object(), call, args)
+
+    def read() -> None:
+        shop.begun.set()
+        gate.wait(30)
+
+    @shop.jobs.task
+    async def load() -> None:
+        await asyncio.to_thread(read)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", traced)
+    _, *others = shop.seen(load)
+    assert [(each.name, functions(each)[-1:]) for each in others] == [("a thread of asyncio.to_thread", ["read"])]
 
 
 def test_a_handler_on_the_callers_own_loop_is_seen_there(shop: Shop) -> None:

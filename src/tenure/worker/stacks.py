@@ -16,7 +16,16 @@ import sys
 from collections.abc import Collection, Iterator
 from contextvars import Context
 from functools import partial
-from types import AsyncGeneratorType, BuiltinMethodType, CodeType, CoroutineType, FrameType, GeneratorType
+from types import (
+    AsyncGeneratorType,
+    BuiltinMethodType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+)
 from typing import Any, cast
 
 from tenure.events import Running, current
@@ -25,6 +34,7 @@ from tenure.worker.executor import Attempt
 
 MOST_FRAMES = 1_000
 MOST_TRACES = 20
+MOST_WRAPPERS = 3  #: around one call: an app has a tracer, perhaps two
 #: How an awaitable of this type names its frame, the awaitable that it waits for, and whether it runs.
 _KINDS = (
     (CoroutineType, ("cr_frame", "cr_await", "cr_running")),
@@ -131,12 +141,36 @@ def _in_threads(attempt: Attempt, threads: Collection[FrameType]) -> Iterator[tu
             own = frame.f_globals is concurrent.futures.thread.__dict__
             if not own or frame.f_code.co_qualname != "_WorkItem.run":
                 continue
-            call = getattr(frame.f_locals.get("self"), "fn", None)
-            ran = cast("object", call.func) if type(call) is partial else None
-            context = ran.__self__ if type(ran) is BuiltinMethodType else None
-            running: Running | None = context.get(current) if type(context) is Context else None
+            item = frame.f_locals.get("self")
+            calls = [getattr(item, "fn", None), *getattr(item, "args", ())]
+            context = next((found for call in calls if (found := _context(call)) is not None), None)
+            running: Running | None = context.get(current) if context is not None else None
             if running is not None and running.job_id == attempt.claimed.id:
                 yield "a thread of asyncio.to_thread", _inner(top, frame.f_code)
+
+
+def _context(call: object, wrappers: int = MOST_WRAPPERS) -> Context | None:
+    """The context that a call of `asyncio.to_thread` runs in; None: it is none.
+
+    Tracers replace `ThreadPoolExecutor.submit`: those of Sentry and OpenTelemetry submit a function of their own that
+    closes over the call, Datadog's passes the call as an argument.
+    """
+    if type(call) is partial:
+        ran = cast("object", call.func)
+        context = ran.__self__ if type(ran) is BuiltinMethodType else None
+        return context if type(context) is Context else None
+    if type(call) is not FunctionType or not wrappers:
+        return None
+    inside = (_content(cell) for cell in call.__closure__ or ())
+    return next((found for each in inside if (found := _context(each, wrappers - 1)) is not None), None)
+
+
+def _content(cell: CellType) -> object:
+    """What a cell of a closure holds; None: nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
 
 
 def _inner(top: FrameType, code: CodeType, owner: object = None) -> list[Frame]:
