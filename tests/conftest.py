@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from threading import Thread
 from threading import enumerate as living_threads
 from time import monotonic
 
@@ -125,6 +127,22 @@ def world(new_world: NewWorld) -> World:
 @pytest.fixture
 def store(world: World) -> Store:
     return world.store()
+
+
+# ── What a test must leave as it was ──
+
+_SHARED = {(owner, name): getattr(owner, name) for owner, name in ((Thread, "start"), (ThreadPoolExecutor, "submit"))}
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """A library that patches these for good, as tracers do, fails the test that let it, not some that come later."""
+    yield
+    patched = [(owner, name) for (owner, name), ours in _SHARED.items() if getattr(owner, name) is not ours]
+    for owner, name in patched:
+        setattr(owner, name, _SHARED[owner, name])
+    left = ", ".join(f"{owner.__name__}.{name}" for owner, name in patched)
+    assert not patched, f"the test left {left} patched for all that come after it: run what patches in a child process"
 
 
 # ── What runs in `make test`, and what only in `make test-all` ──────────────────────────────────────────────────

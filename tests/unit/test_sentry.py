@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,8 @@ def kept() -> Iterator[Kept]:
     )
     yield kept
     sentry_sdk.get_client().close(0)
-    sentry_sdk.init()
+    # Not init(): that would patch threads, pools and web frameworks for the tests after this one, and trace them.
+    sentry_sdk.get_global_scope().set_client(None)
     logger.setLevel(level)
 
 
@@ -74,3 +77,47 @@ def test_two_failures_of_one_cause_are_one_issue(kept: Kept, tmp_path: Path) -> 
     assert first != other
     assert [event["logger"] for event in kept.events] == ["tenure.worker"] * 3
     assert len({event["logentry"]["formatted"] for event in kept.events}) == 3  # what people read names the job
+
+
+#: As the recipe has it: with all that the SDK patches by default.
+TRACED = """
+import asyncio, threading
+
+import sentry_sdk
+
+sentry_sdk.init(dsn="http://key@127.0.0.1:9/1", shutdown_timeout=0)
+
+from tenure import Tenure, backends
+from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
+
+jobs = Tenure("sqlite:///tenure.db")
+begun, gate = threading.Event(), threading.Event()
+
+def read():
+    begun.set()
+    gate.wait(60)
+
+@jobs.task
+async def load():
+    await asyncio.to_thread(read)
+
+job_id = str(load.enqueue().id)
+store = backends.open_store(jobs.settings)
+store.open()
+admin = Admin(store, PollNotifier())
+with jobs, jobs.worker():
+    assert begun.wait(60)
+    admin.jobs.ask_for_stack(job_id)
+    stack = admin.jobs.stack(job_id, within=60.0)
+    gate.set()
+store.close()
+for trace in stack.traces:
+    print(trace.name, *(each.function for each in trace.frames if each.function in ("load", "read")))
+"""
+
+
+def test_what_a_traced_handler_runs_by_to_thread_is_in_its_stack(tmp_path: Path) -> None:
+    """In a process of its own: what the SDK patches stays patched."""
+    done = subprocess.run([sys.executable, "-c", TRACED], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == ["its asyncio task load", "a thread of asyncio.to_thread read"], done.stderr
