@@ -53,6 +53,16 @@ def test_that_takes_longer_than_the_whole_run_may():
     os.kill(int(os.environ["TESTS_PID"]), signal.SIGALRM)  # not by the clock: who knows how slow this machine is
     time.sleep(3600)
 """
+HAS_A_SERVER = """
+@pytest.mark.timeout(3600)
+def test_that_has_a_server():
+    import pathlib, servers
+
+    server = servers.Valkey()  # it writes its title over its environment: nothing of the run is found there
+    pathlib.Path("server").write_text(f"{server.pid} {server.folder}")
+    os.kill(int(os.environ["TESTS_PID"]), signal.%s)
+    time.sleep(3600)
+"""
 LEAVES_A_PROCESS = """
 def test_that_leaves_a_process():
     subprocess.Popen(SLEEP, start_new_session=True)
@@ -70,7 +80,7 @@ def run(folder: Path, test: str, before: str = "") -> tuple[int, str]:
     """The exit code and output of a whole run that has only this test."""
     tests = folder / "a folder" / "tests"  # also where a path has a space
     tests.mkdir(parents=True)
-    for name in ("run.py", "watchdog.py"):
+    for name in ("run.py", "watchdog.py", "servers.py"):
         shutil.copy(HERE / name, tests)
     (tests / "conftest.py").write_text(CONFTEST)
     (tests / "test_it.py").write_text(HEAD + test)
@@ -110,6 +120,19 @@ def test_a_run_that_takes_too_long_names_where_it_was_and_ends_all_it_has_starte
     assert "took more than 20 minutes" in said
     assert "test_it.py::test_that_takes_longer_than_the_whole_run_may" in said
     assert "in test_that_takes_longer_than_the_whole_run_may" in said, "its stack is shown"
+
+
+@pytest.mark.parametrize("sent", ["SIGALRM", "SIGTERM"])
+def test_a_run_that_is_ended_leaves_no_server(tmp_path: Path, sent: str) -> None:
+    code, said = run(tmp_path, HAS_A_SERVER % sent)
+
+    assert code != 0, said
+    pid, folder = (tmp_path / "a folder/server").read_text().split()
+    left = psutil.pid_exists(int(pid)) and psutil.Process(int(pid))
+    if left:
+        left.kill()
+    assert not left
+    assert not Path(folder).exists()
 
 
 def test_a_process_that_outlives_the_tests_is_named_and_makes_the_run_red(
