@@ -1,11 +1,11 @@
-"""Jobs that wait, where verbs come between the end of a job and the answer to its ask: stories that `tests/model` found."""
+"""Jobs that wait, where verbs come between the end of a job and the answer to its ask: what `tests/model` found."""
 
 from __future__ import annotations
 
-from conformance.factories import DAY, World, draft, look, put, running, start
+from conformance.factories import DAY, World, put, running
 from conformance.test_waiting import child_of, end, gathered, settle_waits, state
-from tenure.core.lifecycle import LIVE, State
-from tenure.ports import Landed, Links, NotLanded, Store
+from tenure.core.lifecycle import State
+from tenure.ports import Landed, NotLanded, Store
 
 
 def test_a_result_is_kept_for_a_child_that_was_stored_just_now(world: World) -> None:

@@ -108,7 +108,7 @@ def test_flows_are_listed_in_pages(world: World) -> None:
     assert ([each.id for each in second.flows], second.cursor) == (ids[:1], None)
     with pytest.raises(InvalidOption, match="cursor: expected one that a page gave"):
         admin.flows.all(cursor="x")
-    with pytest.raises(UnknownFlow, match="no flow 0190a0a0-0000-7000-8000-00000000000b in .*: never enqueued there"):
+    with pytest.raises(UnknownFlow, match=r"no flow 0190a0a0-0000-7000-8000-00000000000b in .*: never enqueued there"):
         admin.flows.get(FLOW[:-1] + "b")
 
 

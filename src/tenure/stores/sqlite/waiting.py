@@ -271,5 +271,6 @@ class _Admission:
     def _release(self, job_id: str) -> None:
         """An ended job is kept for the jobs that need it, and no longer."""
         self._connection.execute(
-            f"UPDATE jobs SET linked = 0 WHERE id = ? AND linked AND ended_at IS NOT NULL AND {links.NOT_NEEDED}", (job_id,)
+            f"UPDATE jobs SET linked = 0 WHERE id = ? AND linked AND ended_at IS NOT NULL AND {links.NOT_NEEDED}",
+            (job_id,),
         )
