@@ -165,12 +165,11 @@ class RedisJobs(RedisBase):
     def prune(self, *, keep: float, keep_dead: float | None, limit: int = 1000) -> int:
         gone = 0
         for state, age in ages(keep, keep_dead):
-            asked = looked = total = 0
-            while looked == asked and gone < limit and total < limit + MOST_KEPT:
-                asked = min(limit - gone, MOST)
-                looked, went = self._server.call("prune", state, millis(age), asked)
+            examined, more = 0, True
+            while more and gone < limit and examined < limit + MOST_KEPT:
+                looked, went, more = self._server.call("prune", state, millis(age), min(limit - gone, MOST))
                 gone += went
-                total += looked
+                examined += looked
         self._server.call("tidy", millis(WORKER_KEPT))
         self._server.call("forget_signals", millis(keep), MOST)
         return gone
