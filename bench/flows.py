@@ -209,7 +209,6 @@ def _tenure(folder: str, number: int, parts: int, *, killed: bool) -> tuple[floa
 
     command = [sys.executable, "-m", "tenure", "worker", "--app", "tenure_flows:jobs", "-w", "1", "-c", "4"]
     with app.jobs:
-        app.jobs.migrate()
         handles = []
         for n in range(number):
             with app.jobs.flow(f"chord {n}") as flow:
