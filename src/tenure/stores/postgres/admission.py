@@ -48,7 +48,8 @@ MARK_CHILDREN = f"{MARK} AND EXISTS (SELECT FROM @.edges AS e WHERE e.child = jo
 BEHIND = """
     SELECT a.item::text, e.child::text, e."until" FROM unnest(%s::uuid[], %s::uuid[]) AS a (item, start)
     CROSS JOIN LATERAL (
-        SELECT child, "until" FROM @.edges WHERE parent = a.item AND state IN ('new', 'armed') AND child > a.start
+        SELECT child, "until" FROM @.edges
+        WHERE parent = a.item AND (state || '') IN ('new', 'armed') AND child > a.start
         ORDER BY child LIMIT %s) AS e"""
 NEW = """
     SELECT a.item::text, e.parent::text, e."until" FROM unnest(%s::uuid[], %s::uuid[]) AS a (item, start)
@@ -59,32 +60,37 @@ BEFORE = """
     SELECT a.item::text, e.parent::text, e.place, e.mine
     FROM unnest(%s::uuid[], %s::integer[], %s::uuid[]) AS a (item, place, start)
     CROSS JOIN LATERAL (
-        SELECT parent, place, mine FROM @.edges WHERE child = a.item AND (place, parent) > (a.place, a.start)
+        SELECT parent, place, mine FROM @.edges
+        WHERE child = a.item AND place >= a.place AND (place, parent) > (a.place, a.start)
         ORDER BY place, parent LIMIT %s) AS e"""
 
+#: For edges given by both ends: each is looked up. A bare condition on the state, or a plain join, would make the
+#: planner read a whole index when it expects little in it.
+_OPEN, _NEW = "(e.state || '') IN ('new', 'armed')", "(e.state || '') = 'new'"
 _EDGES = """
     WITH free AS MATERIALIZED (
-        SELECT e.parent, e.child{given} FROM unnest({arrays}) AS g (parent, child{given})
-        JOIN @.edges AS e ON e.parent = g.parent AND e.child = g.child
-        WHERE {which} ORDER BY e.parent, e.child FOR UPDATE OF e SKIP LOCKED)
-    UPDATE @.edges AS e SET {change} FROM free WHERE e.parent = free.parent AND e.child = free.child
+        SELECT e.place{given} FROM unnest({arrays}) AS g (parent, child{given})
+        CROSS JOIN LATERAL (
+            SELECT ctid AS place FROM @.edges AS e WHERE e.parent = g.parent AND e.child = g.child AND {which}
+            LIMIT 1 FOR UPDATE SKIP LOCKED) AS e)
+    UPDATE @.edges AS e SET {change} FROM free WHERE e.ctid = free.place
     RETURNING e.parent::text, e.child::text"""
 _TWO = "%s::uuid[], %s::uuid[]"
 CLOSE = f"""
-    WITH closed AS ({
-    _EDGES.format(given="", arrays=_TWO, which="e.state IN ('new', 'armed')", change="state = 'closed'")
-}), asked AS (
+    WITH closed AS ({_EDGES.format(given="", arrays=_TWO, which=_OPEN, change="state = 'closed'")}), asked AS (
         INSERT INTO @.asks (item) SELECT DISTINCT j.id FROM closed JOIN @.jobs AS j ON j.id = closed.child::uuid
         WHERE j.ended_at IS NULL)
     SELECT parent, child FROM closed"""
-ARM = _EDGES.format(given=", became", arrays=f"{_TWO}, %s::text[]", which="e.state = 'new'", change="state = became")
+ARM = _EDGES.format(given=", became", arrays=f"{_TWO}, %s::text[]", which=_NEW, change="state = became")
 UNNEED = _EDGES.format(given="", arrays=_TWO, which="e.live", change="live = false")
 #: Those of these edges that are still as they were, because somebody has locked them.
 STILL = """
-    SELECT e.parent::text, e.child::text FROM unnest(%s::uuid[], %s::uuid[]) AS g (parent, child)
-    JOIN @.edges AS e ON e.parent = g.parent AND e.child = g.child WHERE {which}"""
-STILL_OPEN = STILL.format(which="e.state IN ('new', 'armed')")
-STILL_NEW = STILL.format(which="e.state = 'new'")
+    SELECT e.* FROM unnest(%s::uuid[], %s::uuid[]) AS g (parent, child)
+    CROSS JOIN LATERAL (
+        SELECT e.parent::text, e.child::text FROM @.edges AS e
+        WHERE e.parent = g.parent AND e.child = g.child AND {which} LIMIT 1) AS e"""
+STILL_OPEN = STILL.format(which=_OPEN)
+STILL_NEW = STILL.format(which=_NEW)
 STILL_LIVE = STILL.format(which="e.live")
 
 CANCEL = """
@@ -114,8 +120,8 @@ ADMIT = """
         FROM @.jobs AS w WHERE w.id = ANY (%s::uuid[]) AND (w.state || '') = 'waiting'
           AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = w.id AND e.state IN ('new', 'armed'))
           AND (w.wait_for IS NULL OR w.wait_until <= @now
-            OR EXISTS (SELECT FROM @.signals AS s WHERE s.job_id = w.id AND s.key = w.wait_for)
-            OR EXISTS (SELECT FROM @.shared_signals AS s WHERE s.key = w.wait_for))) AS d
+            OR (SELECT true FROM @.signals AS s WHERE s.job_id = w.id AND s.key = w.wait_for LIMIT 1)
+            OR (SELECT true FROM @.shared_signals AS s WHERE s.key = w.wait_for LIMIT 1))) AS d
     WHERE j.id = d.id RETURNING j.queue, j.id::text, j.state"""
 #: A wait that has timed out is over, also while other jobs are waited for: it would be found again and again.
 TIME_OVER = """

@@ -227,7 +227,7 @@ PRUNE_SHARED = """
         SELECT ctid FROM @.shared_signals WHERE sent_at < @now - %s * interval '1 second'
         ORDER BY sent_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
 OLD_FLOWS = """
-    SELECT id::text, EXISTS (SELECT FROM @.jobs WHERE flow = f.id) FROM @.flows AS f
+    SELECT id::text, (SELECT true FROM @.jobs WHERE flow = f.id LIMIT 1) FROM @.flows AS f
     WHERE created_at < @now - %s * interval '1 second' AND id > %s::uuid ORDER BY id LIMIT %s"""
 PRUNE_FLOWS = """
     DELETE FROM @.flows AS f WHERE id = ANY (%s::uuid[]) AND NOT EXISTS (SELECT FROM @.jobs WHERE flow = f.id)"""

@@ -22,13 +22,12 @@ LINK = """
             AS (child uuid, parent uuid, "until" text, mine boolean, armed boolean)) WITH ORDINALITY
             AS g (child, parent, "until", mine, armed, n)
         WHERE NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = g.parent AND e.child = g.child)
-    ), taken AS MATERIALIZED (
-        SELECT child, coalesce((SELECT max(place) FROM @.edges AS e WHERE e.child = c.child), -1) AS place
-        FROM (SELECT DISTINCT child FROM given) AS c)
+    )
     INSERT INTO @.edges (child, parent, place, "until", mine, state)
-    SELECT g.child, g.parent, t.place + row_number() OVER (PARTITION BY g.child ORDER BY g.n), g."until", g.mine,
-        CASE WHEN g.armed THEN 'armed' ELSE 'new' END
-    FROM given AS g JOIN taken AS t ON t.child = g.child ORDER BY g.parent, g.child
+    SELECT g.child, g.parent, coalesce((SELECT max(place) FROM @.edges AS e WHERE e.child = g.child), -1)
+            + row_number() OVER (PARTITION BY g.child ORDER BY g.n),
+        g."until", g.mine, CASE WHEN g.armed THEN 'armed' ELSE 'new' END
+    FROM given AS g ORDER BY g.parent, g.child
     ON CONFLICT DO NOTHING RETURNING place"""
 
 FLOWS = """
@@ -38,9 +37,10 @@ FLOWS = """
 
 ASK = "INSERT INTO @.asks (item) SELECT json_array_elements_text(:p::json) RETURNING id"
 
+#: LIMIT, not EXISTS: the planner would read all edges into a hash.
 SUSPEND = """
     UPDATE @.jobs AS j SET wait_for = s.signal, wait_until = @now + s.timeout * interval '1 second',
-        linked = j.linked OR EXISTS (SELECT FROM @.edges WHERE child = j.id)
+        linked = j.linked OR coalesce((SELECT true FROM @.edges WHERE child = j.id LIMIT 1), false)
     FROM json_to_recordset(:p::json) AS s (id uuid, signal text, timeout float8)
     WHERE j.id = s.id RETURNING j.id::text"""
 

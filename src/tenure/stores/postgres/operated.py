@@ -35,7 +35,7 @@ LIVE_CHILD = """
     WHERE e.parent = %s AND e.live AND c.ended_at IS NULL LIMIT 1"""
 
 #: A parent whose result is needed and will not come.
-_LOST = """
+LOST = """
     SELECT e.parent::text, p.id IS NULL FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
     WHERE e.child = %s AND e.until = 'completed' AND NOT e.mine AND e.state <> 'skipped'
       AND (p.id IS NULL OR (p.state || '') = 'cancelled') ORDER BY e.place LIMIT 1"""
@@ -49,21 +49,22 @@ _GATHERED = """
     WHERE e.child = %s AND e.mine AND p.ended_at IS NULL LIMIT 1"""
 
 #: What a gatherer gathered and did not get: its handler gathers anew.
-_DROP_UNMET = f"""
+DROP_UNMET = f"""
     DELETE FROM @.edges WHERE child = %(id)s AND mine AND (parent, child) IN (
         SELECT e.parent, e.child FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
         WHERE e.child = %(id)s AND e.mine AND NOT {_MET})"""
 
 #: All others are as new: the next look marks their parents, and reads them under their locks.
-_REOPEN = f"""
+REOPEN = f"""
+    WITH found AS MATERIALIZED (
+        SELECT e.ctid AS place, p.id IS NULL AS gone, {_MET} AS met
+        FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %(id)s FOR UPDATE OF e)
     UPDATE @.edges AS w SET live = true, state = CASE
         WHEN w.state = 'skipped' OR (f.gone AND w.until = 'ended') THEN w.state WHEN f.met THEN 'closed' ELSE 'new' END
-    FROM (SELECT e.parent, p.id IS NULL AS gone, {_MET} AS met
-        FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %(id)s) AS f
-    WHERE w.parent = f.parent AND w.child = %(id)s"""
+    FROM found AS f WHERE w.ctid = f.place"""
 
 #: They are needed again; what is locked just now has not ended, and is marked by the next look.
-_PIN = """
+PIN = """
     UPDATE @.jobs SET linked = true WHERE id IN (
         SELECT p.id FROM @.edges AS e JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %s AND NOT p.linked
         ORDER BY p.id FOR NO KEY UPDATE OF p SKIP LOCKED)"""
@@ -71,9 +72,9 @@ _PIN = """
 _OPEN = "SELECT EXISTS (SELECT FROM @.edges WHERE child = %s AND state IN ('new', 'armed'))"
 _ASK = "INSERT INTO @.asks (item) VALUES (%s)"
 
-_SKIP = """
+SKIP = """
     WITH skipped AS (
-        UPDATE @.edges SET state = 'skipped' WHERE parent = %s AND state IN ('new', 'armed') RETURNING child)
+        UPDATE @.edges SET state = 'skipped' WHERE parent = %s AND (state || '') IN ('new', 'armed') RETURNING child)
     INSERT INTO @.asks (item) SELECT child FROM skipped"""
 
 
@@ -145,7 +146,7 @@ def _why_not_again(connection: Connection, sql: Sql, job_id: str, state: State) 
     child = connection.execute(sql(LIVE_CHILD), (job_id,)).fetchone()
     if state is State.COMPLETED and child is not None:
         return not_replayed_for(child[0])
-    lost = connection.execute(sql(_LOST), (job_id,)).fetchone()
+    lost = connection.execute(sql(LOST), (job_id,)).fetchone()
     return None if lost is None else parent_missing(lost[0], gone=lost[1])
 
 
@@ -153,9 +154,9 @@ def _again(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
     edges = connection.execute(sql("SELECT FROM @.edges WHERE child = %s LIMIT 1"), (job_id,)).rowcount > 0
     to = State.SCHEDULED if delay > 0 else State.QUEUED
     if edges:
-        connection.execute(sql(_DROP_UNMET), {"id": job_id})
-        connection.execute(sql(_REOPEN), {"id": job_id})
-        connection.execute(sql(_PIN), (job_id,))
+        connection.execute(sql(DROP_UNMET), {"id": job_id})
+        connection.execute(sql(REOPEN), {"id": job_id})
+        connection.execute(sql(PIN), (job_id,))
         if connection.execute(sql(_OPEN), (job_id,)).fetchall() == [(True,)]:
             to = State.WAITING
             connection.execute(sql(_ASK), (job_id,))
@@ -197,7 +198,7 @@ def skip(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
         return None
     if state not in (State.DEAD, State.CANCELLED):
         return not_skipped(state)
-    connection.execute(sql(_SKIP), (job_id,))
+    connection.execute(sql(SKIP), (job_id,))
     return Landed(state)
 
 

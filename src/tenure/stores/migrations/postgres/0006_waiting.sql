@@ -35,7 +35,7 @@ CREATE TABLE @.edges (
   fillfactor = 80,
   autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX edges_in_order ON @.edges (child, place, parent);
+CREATE INDEX edges_in_order ON @.edges (child, place);
 CREATE INDEX edges_open ON @.edges (child, state, parent) WHERE state IN ('new', 'armed');
 CREATE INDEX edges_live ON @.edges (parent, child) WHERE live;
 

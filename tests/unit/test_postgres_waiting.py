@@ -1,0 +1,193 @@
+"""Jobs that wait in PostgreSQL: beside open transactions, older workers and connections that are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import psycopg
+import pytest
+
+from conformance.factories import claim, claim_one, draft, finish, look, put, running, start
+from conformance.test_waiting import after, end, settle_waits
+from servers import shared_postgres
+from tenure.core.lifecycle import Completed, Lease, State, Suspended
+from tenure.errors import StoreAway
+from tenure.ports import Landed
+from tenure.stores.postgres import PostgresStore
+from tenure.stores.postgres.admission import Admission
+from tenure.stores.postgres.waiting import HELD_SECONDS
+
+PARENTS = 50
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    databases = shared_postgres()
+    url = databases.create_database()
+    yield url
+    databases.drop_database(url)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(url)
+    store.migrate()
+    store.open()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def other(url: str) -> Iterator[psycopg.Connection]:
+    """Somebody else, in a transaction."""
+    with psycopg.connect(url) as connection:
+        yield connection
+
+
+def test_parents_that_end_while_their_child_is_not_committed_yet_are_all_seen(store: PostgresStore) -> None:
+    worker = start(store)
+    store.enqueue([draft() for _ in range(PARENTS)])
+    leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, PARENTS)]
+    child, stored, ended = draft(links=after(*(each.job_id for each in leases))), Event(), Event()
+
+    def late() -> None:
+        with store.transaction() as tx:
+            store.enqueue([child], tx=tx)
+            stored.set()
+            assert ended.wait(30)
+
+    with ThreadPoolExecutor(6) as threads:
+        committing = threads.submit(late)
+        assert stored.wait(30)
+        list(threads.map(lambda lease: finish(store, lease, Completed()), leases[: PARENTS // 2]))
+        assert settle_waits(store) == []
+        ended.set()
+        list(threads.map(lambda lease: finish(store, lease, Completed()), leases[PARENTS // 2 :]))
+        committing.result()
+
+    assert settle_waits(store) == [child.id]
+
+
+def test_what_a_cut_connection_had_worked_off_is_worked_off_again(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    parent = put(store)
+    child = put(store, links=after(parent))
+    settle_waits(store)
+    end(store, parent)
+
+    with pytest.raises(StoreAway), store._server.connection() as connection, connection.transaction():
+        Admission(connection, store._sql).run(200)
+        other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        connection.execute("SELECT 1")
+
+    assert settle_waits(store) == [child]
+
+
+@pytest.mark.parametrize("held", ["parent", "child", "edge"])
+def test_what_somebody_has_locked_is_left_for_later_and_holds_up_nobody(
+    held: str, store: PostgresStore, other: psycopg.Connection
+) -> None:
+    first, second = put(store), put(store)
+    child, free = put(store, links=after(first)), put(store, links=after(second))
+    end(store, first)
+    end(store, second)
+    if held == "edge":
+        other.execute("SELECT FROM tenure.edges WHERE child = %s FOR UPDATE", (child,))
+    else:
+        other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (first if held == "parent" else child,))
+
+    assert settle_waits(store) == [free]
+
+    waiting = store.admit()
+    assert (waiting.more, waiting.next_due) == (False, HELD_SECONDS)
+    assert look(store, child).state is State.WAITING
+    other.rollback()
+    assert settle_waits(store) == [child]
+
+
+def test_a_wait_that_timed_out_and_is_locked_is_not_asked_for_without_a_pause(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    lease = running(store)
+    finish(store, lease, Suspended(signal="own:go", timeout=0.001))
+    other.execute("SELECT FROM tenure.jobs WHERE id = %s FOR UPDATE", (lease.job_id,))
+    settle_waits(store)
+
+    waiting = store.admit()
+
+    assert (waiting.jobs, waiting.more, waiting.next_due) == ({}, False, HELD_SECONDS)
+    other.rollback()
+    assert settle_waits(store) == [lease.job_id]
+
+
+def test_a_wait_that_timed_out_while_a_job_is_waited_for_is_asked_for_once(store: PostgresStore) -> None:
+    parent = put(store, delay=3600)
+    lease = running(store)
+    finish(store, lease, Suspended(after=after(parent).after, signal="own:go", timeout=0.001))
+    settle_waits(store)
+
+    waiting = store.admit()
+
+    assert (waiting.jobs, waiting.more, waiting.next_due) == ({}, False, None)
+    store.promote_now([parent])
+    end(store, parent)
+    assert settle_waits(store) == [lease.job_id]
+
+
+def test_what_an_older_version_ends_is_asked_too(store: PostgresStore, other: psycopg.Connection) -> None:
+    parent = put(store)
+    child = put(store, links=after(parent))
+    settle_waits(store)
+    lease = claim_one(store, start(store))
+
+    other.execute(
+        "UPDATE tenure.jobs SET state = 'completed', result = '1', ended_at = now(), worker_id = NULL WHERE id = %s",
+        (lease.job_id,),
+    )
+    other.commit()
+
+    assert settle_waits(store) == [child]
+
+
+def test_what_an_older_version_deletes_holds_nobody(store: PostgresStore, other: psycopg.Connection) -> None:
+    parent = put(store)
+    needs, goes_on = put(store, links=after(parent)), put(store, links=after(parent, until="ended"))
+    settle_waits(store)
+
+    other.execute("DELETE FROM tenure.jobs WHERE id = %s", (parent,))
+    other.commit()
+
+    assert settle_waits(store) == [goes_on]
+    assert look(store, needs).state is State.CANCELLED
+
+
+def test_a_waiting_job_that_is_deleted_holds_no_parent(store: PostgresStore) -> None:
+    parent, other_parent = put(store), put(store)
+    child = put(store, links=after(parent, other_parent))
+    settle_waits(store)
+    end(store, parent)
+    settle_waits(store)
+    assert look(store, parent).linked
+    assert store.delete([child]) == {child: Landed(State.WAITING)}
+    settle_waits(store)
+    assert not look(store, parent).linked
+
+
+def test_a_job_enqueued_from_sql_meets_the_waiting_one_that_holds_its_key(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    child = put(store, unique="report", links=after(put(store)))
+    assert other.execute("SELECT tenure.enqueue('work', unique_key => 'report')::text").fetchall() == [(child,)]
+
+
+def test_a_flow_in_a_transaction_that_is_rolled_back_leaves_nothing(store: PostgresStore) -> None:
+    parent = draft()
+    with pytest.raises(ZeroDivisionError), store.transaction() as tx:
+        store.enqueue([parent, draft(links=after(parent.id))], tx=tx)
+        _ = 1 / 0
+
+    for table in ("jobs", "edges", "asks"):
+        assert store._server.fetch(f"SELECT FROM @.{table}") == []
