@@ -80,9 +80,7 @@ METRICS = {
         ),
         Metric("tenure_queue_paused", "gauge", ("queue",), "store", "1 while nothing may be claimed from this queue."),
         Metric("tenure_asks", "gauge", (), "store", "Looks at waiting jobs that are left to do; counted up to 10,000."),
-        Metric(
-            "tenure_flows_open", "gauge", (), "store", "Flows with a job that has not ended, among the newest 10,000."
-        ),
+        Metric("tenure_flows_open", "gauge", (), "store", "Flows with a job that has not ended, among the newest 200."),
         Metric("tenure_workers", "gauge", (), "store", "Workers that are alive, of all supervisors and apps."),
         Metric("tenure_incidents", "gauge", ("kind",), "store", "Open incidents, by kind of problem."),
         Metric("tenure_claims_total", "counter", ("queue",), "supervisor", "Jobs claimed."),

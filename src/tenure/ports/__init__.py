@@ -51,6 +51,7 @@ from tenure.ports.reads import (
 from tenure.ports.store import Capabilities, Store
 from tenure.ports.waiting import (
     MOST_EDGES,
+    NEWEST_FLOWS,
     PROTOCOL,
     Admitted,
     EdgeView,
@@ -69,6 +70,7 @@ __all__ = [
     "BATCH_BYTES",
     "GONE",
     "MOST_EDGES",
+    "NEWEST_FLOWS",
     "NONE_KNOWN",
     "NO_DELAYS",
     "NO_EDITS",

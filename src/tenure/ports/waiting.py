@@ -18,6 +18,7 @@ from tenure.ports.jobs import Answer
 if TYPE_CHECKING:
     from tenure.ports.reads import JobView
 
+NEWEST_FLOWS = 200  #: among which `waits` counts the open ones
 MOST_EDGES = 10_000  #: jobs that one job waits for
 PROTOCOL = 2  #: of this code's workers; those of 1 know nothing of jobs that wait
 
@@ -96,10 +97,10 @@ class EdgeView(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """What is left to do for jobs that wait, counted up to a limit."""
+    """What is left to do for jobs that wait."""
 
-    asks: int  #: that `admit` has not worked off
-    flows: int  #: with a job that has not ended, among the newest ones
+    asks: int  #: that `admit` has not worked off, counted up to a limit
+    flows: int  #: with a job that has not ended, among the newest 200
 
 
 class WaitReads(Protocol):
@@ -144,7 +145,7 @@ class WaitReads(Protocol):
         ...
 
     def waits(self, *, most: int = 10_000) -> Waits:
-        """How many asks are left, at most `most`, and how many of the newest `most` flows are open."""
+        """How many asks are left, at most `most`, and how many of the newest 200 flows are open."""
         ...
 
 

@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from tenure.core.lifecycle import ENDED, LIVE, State, legal
 from tenure.ports import (
+    NEWEST_FLOWS,
     PROTOCOL,
     Admitted,
     Answer,
@@ -136,7 +137,7 @@ class MemoryWaiting(MemoryBase):
     @atomic
     def waits(self, *, most: int = 10_000) -> Waits:
         live = {row.view.flow for row in self._rows() if row.view.state in LIVE}
-        newest = sorted(((at, flow) for flow, (_, at) in self._known.flows.items()), reverse=True)[:most]
+        newest = sorted(((at, flow) for flow, (_, at) in self._known.flows.items()), reverse=True)[:NEWEST_FLOWS]
         return Waits(min(len(self._known.asks), most), sum(flow in live for _, flow in newest))
 
     # ── one ask ──

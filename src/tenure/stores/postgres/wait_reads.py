@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tenure.core.lifecycle import LIVE, State
-from tenure.ports import EdgeView, JobView, Member, Waits
+from tenure.ports import NEWEST_FLOWS, EdgeView, JobView, Member, Waits
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.reads import JOB, job_of
 from tenure.stores.rules import is_id
@@ -46,4 +46,4 @@ class PostgresWaitReads(PostgresBase):
         return [job_of(row) for row in self._server.read(WAITED, limit)]
 
     def waits(self, *, most: int = 10_000) -> Waits:
-        return Waits(*self._server.read(WAITS, most, most)[0])
+        return Waits(*self._server.read(WAITS, most, NEWEST_FLOWS)[0])

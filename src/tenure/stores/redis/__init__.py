@@ -8,7 +8,7 @@ All keys of a namespace start with one hash tag, so they are on one node of a cl
     {tenure}:solo:QUEUE    zset    the same for jobs that must run alone
     {tenure}:scheduled     zset    by the time they are due
     {tenure}:waiting       zset    jobs that wait, by id; `waits` is a zset of those with a time-out, by it;
-                                   `waitfor:KEY` one of those that wait for a shared signal
+                                   `waitfor:KEY` one of those that wait for a shared signal, `waited` one by run_at
     {tenure}:parents:ID    zset    the edges of a job by place, `unmet:ID` those that are open, `gone:ID` those of a
                                    deleted job; `children:ID` and `pins:ID` are the same from the other end (waits.lua)
     {tenure}:asks          zset    what `admit` has to look at, by time; `asked` is a hash of those answered in part
@@ -19,7 +19,8 @@ All keys of a namespace start with one hash tag, so they are on one node of a cl
                                    staged:CALL list, stands:CALL hash, answers:CALL list
     {tenure}:processing:WORKER   hash  the leases of a worker: job → attempt; `owners` is the set of workers with any
     {tenure}:stale         zset    processing jobs with a `stale_after`, by the time at which they count as hung
-    {tenure}:completed, cancelled, dead    zset    by the time they ended
+    {tenure}:completed, cancelled, dead    zset    by the time they ended; `holding` is one of the dead for which
+                                   live jobs wait
     {tenure}:jobs          zset    all jobs, by id
     {tenure}:attempts:ID, once:ID, log:ID  hash  ended attempts by number, first results by key, logs by attempt
     {tenure}:unique        hash    TASK NUL KEY → the live job that holds it
@@ -48,13 +49,14 @@ from tenure.stores.redis.jobs import NO_TRANSACTIONS, RedisJobs
 from tenure.stores.redis.reads import RedisReads
 from tenure.stores.redis.schedules import RedisSchedules
 from tenure.stores.redis.server import Server
+from tenure.stores.redis.wait_reads import RedisWaitReads
 from tenure.stores.redis.waiting import RedisWaiting
 from tenure.stores.redis.workers import RedisWorkers
 
 SCHEMA = 1
 
 
-class RedisStore(RedisJobs, RedisWorkers, RedisWaiting, RedisSchedules, RedisReads):
+class RedisStore(RedisJobs, RedisWorkers, RedisWaiting, RedisSchedules, RedisWaitReads, RedisReads):
     """`RedisStore("redis://me@host/0")`, `valkey://…`, `rediss://…` or `redis+sentinel://…`; needs no migration.
 
     With `rings` its scripts ring the doorbell themselves, so that no caller has to do it after them.

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from tenure.core.lifecycle import State
-from tenure.ports import PROTOCOL, EdgeView, FlowView, Input, JobView, Member, SignalView, Waits
+from tenure.ports import NEWEST_FLOWS, PROTOCOL, EdgeView, FlowView, Input, JobView, Member, SignalView, Waits
 from tenure.stores.rules import json_of
 from tenure.stores.sqlite import links
 from tenure.stores.sqlite.base import SqliteBase, instant, millis
@@ -33,7 +33,7 @@ _HOLDING = f"""
 _WAITED = f"SELECT {JOB} FROM jobs INDEXED BY jobs_waited WHERE state = 'waiting' ORDER BY run_at LIMIT ?"
 _WAITS = f"""
     SELECT (SELECT count(*) FROM (SELECT 1 FROM asks LIMIT :most)),
-        (SELECT count(*) FROM (SELECT id FROM flows ORDER BY created_at DESC LIMIT :most) AS f WHERE EXISTS (
+        (SELECT count(*) FROM (SELECT id FROM flows ORDER BY created_at DESC LIMIT :newest) AS f WHERE EXISTS (
             SELECT 1 FROM jobs INDEXED BY jobs_flow
             WHERE flow = f.id AND flow IS NOT NULL AND state IN {links.LIVE_STATES}))"""
 
@@ -92,7 +92,7 @@ class SqliteWaitReads(SqliteBase):
         return [job_of(row) for row in self._fetch(_WAITED, (limit,))]
 
     def waits(self, *, most: int = 10_000) -> Waits:
-        found = self._file.read(lambda connection: first(connection, _WAITS, {"most": most}))
+        found = self._file.read(lambda connection: first(connection, _WAITS, {"most": most, "newest": NEWEST_FLOWS}))
         return Waits(*(found or (0, 0)))
 
 

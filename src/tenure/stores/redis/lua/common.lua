@@ -82,7 +82,9 @@ local function leave(id, j)
   else
     redis.call('ZREM', ns .. j.state, id)
     if j.state == 'scheduled' then count_scheduled(j.queue, -1) end
+    if j.state == 'dead' and j.linked then redis.call('ZREM', ns .. 'holding', id) end
     if j.state == 'waiting' then
+      redis.call('ZREM', ns .. 'waited', id)
       count_waiting(j.queue, -1)
       wake(id)
     end
@@ -104,12 +106,16 @@ local function enter(id, j, state)
     ring('due', j.queue)
   elseif state == 'waiting' then
     redis.call('ZADD', ns .. 'waiting', 0, id)
+    redis.call('ZADD', ns .. 'waited', j.run_at, id)
     count_waiting(j.queue, 1)
     ask_anew(id)
   else
     redis.call('ZADD', ns .. state, now, id)
     if j.unique then redis.call('HDEL', ns .. 'unique', j.unique) end
-    if j.linked then ask_anew(id) end
+    if j.linked then
+      if state == 'dead' then redis.call('ZADD', ns .. 'holding', now, id) end
+      ask_anew(id)
+    end
   end
 end
 
@@ -204,6 +210,7 @@ local function enqueue(args, first, last, owner, waits)
       elseif state == 'waiting' then
         redis.call('HSET', key, 'linked', '1', 'attempt', 0)
         redis.call('ZADD', ns .. 'waiting', 0, id)
+        redis.call('ZADD', ns .. 'waited', run_at, id)
         count_waiting(group.queue, 1)
         answers[#answers + 1] = 4
       else

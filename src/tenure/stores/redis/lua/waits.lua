@@ -17,6 +17,8 @@ local function link(id)
   local f = redis.call('HMGET', job(id), 'state', 'linked', 'attempt', 'worker_id')
   if not f[1] or f[2] == '1' then return end
   redis.call('HSET', job(id), 'linked', '1', 'attempt', f[3] or 0)
+  local died = f[1] == 'dead' and redis.call('ZSCORE', ns .. 'dead', id)
+  if died then redis.call('ZADD', ns .. 'holding', died, id) end -- else it is being replayed
   if f[1] == 'processing' then redis.call('HSET', ns .. 'processing:' .. f[4], id, f[3] .. '+') end
 end
 
@@ -25,6 +27,7 @@ local function release(id)
   local f = redis.call('HMGET', job(id), 'state', 'linked')
   if f[2] == '1' and ENDED[f[1]] and redis.call('EXISTS', ns .. 'pins:' .. id) == 0 then
     redis.call('HSET', job(id), 'linked', '0')
+    redis.call('ZREM', ns .. 'holding', id)
   end
 end
 
@@ -164,6 +167,7 @@ local function forget(id)
   local f = redis.call('HMGET', job(id), 'linked', 'flow')
   redis.call('UNLINK', job(id), ns .. 'attempts:' .. id, ns .. 'once:' .. id, ns .. 'log:' .. id, ns .. 'signals:' .. id)
   redis.call('ZREM', ns .. 'jobs', id)
+  redis.call('ZREM', ns .. 'holding', id)
   if f[2] then
     redis.call('ZREM', ns .. 'members:' .. f[2], id)
     if redis.call('EXISTS', ns .. 'members:' .. f[2]) == 0 then
