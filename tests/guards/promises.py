@@ -99,4 +99,13 @@ PROMISES = {
     "of two swaps from one text one lands": _in("notes", "of_two_swaps_from_one_text_exactly_one_lands"),
     "what a landed swap enqueued is not enqueued again": _in("notes", "what_has_landed_lands_again_and_enqueues_nothing_more"),
     "a note ends with its time": _in("notes", "a_note_is_over_by_the_stores_clock"),
+    # ── jobs that wait ──
+    "a job waits for each of its open edges": _in("waiting", "a_child_waits_until_its_parent_has_completed", "a_child_of_two_waits_for_the_last"),
+    "nothing is admitted before all its edges are stored": "unit/test_redis_waiting.py::test_nothing_is_admitted_before_all_its_edges_are_stored",
+    "the end of a job that others wait for is told": _in("waiting", "a_child_of_two_waits_for_the_last", "a_wide_fan_in_is_admitted_once_whatever_the_batch"),
+    "who needs the result of a cancelled job is cancelled": _in("waiting", "a_cancelled_parent_cancels_those_that_need_its_result_and_theirs", "a_parent_that_was_cancelled_before_cancels_too"),
+    "nothing is admitted beside an older worker": _in("waiting", "nothing_is_admitted_beside_a_worker_of_an_older_protocol"),
+    "a result is kept while a live job may need it": _in("waiting", "a_result_is_kept_for_as_long_as_a_live_job_needs_it"),
+    "a job that others wait for is not deleted": _in("waiting", "a_result_is_kept_for_as_long_as_a_live_job_needs_it"),
+    "a signal arrives once": _in("waiting", "a_signal_arrives_once_unless_it_is_replaced"),
 }  # fmt: skip
