@@ -166,6 +166,11 @@ class MemoryBase:
         children = (self._jobs.get(edge.child) for edge in self._known.behind(job_id))
         return next((row.view.id for row in children if row and row.view.state in LIVE), None)
 
+    def _gathers(self, job_id: str) -> str | None:
+        """A live job that this one gathers."""
+        mine = (self._jobs.get(edge.parent) for edge in self._known.before(job_id) if edge.mine)
+        return next((row.view.id for row in mine if row and row.view.state in LIVE), None)
+
     def _holder(self, task: str, unique: str | None) -> Row | None:
         """The live job that holds this unique key."""
         if unique is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tenure.core.lifecycle import ENDED, LIVE, Lease, Outcome, State, group_size, legal
+from tenure.core.lifecycle import ENDED, Lease, Outcome, State, group_size, legal
 from tenure.errors import LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -305,11 +305,6 @@ class MemoryJobs(MemoryBase):
             if parent is not None:
                 self._keep(self._jobs[edge.parent], linked=True)
         return None
-
-    def _gathers(self, job_id: str) -> str | None:
-        """A live job that this one gathers."""
-        mine = (self._jobs.get(edge.parent) for edge in self._known.before(job_id) if edge.mine)
-        return next((row.view.id for row in mine if row and row.view.state in LIVE), None)
 
     def _forget(self, job_id: str) -> None:
         """Its parents are looked at: they may be kept for this job only."""
