@@ -218,8 +218,10 @@ NEXT_DUE = "SELECT date_part('epoch', min(run_at) - @now) FROM @.jobs WHERE stat
 
 PRUNE = """
     DELETE FROM @.jobs WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.jobs WHERE state = %s AND ended_at IS NOT NULL AND NOT linked
+        SELECT ctid FROM @.jobs AS j WHERE state = %s AND ended_at IS NOT NULL AND NOT linked
             AND ended_at < @now - %s * interval '1 second'
+            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)
+            AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = j.id AND e.live)
         ORDER BY ended_at LIMIT %s FOR UPDATE SKIP LOCKED))"""
 
 PRUNE_SHARED = """

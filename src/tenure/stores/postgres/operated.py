@@ -15,6 +15,7 @@ from tenure.stores.rules import (
     not_replayed_for,
     not_skipped,
     parent_missing,
+    still_gathers,
     why_not_replayed,
 )
 
@@ -50,9 +51,12 @@ _GATHERED = """
 
 #: What a gatherer gathered and did not get: its handler gathers anew.
 DROP_UNMET = f"""
-    DELETE FROM @.edges WHERE child = %(id)s AND mine AND (parent, child) IN (
-        SELECT e.parent, e.child FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
-        WHERE e.child = %(id)s AND e.mine AND NOT {_MET})"""
+    WITH dropped AS (
+        DELETE FROM @.edges WHERE child = %(id)s AND mine AND (parent, child) IN (
+            SELECT e.parent, e.child FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
+            WHERE e.child = %(id)s AND e.mine AND NOT {_MET})
+        RETURNING parent)
+    INSERT INTO @.asks (item) SELECT parent FROM dropped"""
 
 #: All others are as new: the next look marks their parents, and reads them under their locks.
 REOPEN = f"""
@@ -146,6 +150,9 @@ def _why_not_again(connection: Connection, sql: Sql, job_id: str, state: State) 
     child = connection.execute(sql(LIVE_CHILD), (job_id,)).fetchone()
     if state is State.COMPLETED and child is not None:
         return not_replayed_for(child[0])
+    gathered = connection.execute(sql(_GATHERED), (job_id,)).fetchone()
+    if gathered is not None:
+        return still_gathers(gathered[0])
     lost = connection.execute(sql(LOST), (job_id,)).fetchone()
     return None if lost is None else parent_missing(lost[0], gone=lost[1])
 

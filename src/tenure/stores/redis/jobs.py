@@ -51,6 +51,7 @@ from tenure.stores.rules import (
     not_replayed_for,
     parent_missing,
     promoted,
+    still_gathers,
 )
 
 _End = tuple[int, Lease, Outcome]  #: the first item is its position in the batch
@@ -352,7 +353,9 @@ def _replayed(result: Any) -> Answer | None:
     other, _, *why = result
     if not why:
         return key_held(other)
-    return not_replayed_for(other) if why == ["child"] else parent_missing(other, gone=why == ["gone"])
+    if why == ["child"]:
+        return not_replayed_for(other)
+    return still_gathers(other) if why == ["gathered"] else parent_missing(other, gone=why == ["gone"])
 
 
 def _deleted(result: Any) -> Answer | None:

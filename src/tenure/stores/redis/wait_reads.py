@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from tenure.core.lifecycle import LIVE, State
 from tenure.ports import NEWEST_FLOWS, EdgeView, JobView, Member, Waits
@@ -66,5 +67,5 @@ class RedisWaitReads(RedisBase):
 
 def _edge(child: str, parent: str, edge: str, is_open: int) -> EdgeView:
     marks = int(float(edge)) % 8
-    until = "ended" if marks & ANY_END else "completed"
+    until: Literal["completed", "ended"] = "ended" if marks & ANY_END else "completed"
     return EdgeView(child, parent, until, bool(is_open), bool(marks & SKIPPED), bool(marks & MINE))
