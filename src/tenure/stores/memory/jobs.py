@@ -259,8 +259,8 @@ class MemoryJobs(MemoryBase):
         if self._known.waits(view.id):
             to = State.WAITING
             self._known.ask(view.id)
-        fresh["linked"] = bool(self._known.before(view.id) or self._live_child(view.id))
-        self._move("replay", row, to, run_at=due, solo=view.isolated, together=1, **fresh)
+        linked = bool(self._known.before(view.id) or self._live_child(view.id))
+        self._move("replay", row, to, linked=linked, run_at=due, solo=view.isolated, together=1, **fresh)
         for key, tick in self._ticks.items():
             # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
             stands = self._schedules.get(tick.schedule)

@@ -233,8 +233,11 @@ class MemoryWaiting(MemoryBase):
 
     def _input(self, edge: Edge) -> Input:
         parent = self._jobs.get(edge.parent)
-        fate = (parent.view.task, parent.view.state, parent.view.result, parent.view.error) if parent else (None,) * 4
-        return Input(edge.place, edge.parent, edge.until, edge.open, edge.skipped, edge.mine, *fate)
+        place = edge.place, edge.parent, edge.until, edge.open, edge.skipped, edge.mine
+        if parent is None:
+            return Input(*place, None, None, None, None)
+        view = parent.view
+        return Input(*place, view.task, view.state, view.result, view.error)
 
     def _flow(self, flow_id: str) -> FlowView:
         name, created_at = self._known.flows[flow_id]

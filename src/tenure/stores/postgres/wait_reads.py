@@ -18,7 +18,7 @@ EDGES = """
     CROSS JOIN LATERAL (SELECT * FROM @.edges WHERE child = asked.id ORDER BY place, parent LIMIT %s) AS e
     ORDER BY asked.at, e.place, e.parent LIMIT %s"""
 HOLDING = f"SELECT {JOB} FROM @.jobs WHERE state = 'dead' AND linked ORDER BY ended_at DESC LIMIT %s"
-WAITED = f"SELECT {JOB} FROM @.jobs WHERE state = 'waiting' ORDER BY run_at LIMIT %s"
+WAITED = f"SELECT {JOB} FROM @.jobs WHERE starts_with(state, 'waiting') ORDER BY run_at LIMIT %s"
 WAITS = f"""
     SELECT (SELECT count(*) FROM (SELECT FROM @.asks LIMIT %s) AS counted),
         (SELECT count(*) FROM (SELECT id FROM @.flows ORDER BY created_at DESC, id DESC LIMIT %s) AS f

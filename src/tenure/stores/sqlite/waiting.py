@@ -113,6 +113,10 @@ def _skip(connection: apsw.Connection, job_id: str) -> Answer | None:
     return Landed(state)
 
 
+def _left_alone(parent: str) -> None:
+    """What a gatherer has that completed."""
+
+
 class _Admission:
     """One call of `admit`, in its transaction."""
 
@@ -257,7 +261,7 @@ class _Admission:
 
         parts: list[tuple[str, Any]] = [
             (_CHILDREN, child),
-            (_MINE, gathered if state is not State.COMPLETED else lambda _: None),
+            (_MINE, gathered if state is not State.COMPLETED else _left_alone),
             ("SELECT parent FROM edges WHERE child = ? AND parent > ? ORDER BY parent LIMIT ?", release),
         ]
         for number, (sql, call) in enumerate(parts):
