@@ -89,6 +89,15 @@ class AppPort(Protocol):
     async def aclient(self) -> ClientPort: ...
 
 
+class Signalled(Protocol):
+    """The task of a job, with its signals."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def signals(self) -> Mapping[str, Any]: ...
+
+
 @foreign_names("a JobHandle", HANDLE)
 class JobHandle(Generic[R_co]):
     """The caller's reference to a stored job. Example: `greet.enqueue("Ada").result("10s")`
@@ -96,7 +105,7 @@ class JobHandle(Generic[R_co]):
     `created` is False when a job with this id or unique key already existed.
     """
 
-    __slots__ = ("_decode", "_id", "_signals", "app", "created")
+    __slots__ = ("_decode", "_id", "_of", "app", "created")
 
     def __init__(
         self,
@@ -105,12 +114,12 @@ class JobHandle(Generic[R_co]):
         *,
         created: bool,
         decode: Callable[[str], R_co],
-        signals: Mapping[str, Any] | None = None,
+        of: Signalled | None = None,
     ) -> None:
         self.app = app
         self._id = job_id
         self._decode = decode
-        self._signals = signals  #: their types; None: those of the job's task
+        self._of = of  #: its task; None: not known
         self.created = created
 
     def __repr__(self) -> str:
@@ -188,14 +197,13 @@ class JobHandle(Generic[R_co]):
         """The key of a signal, and its value as JSON."""
         from tenure.tasks.signals import own_key, own_text, text_of
 
-        task, signals = "this job's task", self._signals
-        if signals is None:
-            task = _shown(client.update(self._id)).task
-            known = self.app.tasks.find(task)
-            if known is None:  # another process has its code: there the value is checked as it is read
-                return own_key(name), text_of(self.app, f"{task}: signal {name!r}", value)
-            signals = known.signals
-        return own_key(name), own_text(self.app, task, signals, name, value)
+        task = self._of
+        if task is None:
+            label = _shown(client.update(self._id)).task
+            task = self.app.tasks.find(label)
+            if task is None:  # another process has its code: there the value is checked as it is read
+                return own_key(name), text_of(self.app, f"{label}: signal {name!r}", value)
+        return own_key(name), own_text(self.app, task.name, task.signals, name, value)
 
 
 class Updates:
@@ -247,7 +255,7 @@ def _limit(timeout: Duration | None) -> float | None:
 
 
 def handle_of(
-    app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co], signals: Mapping[str, Any] | None = None
+    app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co], of: Signalled | None = None
 ) -> JobHandle[R_co]:
     """The handle of a job that was enqueued elsewhere."""
-    return JobHandle(app, canonical(job_id), created=False, decode=decode, signals=signals)
+    return JobHandle(app, canonical(job_id), created=False, decode=decode, of=of)

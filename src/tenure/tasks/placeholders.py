@@ -60,7 +60,7 @@ class Placeholder:
         )
 
     def __getattr__(self, name: str) -> Never:
-        raise NoAttribute(self.refusal(f"an attribute, {name!r}"), name=name)
+        raise NoAttribute(self.refusal(f"an attribute, {name!r}"))
 
 
 def _refuse(use: str) -> Callable[..., Never]:

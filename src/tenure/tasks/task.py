@@ -186,7 +186,7 @@ class Task(Generic[P, R_co]):
 
     def handle(self, id: UUID | str) -> JobHandle[R_co]:  # noqa: A002
         """The handle of a job of this task that was enqueued elsewhere."""
-        return handle_of(self.app, id, self.decode_result, self.signals)
+        return handle_of(self.app, id, self.decode_result, self)
 
     # ── for the executor ──
 
@@ -420,7 +420,7 @@ class NewJob(Generic[R_co]):
     def stored(self, answer: Enqueued) -> JobHandle[R_co]:
         """The handle for the store's answer."""
         task = self._task
-        return JobHandle(task.app, answer.id, created=answer.created, decode=task.decode_result, signals=task.signals)
+        return JobHandle(task.app, answer.id, created=answer.created, decode=task.decode_result, of=task)
 
 
 def common_tx(jobs: Sequence[NewJob[Any]], tx: object, what: str) -> object:

@@ -226,7 +226,8 @@ class Waits:
         try:
             return decode(result or "null")
         except (TenureError, msgspec.DecodeError) as error:
-            raise self._attempt.misfit(f"{error}; it is the result of {task} {job_id}") from error
+            why = f"{error}; it is the result of {task} {job_id}"
+            raise self._attempt.misfit(why) from InvalidArguments(why)
 
     def _end(self, each: Input) -> Ended[Any]:
         error = each.error or ("it was deleted" if each.state is None else "")

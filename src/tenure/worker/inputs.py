@@ -118,7 +118,8 @@ class _Stream:
             try:
                 value = self._decode(text)
             except msgspec.DecodeError as error:
-                raise self._reader.misfit(f"{self._what}: {plain(str(error))}{_named(each)}") from error
+                why = f"{self._what}: {plain(str(error))}{_named(each)}"
+                raise self._reader.misfit(why) from InvalidArguments(why)
             yield value
 
 

@@ -1,0 +1,288 @@
+"""Signals: one value, once, to one job or to all that wait for a key."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenure import Fail, Job, JobHandle, Tenure
+from tenure.errors import InvalidArguments, InvalidOption, StoreError, TenureError, UnknownJob, WouldBlock
+from tenure.ports import Landed
+
+jobs = Tenure("sqlite:////nowhere/at/all.db")
+asked: list[str] = []
+
+
+@dataclass
+class Approval:
+    by: str
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    asked.clear()
+
+
+@jobs.task(signals={"approved": Approval})
+async def approve(job: Job, order: int) -> str:
+    got = await job.aexpect("approved", Approval, timeout="2d", default=None)
+    if got is None:
+        await job.aonce("escalate", partial(escalate, order))
+        got = await job.aexpect("approved", Approval, timeout="5d", default=None, name="boss")
+    return got.by if got else "expired"
+
+
+async def escalate(order: int) -> None:
+    asked.append(f"boss of {order}")
+
+
+@jobs.task(signals={"approved": Approval}, retry=1)
+def needed(job: Job) -> str:
+    return job.expect("approved", Approval, timeout="1h").by
+
+
+@jobs.task(signals={"approved": Approval}, retry=3)
+def fragile(job: Job) -> str:
+    got = job.expect("approved", Approval, timeout="1h", default=Approval("nobody"))
+    asked.append(got.by)
+    if len(asked) < 3:
+        raise OSError("once more")
+    return got.by
+
+
+@jobs.task
+def paid(job: Job, order: int) -> int:
+    return job.expect(f"paid:{order}", int, shared=True)
+
+
+def state(handle: JobHandle[Any]) -> str:
+    return handle.status().state
+
+
+def test_a_job_waits_for_its_signal_and_gets_it_once() -> None:
+    with jobs.testing() as queue:
+        handle = approve.enqueue(7)
+        queue.drain()
+        queue.assert_waiting(handle, signal="approved")
+
+        assert approve.handle(handle.id).signal("approved", Approval("ada"))
+        assert not handle.signal("approved", Approval("bob"))
+        queue.drain()
+
+        assert handle.result("0s") == "ada"
+        assert (handle.status().failures, asked) == (0, [])
+        assert not handle.signal("approved", Approval("late"))
+
+
+def test_a_signal_that_is_sent_early_is_not_lost() -> None:
+    with jobs.testing() as queue:
+        handle = approve.using(delay="1h").enqueue(7)
+        assert handle.signal("approved", Approval("ada"))
+        queue.advance("1h")
+        assert queue.drain() == 1
+
+        assert handle.result("0s") == "ada"
+
+
+def test_time_outs_are_counted_from_the_first_call_and_recorded() -> None:
+    with jobs.testing() as queue:
+        handle = approve.enqueue(7)
+        queue.drain()
+        queue.advance("47h")
+        assert queue.drain() == 0
+        queue.advance("1h")
+        queue.drain()
+        assert asked == ["boss of 7"]
+        queue.assert_waiting(handle, signal="approved")
+        queue.advance("119h")
+        assert queue.drain() == 0
+        queue.advance("1h")
+        queue.drain()
+
+        assert handle.result("0s") == "expired"
+
+
+def test_a_second_wait_may_get_the_signal_that_the_first_did_not() -> None:
+    with jobs.testing() as queue:
+        handle = approve.enqueue(7)
+        queue.drain()
+        queue.advance("2d")
+        queue.drain()
+        handle.signal("approved", Approval("boss"))
+        queue.drain()
+
+        assert handle.result("0s") == "boss"
+
+
+def test_what_an_attempt_was_given_stands_for_the_next_ones() -> None:
+    with jobs.testing() as queue:
+        handle = fragile.enqueue()
+        queue.drain()
+        handle.signal("approved", Approval("ada"))
+        for _ in range(3):
+            queue.drain(failures="retry")
+            queue._store.signal(str(handle.id), "own:approved", '{"by":"eve"}', replace=True)
+            queue.advance("1m")
+
+        assert handle.result("0s") == "ada"
+        assert asked == ["ada"] * 3
+
+
+def test_a_signal_that_comes_too_late_reverses_nothing() -> None:
+    with jobs.testing() as queue:
+        handle = fragile.enqueue()
+        queue.drain()
+        queue.advance("1h")
+        queue.drain(failures="retry")
+        handle.signal("approved", Approval("late"))
+        for _ in range(2):
+            queue.advance("1m")
+            queue.drain(failures="retry")
+
+        assert handle.result("0s") == "nobody"
+
+
+def test_without_a_default_the_time_out_ends_the_job() -> None:
+    with jobs.testing() as queue:
+        handle = needed.enqueue()
+        queue.drain()
+        queue.advance("1h")
+        with pytest.raises(Fail, match="the signal 'approved' did not arrive in time"):
+            queue.drain()
+
+        assert state(handle) == "dead"
+
+
+def test_a_job_that_dies_anywhere_in_a_wait_waits_no_second_time() -> None:
+    with jobs.testing() as queue:
+        handles: list[JobHandle[str]] = []
+
+        def new() -> JobHandle[str]:
+            asked.clear()
+            handles.append(approve.enqueue(7))
+            return handles[-1]
+
+        def check() -> None:
+            assert handles[-1].result("0s") == "expired"
+
+        points = queue.kill_everywhere(new, check)
+
+        assert {"expect approved", "expect boss", "end", "start #2", "start #3"} <= set(points)
+
+
+def test_a_shared_signal_reaches_every_job_that_waits_or_will_wait() -> None:
+    with jobs.testing() as queue:
+        early = paid.enqueue(7)
+        queue.drain()
+        queue.assert_waiting(early, signal="paid:7")
+        other = paid.enqueue(8)
+
+        assert jobs.signal("paid:7", 40)
+        assert not jobs.signal("paid:7", 41)
+        late = paid.enqueue(7)
+        queue.drain()
+
+        assert (early.result("0s"), late.result("0s")) == (40, 40)
+        assert state(other) == "waiting"
+
+
+def test_signals_on_an_event_loop() -> None:
+    async def main() -> tuple[str, int]:
+        with jobs.testing() as queue:
+            one, two = await approve.aenqueue(7), await paid.aenqueue(7)
+            await queue.adrain()
+            with pytest.raises(WouldBlock, match=r"await handle\.asignal"):
+                one.signal("approved", Approval("ada"))
+            assert await one.asignal("approved", Approval("ada"))
+            assert await jobs.asignal("paid:7", 40)
+            await queue.adrain()
+            return await one.aresult("0s"), await two.aresult("0s")
+
+    assert asyncio.run(main()) == ("ada", 40)
+
+
+def test_a_value_is_checked_when_it_is_sent() -> None:
+    with jobs.testing() as queue:
+        handle = approve.enqueue(7)
+        for sent in (approve.handle(handle.id), jobs.handle(handle.id)):
+            with pytest.raises(InvalidArguments, match="approve: signal 'approved': expected"):
+                sent.signal("approved", 3)
+            with pytest.raises(InvalidArguments, match="missing required field"):
+                sent.signal("approved", {"from": "ada"})
+            with pytest.raises(InvalidArguments, match="can't be written as JSON"):
+                sent.signal("approved", object())
+            with pytest.raises(InvalidOption, match=r"takes no signal 'aproved' \(it takes: approved\)"):
+                sent.signal("aproved", Approval("ada"))
+        queue.drain()
+        assert state(handle) == "waiting"
+        assert jobs.handle(handle.id).signal("approved", {"by": "ada"})
+        with pytest.raises(UnknownJob):
+            approve.handle("01a20563-b655-7000-a3c9-4604273b155f").signal("approved", Approval("ada"))
+
+
+def test_a_value_that_does_not_fit_is_not_consumed_and_may_be_replaced() -> None:
+    with jobs.testing() as queue:
+        handle = approve.enqueue(7)
+        assert isinstance(queue._store.signal(str(handle.id), "own:approved", '{"bye":1}'), Landed)
+        with pytest.raises(InvalidArguments, match=r"signal 'approved': .*missing required field"):
+            queue.drain()
+        queue._store.signal(str(handle.id), "own:approved", '{"by":"ada"}', replace=True)
+        queue.advance("1m")
+        queue.drain()
+
+        assert handle.result("0s") == "ada"
+
+
+def test_signals_are_declared_and_expected_alike() -> None:
+    @jobs.task(signals={"approved": Approval})
+    def undeclared(job: Job) -> None:
+        job.expect("aproved", Approval)
+
+    @jobs.task(signals={"approved": Approval})
+    def other_type(job: Job) -> None:
+        job.expect("approved", int)
+
+    @jobs.task(signals={"approved": Approval})
+    async def twice(job: Job) -> None:
+        await asyncio.gather(job.aexpect("approved", Approval), job.aexpect("approved", Approval))
+
+    for task, sentence in (
+        (undeclared, r"undeclared takes no signal 'aproved'"),
+        (other_type, r"declared as .*Approval.*, and expected as .*int.*: write the same type"),
+        (twice, r"under way already: give each its own name="),
+    ):
+        with jobs.testing() as queue, pytest.raises(InvalidOption, match=sentence):
+            task.enqueue()
+            queue.drain()
+    with pytest.raises(InvalidOption, match="signals: expected types by name"):
+        jobs.task(name="a", signals=["approved"])(lambda: None)  # type: ignore[call-overload]
+    with pytest.raises(InvalidOption, match="signals: only a Job can expect one"):
+        jobs.task(name="b", signals={"approved": int})(lambda: None)
+    with pytest.raises(TenureError, match=r"job\.aexpect\(…\) needs a store"):
+        approve.call(7)
+
+
+def test_a_signal_inside_a_transaction_is_refused(tmp_path: Path) -> None:
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll")
+    with jobs, jobs.transaction(), pytest.raises(StoreError, match="a signal writes beside it"):
+        jobs.signal("k", 1)
+
+
+def test_assert_waiting_says_what_the_job_waits_for() -> None:
+    with jobs.testing() as queue:
+        handle = approve.enqueue(7)
+        with pytest.raises(AssertionError, match=r"is queued, it does not wait: run it with queue\.drain"):
+            queue.assert_waiting(handle)
+        queue.drain()
+        queue.assert_waiting(handle)
+        with pytest.raises(AssertionError, match=r"does not wait for the signal 'paid'; it waits for the signal 'appr"):
+            queue.assert_waiting(handle, signal="paid")
+        with pytest.raises(AssertionError, match="does not wait for job"):
+            queue.assert_waiting(handle, after=handle)
+        with pytest.raises(TimeoutError, match="is still waiting after 0ms; it waits for the signal 'approved'"):
+            handle.result("0s")
