@@ -291,7 +291,7 @@ async def map_reduce() -> None:
         flow.add(count.bind(outputs(pages)))
         flow.add(clean.bind(summary.ended))
     assert_type(await summary.handle.aresult(), Summary)
-    async for status in flow.handle.aupdates():
+    async for status in flow.handle.updates():
         assert_type(status, FlowStatus)
 
 

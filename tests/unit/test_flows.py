@@ -300,7 +300,7 @@ def test_a_flow_on_an_event_loop() -> None:
             with pytest.raises(TenureError, match=r"async with jobs\.flow"), jobs.flow("sync"):
                 pass
             ran = await queue.adrain()
-            progress = [each.progress async for each in flow.handle.aupdates()]
+            progress = [each.progress async for each in flow.handle.updates()]
             assert await flow.handle.acancel() == await flow.handle.areplay() == 0
             return ran, await text.handle.aresult("0s"), progress
 

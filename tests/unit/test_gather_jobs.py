@@ -238,6 +238,28 @@ def test_the_children_of_a_gatherer_that_is_cancelled_are_cancelled_and_a_replay
     assert len(queue.enqueued(double)) == 6
 
 
+def test_children_that_were_cancelled_before_it_was_known_which_they_are_are_gathered_anew(queue: TestQueue) -> None:
+    handle = queue.kill_after(total.enqueue(), queue.client.enqueue)
+    assert len(queue.enqueued(double)) == 3
+    handle.cancel("no need")
+    queue.drain()
+    assert {state(each) for each in queue.enqueued(double)} == {"cancelled"}
+
+    queue._store.replay([str(handle.id)])
+    queue.drain()
+
+    assert handle.result("0s") == 6
+    assert calls.count("listed") == 2
+
+
+def test_children_that_were_stored_before_it_was_known_which_they_are_are_gathered_once(queue: TestQueue) -> None:
+    handle = queue.kill_after(total.enqueue(), queue.client.enqueue)
+    queue.drain()
+
+    assert handle.result("0s") == 6
+    assert (calls.count("listed"), len(queue.enqueued(double))) == (1, 3)
+
+
 def test_an_edited_replay_makes_another_list_and_a_plain_one_does_not(queue: TestQueue) -> None:
     handle = total.enqueue()
     queue.drain()

@@ -291,7 +291,10 @@ class Client:
         if before.state in ENDED:
             return False
         state = self.store.cancel([job_id], reason)[job_id]
-        self.notifier.announce([Ring("cancel", before.queue)])
+        rings = [Ring("cancel", before.queue)]
+        if before.linked:  # others may wait for it
+            rings.append(Ring("due", before.queue))
+        self.notifier.announce(rings)
         return state in (State.CANCELLED, State.PROCESSING)
 
     async def acancel(self, job_id: str, reason: str) -> bool:

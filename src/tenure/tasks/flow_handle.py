@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
 from tenure.core.lifecycle import ENDED, LIVE, State
@@ -74,30 +74,12 @@ class FlowHandle:
 
         return await to_thread(_status, await self._app.aclient(), self._id)
 
-    def updates(self) -> Iterator[FlowStatus]:
-        """How it is now, and again when that changes, until all its jobs have ended. It looks every 0.2 s."""
-        refuse_on_loop("for … in handle.updates()", "async for … in handle.aupdates()")
-        last: FlowStatus | None = None
-        while last is None or last.live:
-            status = _status(self._app.client(), self._id)
-            if status != last:
-                last = status
-                yield status
-            else:
-                time.sleep(LOOK_SECONDS)
+    def updates(self) -> FlowUpdates:
+        """How it is now, and again when that changes, until all its jobs have ended. For `for` and for `async for`.
 
-    async def aupdates(self) -> AsyncIterator[FlowStatus]:
-        """The same on an event loop. Example: `async for status in handle.aupdates(): print(status.progress)`"""
-        import asyncio
-
-        last: FlowStatus | None = None
-        while last is None or last.live:
-            status = await self.astatus()
-            if status != last:
-                last = status
-                yield status
-            else:
-                await asyncio.sleep(LOOK_SECONDS)
+        Example: `async for status in handle.updates(): print(status.progress)`. It looks every 0.2 s.
+        """
+        return FlowUpdates(self)
 
     def cancel(self, reason: str = "") -> int:
         """Cancel its jobs that have not ended, and request a stop of those that run. Returns how many there were."""
@@ -120,6 +102,43 @@ class FlowHandle:
         from asyncio import to_thread
 
         return await to_thread(_replay, await self._app.aclient(), self._id)
+
+
+class FlowUpdates:
+    """The changes of a flow, from `handle.updates()`."""
+
+    __slots__ = ("_handle", "_last")
+
+    def __init__(self, handle: FlowHandle) -> None:
+        self._handle = handle
+        self._last: FlowStatus | None = None
+
+    def __iter__(self) -> Self:
+        refuse_on_loop("for … in handle.updates()", "async for … in handle.updates()")
+        return self
+
+    def __next__(self) -> FlowStatus:
+        while self._last is None or self._last.live:
+            if self._is_news(status := self._handle.status()):
+                return status
+            time.sleep(LOOK_SECONDS)
+        raise StopIteration
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> FlowStatus:
+        from asyncio import sleep
+
+        while self._last is None or self._last.live:
+            if self._is_news(status := await self._handle.astatus()):
+                return status
+            await sleep(LOOK_SECONDS)
+        raise StopAsyncIteration
+
+    def _is_news(self, status: FlowStatus) -> bool:
+        before, self._last = self._last, status
+        return status != before
 
 
 def _status(client: ClientPort, flow_id: str) -> FlowStatus:

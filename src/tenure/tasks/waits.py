@@ -134,13 +134,22 @@ class Waits:
             ids = self._attempt.recall(f"{records}{_MINE}ids")
             if ids is None:
                 head = self._attempt.recall(records)
-                return _Plan(records, None if head is None else self._recalled(records, head))
+                drafts = None if head is None else self._recalled(records, head)
+                if drafts is None or not self._given_up(drafts):
+                    return _Plan(records, drafts)
+                generation += 1
+                continue
             plan = _Plan(records, ids=_decode(ids, type=list[str]))
             if known is None:
                 known = {each.parent for each in self._inputs()}
             if known.issuperset(plan.ids or ()):
                 return plan
             generation += 1
+
+    def _given_up(self, drafts: Iterable[Draft]) -> bool:
+        """Of jobs that a process stored just before it died: were they cancelled since, with this job?"""
+        views = (self._attempt.store.get(draft.id) for draft in drafts)
+        return any(view is not None and view.state is State.CANCELLED for view in views)
 
     def _drafts(self, key: str, jobs: object, *, ended: bool) -> list[Draft]:
         what = f"job.gather({key!r})"
