@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from conformance.factories import claim, claim_one, draft, finish, look, put, running, start
+from conformance.test_waiting import after, end, settle_waits
 from proxy import Proxy
 from servers import shared_postgres
 from tenure import config
@@ -147,6 +148,27 @@ def test_a_cancel_waits_for_who_changes_the_job(store: PostgresStore, other: psy
     other.rollback()
 
     assert store.cancel([held], "unwanted") == {held: State.CANCELLED}
+
+
+def test_a_replayed_job_does_not_go_on_with_a_result_that_is_taken_back_meanwhile(
+    store: PostgresStore, other: psycopg.Connection
+) -> None:
+    parent = put(store)
+    child = put(store, links=after(parent))
+    settle_waits(store)
+    end(store, parent)
+    settle_waits(store)
+    end(store, child)
+    settle_waits(store)
+    hold(other, parent)  # as a replay does that has found no live child
+    other.execute("UPDATE tenure.jobs SET state = 'queued', ended_at = NULL, result = NULL WHERE id = %s", (parent,))
+
+    assert store.replay([child]) == {child: Landed(State.WAITING)}
+
+    other.commit()
+    assert settle_waits(store) == []
+    end(store, parent)
+    assert settle_waits(store) == [child]
 
 
 def test_settings_of_a_callers_transaction_end_with_it(store: PostgresStore) -> None:

@@ -277,7 +277,7 @@ EDGES: Mapping[str, tuple[str, tuple[object, ...] | Mapping[str, object], str]] 
     "LINK": (links.LINK, (json.dumps([{"child": a, "parent": a} for a in ids(200)]),), "edges_pkey edges_in_order"),
     "SUSPEND": (links.SUSPEND, (leases(),), "edges_in_order"),
     "LOST": (operated.LOST, (ids(1)[0],), "edges_in_order"),
-    "REOPEN": (operated.REOPEN, {"id": ids(1)[0]}, "edges_in_order"),
+    "REOPEN": (operated.REOPEN, {"id": ids(1)[0], "locked": ids(5)}, "edges_in_order"),
     "DROP_UNMET": (operated.DROP_UNMET, {"id": ids(1)[0]}, "edges_in_order edges_pkey"),
     "PIN": (operated.PIN, (ids(1)[0],), "edges_in_order"),
     "SKIP": (operated.SKIP, (ids(1)[0],), "edges_pkey"),

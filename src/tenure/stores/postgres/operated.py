@@ -58,20 +58,22 @@ DROP_UNMET = f"""
         RETURNING parent)
     INSERT INTO @.asks (item) SELECT parent FROM dropped"""
 
-#: All others are as new: the next look marks their parents, and reads them under their locks.
+#: All others are as new: the next look marks their parents, and reads them under their locks. So is one whose parent
+#: somebody has locked: it may be replayed, or go, in this moment.
 REOPEN = f"""
     WITH found AS MATERIALIZED (
-        SELECT e.ctid AS place, p.id IS NULL AS gone, {_MET} AS met
+        SELECT e.ctid AS place, p.id IS NULL AS gone, {_MET} AND e.parent = ANY (%(locked)s::uuid[]) AS met
         FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %(id)s FOR UPDATE OF e)
     UPDATE @.edges AS w SET live = true, state = CASE
         WHEN w.state = 'skipped' OR (f.gone AND w.until = 'ended') THEN w.state WHEN f.met THEN 'closed' ELSE 'new' END
     FROM found AS f WHERE w.ctid = f.place"""
 
-#: They are needed again; what is locked just now has not ended, and is marked by the next look.
+#: They are needed again, and stand as they are read after this; what somebody has locked, the next look marks.
 PIN = """
     UPDATE @.jobs SET linked = true WHERE id IN (
-        SELECT p.id FROM @.edges AS e JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %s AND NOT p.linked
-        ORDER BY p.id FOR NO KEY UPDATE OF p SKIP LOCKED)"""
+        SELECT p.id FROM @.edges AS e JOIN @.jobs AS p ON p.id = e.parent WHERE e.child = %s
+        ORDER BY p.id FOR NO KEY UPDATE OF p SKIP LOCKED)
+    RETURNING id::text"""
 
 _OPEN = "SELECT EXISTS (SELECT FROM @.edges WHERE child = %s AND state IN ('new', 'armed'))"
 _ASK = "INSERT INTO @.asks (item) VALUES (%s)"
@@ -162,8 +164,8 @@ def _again(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
     to = State.SCHEDULED if delay > 0 else State.QUEUED
     if edges:
         connection.execute(sql(DROP_UNMET), {"id": job_id})
-        connection.execute(sql(REOPEN), {"id": job_id})
-        connection.execute(sql(PIN), (job_id,))
+        locked = [row[0] for row in connection.execute(sql(PIN), (job_id,)).fetchall()]
+        connection.execute(sql(REOPEN), {"id": job_id, "locked": locked})
         if connection.execute(sql(_OPEN), (job_id,)).fetchall() == [(True,)]:
             to = State.WAITING
             connection.execute(sql(_ASK), (job_id,))
