@@ -11,7 +11,8 @@ DRAFTS = "stores/postgres/drafts.py"
 WORKERS = "stores/postgres/workers.py"
 SCHEDULES = "stores/postgres/schedules.py"
 RULES = "stores/rules.py"
-SCHEMA = "stores/migrations/postgres/0001_initial.sql"
+WAITING_SCHEMA = "stores/migrations/postgres/0006_waiting.sql"
+OPERATED = "stores/postgres/operated.py"
 HELD_ROWS = "unit/test_postgres_held_rows.py"
 LIVES = "WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)"
 TABLE = Table(
@@ -44,7 +45,7 @@ TABLE = Table(
         Guard("a group of suspects is no larger than each may run with", JOBS, "size = group_size(row[1] for row in first)", "size = len(first)"),
         Guard("a worker that owns a job is given no suspect", JOBS, "\n          AND NOT EXISTS (SELECT FROM @.jobs WHERE state = 'processing' AND worker_id = %(worker)s)", ""),
         Guard("a crash beside another job makes no job dead", WORKERS, "beside[lease] = Beside(slots, neighbours)", "beside[lease] = Beside(slots, False)"),
-        Guard("a replay makes a suspect an ordinary job", JOBS, "solo = isolated, together = 1,", "together = 1,"),
+        Guard("a replay makes a suspect an ordinary job", OPERATED, "solo = isolated, together = 1,", "together = 1,"),
         Guard("the attempt number rises with every claim", JOBS, "attempt = j.attempt + 1", "attempt = greatest(j.attempt, 1)"),
         Guard("two claimers never get one job", JOBS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want", tests="conformance/test_races.py " + HELD_ROWS, times=2),
         Guard("two claimers never get one job", JOBS, "LIMIT w.want FOR NO KEY UPDATE SKIP LOCKED", "LIMIT w.want FOR NO KEY UPDATE", tests="conformance/test_races.py " + HELD_ROWS, times=2),
@@ -69,30 +70,30 @@ TABLE = Table(
         Guard("a redelivery declares a worker dead only if its caller may", WORKERS, "if declare and row[1] is not None:", "if row[1] is not None:"),
         Guard("a redelivery takes only the job it names", WORKERS, 'which="j.id = %s AND', 'which="(true OR j.id = %s) AND'),
         Guard("a cancel asked turns a retry into cancelled", STEPS, "(*budgets, cancel_reason is not None, *", "(*budgets, False, *"),
-        Guard("a cancel ends only what waits", JOBS, " AND (state || '') IN ('scheduled', 'queued')", ""),
-        Guard("a cancel touches nothing that has ended", JOBS, "(state || '') = 'processing' AND cancel_reason IS NULL", "cancel_reason IS NULL"),
-        Guard("the first reason of a cancel stands", JOBS, " = 'processing' AND cancel_reason IS NULL", " = 'processing'"),
+        Guard("a cancel ends only what waits", OPERATED, " AND (state || '') IN ('waiting', 'scheduled', 'queued')", ""),
+        Guard("a cancel touches nothing that has ended", OPERATED, "(state || '') = 'processing' AND cancel_reason IS NULL", "cancel_reason IS NULL"),
+        Guard("the first reason of a cancel stands", OPERATED, " = 'processing' AND cancel_reason IS NULL", " = 'processing'"),
         Guard("the first reason of a cancel stands", SCHEDULES, "\n      AND cancel_reason IS NULL", "", tests="conformance/test_schedules.py"),
-        Guard("a cancel is heard whatever happens meanwhile", JOBS, "\"SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE\"", "\"SELECT FROM @.jobs WHERE id = %s\""),
+        Guard("a cancel is heard whatever happens meanwhile", OPERATED, "\"SELECT FROM @.jobs WHERE id = %s FOR NO KEY UPDATE\"", "\"SELECT FROM @.jobs WHERE id = %s\"", times=2),
         Guard("only what is due is promoted", JOBS, " AND run_at <= @now", ""),
-        Guard("only what waits for its time is promoted", JOBS, "WHERE id = %s AND (state || '') = 'scheduled'", "WHERE id = %s"),
+        Guard("only what waits for its time is promoted", OPERATED, "WHERE id = %s AND (state || '') = 'scheduled'", "WHERE id = %s"),
         Guard("two promotions at once take a job once", JOBS, "LIMIT %s FOR NO KEY UPDATE SKIP LOCKED\n    ), moved", "LIMIT %s\n    ), moved", tests="conformance/test_races.py " + HELD_ROWS),
         Guard("only what has ended is replayed", RULES, "if state not in ENDED:", "if False:"),
-        Guard("a replay takes no key that is held", JOBS, "except psycopg.errors.UniqueViolation:", "except ZeroDivisionError:"),
+        Guard("a replay takes no key that is held", OPERATED, "except psycopg.errors.UniqueViolation:", "except ZeroDivisionError:"),
         Guard("a guard's job is never replayed", RULES, "return GUARDED if queue == GUARD else None", "return None"),
-        Guard("of many replays at once one lands as a whole", JOBS, "queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE", "queue FROM @.jobs WHERE id = %s"),
-        Guard("a replay makes older readings stale", JOBS, "SET rev = rev + 1, body", "SET rev = rev, body"),
-        Guard("a running job can't be deleted", JOBS, " AND (state || '') <> 'processing' RETURNING state", " RETURNING state"),
+        Guard("of many replays at once one lands as a whole", OPERATED, "queue FROM @.jobs WHERE id = %s FOR NO KEY UPDATE", "queue FROM @.jobs WHERE id = %s"),
+        Guard("a replay makes older readings stale", OPERATED, "SET rev = rev + 1, body", "SET rev = rev, body"),
+        Guard("a running job can't be deleted", OPERATED, "    if state is State.PROCESSING:\n        return NOT_DELETED", "    if False:\n        return NOT_DELETED"),
         Guard("only what is old enough is pruned", JOBS, "AND ended_at < @now - %s * interval '1 second'", "AND (true OR ended_at < @now - %s * interval '1 second')"),
         Guard("a dead letter is kept until somebody decides", RULES, "[] if keep_dead is None else [(State.DEAD, keep_dead)]", "[(State.DEAD, keep)]"),
         Guard("a worker's row outlives its death by a day", JOBS, "died_at < @now - interval '1 day'", "died_at <= @now"),
         Guard("the same id is one job", DRAFTS, "ON CONFLICT DO NOTHING RETURNING state\"", "ON CONFLICT (id) DO UPDATE SET payload = excluded.payload RETURNING state\""),
         Guard("the same id is one job", DRAFTS, "ON CONFLICT DO NOTHING RETURNING id, state", "ON CONFLICT (id) DO UPDATE SET payload = excluded.payload RETURNING id, state"),
-        Guard("a live job holds its unique key", SCHEMA, "CREATE UNIQUE INDEX jobs_unique", "CREATE INDEX jobs_unique"),
-        Guard("an ended job gives its unique key back", SCHEMA, "WHERE unique_key IS NOT NULL AND state IN ('scheduled', 'queued', 'processing')", "WHERE unique_key IS NOT NULL"),
+        Guard("a live job holds its unique key", WAITING_SCHEMA, "CREATE UNIQUE INDEX jobs_held", "CREATE INDEX jobs_held"),
+        Guard("an ended job gives its unique key back", WAITING_SCHEMA, "WHERE unique_key IS NOT NULL AND state IN ('waiting', 'scheduled', 'queued', 'processing')", "WHERE unique_key IS NOT NULL"),
         Guard("a schedule is written over what was read only", SCHEDULES, "ON s.name = g.replaces AND s.rev = g.rev", "ON s.name = g.replaces"),
         Guard("a rename takes a free name only", SCHEDULES, "AND (replaces = name OR NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name))", ""),
-        Guard("a replay opens no tick of a former name", JOBS, " AND schedule IN (SELECT name FROM @.schedule_rows)", ""),
+        Guard("a replay opens no tick of a former name", OPERATED, " AND schedule IN (SELECT name FROM @.schedule_rows)", ""),
         Guard("a schedule is written over what was read only", SCHEDULES, "WHERE rev = 0 AND NOT gone", "WHERE NOT gone"),
         Guard("of two changes from one reading one lands", SCHEDULES, "ORDER BY s.name FOR UPDATE OF s SKIP LOCKED", "ORDER BY s.name"),
         Guard("a guard's job begins under a living worker only", SCHEDULES, "WHERE (owner IS NULL OR (SELECT", "WHERE (true OR (SELECT"),
