@@ -16,7 +16,7 @@ from tenure.core.clock import Clock
 from tenure.core.lifecycle import Completed, Edge, Failed, Lease, State, Suspended
 from tenure.errors import BadData, StoreAway
 from tenure.ports import Draft, Landed, Links, NotLanded, Store
-from tenure.stores.redis import RedisStore
+from tenure.stores.redis import RedisStore, links
 from tenure.stores.redis.drafts import MOST
 from tenure.stores.redis.server import Server
 
@@ -183,13 +183,16 @@ def test_a_call_that_was_cut_after_its_seal_is_stored_whole_and_once(
     runs_whole(store, drafts)
 
 
-def test_nothing_is_admitted_before_all_its_edges_are_stored(store: RedisStore, breaks: Callable[..., None]) -> None:
-    parents = [put(store) for _ in range(MANY)]
+def test_nothing_is_admitted_before_all_its_edges_are_stored(
+    store: RedisStore, breaks: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MOST", 3)
+    parents = [put(store) for _ in range(8)]
     child = draft(links=after(*parents))
     breaks("unpack", after=True, skip=1)
     with pytest.raises(StoreAway):
         store.enqueue([child])
-    complete(store, MANY - 1)
+    complete(store, 7)
     assert store.server.run("ZCARD", f"{store.server.prefix}sealed") == 1
     assert admitted(store) == []
     complete(store, 1)
