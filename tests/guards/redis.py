@@ -106,7 +106,7 @@ TABLE = Table(
         Guard("a note ends with its time", COMMON, "return text and (ends == '' or tonumber(ends) > now) and text", "return text"),
         Guard("a job waits for each of its open edges", f"{LUA}/admit.lua", "  if redis.call('EXISTS', ns .. 'unmet:' .. id) == 1 then return wake(id) end\n", ""),
         Guard("nothing is admitted before all its edges are stored", f"{LUA}/waits.lua", "        redis.call('ZADD', ns .. 'unmet:' .. a, NEVER, LATER)\n", ""),
-        Guard("the end of a job that others wait for is told", COMMON, "    if j.linked then ask_anew(id) end\n", "", tests="conformance/test_waiting.py"),
+        Guard("the end of a job that others wait for is told", COMMON, "      ask_anew(id)\n    end\n  end\nend\n", "    end\n  end\nend\n", tests="conformance/test_waiting.py"),
         Guard("the end of a job that others wait for is told", COMPLETE, "      if f[2] == '1' then ask_anew(id) end\n", ""),
         Guard("who needs the result of a cancelled job is cancelled", f"{LUA}/admit.lua", "    return cancel_for(child, state and was_cancelled or was_gone, parent)\n", ""),
         Guard("nothing is admitted beside an older worker", f"{LUA}/admit.lua", "if #outdated(tonumber(ARGV[2])) > 0 then", "if false then"),

@@ -174,6 +174,8 @@ def test_a_call_that_was_cut_after_its_seal_is_stored_whole_and_once(
     with pytest.raises(StoreAway):
         store.enqueue(drafts)
 
+    (left,) = keys(store, "staged")
+    assert store.server.run("TTL", left) == -1
     if enqueued_again:
         assert [each.id for each in store.enqueue(drafts)] == [each.id for each in drafts]
     assert admitted(store) == []

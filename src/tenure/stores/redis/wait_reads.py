@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from tenure.core.lifecycle import LIVE, State
 from tenure.ports import NEWEST_FLOWS, EdgeView, JobView, Member, Waits
@@ -67,5 +66,11 @@ class RedisWaitReads(RedisBase):
 
 def _edge(child: str, parent: str, edge: str, is_open: int) -> EdgeView:
     marks = int(float(edge)) % 8
-    until: Literal["completed", "ended"] = "ended" if marks & ANY_END else "completed"
-    return EdgeView(child, parent, until, bool(is_open), bool(marks & SKIPPED), bool(marks & MINE))
+    return EdgeView(
+        child,
+        parent,
+        "ended" if marks & ANY_END else "completed",
+        bool(is_open),
+        bool(marks & SKIPPED),
+        bool(marks & MINE),
+    )
