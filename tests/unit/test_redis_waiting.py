@@ -239,6 +239,15 @@ def test_a_job_is_suspended_for_very_many(store: RedisStore) -> None:
     assert admitted(store) == [lease.job_id]
 
 
+def test_a_job_that_is_to_be_cancelled_waits_for_nothing(store: RedisStore) -> None:
+    lease = running(store)
+    others = [put(store) for _ in range(MANY)]
+    store.cancel([lease.job_id], "unwanted")
+    assert finish(store, lease, Suspended(after=tuple(Edge(each) for each in others))) is State.CANCELLED
+    assert store.inputs(lease.job_id) == []
+    assert store.replay([lease.job_id]) == {lease.job_id: Landed(State.QUEUED)}
+
+
 # ── Jobs with very many edges ───────────────────────────────────────────────────────────────────────────────────
 
 
