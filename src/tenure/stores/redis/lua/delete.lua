@@ -6,7 +6,7 @@ for n, id in ipairs(ARGV) do
   local j = read(id)
   local child = j and j.linked and live_child(id)
   states[n] = j and j.state or false
-  local gathered = j and j.linked and not child and live_gathered(id)
+  local gathered = j and not child and live_gathered(id)
   if (child or gathered) and j.state ~= 'processing' then
     states[n] = child and {child, 'waits'} or {gathered, 'gathered'}
   elseif j and j.state ~= 'processing' then

@@ -30,7 +30,6 @@ for i = 1, #ARGV, 6 do
   local id, delay, edited = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 4] ~= ''
   local j = read(id)
   local child = j and j.state == 'completed' and j.linked and live_child(id)
-  local gathered = j and ENDED[j.state] and not child and live_gathered(id)
   local number = j and redis.call('ZCARD', ns .. 'parents:' .. id) or 0
   local some, lost = {}, false
   if number > 0 and number <= edges and ENDED[j.state] then
@@ -50,8 +49,8 @@ for i = 1, #ARGV, 6 do
     answers[#answers + 1] = 2
   elseif child then
     answers[#answers + 1] = {child, '', 'child'}
-  elseif gathered then
-    answers[#answers + 1] = {gathered, '', 'gathered'}
+  elseif number > 0 and live_gathered(id) then
+    answers[#answers + 1] = {live_gathered(id), '', 'gathered'}
   elseif number > edges and ARGV[i + 5] == '' then
     answers[#answers + 1] = number > 200 and 5 or 6
   elseif lost then
