@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -30,6 +26,7 @@ from tenure.ports.schedules import Change, Schedule, Status, Tick
 from tenure.schedules.cron import Every
 from tenure.schedules.timetable import MOST_BACKFILLED, Record, Timetable
 from tenure.stores.sqlite import SqliteStore
+from terminals import on_a_terminal, plain
 
 APP = """
 from tenure import Secret, Tenure
@@ -65,32 +62,6 @@ def timetable(store: Store) -> Timetable:
 @pytest.fixture
 def run(run: Run) -> Run:
     return lambda *argv: run("schedules", *argv)
-
-
-def on_a_terminal(width: int, *argv: str) -> tuple[int, str]:
-    """One command as a process at a terminal so wide: its exit code, and what is seen there."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "TERM": "xterm"}
-    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
-        environ.pop(name, None)
-    code = "from tenure.cli.main import run; run()"
-    command = [sys.executable, "-c", code, "schedules", *argv]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
-        os.close(theirs)
-        seen = b""
-        try:
-            while read := os.read(ours, 65536):
-                seen += read
-        except OSError:
-            pass  # Linux tells so that nobody is left at the other end
-        os.close(ours)
-    return process.returncode, seen.decode()
-
-
-def plain(seen: str) -> list[str]:
-    """The lines without their colours."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines()
 
 
 def rows(out: str) -> list[list[str]]:
@@ -276,7 +247,7 @@ def test_the_page_fits_its_terminal(store: Store, timetable: Timetable, width: i
     put(store, timetable.get("report").schedule, *(tick(store.now() - DAY * n, "success") for n in range(1, 12)))
     ran(store, timetable, Failed("the disk is full " * 20, final=True))
 
-    code, seen = on_a_terminal(width, "list")
+    code, seen = on_a_terminal(width, "schedules", "list")
 
     lines = plain(seen)
     assert code == 0
@@ -378,7 +349,7 @@ def test_days_when_clocks_change_are_marked(run: Run) -> None:
     assert [bool(row[3]) for row in found] == [False, True, False]
     assert "02:30 does not exist, it runs at 03:00" in found[1][3]
     assert "note: 2026-03-29: clocks go forward" in out
-    assert max(map(len, plain(on_a_terminal(80, *argv)[1])[:6])) <= 80
+    assert max(map(len, plain(on_a_terminal(80, "schedules", *argv)[1])[:6])) <= 80
     as_json = json.loads(run(*argv, "--json")[1])
     assert as_json["ticks"][1]["tick"] == "2026-03-29T01:00:00Z"
     assert as_json["ticks"][1]["local"] == "2026-03-29T03:00:00+02:00"
@@ -563,7 +534,7 @@ def test_the_strip_reads_without_colours_and_fits_a_terminal(store: Store, timet
     put(store, schedule, *(tick(noon + n * HOUR, status, why="x " * 200) for n, status in enumerate(ended)))
     timetable.trigger("report")
 
-    _, seen = on_a_terminal(80, "history", "report")
+    _, seen = on_a_terminal(80, "schedules", "history", "report")
 
     lines = plain(seen)
     assert lines[0] == "".join(MARKS.values())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from tenure.cli.output import ago, plain, print_error, print_line, show_json, table
+from tenure.cli.output import ago, pairs, plain, print_error, print_line, show_json, table
 from tenure.cli.shared import Shared, admin_of, confirm
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidOption
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 flows = App(name="flows", help="Flows: how far they are; cancel, replay, go on without a job.", help_epilogue="")
 SHARED = Shared()
 FlowId = Annotated[str, Parameter(help="The flow's id.")]
-_NUMBERS = ("jobs", "done", "age")
+_NUMBERS = ("done", "age")
 
 
 @flows.default
@@ -44,15 +44,14 @@ def list_(
         [
             each.id,
             each.stands,
-            f"{each.total:,}",
             f"{each.progress:.0%}",
             ago(each.created_at, now),
             each.name,
-            _counted(each.counts),
+            f"{_jobs(each.total)}: {_counted(each.counts)}",
         ]
         for each in page.flows
     ]
-    heads = ("id", "state", "jobs", "done", "age", "name", "what")
+    heads = ("id", "state", "done", "age", "name", "what")
     table(heads, rows, fixed=("id", "state", *_NUMBERS), right=_NUMBERS, below="what")
     if page.cursor is not None:
         print_error(f"there are more: --cursor {page.cursor}")
@@ -68,8 +67,17 @@ def show(flow_id: FlowId, /, *, shared: Shared = SHARED) -> int:
     if shared.json:
         show_json({**_described(flow), "held": list(found.held), **plain(graph)})
         return 0
-    print_line(f"{flow.name} {flow.id}: {flow.stands}, {flow.progress:.0%} of {flow.total:,} jobs are done")
-    print_line(f"since {stamp(flow.created_at)}; {_counted(flow.counts)}\n")
+    pairs(
+        [
+            ("flow", flow.id),
+            ("name", flow.name),
+            ("state", f"{flow.stands}, {flow.progress:.0%} of {_jobs(flow.total)} done"),
+            ("since", stamp(flow.created_at)),
+            ("jobs", _counted(flow.counts)),
+            *(("held by", job_id) for job_id in found.held),
+        ]
+    )
+    print_line("")
     rows = [
         [str(each.number + 1), each.task, f"{each.total:,}", _after(each, graph), _state(each)] for each in graph.steps
     ]
@@ -79,8 +87,8 @@ def show(flow_id: FlowId, /, *, shared: Shared = SHARED) -> int:
         print_error("it has many steps: jobs of a task are one line, wherever they stand")
     if not graph.complete:
         print_error("it has more jobs or edges than are shown: tenure jobs list flow=… lists all")
-    for job_id in found.held:
-        print_line(f"→ {job_id} is dead, and others wait for it: tenure jobs explain {job_id}")
+    if found.held:
+        print_line("→ why, and what to do: tenure jobs explain ID")
     return 0
 
 
