@@ -108,7 +108,7 @@ def test_a_whole_round_as_real_processes(folder: Path) -> None:
     [
         (["jobs", "lst"], 2, 'Did you mean "list"?'),
         (["jobs", "list", "--stat", "dead"], 2, "Did you mean --state?"),
-        (["jobs", "list", "--state", "dad"], 2, "expected some of scheduled, queued"),
+        (["jobs", "list", "--state", "dad"], 2, "expected some of waiting, scheduled, queued"),
         (["jobs", "list", "--limit", "0"], 2, "expected 1 to 10000"),
         (["jobs", "list", "--cursor", "x"], 2, "cursor: expected"),
         (["jobs", "show", "nowhere"], 1, "no job nowhere in sqlite:///"),

@@ -162,4 +162,4 @@ def test_the_api_keeps_its_contract_whatever_it_is_asked(url: str, store: Store)
                 broken.append(f"{operation.label}, {mode.value}: {error}")
 
     assert not broken, "\n\n".join(broken)
-    assert len(operations) == 43
+    assert len(operations) == 51
