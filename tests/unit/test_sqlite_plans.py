@@ -24,6 +24,9 @@ DUTIES: dict[str, Callable[[Store], object]] = {
     "prune": lambda store: store.prune(keep=0.0, keep_dead=0.0),
     "forget": lambda store: store.forget(keep=0.0),
     "claim": lambda store: store.claim("w", {"default": 10}, 10),
+    "holding": lambda store: store.holding(),
+    "waited longest": lambda store: store.waited_longest(),
+    "waits": lambda store: store.waits(),
     "due": lambda store: store.due(limit=10),
     "decided": lambda store: store.decided(store.now(), store.now(), limit=10),
 }

@@ -46,6 +46,9 @@ BEYOND_SCHEMA = frozenset(
     "get_history",
     "get_audit",
     "backfill_schedule",
+    "get_flows",
+    "send_signal",
+    "send_shared_signal",
 }
 
 pytestmark = pytest.mark.usefixtures("unhurried")
