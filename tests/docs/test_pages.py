@@ -31,6 +31,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _BEFORE = re.compile(r"^(?:\$ |[A-Z_]+=\S+ |(?:[\d*/,-]+ ){5})+(?=tenure )")  # a prompt, a setting, when cron calls
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_NOUNS = {"jobs", "dead", "flows", "signals", "queues", "workers", "schedules"}
 _COMMANDS = [sys.executable, "-c", "from tenure.cli.main import run; run()"]
 
 
@@ -153,7 +154,7 @@ def options_on_pages() -> dict[str, set[str]]:
     for line in command_lines():
         _, *words = shlex.split(line, comments=True)
         words = words[: words.index("--")] if "--" in words else words  # what follows is the command of a guard
-        verb = words[:2] if words[0] in {"jobs", "dead", "queues", "workers", "schedules"} else words[:1]
+        verb = words[:2] if words[0] in _NOUNS else words[:1]
         found[" ".join(verb)] |= {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help"}
     return found
 
