@@ -7,6 +7,7 @@ again whenever they change; each is inside an element with `data-live` and the s
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -20,6 +21,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from fastapi import FastAPI
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -34,6 +36,7 @@ from tenure.web.site import Site
 CSRF = f"csrf-{secrets.token_hex(16)}"  #: placeholder for the viewer's CSRF token, replaced when it is sent
 _FLASH = "tenure_flash"
 _LONGEST_PATH = 2_000
+_JOB = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _root: ContextVar[str] = ContextVar("root", default="")
 
 
@@ -130,6 +133,7 @@ class Renderer:
             lstrip_blocks=True,
         )
         env.filters.update(words.FILTERS)
+        env.filters["linked"] = _linked
         known = cast("dict[str, Any]", env.globals)
         known.update(url=_url, asset=_asset, CSRF=CSRF, site=site)
         # As a global, since a block that is rendered alone does not see its template's imports.
@@ -266,6 +270,16 @@ def _url(path: str, **query: object) -> str:
     pairs = [(name, value) for name, value in query.items() if value not in (None, "")]
     text = urlencode(pairs, doseq=True)
     return f"{_root.get()}{quote(path)}{'?' if text else ''}{text}"
+
+
+def _linked(text: str) -> Markup:
+    """The text, with its ids of jobs as links to them."""
+
+    def link(found: re.Match[str]) -> str:
+        job_id = found[0]
+        return f'<a class="mono" href="{_url(f"/jobs/{job_id}")}" title="{job_id}">{words.short(job_id)}</a>'
+
+    return Markup(_JOB.sub(link, str(escape(text))))
 
 
 def _asset(name: str) -> str:

@@ -22,6 +22,7 @@ from tenure.ports import AttemptView, JobView
 from tenure.tasks.arguments import STARS
 from tenure.web.pages import Action, Again, Page, View, back
 from tenure.web.security import Problem
+from tenure.web.views import waits
 from tenure.web.views.jobs import NEEDS, is_guards
 from tenure.web.words import duration, pretty
 from tenure.worker.job_log import Log
@@ -116,6 +117,7 @@ def _look(view: View) -> Mapping[str, Any]:
         "sees": view.user.payloads,
         "guard": is_guards(job),
         "stack": stack,
+        **waits.look(view, job),
         "traces": [(each, "\n".join(trace_lines(each))) for each in stack.traces] if stack else [],
     }
 
@@ -195,7 +197,9 @@ def _after(detail: JobDetail, attempt: AttemptView, begins: datetime | None) -> 
         return ""
     match detail.job.state:
         case State.SCHEDULED:
-            return "it is waiting for its next attempt"
+            return "it is due for its next attempt later"
+        case State.WAITING:
+            return "it waits, and then starts from the top"
         case State.QUEUED:
             return "it is queued again"
         case State.DEAD:
@@ -229,6 +233,15 @@ def _ask_for_stack(view: View, form: Mapping[str, str], _: Sequence[tuple[str, s
     except Refused as error:
         return str(error), back(form, f"/jobs/{job.id}")
     return "", f"/jobs/{job.id}#stack"
+
+
+def _signal(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    job = _detail(view).job
+    says, problem = waits.send(view, job, form)
+    if problem:
+        typed = {"signal_text": form.get("value", ""), "signal_problem": problem}
+        raise Again(JOB, {**_look(view), **typed}, problem)
+    return says, f"/jobs/{job.id}"
 
 
 # ── Edit and replay ──
@@ -374,9 +387,11 @@ def _at_field(read: list[Editable], said: str) -> tuple[list[Editable], str]:
 
 
 EDIT = Page("/jobs/{id}/edit", "edit.html", _look_at_edit, every=5.0)
-PAGES: list[Page] = [Page("/jobs/{id}", "job.html", _look), EDIT]
+JOB = Page("/jobs/{id}", "job.html", _look)
+PAGES: list[Page] = [JOB, EDIT]
 ACTIONS: list[Action] = [
     *(Action(f"/jobs/{{id}}/{verb}", NEEDS[verb], partial(_act, verb)) for verb in NEEDS),
     Action("/jobs/{id}/edit", "operate", _edit),
     Action("/jobs/{id}/stack", "operate", _ask_for_stack),
+    Action("/jobs/{id}/signal", "operate", _signal),
 ]

@@ -15,7 +15,7 @@ from tenure.core.lifecycle import ENDED, GUARD, State
 from tenure.core.text import preview
 from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
-from tenure.operations.explain import doing, stamp
+from tenure.operations.explain import doing, stamp, waits_for
 from tenure.operations.job_query import JobQuery
 from tenure.operations.job_search import checked
 from tenure.operations.jobs import DONE, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
@@ -64,6 +64,8 @@ def says(job: JobView) -> str:
         if job.cancel_reason is not None:
             return "asked to stop"
         return doing(job)
+    if job.state is State.WAITING:
+        return f"waits {waits_for(job)}"
     if job.state is State.COMPLETED:
         return ""
     text = job.error or job.cancel_reason

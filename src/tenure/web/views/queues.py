@@ -16,6 +16,7 @@ _KEYS: Mapping[str, Callable[[QueueHealth], Any]] = {
     "queued": lambda row: row.queue.counts.get(State.QUEUED, 0),
     "oldest": lambda row: row.queue.oldest_queued,
     "waits": lambda row: row.latency and row.latency.p95,
+    "waiting": lambda row: row.queue.counts.get(State.WAITING, 0),
     "scheduled": lambda row: row.queue.counts.get(State.SCHEDULED, 0),
     "processing": lambda row: row.queue.counts.get(State.PROCESSING, 0),
     "slots": lambda row: row.slots,
