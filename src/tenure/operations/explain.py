@@ -14,7 +14,7 @@ from tenure.operations.waiting import Holding, few, held_by, wait_of
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
-_BUTTONS = re.compile(r": tenure (?:jobs|queues|flows) \S+ \S+")
+_BUTTONS = re.compile(r": tenure (?:(?:jobs|queues|flows) \S+ [^\s;]+|signals send [^;]+)")
 
 
 @dataclass(frozen=True, slots=True)

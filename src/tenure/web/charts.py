@@ -113,7 +113,7 @@ def latency(trend: Trend) -> Chart:
 
     last = {name: next((value for value in reversed(series[name]) if value is not None), None) for name, _ in _SHARES}
     return Chart(
-        "Waiting",
+        "Delay",
         "from due to started",
         f"How long jobs waited in {words}: {typical}" if every else f"No job completed in {words}",
         [_line(name, name, duration(last[name]), _near(series[name], whole, place)) for name, _ in _SHARES],

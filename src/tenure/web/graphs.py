@@ -12,15 +12,16 @@ from tenure.core.lifecycle import State
 from tenure.operations.flow_graph import Arrow, Graph, Step
 from tenure.web.words import some
 
-WIDTH, HEIGHT = 190, 60  #: of a box
+WIDTH, HEIGHT = 176, 60  #: of a box
 MOST_ARROWS = 600  #: drawn; with more of them nobody could follow one
-_APART, _BETWEEN = 64, 16  #: columns, boxes of a column
+_APART, _BETWEEN = 52, 16  #: columns, boxes of a column
 _LANE = 10  #: the height of an arrow that passes a column
 _MOST_LANES = 2_000  #: with more of them, long arrows go straight
 _MARGIN = 6
 _SWEEPS = 6  #: over the columns, to uncross the arrows
-_BAR = WIDTH - 24
-_LETTERS = 22  #: of a name in a box
+_PAD = 12
+_BAR = WIDTH - 2 * _PAD
+_LETTERS = 20  #: of a name in a box
 _TIP = 6
 _ORDER = (State.COMPLETED, State.PROCESSING, State.QUEUED, State.SCHEDULED, State.WAITING, State.CANCELLED, State.DEAD)
 
@@ -53,10 +54,11 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """`left_out`: arrows that are not drawn."""
+    """`box`: width and height of each; `left_out`: arrows that are not drawn."""
 
     width: int
     height: int
+    box: tuple[int, int]
     boxes: Sequence[Box]
     curves: Sequence[Curve]
     left_out: int = 0
@@ -97,6 +99,7 @@ def picture(graph: Graph) -> Picture:
     return Picture(
         2 * _MARGIN + len(columns) * (WIDTH + _APART) - _APART if columns else 0,
         round(2 * _MARGIN + height),
+        (WIDTH, HEIGHT),
         [_box(steps[each], *at[each]) for column in columns for each in column if each >= 0],
         [_curve(steps, arrow, [at[each] for each in way]) for arrow, way in zip(arrows, ways, strict=True)],
         len(graph.arrows) - len(arrows),

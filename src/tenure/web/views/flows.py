@@ -14,6 +14,7 @@ from tenure.errors import InvalidOption, UnknownJob
 from tenure.events import headline
 from tenure.operations.flow_graph import Arrow, Graph, Step
 from tenure.operations.flows import Flow, FlowActed
+from tenure.operations.neighbours import Holder
 from tenure.ports import JobView
 from tenure.web.graphs import Part, in_words, parts, picture
 from tenure.web.pages import Action, Page, View, back, here
@@ -111,9 +112,9 @@ def look_at_flow(view: View) -> Mapping[str, Any]:
     flow_id = _id(view)
     flow = view.site.memo.get(("flow", flow_id), lambda: view.admin.flows.get(flow_id), fresh=0.2)
     graph, age = view.site.memo.aged(("graph", flow_id), lambda: _graph(view, flow_id), fresh=0.4, share=_SHARE)
-    failed = flow.counts.get(State.DEAD, 0) + flow.counts.get(State.CANCELLED, 0)
-    bad = view.site.memo.get(("failed", flow_id), lambda: view.admin.neighbours.failed(flow_id), fresh=0.4)
-    lines = _lines(graph)
+    bad = list[Holder]()
+    if flow.counts.get(State.DEAD, 0) or flow.counts.get(State.CANCELLED, 0):
+        bad = view.site.memo.get(("failed", flow_id), lambda: view.admin.neighbours.failed(flow_id), fresh=0.4)
     may = view.user.may("operate")
     return {
         "flow": flow,
@@ -125,9 +126,9 @@ def look_at_flow(view: View) -> Mapping[str, Any]:
         "graph": graph,
         "aged": age > 2.0,
         "picture": picture(graph),
-        "lines": lines,
+        "lines": _lines(graph),
         "first": STEPS,
-        "failed": bad if failed else (),
+        "failed": bad,
         "dead": flow.counts.get(State.DEAD, 0),
         "expired": any(each.job.state is State.CANCELLED for each in bad),
         "headline": headline,
