@@ -23,6 +23,7 @@ _PAD = 12
 _BAR = WIDTH - 2 * _PAD
 _LETTERS = 20  #: of a name in a box
 _TIP = 6
+_UNDER = 8  #: how far an arrow begins under its box
 _ORDER = (State.COMPLETED, State.PROCESSING, State.QUEUED, State.SCHEDULED, State.WAITING, State.CANCELLED, State.DEAD)
 
 Part = tuple[State, float, float]  #: of a bar: from where, and how wide
@@ -107,7 +108,7 @@ def picture(graph: Graph) -> Picture:
 
 
 def _columns(steps: Sequence[Step], arrows: Sequence[Arrow]) -> tuple[list[list[int]], list[list[int]]]:
-    """Steps by column, and the way of each arrow: an arrow that passes columns has a lane in each, a negative number."""
+    """Steps by column, and the way of each arrow, which has a lane, a negative number, in each column that it passes."""
     levels = sorted({step.level for step in steps})
     place = {level: number for number, level in enumerate(levels)}
     column_of = {step.number: place[step.level] for step in steps}
@@ -196,10 +197,11 @@ def _path(way: Sequence[tuple[float, float]]) -> Iterator[str]:
     last = len(way) - 1
     (x, y), end = way[0], way[-1]
     if end[0] <= x:  # a step that waits for a later one: only where jobs are folded by their task
-        yield f"M{x + WIDTH / 2:.0f} {y + HEIGHT:.0f} Q{(x + end[0] + WIDTH) / 2:.0f} {max(y, end[1]) + HEIGHT + 30:.0f}"
-        yield f"{end[0] + WIDTH / 2:.0f} {end[1] + HEIGHT:.0f}"
+        half, below = WIDTH / 2, max(y, end[1]) + HEIGHT + _BETWEEN
+        yield f"M{x + half:.0f} {y + HEIGHT:.0f} Q{(x + end[0]) / 2 + half:.0f} {below:.0f}"
+        yield f"{end[0] + half:.0f} {end[1] + HEIGHT:.0f}"
         return
-    right, middle = x + WIDTH, y + HEIGHT / 2
+    right, middle = x + WIDTH - _UNDER, y + HEIGHT / 2
     yield f"M{right:.0f} {middle:.0f}"
     for at, (next_x, next_y) in enumerate(way[1:], start=1):
         to_y = next_y + (HEIGHT if at == last else _LANE) / 2

@@ -137,7 +137,7 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
     subject, several = problem.subject, problem.subject == "*"
     schedule = Link("Schedules", "/schedules") if several else Link("Open the schedule", f"/schedules/{subject}")
     its_jobs = Link("Its jobs", "/jobs", {"task": problem.task or subject})
-    waiting = Link("Its waiting jobs", "/jobs", {"queue": problem.queue, "state": "queued"} if problem.queue else {})
+    waiting = Link("Its queued jobs", "/jobs", {"queue": problem.queue, "state": "queued"} if problem.queue else {})
     job = (
         Link("Open the job", f"/jobs/{problem.jobs[0]}")
         if problem.jobs
@@ -190,7 +190,7 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
         case "queue-age":
             return "A queue is behind", "Add workers or slots, or wait if the oldest job gets younger.", waiting
         case "late":
-            return "A schedule is late", "Its job is waiting for a free slot.", job if problem.jobs else schedule
+            return "A schedule is late", "Its job is queued until a slot is free.", job if problem.jobs else schedule
         case "overdue":
             return "A schedule is overdue", "Check that its caller and a supervisor are running.", schedule
 
