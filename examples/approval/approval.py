@@ -20,7 +20,7 @@ class Decision:
 class Mail:
     async def ask(self, whom: str, job: str) -> None:
         """A mail with two links, each of which sends the signal to this job."""
-        print(f"{whom}: tenure signals send {job} decision '{{\"by\": \"{whom}\", \"yes\": true}}' --app approval")
+        print(f'{whom}: tenure signals send {job} decision \'{{"by": "{whom}", "yes": true}}\' --app approval')
 
 
 @jobs.resource

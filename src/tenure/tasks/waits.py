@@ -339,18 +339,18 @@ class Waits:
         recorded = attempt.recall(records)
         if recorded is not None:
             return recorded
+        left = None
+        if asked.timeout is not None:  # asked before the signals are read: one that was sent in time is not lost
+            now = attempt.store.now().timestamp()
+            left = float(attempt.record(f"{records}{_MINE}until", str(now + asked.timeout))) - now
         owner = None if asked.task is None else attempt.claimed.id
         found = attempt.store.signals(owner, [asked.key])
         if found:
             fitting(asked.what, asked.kind, found[0].value)
             return attempt.record(records, _encode({"value": msgspec.Raw(found[0].value.encode())}).decode())
-        if asked.timeout is None:
-            raise self._suspend(Suspended(f"waits for the {asked.what}", signal=asked.key))
-        now = attempt.store.now().timestamp()
-        deadline = float(attempt.record(f"{records}{_MINE}until", str(now + asked.timeout)))
-        if now >= deadline:
+        if left is not None and left <= 0:
             return attempt.record(records, "{}")
-        raise self._suspend(Suspended(f"waits for the {asked.what}", signal=asked.key, timeout=deadline - now))
+        raise self._suspend(Suspended(f"waits for the {asked.what}", signal=asked.key, timeout=left))
 
     async def _adecide(self, key: str, asked: _Asked) -> str:
         return await settled(partial(self._decide, key, asked))
