@@ -65,6 +65,10 @@ class Run:
         if phase is not None:
             self.note(f"worker-{pid}", op, phase, key, attempt, **data)
 
+    def send(self, key: str, value: str, *, taken: bool) -> None:
+        self.note("client-1", "signal", "invoke", key, value=value)
+        self.note("client-1", "signal", "ok", key, taken=taken)
+
     def effect(self, key: str, attempt: int, pid: int = 11) -> None:
         self.note(f"worker-{pid}", "effect", "ok", key, attempt)
 
@@ -151,6 +155,7 @@ def eventful() -> Run:
     _transactions(run)
     _scheduled(run)
     _on_time(run)
+    _waiting(run)
     run.calm()
     return run
 
@@ -336,6 +341,43 @@ def _on_time(run: Run) -> None:
     run.keep("taken back", attempt=2, outcomes={1: "crashed"}, crashes=1, ended={1: MINUTE + 60.1})
 
 
+def _waiting(run: Run) -> None:
+    """A fan-in, a gatherer that was suspended, and a job that heard a signal, which was sent twice."""
+    run.note("client-1", "waits", key="last", of="parts", parents=["part-1", "part-2"], gathered=False)
+    for key in ("part-1", "part-2", "last", "gatherer", "listener", "deaf"):
+        run.enqueue(key)
+    for key in ("part-1", "part-2"):
+        run.works(key)
+        run.keep(key)
+    run.begin("last", 1)
+    run.note("worker-11", "given", "ok", "last", 1, of="parts", values=["part-1/1", "part-2/1"])
+    run.end("last", 1)
+    run.keep("last")
+    run.begin("gatherer", 1)
+    run.note("worker-11", "waits", key="gatherer", of="child", parents=["child"], gathered=True)
+    run.enqueue("child")
+    run.end("gatherer", 1, "suspend")
+    run.works("child")
+    run.keep("child")
+    run.begin("gatherer", 2)
+    run.note("worker-11", "given", "ok", "gatherer", 2, of="child", values=["child/1"])
+    run.end("gatherer", 2)
+    run.keep("gatherer", attempt=2, outcomes={1: "suspended"})
+    run.begin("listener", 1)
+    began = run.now
+    run.end("listener", 1, "suspend")
+    run.send("listener", "go", taken=True)
+    run.send("listener", "stop", taken=False)
+    run.begin("listener", 2)
+    run.note("worker-11", "heard", "ok", "listener", 2, value="go", since=began)
+    run.end("listener", 2)
+    run.keep("listener", attempt=2, outcomes={1: "suspended"})
+    run.begin("deaf", 1)
+    run.note("worker-11", "heard", "ok", "deaf", 1, value=None, since=run.now)
+    run.end("deaf", 1)
+    run.keep("deaf")
+
+
 def test_nothing_is_wrong_with_a_healthy_history() -> None:
     assert eventful().judge().violations == ()
 
@@ -513,6 +555,15 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("I17", "a tick fires late", lambda run: run.decided["hourly"].update({MINUTE + 60: MINUTE + 62.1})),
     ("I18", "an innocent enqueue waits", lambda run: run.later(
         "enqueue", "innocent", phase="invoke", at=run.find("enqueue", "innocent").at - 1.1)),
+    ("I19", "a job begins before what it waits for has ended", lambda r: r.later("end", "part-2", 1, at=r.now)),
+    ("I19", "a gatherer goes on before its child has ended", lambda r: r.later("end", "child", 1, at=r.now)),
+    ("I20", "a job is given less than was left", lambda r: r.change("given", "last", 1, data={"values": ["part-1/1"]})),
+    ("I20", "a gatherer is given another result", lambda r: r.change("given", "gatherer", 2, data={"values": ["x"]})),
+    ("I21", "a signal is lost", lambda r: r.change("heard", "listener", 2, data={"value": None, "since": r.now})),
+    ("I21", "a signal is heard that nobody sent", lambda r: r.change("heard", "deaf", 1, data={"value": "boo"})),
+    ("I21", "two signals are taken", lambda r: r.change("signal", "listener", data={"taken": True}, nth=1)),
+    ("I21", "what was heard is reversed",
+        lambda r: (r.again("heard", "listener", 2), r.change("heard", "listener", 2, data={"value": "stop"}))),
 ]  # fmt: skip
 
 
@@ -538,7 +589,10 @@ LOSSES = {
     "a completed job is queued", "a deleted job is there", "a dead letter is dropped", "two hold a unique key",
     "an ended job holds a unique key", "a committed row is lost", "a committed job is lost",
     "what was handed in is lost", "an effect is repeated and nothing was lost", "what once keeps is made again",
-    "two make what once keeps",
+    "two make what once keeps", "a job begins before what it waits for has ended",
+    "a gatherer goes on before its child has ended",
+    "a job is given less than was left", "a gatherer is given another result", "a signal is lost",
+    "two signals are taken", "what was heard is reversed",
 }  # fmt: skip
 
 
@@ -705,7 +759,7 @@ def test_a_report_is_given_its_figures() -> None:
     verdict = eventful().judge()
 
     assert verdict.jobs == len(eventful().jobs)
-    assert verdict.attempts == 42
+    assert verdict.attempts == 51
     assert verdict.kills == 6
     assert verdict.faults == {"kill worker": 6, "pause host": 1}
     assert verdict.refusals == 1

@@ -39,6 +39,9 @@ LOADS = [
     pytest.param("sqlite", "1,000 queues", 0.1, 300, id="1,000 queues"),
     pytest.param("redis", "800 waiters", 0.1, 60, id="800 waiters"),
     pytest.param("postgres", "bulk cancel", 0.2, 300, id="bulk cancel"),
+    pytest.param("postgres", "flows", 0.6, 30, id="flows on postgres"),
+    pytest.param("sqlite", "flows", 0.6, 30, id="flows on sqlite"),
+    pytest.param("redis", "flows", 0.6, 30, id="flows on redis"),
 ]
 LOAD_SECONDS = 10.0
 BOUNDS = {"I15", "I16", "I17", "I18"}  #: what so few seconds on a machine with other tests tell too little about
