@@ -1,8 +1,9 @@
 -- Jobs that wait: edges, asks, signals, flows. Read it in an incident:
 --   SELECT * FROM tenure.edges WHERE child = '…' AND state <> 'closed';  SELECT count(*) FROM tenure.asks;
--- Safe while workers of the version before run: what they end is asked by the trigger too. No row is rewritten. Claims
--- wait until the commit; an open transaction that wrote jobs (`tx=`) must not make them wait for long: rather than that,
--- migrating is refused and can be tried again.
+-- Safe while workers of the version before run: what they end is asked by the trigger too. No row is rewritten, but four
+-- indexes of jobs are built: about a second for a million rows, in which whoever uses that table waits. An open
+-- transaction that wrote jobs (`tx=`) must not make them wait for longer: rather than that, migrating is refused and can
+-- be tried again.
 SET LOCAL lock_timeout = '1s';
 
 ALTER TABLE @.jobs
