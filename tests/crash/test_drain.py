@@ -239,6 +239,28 @@ def test_until_empty_says_what_a_paused_queue_holds_and_ends(site: Site) -> None
     assert "1 queued in default, which is paused" in supervisor.log()
 
 
+def test_until_empty_runs_what_waits_for_its_own_jobs(site: Site) -> None:
+    first = shop.effect.enqueue(0.01)
+    second = shop.effect.using(after=[first]).enqueue(0.01)
+    third = shop.effect.using(after=[second]).enqueue(0.01)
+
+    supervisor = site.supervisor(until_empty=True)
+
+    assert supervisor.exit_code(60) == 0
+    assert {site.job(job).state for job in (first, second, third)} == {"completed"}
+
+
+def test_until_empty_does_not_wait_for_the_jobs_of_tomorrow(site: Site) -> None:
+    tomorrow = shop.effect.using(delay="1d").enqueue(0.01)
+    after = shop.effect.using(after=[tomorrow]).enqueue(0.01)
+
+    supervisor = site.supervisor(until_empty=True)
+
+    assert supervisor.exit_code(60) == 0
+    assert site.job(after).state == "waiting"
+    assert "1 waiting in default, for other jobs or a signal" in supervisor.log()
+
+
 def test_until_empty_waits_for_a_job_that_must_run_alone(site: Site) -> None:
     job = shop.climb.enqueue()
     supervisor = site.supervisor(until_empty=True)

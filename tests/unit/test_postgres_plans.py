@@ -33,6 +33,7 @@ from tenure.stores.postgres import (
     operated,
     reads,
     steps,
+    wait_reads,
     waiting,
     workers,
 )
@@ -138,6 +139,10 @@ CASES: Mapping[str, Case] = {
     "TIME_OVER": Case(admission.TIME_OVER, (ids(200),), {PKEY}),
     "INPUTS": Case(waiting.INPUTS, (ids(1)[0], 0, 200), {PKEY}),
     "DEPENDENTS": Case(waiting.DEPENDENTS, (*ids(2), 200), {PKEY}),
+    "MEMBERS": Case(wait_reads.MEMBERS, (*ids(2), 1000), {("Index Scan", "jobs_flow")}),
+    "HOLDING": Case(wait_reads.HOLDING, (50,), {("Index Scan", "jobs_holding")}),
+    "WAITED": Case(wait_reads.WAITED, (50,), {("Index Scan", "jobs_waited")}),
+    "WAITS": Case(wait_reads.WAITS, (10_000, 200), {("Index Only Scan", "jobs_flow")}),
     "OLD_FLOWS": Case(jobs.OLD_FLOWS, (3600.0, ids(1)[0], 1000), {("Index Only Scan", "jobs_flow")}),
     "PRUNE_FLOWS": Case(jobs.PRUNE_FLOWS, (ids(200),), {("Index Scan", "jobs_flow")}),
 }
@@ -274,6 +279,7 @@ EDGES: Mapping[str, tuple[str, tuple[object, ...] | Mapping[str, object], str]] 
     "ADMIT": (admission.ADMIT, (ids(200),), "edges_open"),
     "INPUTS": (waiting.INPUTS, (ids(1)[0], 0, 200), "edges_in_order"),
     "DEPENDENTS": (waiting.DEPENDENTS, (*ids(2), 200), "edges_pkey"),
+    "EDGES": (wait_reads.EDGES, (ids(200), 1000, 1000), "edges_in_order"),
     "LINK": (links.LINK, (json.dumps([{"child": a, "parent": a} for a in ids(200)]),), "edges_pkey edges_in_order"),
     "SUSPEND": (links.SUSPEND, (leases(),), "edges_in_order"),
     "LOST": (operated.LOST, (ids(1)[0],), "edges_in_order"),
