@@ -10,11 +10,11 @@ from datetime import timedelta
 from tenure.config import Settings
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Edge, Failed, Lease, Outcome, Suspended
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
-from tenure.ports import Draft, Progress, Store, WorkerIdentity
+from tenure.ports import Draft, Links, Progress, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Status, Tick
 from tenure.schedules.declarations import schedule
 from tenure.schedules.timetable import Timetable
@@ -25,11 +25,12 @@ Say = Callable[[str], str]  #: the text for a field, by its name
 
 @dataclass(frozen=True)
 class Stock:
-    """Ids of its jobs by what they show, names of its schedules, and its living worker."""
+    """Ids of its jobs by what they show, names of its schedules, its living worker, and the id of its flow."""
 
     jobs: dict[str, str]
     schedules: list[str]
     worker: str
+    flow: str
 
 
 def stock(store: Store, settings: Settings, say: Say) -> Stock:
@@ -47,10 +48,17 @@ def stock(store: Store, settings: Settings, say: Say) -> Stock:
             "crashed": _crashed(say),
             "cancelled": _cancelled(say),
             "edited": _dead(say),
+            "signalled": _signalled(say),
             "queued": _waiting,
         }.items()
     }
     jobs["scheduled"] = _waiting(store, replace(_draft(say, "scheduled"), delay=3600.0), "")
+    flow = new_id()
+    for name, parent in (("waiting", "dead"), ("last", "waiting")):
+        links = Links(after=(Edge(jobs[parent], "completed"),), flow=flow, name=say("flow"))
+        jobs[name] = _waiting(store, replace(_draft(say, name), links=links), "")
+    while store.admit().more:
+        pass
     store.settle(gone.id, {}, Crashed(say("reason"), process_died=True, evidence={"signal": say("signal")}))
     admin = Admin(store, PollNotifier(), settings, who=say("who"))
     assert admin.jobs.replay_edited(jobs["edited"], {"name": say("new argument")}).landed
@@ -61,7 +69,7 @@ def stock(store: Store, settings: Settings, say: Say) -> Stock:
         said.append(say("outcome"))
     schedules = [_schedule(store, say, say(kind)) for kind in ("schedule", "paused schedule")]
     admin.schedules.pause(schedules[1], say("pause reason"))
-    return Stock(jobs, schedules, alive.id)
+    return Stock(jobs, schedules, alive.id, flow)
 
 
 def _worker(say: Say, name: str) -> WorkerIdentity:
@@ -147,6 +155,19 @@ def _completed(say: Say) -> Play:
 
 def _cancelled(say: Say) -> Play:
     return _ended(Cancelled(say("cancel reason")))
+
+
+def _signalled(say: Say) -> Play:
+    """It has one signal, and waits for another."""
+    key = f"own:{say('signal name')}"[:200]
+
+    def play(store: Store, draft: Draft, worker: str) -> str:
+        lease = _claimed(store, draft, worker)
+        store.signal(draft.id, f"{key}?", json.dumps({"by": say("signal value")}))
+        store.finish([(lease, Suspended(say("wait"), signal=key, timeout=3600.0))])
+        return draft.id
+
+    return play
 
 
 def _dead(say: Say) -> Play:

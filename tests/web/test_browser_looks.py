@@ -59,6 +59,9 @@ def stocked(live: System) -> Stock:
     return stock(live.store, load({"url": live.store.url}), say)
 
 
+_KINDS = ("processing", "completed", "crashed", "edited", "cancelled", "scheduled", "waiting", "signalled")
+
+
 def pages(stocked: Stock) -> list[str]:
     """One of each kind, and those that tell of an error."""
     jobs = stocked.jobs
@@ -67,11 +70,14 @@ def pages(stocked: Stock) -> list[str]:
         "/jobs",
         "/jobs?state=cancelled&text=nowhere",
         "/jobs?last=soon",
-        *(f"/jobs/{jobs[kind]}" for kind in ("processing", "completed", "crashed", "edited", "cancelled", "scheduled")),
+        *(f"/jobs/{jobs[kind]}" for kind in _KINDS),
         f"/jobs/{jobs['dead']}",
         f"/jobs/{jobs['dead']}/edit",
         f"/jobs/bulk?verb=delete&all=yes&queue={say('queue')}",
         f"/jobs/bulk?verb=cancel&id={jobs['queued']}",
+        "/flows",
+        "/flows?stands=held&q=nowhere",
+        f"/flows/{stocked.flow}",
         "/queues",
         "/workers",
         "/schedules",

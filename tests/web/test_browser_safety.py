@@ -95,6 +95,8 @@ def test_no_text_of_a_job_a_worker_or_a_schedule_runs_and_each_is_shown_as_it_is
         "crashed": ("reason", "signal", "lost worker"),
         "cancelled": ("cancel reason",),
         "edited": ("who", "new argument", "argument"),
+        "waiting": ("flow", "error"),
+        "signalled": ("wait", "signal value"),
     }.items():
         page.goto(f"/jobs/{evil.jobs[kind]}")
         expect(page.locator("#live")).to_have_text("live")  # and what is streamed is in place, too
@@ -103,6 +105,12 @@ def test_no_text_of_a_job_a_worker_or_a_schedule_runs_and_each_is_shown_as_it_is
     shows(page, "argument name")
     expect(page.locator('[name="value:name"]')).to_have_value(json.dumps(say("argument"), ensure_ascii=False))
 
+    page.goto("/flows")
+    shows(page, "flow")
+    follow(page, say("flow"))
+    expect(page.locator("#live")).to_have_text("live")
+    shows(page, "flow", "task")
+    expect(page.locator("main .graph a")).to_have_count(3)
     page.goto("/queues")
     shows(page, "queue")
     page.goto("/workers")
@@ -137,12 +145,14 @@ def test_a_token_signs_in_and_out_and_who_only_reads_has_no_buttons_and_sees_no_
 
     expect(page.locator(".user")).to_contain_text("bob")
     assert page.url.endswith(evil.jobs["dead"]), "on to where they wanted to go"
-    payloads = ("argument", "inner argument", "result", "checkpoint", "log line", "new argument")
+    payloads = ("argument", "inner argument", "result", "checkpoint", "log line", "new argument", "signal value")
     secrets = [form for field in payloads for form in forms(field)]
     paths = [
         *(f"/jobs/{job}" for job in evil.jobs.values()),
         "/",
         "/jobs",
+        "/flows",
+        f"/flows/{evil.flow}",
         "/queues",
         "/workers",
         "/dead",

@@ -180,7 +180,7 @@ def test_a_search_that_cannot_be_keeps_what_was_typed_and_says_what_it_expects(w
 
     assert "since: expected a time like" in said(page)
     assert 'value="boom"' in page
-    assert "expected some of scheduled" in said(web.get("/jobs?state=lost"))
+    assert "expected some of waiting, scheduled" in said(web.get("/jobs?state=lost"))
     assert "expected a duration" in said(web.get("/jobs?last=soon"))
 
 
@@ -501,6 +501,7 @@ def test_each_action_is_offered_where_it_can_land_and_to_those_who_may(web: Web,
         page = web.by(who).get(f"/jobs/{jobs[state]}")
         return set(re.findall(rf'(?:action|href)="/jobs/{jobs[state]}/(\w+)"', page))
 
+    assert offered("root", State.WAITING) == {"cancel", "delete", "signal"}
     assert offered("root", State.SCHEDULED) == {"cancel", "promote", "delete"}
     assert offered("root", State.PROCESSING) == {"cancel", "stack"}
     assert offered("root", State.DEAD) == {"replay", "edit", "delete"} == offered("root", State.COMPLETED)

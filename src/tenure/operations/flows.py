@@ -137,7 +137,7 @@ class Flows:
         return self._act("flows.cancel", flow_id, detail, self._batches(flow_id, LIVE), cancelled, "cancel", "due")
 
     def replay(self, flow_id: str) -> FlowActed:
-        """Run its dead and expired jobs again, with fresh budgets; the flow then goes on. Raises UnknownFlow."""
+        """Run its dead and expired jobs again, with fresh budgets: the flow continues. Raises UnknownFlow."""
         store = self._access.store
 
         def replayed(batch: Sequence[Member]) -> Iterator[Acted]:

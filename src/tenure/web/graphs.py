@@ -22,6 +22,7 @@ _SWEEPS = 6  #: over the columns, to uncross the arrows
 _PAD = 12
 _BAR = WIDTH - 2 * _PAD
 _LETTERS = 20  #: of a name in a box
+_LEAST = 2.0  #: of a bar: a single dead job of ten thousand is seen
 _TIP = 6
 _UNDER = 8  #: how far an arrow begins under its box
 _ORDER = (State.COMPLETED, State.PROCESSING, State.QUEUED, State.SCHEDULED, State.WAITING, State.CANCELLED, State.DEAD)
@@ -67,14 +68,13 @@ class Picture:
 
 def parts(counts: Mapping[State, int], width: float, total: int = 0) -> list[Part]:
     """A bar of these counts, each at least visible."""
-    whole = max(total, sum(counts.values()), 1)
+    whole, there = max(total, sum(counts.values()), 1), [state for state in _ORDER if counts.get(state, 0)]
     found: list[Part] = []
     at = 0.0
-    for state in _ORDER:
-        if counts.get(state, 0):
-            long = min(max(width * counts[state] / whole, 2.0), width - at)
-            found.append((state, round(at, 1), round(long, 1)))
-            at += long
+    for state in there:
+        long = _LEAST + (width - _LEAST * len(there)) * counts[state] / whole
+        found.append((state, round(at, 1), round(long, 1)))
+        at += long
     return found
 
 
