@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from inspect import isfunction
 from pathlib import Path, PurePosixPath
 
 import tenure
@@ -24,7 +25,7 @@ PAGES = {
     **{
         f"docs/{name}.md": name
         for name in (
-            *("tasks", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
+            *("tasks", "flows", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
             *("stores", "sql", "operations", "dashboard", "search", "metrics"),
             *("glossary", "lifecycle", "delivery", "evidence", "bench"),
         )
@@ -48,9 +49,9 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|#)([^)\s#]*)(#[^)\s]*)?\)")
 
 def api() -> str:
     """Every public name, from its docstring."""
-    first = ("Tenure", "Task", "NewJob", "JobHandle", "Job", "Retry")
+    first = ("Tenure", "Task", "NewJob", "JobHandle", "Job", "Retry", "Flow", "Step", "outputs", "Ended")
     listed = [*first, *(name for name in tenure.__all__ if name not in first)]
-    kinds = {name: "class" if isinstance(getattr(tenure, name), type) else "data" for name in listed}
+    kinds = {name: _kind(getattr(tenure, name)) for name in listed}
     names = [f".. auto{kind}:: tenure.{name}\n   :members:\n" for name, kind in kinds.items()]
     errors = [
         f".. autoexception:: tenure.errors.{name}\n   :show-inheritance:\n"
@@ -58,6 +59,10 @@ def api() -> str:
         if isinstance(each, type) and issubclass(each, BaseException) and each.__module__ == "tenure.errors"
     ]
     return "\n".join(["Python API\n==========\n", *names, "Errors\n------\n", *errors])
+
+
+def _kind(value: object) -> str:
+    return "class" if isinstance(value, type) else "function" if isfunction(value) else "data"
 
 
 def site_page(source: str) -> str:

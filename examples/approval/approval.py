@@ -1,8 +1,10 @@
-"""An order that waits for an approval. After two days without an answer the boss is asked; after seven it is declined."""
+"""An order that waits for a decision. After two days without one the boss is asked; after seven it is declined."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,11 +22,12 @@ class Decision:
 class Mail:
     async def ask(self, whom: str, job: str) -> None:
         """A mail with two links, each of which sends the signal to this job."""
-        print(f'{whom}: tenure signals send {job} decision \'{{"by": "{whom}", "yes": true}}\' --app approval')
+        yes = shlex.quote(json.dumps({"by": whom, "yes": True}))
+        print(f"{whom}: tenure signals send {job} decision {yes} --app approval")
 
 
 @jobs.resource
-def mail() -> Iterable[Mail]:
+def mail() -> Iterator[Mail]:
     yield Mail()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tenure import Fail, Job, Tenure, outputs
@@ -25,7 +25,7 @@ class Tills:
 
 
 @jobs.resource
-def tills() -> Iterable[Tills]:
+def tills() -> Iterator[Tills]:
     yield Tills()
 
 

@@ -57,7 +57,7 @@ def test_if_one_part_fails_for_good_nothing_stays_booked(agency: FakeAgency) -> 
         handle = trip.enqueue(["flight", "hotel", "car"])
         play(queue, handle)
 
-        assert handle.status().error.startswith("not booked: ")
+        assert str(handle.status().error).startswith("not booked: ")
         assert agency.booked == {}
         assert len(queue.enqueued(cancel)) == 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from tenure import Fail, Job, Retry, Tenure
 
@@ -26,7 +26,7 @@ class Agency:
 
 
 @jobs.resource
-def agency() -> Iterable[Agency]:
+def agency() -> Iterator[Agency]:
     yield Agency()
 
 

@@ -158,9 +158,8 @@ def test_an_order_is_approved_by_a_command_and_by_the_api(served: Path) -> None:
     second = enqueued(2)
     with ExitStack() as opened:
         listen = f"127.0.0.1:{port}"
-        opened.enter_context(
-            running([*TENURE, "dashboard", "approval", "--listen", listen], served, _environment(served))
-        )
+        dashboard = [*TENURE, "dashboard", "approval", "--listen", listen]
+        opened.enter_context(running(dashboard, served, _environment(served)))
         client = opened.enter_context(httpx.Client(base_url=f"http://{listen}", timeout=30))
 
         def answers() -> bool:

@@ -81,5 +81,5 @@ def test_the_example_is_the_one_on_the_page(name: str) -> None:
 def test_every_point_is_on_the_page() -> None:
     points = re.findall(r"^    ([a-z]+(?: [a-z]+)?(?: [A-Z]+)?)  ", testing.__doc__ or "", re.MULTILINE)
 
-    assert len(points) == 12
+    assert len(points) == 17
     assert [point for point in points if f"`{point}`" not in PAGE] == []
