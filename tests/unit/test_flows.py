@@ -137,6 +137,38 @@ def test_a_step_may_be_used_twice_and_in_any_order() -> None:
         assert both.handle.result("0s") == 4
 
 
+def test_a_step_that_takes_an_output_and_the_end_of_the_same_step_needs_its_output() -> None:
+    @jobs.task
+    def both(end: Ended[Page], page: Page) -> int:
+        return end.value.number + page.number
+
+    fails.add(1)
+    with jobs.testing() as queue:
+        with jobs.flow("both") as flow:
+            bad, good = flow.add(render.bind(1)), flow.add(render.bind(2))
+            held = flow.add(both.bind(bad.ended, bad.output))
+            runs = flow.add(both.bind(page=good.output, end=good.ended), after=[good.ended])
+        with pytest.raises(Fail):
+            queue.drain()
+        queue.drain()
+
+        queue.assert_waiting(held.handle, after=bad.handle)
+        assert runs.handle.result("0s") == 4
+
+
+def test_tasks_by_name_are_steps_too() -> None:
+    with jobs.testing(elsewhere=["bill"]) as queue:
+        with jobs.flow("by name") as flow:
+            page = flow.add(jobs.bind("render", {"number": 3}))
+            text = flow.add(jobs.bind("combine", {"pages": outputs([page]), "title": "p"}))
+            far = flow.add(jobs.bind("bill", {"text": text.output, "cents": 5}, unchecked=True))
+        queue.drain()
+
+        assert text.handle.result("0s") == "p3"
+        assert queue._store.get(str(far.handle.id)).payload == '{"cents":5,"text":{"$output":0}}'  # type: ignore[union-attr]
+        assert queue._store.inputs(str(far.handle.id))[0].result == '"p3"'
+
+
 def test_no_outputs_are_an_empty_list() -> None:
     with jobs.testing() as queue:
         with jobs.flow("nothing") as flow:

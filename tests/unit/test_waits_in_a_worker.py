@@ -13,7 +13,7 @@ from waiting import until
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Tenure]:
-    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db", notifier="poll")
+    jobs = Tenure(f"sqlite:///{tmp_path}/tenure.db")
     with jobs:
         yield jobs
 

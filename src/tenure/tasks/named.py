@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack, cast
 from uuid import UUID
 
 from tenure.core.durations import Duration
@@ -16,6 +16,7 @@ from tenure.ports import WorkerView
 from tenure.tasks.arguments import dump
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.placeholders import Placeholder
 from tenure.tasks.registry import Registry, declared
 from tenure.tasks.task import NewJob, Task
 
@@ -130,10 +131,18 @@ class ByName:
 def job_of(app: NamedTasks, name: str, args: Mapping[str, object], options: Using) -> NewJob:
     """A job of the app's own task of this name, or else of one elsewhere."""
     known = app.tasks.find(name)
+    holes = _holes(args)
     if known is not None:
-        return own_job(known, args, options)
+        return with_options(known, options).bind(**args) if holes else own_job(known, args, options)
     task = with_options(elsewhere(app, name), options)
-    return NewJob(task, payload_of(app, name, args), task.key)
+    rest = {each: value for each, value in args.items() if each not in holes} if holes else args
+    return NewJob(task, payload_of(app, name, rest), task.key, holes)
+
+
+def _holes(args: object) -> dict[str, Placeholder]:
+    """The placeholders among arguments by name, of which `payload_of` checks the others."""
+    named = cast("Mapping[str, object]", args) if isinstance(args, Mapping) else {}
+    return {name: value for name, value in named.items() if isinstance(value, Placeholder)}
 
 
 def own_job(task: Task[..., Any], args: Mapping[str, object], options: Using) -> NewJob:
