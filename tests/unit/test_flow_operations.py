@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from conformance.factories import World, claim, draft, finish, look, put, running, start
-from tenure.core.lifecycle import Completed, Edge, Failed, Lease, Outcome, Released, State, Suspended
+from tenure.core.lifecycle import (
+    EXPIRED,
+    Cancelled,
+    Completed,
+    Edge,
+    Failed,
+    Lease,
+    Outcome,
+    Released,
+    State,
+    Suspended,
+)
 from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownFlow, UnknownJob
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations import flow_graph
@@ -206,7 +217,8 @@ def test_a_flow_is_cancelled_in_batches(
 
 def test_what_died_or_expired_in_a_flow_is_replayed(world: World) -> None:
     store = world.store()
-    admin, bell = Admin(store, Bell()), Bell()
+    bell = Bell()
+    admin = Admin(store, bell)
     dead, late, fine = step(task="a"), step(task="b", expires=1.0), step(task="c")
     last = step(dead, late, fine, task="sum")
     store.enqueue([dead, late, fine, last])
@@ -215,13 +227,10 @@ def test_what_died_or_expired_in_a_flow_is_replayed(world: World) -> None:
     world.advance(5)
     for each in claim(store, worker, 10):
         fates: dict[str, Outcome] = {"a": Failed("no", final=True), "c": Completed()}
-        from tenure.core.lifecycle import EXPIRED, Cancelled
-
         assert each.expired == (each.task == "b")
         finish(store, Lease(each.id, each.attempt, worker), fates.get(each.task, Cancelled(EXPIRED)))
     admitted(store)
     assert look(store, last.id).state is State.WAITING
-    admin = Admin(store, bell)
 
     done = admin.flows.replay(FLOW)
     assert (done.done, done.refusals, admin.flows.get(FLOW).stands) == (2, 0, "running")
@@ -365,9 +374,7 @@ def test_a_signal_is_sent_once_and_told(store: Store, admin: Admin, bell: Bell) 
     (sent,) = admin.signals.of(job_id).sent
     assert (sent.name, sent.value) == ("approved", '{"by":"ada","token":"***"}')
     assert [ring.kind for ring in bell.rung] == ["due"]
-    with pytest.raises(
-        Refused, match=r"signal 'approved' was sent at .*: it arrives once; to replace it: .* --replace"
-    ):
+    with pytest.raises(Refused, match=r"'approved' was sent at .*: it arrives once; to replace it: .* --replace"):
         admin.signals.send(job_id, "approved", "1")
     admin.signals.send(job_id, "approved", "1", replace=True)
     assert [each.value for each in admin.signals.of(job_id).sent] == ["1"]
