@@ -146,7 +146,7 @@ class TestQueue(Listing):
     async def arun_twice(self, job: JobHandle[R] | NewJob[R]) -> JobHandle[R]:
         """Run a job to its end, kill its worker before the outcome is stored, and run it again."""
         handle = await self.akill_after(job, "end")
-        if wait := self._wait(handle):
+        if wait := _wait(self._store, handle):
             self._clock.advance(wait)
         if (found := self._store.get(str(handle.id))) is None or found.state not in ENDED:
             await self._run(await self._reach(handle))
@@ -335,7 +335,7 @@ class TestQueue(Listing):
                 if claimed.id == job_id:
                     return claimed
                 await self._run(claimed, failures="retry")
-            if not (wait := self._wait(handle)):
+            if not (wait := _wait(self._store, handle)):
                 return None
             self._clock.advance(wait)
         return None
@@ -347,15 +347,7 @@ class TestQueue(Listing):
             if claimed.id == job_id:
                 return claimed
             await self._run(claimed)
-        raise _unreachable(handle, self._store.get(job_id), self._wait(handle))
-
-    def _wait(self, handle: JobHandle[Any]) -> float:
-        """The seconds until it is due, or its wait for a signal times out; 0 if neither will happen."""
-        job = self._store.get(str(handle.id))
-        if job is None or job.state not in (State.SCHEDULED, State.WAITING):
-            return 0.0
-        until = job.run_at if job.state is State.SCHEDULED else job.wait_until
-        return 0.0 if until is None else max((until - self._store.now()).total_seconds(), 0.001)
+        raise _unreachable(handle, self._store.get(job_id), _wait(self._store, handle))
 
     def _traps(self) -> Iterator[Trap]:
         """A trap for the first point, one for the second, …, until an attempt does not reach its point."""
@@ -373,10 +365,19 @@ class TestQueue(Listing):
     async def _see_through(self, handle: JobHandle[Any]) -> None:
         for _ in range(_MOST_ATTEMPTS):
             await self.adrain(failures="retry")
-            if not (wait := self._wait(handle)):
+            if not (wait := _wait(self._store, handle)):
                 return
             self._clock.advance(wait)
         raise AssertionError(f"{handle} has not ended after {_MOST_ATTEMPTS} attempts")
+
+
+def _wait(store: Store, handle: JobHandle[Any]) -> float:
+    """The seconds until it is due, or its wait for a signal times out; 0 if neither will happen."""
+    job = store.get(str(handle.id))
+    if job is None or job.state not in (State.SCHEDULED, State.WAITING):
+        return 0.0
+    until = job.run_at if job.state is State.SCHEDULED else job.wait_until
+    return 0.0 if until is None else max((until - store.now()).total_seconds(), 0.001)
 
 
 def _unreachable(handle: JobHandle[Any], job: JobView | None, wait: float) -> AssertionError:
