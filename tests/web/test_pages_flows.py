@@ -92,7 +92,8 @@ def flow(store: Store, name: str, **steps: tuple[int, tuple[str, ...]]) -> Made:
 
 def diamond(store: Store, name: str = "diamond", last: Outcome = DEAD) -> Made:
     """Its second side ends so; what is below waits."""
-    made = flow(store, name, fetch=(1, ()), resize=(1, ("fetch",)), describe=(1, ("fetch",)), publish=(1, ("resize", "describe")))  # fmt: skip
+    sides = {"resize": (1, ("fetch",)), "describe": (1, ("fetch",))}
+    made = flow(store, name, fetch=(1, ()), **sides, publish=(1, ("resize", "describe")))
     end(store, made.one("fetch"))
     settle_waits(store)
     end(store, made.one("resize"))
@@ -118,7 +119,8 @@ def boxes(html: str) -> list[str]:
 
 def arrows(html: str) -> list[str]:
     """Kind and sentence of each arrow of the graph."""
-    return [f"{kind.split()[0]}: {says}" for kind, says in re.findall(r'<path class="arrow ([^"]*)" d="[^"]*"><title>([^<]*)', html)]  # fmt: skip
+    found = re.findall(r'<path class="arrow (\w+)[^"]*" d="[^"]*"><title>([^<]*)', html)
+    return [f"{kind}: {says}" for kind, says in found]
 
 
 # ── The list ──

@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
@@ -222,7 +222,11 @@ def _form(action: Action, site: Site, renderer: Renderer) -> Callable[[Request],
             said, to = await site.threads.run(action.act, view, dict(form), form)
         except Again as again:
             session = request.state.session
-            html = await site.threads.run(renderer.whole, again.page, view, root, session=session, shown=again.shown)
+            path = compile_path(again.page.path)[1].format_map(view.given)  # for which its live updates ask
+            shown_at = replace(view, path=path)
+            html = await site.threads.run(
+                renderer.whole, again.page, shown_at, root, session=session, shown=again.shown
+            )
             return HTMLResponse(html.replace(CSRF, request.state.csrf), again.status)
         finally:
             site.acted()
