@@ -141,7 +141,7 @@ def job_of(app: NamedTasks, name: str, args: Mapping[str, object], options: Usin
 
 def _holes(args: object) -> dict[str, Placeholder]:
     """The placeholders among arguments by name, of which `payload_of` checks the others."""
-    named = cast("Mapping[str, object]", args) if isinstance(args, Mapping) else {}
+    named: Mapping[str, object] = cast("Any", args) if isinstance(args, Mapping) else {}
     return {name: value for name, value in named.items() if isinstance(value, Placeholder)}
 
 
