@@ -146,7 +146,7 @@ def test_every_action_is_on_record_with_who_and_what_came_of_it(store: Store, ad
     admin.jobs.act_on_all("cancel", Filter(task="mail"), "spam")
 
     assert trail(admin) == [
-        ("ada", "jobs.cancel", "state=processing,queued,scheduled task=mail", "1 done, 0 refused"),
+        ("ada", "jobs.cancel", "state=processing,queued,scheduled,waiting task=mail", "1 done, 0 refused"),
         ("ada", "queue.pause", "default", "it was already paused"),
         ("grace", "queue.pause", "default", "paused"),
         ("ada", "jobs.replay", dead, "queued again"),

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from tenure.core.lifecycle import ENDED, LIVE, State
+from tenure.core.lifecycle import ENDED, EXPIRED, LIVE, State
 from tenure.errors import UnknownJob
 from tenure.ports import Filter, Landed, Ring
 from tenure.tasks.job import checked_text
@@ -30,7 +30,7 @@ class FlowStatus:
     id: str
     name: str
     created_at: datetime  #: UTC
-    counts: Mapping[State, int]
+    counts: Mapping[str, int]  #: by state: waiting, scheduled, queued, processing, completed, dead, cancelled
 
     @property
     def total(self) -> int:
@@ -39,8 +39,8 @@ class FlowStatus:
 
     @property
     def progress(self) -> float:
-        """The part of its jobs that has ended, from 0 to 1."""
-        return sum(self.counts.get(state, 0) for state in ENDED) / max(self.total, 1)
+        """The part of its jobs that has ended, from 0 to 1, without dead ones: these may be replayed."""
+        return sum(self.counts.get(state, 0) for state in ENDED - {State.DEAD}) / max(self.total, 1)
 
     @property
     def live(self) -> int:
@@ -93,12 +93,12 @@ class FlowHandle:
         return await to_thread(_cancel, await self._app.aclient(), self._id, checked_text(reason, "reason", 2000))
 
     def replay(self) -> int:
-        """Run its dead jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
+        """Run its dead and expired jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
         refuse_on_loop("replay()", "await handle.areplay()")
         return _replay(self._app.client(), self._id)
 
     async def areplay(self) -> int:
-        """Run its dead jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
+        """Run its dead and expired jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
         from asyncio import to_thread
 
         return await to_thread(_replay, await self._app.aclient(), self._id)
@@ -146,16 +146,25 @@ def _status(client: ClientPort, flow_id: str) -> FlowStatus:
     if not found:
         raise UnknownJob(f"there is no flow {flow_id}: it was never stored, or its jobs were deleted or pruned")
     (view,) = found
-    return FlowStatus(id=view.id, name=view.name, created_at=view.created_at, counts=dict(view.counts))
+    return FlowStatus(
+        id=view.id,
+        name=view.name,
+        created_at=view.created_at,
+        counts={str(state): number for state, number in view.counts.items()},
+    )
 
 
-def _members(client: ClientPort, flow_id: str, states: frozenset[State]) -> Iterator[dict[str, str]]:
-    """The ids of its jobs in these states with their queues, page by page."""
+def _members(
+    client: ClientPort, flow_id: str, states: frozenset[State], error: str | None = None
+) -> Iterator[dict[str, str]]:
+    """The ids of its jobs in these states, and with this error if one is given, with their queues, page by page."""
     cursor: str | None = None
     while True:
-        page = client.store.search(Filter(flow=flow_id, states=states), limit=PAGE, cursor=cursor)
-        if page.jobs:
-            yield {job.id: job.queue for job in page.jobs}
+        where = Filter(flow=flow_id, states=states, text=error)
+        page = client.store.search(where, limit=PAGE, cursor=cursor)
+        found = {job.id: job.queue for job in page.jobs if error in (None, job.error)}
+        if found:
+            yield found
         cursor = page.cursor
         if cursor is None:
             return
@@ -178,7 +187,9 @@ def _replay(client: ClientPort, flow_id: str) -> int:
     _status(client, flow_id)
     client.refuse_beside_transaction("a replay writes beside it: call it before or after the block")
     number = 0
-    for page in list(_members(client, flow_id, frozenset({State.DEAD}))):
+    dead = _members(client, flow_id, frozenset({State.DEAD}))
+    expired = _members(client, flow_id, frozenset({State.CANCELLED}), EXPIRED)
+    for page in [*dead, *expired]:
         answers = client.store.replay(page)
         landed = [(job_id, answer.state) for job_id, answer in answers.items() if isinstance(answer, Landed)]
         rings = {Ring("queued" if state is State.QUEUED else "due", page[job_id]) for job_id, state in landed}

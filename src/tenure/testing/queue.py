@@ -34,7 +34,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from tenure.core.clock import Clock
 from tenure.core.durations import Duration, seconds, spell
-from tenure.core.lifecycle import ENDED, Cancelled, Crashed, Failed, Lease, Outcome, Snoozed, State
+from tenure.core.lifecycle import ENDED, EXPIRED, Cancelled, Crashed, Failed, Lease, Outcome, Snoozed, State
 from tenure.errors import InvalidOption, JobFailed, StoreError
 from tenure.events import MISFIT
 from tenure.liveness.holder import LeaseHolder, identity
@@ -238,7 +238,7 @@ class TestQueue(Listing):
     async def _run(self, claimed: Claimed, trap: Trap | None = None, *, failures: Failures = "raise") -> None:
         lease = Lease(claimed.id, claimed.attempt, self._holder.id)
         if claimed.expired:
-            self._store.finish([(lease, Cancelled("expired before it could start"))])
+            self._store.finish([(lease, Cancelled(EXPIRED))])
             return
         self._trap = trap
         raised: BaseException | None = None

@@ -108,7 +108,7 @@ def picture(graph: Graph) -> Picture:
 
 
 def _columns(steps: Sequence[Step], arrows: Sequence[Arrow]) -> tuple[list[list[int]], list[list[int]]]:
-    """Steps by column, and the way of each arrow, which has a lane, a negative number, in each column that it passes."""
+    """Steps by column, and the way of each arrow: it has a lane, a negative number, in each column that it passes."""
     levels = sorted({step.level for step in steps})
     place = {level: number for number, level in enumerate(levels)}
     column_of = {step.number: place[step.level] for step in steps}
