@@ -39,8 +39,8 @@ class FlowStatus:
 
     @property
     def progress(self) -> float:
-        """The part of its jobs that has ended, from 0 to 1, without dead ones: these may be replayed."""
-        return sum(self.counts.get(state, 0) for state in ENDED - {State.DEAD}) / max(self.total, 1)
+        """The part of its jobs that has ended, from 0 to 1."""
+        return sum(self.counts.get(state, 0) for state in ENDED) / max(self.total, 1)
 
     @property
     def live(self) -> int:
@@ -93,12 +93,12 @@ class FlowHandle:
         return await to_thread(_cancel, await self._app.aclient(), self._id, checked_text(reason, "reason", 2000))
 
     def replay(self) -> int:
-        """Run its dead and expired jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
+        """Run its dead and expired jobs again, with fresh budgets, and so the flow goes on. Returns how many."""
         refuse_on_loop("replay()", "await handle.areplay()")
         return _replay(self._app.client(), self._id)
 
     async def areplay(self) -> int:
-        """Run its dead and expired jobs again, with fresh budgets; those that wait for them then go on. Returns how many."""
+        """Run its dead and expired jobs again, with fresh budgets, and so the flow goes on. Returns how many."""
         from asyncio import to_thread
 
         return await to_thread(_replay, await self._app.aclient(), self._id)
@@ -146,12 +146,8 @@ def _status(client: ClientPort, flow_id: str) -> FlowStatus:
     if not found:
         raise UnknownJob(f"there is no flow {flow_id}: it was never stored, or its jobs were deleted or pruned")
     (view,) = found
-    return FlowStatus(
-        id=view.id,
-        name=view.name,
-        created_at=view.created_at,
-        counts={str(state): number for state, number in view.counts.items()},
-    )
+    counts = {str(state): number for state, number in view.counts.items()}
+    return FlowStatus(id=view.id, name=view.name, created_at=view.created_at, counts=counts)
 
 
 def _members(
