@@ -195,6 +195,7 @@ def chords(number: int, parts: int, *, killed: bool) -> str:
                 took, hung, wrong = (_celery if name == "celery" else _tenure)(folder, number, parts, killed=killed)
             finally:
                 sys.path.remove(folder)
+                sys.modules.pop(f"{name}_flows", None)
         lines.append(
             f"{name}: {number} of {parts} parts, workers {'killed' if killed else 'left alone'}: "
             f"{took:.1f} s, {hung} did not end, {wrong} with a wrong number"
