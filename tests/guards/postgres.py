@@ -13,6 +13,10 @@ SCHEDULES = "stores/postgres/schedules.py"
 RULES = "stores/rules.py"
 WAITING_SCHEMA = "stores/migrations/postgres/0006_waiting.sql"
 OPERATED = "stores/postgres/operated.py"
+ADMISSION = "stores/postgres/admission.py"
+WAITING = "stores/postgres/waiting.py"
+LINKS = "stores/postgres/links.py"
+EDGES = "unit/test_postgres_waiting.py"
 HELD_ROWS = "unit/test_postgres_held_rows.py"
 LIVES = "WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)"
 TABLE = Table(
@@ -91,6 +95,38 @@ TABLE = Table(
         Guard("the same id is one job", DRAFTS, "ON CONFLICT DO NOTHING RETURNING id, state", "ON CONFLICT (id) DO UPDATE SET payload = excluded.payload RETURNING id, state"),
         Guard("a live job holds its unique key", WAITING_SCHEMA, "CREATE UNIQUE INDEX jobs_held", "CREATE INDEX jobs_held"),
         Guard("an ended job gives its unique key back", WAITING_SCHEMA, "WHERE unique_key IS NOT NULL AND state IN ('waiting', 'scheduled', 'queued', 'processing')", "WHERE unique_key IS NOT NULL"),
+        Guard("an unknown parent is refused", DRAFTS, "    if unknown:\n", "    if False:\n"),
+        Guard("a job waits for all of its parents", ADMISSION, "AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = w.id AND e.state IN ('new', 'armed'))", "AND true"),
+        Guard("the end of a linked job is asked", WAITING_SCHEMA, "INSERT INTO @.asks (item) VALUES (NEW.id);", "NULL;"),
+        Guard("a look marks the parents of a job", ADMISSION, "        self._write(MARK, [each for each, (state, _) in parents.items() if state is not None])\n", ""),
+        Guard("a look sees what had ended before", ADMISSION, "\"closed\" if fate == \"close\" else \"armed\"", "\"armed\""),
+        Guard("who closes an edge asks its child", ADMISSION, "WHERE j.ended_at IS NULL)\n    SELECT parent, child FROM closed", "WHERE false)\n    SELECT parent, child FROM closed"),
+        Guard("a dead parent holds", RULES, "state is State.CANCELLED and error != EXPIRED else \"hold\"", "state is State.CANCELLED and error != EXPIRED else \"close\""),
+        Guard("a cancelled parent cancels", RULES, "return \"cancel\" if state is State.CANCELLED and error != EXPIRED", "return \"cancel\" if False"),
+        Guard("only its signal wakes a job", ADMISSION, "(w.wait_for IS NULL OR", "(true OR"),
+        Guard("only its signal wakes a job", ADMISSION, "WHERE s.job_id = w.id AND s.key = w.wait_for LIMIT 1", "WHERE s.job_id = w.id LIMIT 1"),
+        Guard("a suspended job is asked", LINKS, "        yield ASK, list(rows)\n", ""),
+        Guard("a wait times out at its time", ADMISSION, "OR w.wait_until <= @now", "OR w.wait_until IS NOT NULL"),
+        Guard("a wait times out at its time", ADMISSION, "wait_until IS NOT NULL AND wait_until <= @now\n", "wait_until IS NULL AND wait_until <= @now\n"),
+        Guard("a signal arrives once", WAITING, "_REPLACE if replace else \"NOTHING\"", "_REPLACE"),
+        Guard("an ended job gets no signal", WAITING, "if state in ENDED:", "if False:"),
+        Guard("nothing is admitted beside an older worker", WAITING, "        if outdated:\n", "        if False:\n"),
+        Guard("a gatherer that ends early takes along what it gathers", ADMISSION, "if mine and state is not State.COMPLETED:", "if False:"),
+        Guard("a gatherer that completed cancels nothing", ADMISSION, "if mine and state is not State.COMPLETED:", "if mine:"),
+        Guard("a gatherer cancels only what it gathers", ADMISSION, "if mine and state is not State.COMPLETED:", "if state is not State.COMPLETED:"),
+        Guard("what a live job needs is not pruned", JOBS, " AND NOT linked\n", "\n"),
+        Guard("what a live job needs is not deleted", OPERATED, "    if child is not None:\n        return held_by_child", "    if False:\n        return held_by_child"),
+        Guard("what a live job needs is not run again", OPERATED, "if state is State.COMPLETED and child is not None:", "if False:"),
+        Guard("what no job needs is let go", ADMISSION, "        self._release({ask.item for ask in whole})\n", ""),
+        Guard("what no job needs is let go", ADMISSION, "locked = self._release({row[1] for row in found})", "locked = set[str]()"),
+        Guard("what no job needs is let go", WAITING_SCHEMA, " UNION ALL SELECT parent FROM @.edges WHERE child = OLD.id", "", tests=EDGES),
+        Guard("a replayed job waits again", OPERATED, "WHEN f.met THEN 'closed' ELSE 'new' END", "ELSE 'closed' END"),
+        Guard("a job is not replayed without what it needs", OPERATED, "return None if lost is None else", "return None if True else"),
+        Guard("only a dead or cancelled job is skipped", OPERATED, "if state not in (State.DEAD, State.CANCELLED):", "if False:"),
+        Guard("of two admitters each takes what the other has not", ADMISSION, "    SELECT id::text, state, error FROM @.jobs WHERE id = ANY (%s::uuid[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED", "    SELECT id::text, state, error FROM @.jobs WHERE id = ANY (%s::uuid[]) ORDER BY id"),
+        Guard("a lock that an admitter does not get loses no ask", ADMISSION, "            self._done.left = self._keep([ask for ask in self._held if ask.item not in passing])\n", "            self._done.left = []\n"),
+        Guard("a lock that an admitter does not get loses no ask", ADMISSION, "            if ask.item in held:\n                self._held.append(ask)\n", "            if False:\n                self._held.append(ask)\n", times=3),
+        Guard("a lock that an admitter does not get loses no ask", ADMISSION, "{row[0] for row in self._rows(STORED, list(missing))} if missing else set[str]()", "set[str]()"),
         Guard("a schedule is written over what was read only", SCHEDULES, "ON s.name = g.replaces AND s.rev = g.rev", "ON s.name = g.replaces"),
         Guard("a rename takes a free name only", SCHEDULES, "AND (replaces = name OR NOT EXISTS (SELECT FROM @.schedule_rows WHERE name = g.name))", ""),
         Guard("a replay opens no tick of a former name", OPERATED, " AND schedule IN (SELECT name FROM @.schedule_rows)", ""),
@@ -107,13 +143,6 @@ TABLE = Table(
         Guard("what a landed swap enqueued is not enqueued again", SCHEDULES, "if drafts and stands == old != new:", "if drafts:"),
         Guard("a note ends with its time", SCHEDULES, "SELECT value, coalesce(expires_at > @now, true)", "SELECT value, true"),
         Guard("a note ends with its time", SCHEDULES, " AND coalesce(expires_at > @now, true) ORDER", " ORDER"),
-        Guard("a job waits for each of its open edges", "stores/postgres/admission.py", "          AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = w.id AND e.state IN ('new', 'armed'))\n", ""),
-        Guard("the end of a job that others wait for is told", "stores/migrations/postgres/0006_waiting.sql", "WHEN (NEW.linked AND", "WHEN (false AND"),
-        Guard("who needs the result of a cancelled job is cancelled", "stores/postgres/admission.py", "cancels.setdefault(child, (item, parent_lost(item, gone=jobs[item][0] is None)))", "pass"),
-        Guard("nothing is admitted beside an older worker", "stores/postgres/waiting.py", "        if outdated:\n", "        if False:\n"),
-        Guard("a result is kept while a live job may need it", "stores/postgres/jobs.py", " AND ended_at IS NOT NULL AND NOT linked\n", " AND ended_at IS NOT NULL\n"),
-        Guard("a job that others wait for is not deleted", "stores/postgres/operated.py", "    if child is not None:\n        return held_by_child(child[0])\n", ""),
-        Guard("a signal arrives once", "stores/postgres/waiting.py", "standing=_REPLACE if replace else \"NOTHING\"", "standing=_REPLACE"),
     ),
     absent={
         "nothing is admitted before all its edges are stored": "its edges are stored in one transaction",
