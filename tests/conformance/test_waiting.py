@@ -99,9 +99,12 @@ def test_a_child_waits_until_its_parent_has_completed(until: str, store: Store) 
     assert look(store, child).attempt == 0
 
 
-def test_a_child_of_two_waits_for_the_last(store: Store) -> None:
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_child_of_two_waits_for_the_last(looked: bool, store: Store) -> None:
     first, second = put(store), put(store)
     child = child_of(store, first, second)
+    if looked:
+        assert settle_waits(store) == []
     end(store, second)
     assert settle_waits(store) == []
     end(store, first)
@@ -482,6 +485,17 @@ def test_a_result_is_kept_for_as_long_as_a_live_job_needs_it(world: World) -> No
     assert store.prune(keep=7 * DAY, keep_dead=7 * DAY) == 3
 
 
+def test_the_parent_of_a_job_that_was_stored_just_now_is_not_pruned(world: World) -> None:
+    store = world.store()
+    parent = put(store)
+    end(store, parent)
+    settle_waits(store)
+    world.advance(8 * DAY)
+    child = child_of(store, parent)
+    assert store.prune(keep=7 * DAY, keep_dead=None) == 0
+    assert settle_waits(store) == [child]
+
+
 def test_a_completed_parent_of_a_live_job_is_not_replayed(store: Store) -> None:
     parent, slow = put(store), put(store)
     child = child_of(store, parent, slow)
@@ -589,6 +603,30 @@ def test_a_gatherer_is_not_deleted_before_its_children_have_ended(store: Store) 
     store.cancel([lease.job_id], "unwanted")
     settle_waits(store)
     assert store.delete([lease.job_id]) == {lease.job_id: Landed(State.CANCELLED)}
+
+
+def test_a_gatherer_is_not_replayed_before_its_children_have_ended(store: Store) -> None:
+    lease = running(store)
+    (answer,) = store.enqueue([draft(links=Links(gatherer=lease.job_id))])
+    finish(store, lease, Completed())
+    settle_waits(store)
+    refused = store.replay([lease.job_id])[lease.job_id]
+    assert isinstance(refused, NotLanded)
+    assert answer.id in refused.stands
+    end(store, answer.id)
+    settle_waits(store)
+    assert store.replay([lease.job_id]) == {lease.job_id: Landed(State.QUEUED)}
+
+
+def test_a_gatherer_that_has_just_ended_is_not_pruned_before_its_children_are_told(world: World) -> None:
+    store = world.store()
+    lease = running(store)
+    (answer,) = store.enqueue([draft(links=Links(gatherer=lease.job_id))])
+    finish(store, lease, Failed("boom", final=True))
+    world.advance(8 * DAY)
+    assert store.prune(keep=7 * DAY, keep_dead=7 * DAY) == 0
+    settle_waits(store)
+    assert state(store, answer.id) is State.CANCELLED
 
 
 def test_a_wait_that_timed_out_beside_open_edges_is_over(world: World) -> None:
