@@ -451,7 +451,5 @@ def _delete(connection: apsw.Connection, job_id: str) -> Answer | None:
     refused = NOT_DELETED if state is State.PROCESSING else links.why_not_deleted(connection, job_id)
     if refused is not None:
         return refused
-    # Its parents are looked at: they may be kept for this job only.
-    connection.execute("INSERT INTO asks (item) SELECT parent FROM edges WHERE child = ?", (job_id,))
     connection.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
     return Landed(state)

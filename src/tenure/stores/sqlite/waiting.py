@@ -155,7 +155,7 @@ class _Admission:
             return self._each(sql, (item, past), self._look, 0)
         found = first(self._connection, "SELECT state, error FROM jobs WHERE id = ?", (item,))
         if found is None:
-            return None
+            return self._each(_CHILDREN, (item, past), lambda child, until: self._parent_gone(item, child, until), 0)
         state = State(found[0])
         if state is State.WAITING:
             return None if self._look(item) else (0, "")
@@ -210,6 +210,11 @@ class _Admission:
                 (child, json_of(names)),
             )
         return False
+
+    def _parent_gone(self, parent: str, child: str, until: Any) -> None:
+        """It was deleted after this edge was armed: a release that knows no edges, or SQL, did that."""
+        if not self._close(child, [(parent, until, None, None)]) and not self._waits(child):
+            self._let_go(child)
 
     def _waits(self, child: str) -> bool:
         sql = "SELECT 1 FROM edges INDEXED BY edges_open WHERE open AND child = ? LIMIT 1"

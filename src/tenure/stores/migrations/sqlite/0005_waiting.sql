@@ -1,4 +1,4 @@
--- Jobs that wait. Safe while workers of the version before run: the trigger stores the asks for what they end, and they
+-- Jobs that wait. Safe while workers of the version before run: triggers store the asks for what they end or delete, and they
 -- claim no waiting job.
 ALTER TABLE workers ADD COLUMN protocol INTEGER NOT NULL DEFAULT 1;
 
@@ -48,6 +48,11 @@ CREATE TABLE asks (
 CREATE TRIGGER jobs_linked_ended AFTER UPDATE OF state ON jobs
 WHEN NEW.linked AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL BEGIN
   INSERT INTO asks (item) VALUES (NEW.id);
+END;
+
+-- Before its edges go along: those that wait for it, and those that were kept for it.
+CREATE TRIGGER jobs_linked_deleted BEFORE DELETE ON jobs WHEN OLD.linked BEGIN
+  INSERT INTO asks (item) SELECT OLD.id UNION ALL SELECT parent FROM edges WHERE child = OLD.id;
 END;
 
 -- Signals to one job, or to all that wait for a key.
