@@ -191,13 +191,15 @@ def test_a_worker_whose_lease_is_over_claims_nothing_until_it_renews(world: Worl
 
 def test_solo_jobs_and_the_others_never_mix(store: Store) -> None:
     worker = start(store)
-    alone, shared = put(store, isolated=True), put(store)
+    shared, alone = put(store), put(store, isolated=True)
 
     assert store.solo_waiting(["default"]) == 1
     assert store.solo_waiting(["other"]) == 0
     assert ids(claim(store, worker, 5, solo=True)) == [alone]
-    assert ids(claim(store, worker, 5)) == [shared]
     assert store.solo_waiting(["default"]) == 0
+    put(store, isolated=True)
+    assert ids(claim(store, worker, 5)) == [shared]
+    assert store.solo_waiting(["default"]) == 1
 
 
 def test_no_one_slot_worker_is_needed_for_a_paused_queue(store: Store) -> None:

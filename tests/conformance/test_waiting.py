@@ -638,6 +638,8 @@ def test_a_wait_that_timed_out_beside_open_edges_is_over(world: World) -> None:
     world.advance(61)
     assert settle_waits(store) == []
     assert store.admit().next_due is None
+    view = look(store, lease.job_id)
+    assert (view.state, view.wait_for, view.wait_until) == (State.WAITING, None, None)
     end(store, other)
     assert settle_waits(store) == [lease.job_id]
 

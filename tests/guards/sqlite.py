@@ -11,7 +11,7 @@ WORKERS = "stores/sqlite/workers.py"
 SCHEDULES = "stores/sqlite/schedules.py"
 RULES = "stores/rules.py"
 FILE = "stores/sqlite/file.py"
-SCHEMA = "stores/migrations/sqlite/0001_initial.sql"
+SCHEMA = "stores/migrations/sqlite/0005_waiting.sql"
 ONE_STEP = "one writer at a time: a verb is one transaction, and that has a row: two claimers never get one job"
 LIVES = """EXISTS (SELECT 1 FROM workers WHERE id = :worker AND died_at IS NULL
                               AND boot_id = :boot_id AND expires_boot > :boot)"""
@@ -87,7 +87,7 @@ TABLE = Table(
         Guard("a worker's row outlives its death by a day", JOBS, "(now - int(WORKER_KEPT * 1000),)", "(now + 1,)"),
         Guard("the same id is one job", STEPS, "* len(NEW))}) ON CONFLICT DO NOTHING\"", "* len(NEW))}) ON CONFLICT (id) DO UPDATE SET payload = excluded.payload\""),
         Guard("a live job holds its unique key", SCHEMA, "CREATE UNIQUE INDEX jobs_unique", "CREATE INDEX jobs_unique"),
-        Guard("an ended job gives its unique key back", SCHEMA, "WHERE unique_key IS NOT NULL AND state IN ('scheduled', 'queued', 'processing')", "WHERE unique_key IS NOT NULL"),
+        Guard("an ended job gives its unique key back", SCHEMA, "WHERE unique_key IS NOT NULL AND state IN ('waiting', 'scheduled', 'queued', 'processing')", "WHERE unique_key IS NOT NULL"),
         Guard("a schedule is written over what was read only", SCHEDULES, "if (0 if stands is None else stands[0]) != rev:", "if False:"),
         Guard("a rename takes a free name only", SCHEDULES, "if wanted.former and first(", "if False and first("),
         Guard("a replay opens no tick of a former name", SCHEDULES, "FROM tick_rows AS t JOIN", "FROM tick_rows AS t LEFT JOIN"),
@@ -103,11 +103,13 @@ TABLE = Table(
         Guard("an unknown parent is refused", LINKS, "    if missing is not None:\n", "    if False:\n"),
         Guard("a job waits for all of its parents", WAITING, "        if not self._waits(job_id):\n            self._let_go(job_id)", "        self._let_go(job_id)"),
         Guard("a job waits for all of its parents", WAITING, "                    if not self._waits(child):\n                        self._let_go(child)", "                    self._let_go(child)"),
-        Guard("the end of a linked job is asked", "stores/migrations/sqlite/0005_waiting.sql", "WHEN NEW.linked AND NEW.ended_at", "WHEN 0 AND NEW.ended_at"),
+        Guard("only a waiting job is admitted", WAITING, "WHERE id = :id AND state = 'waiting'", "WHERE id = :id"),
+        Guard("the end of a linked job is asked", SCHEMA, "WHEN NEW.linked AND NEW.ended_at", "WHEN 0 AND NEW.ended_at"),
         Guard("a look marks the parents of a job", WAITING, "json_each(?)) AND NOT linked\"", "json_each(?)) AND FALSE\""),
         Guard("a look sees what had ended before", WAITING, "            if fate == \"close\":\n                closed.append(parent)\n", ""),
         Guard("who closes an edge asks its child", WAITING, "                    if not self._waits(child):\n                        self._let_go(child)\n", ""),
         Guard("a dead parent holds", RULES, "return \"cancel\" if state is State.CANCELLED and error != EXPIRED else \"hold\"", "return \"cancel\" if state is State.CANCELLED and error != EXPIRED else \"close\" if state is State.DEAD else \"hold\""),
+        Guard("an expired parent holds", RULES, " and error != EXPIRED", ""),
         Guard("a cancelled parent cancels", WAITING, "                    self._cancel(child, parent_lost(job_id, gone=False))\n", "                    pass\n"),
         Guard("a cancelled parent cancels", RULES, "return \"cancel\" if state is State.CANCELLED and error != EXPIRED", "return \"cancel\" if False"),
         Guard("a cancelled parent cancels", WAITING, "            if fate == \"cancel\":\n", "            if False:\n"),
@@ -116,6 +118,7 @@ TABLE = Table(
         Guard("a suspended job is asked", STEPS, "    links.ask(connection, [job_id])\n", ""),
         Guard("a wait times out at its time", WAITING, "OR wait_until <= :now OR", "OR wait_until <= :now OR wait_until IS NOT NULL OR"),
         Guard("a wait times out at its time", WAITING, "WHERE wait_until <= ? ORDER", "WHERE wait_until <= 0 * ? ORDER"),
+        Guard("a wait that has timed out is over", WAITING, "\"UPDATE jobs SET wait_for = NULL, wait_until = NULL WHERE id = ? AND wait_until IS NOT NULL\"", "\"SELECT 1 FROM jobs WHERE id = ?\""),
         Guard("a signal arrives once", WAITING, "if sent is not None and not replace:", "if False:"),
         Guard("an ended job gets no signal", WAITING, "            if state in ENDED:\n                return too_late", "            if False:\n                return too_late"),
         Guard("nothing is admitted beside an older worker", WAITING, "next_due != 0) or self.outdated():", "next_due != 0):"),
