@@ -134,7 +134,7 @@ TABLE = Table(
         Guard("a gatherer is not replayed before what it gathers has ended", LINKS, "    if gathered is not None:\n        return still_gathers(gathered)\n", ""),
         Guard("what no job needs is let go", WAITING, "            self._release(parent)\n", ""),
         Guard("what no job needs is let go", WAITING, "        self._release(job_id)\n", ""),
-        Guard("what no job needs is let go", JOBS, "    connection.execute(\"INSERT INTO asks (item) SELECT parent FROM edges WHERE child = ?\", (job_id,))\n", ""),
+        Guard("what no job needs is let go", SCHEMA, " UNION ALL SELECT parent FROM edges WHERE child = OLD.id", ""),
         Guard("a replayed job waits again", LINKS, "open = NOT e.skipped AND NOT \"", "open = FALSE AND NOT \""),
         Guard("a job is not replayed without what it needs", LINKS, "return None if missing is None else", "return None if True else"),
         Guard("only a dead or cancelled job is skipped", WAITING, "if state not in (State.DEAD, State.CANCELLED):", "if False:"),

@@ -1,4 +1,7 @@
-"""Waiting in SQLite, beside those who know nothing of it: releases before, and SQL."""
+"""Waiting in SQLite, beside what knows nothing of it: the release before, and SQL."""
+
+# pyright: reportUnknownMemberType=false
+# (apsw's stubs leave the type of a blob open)
 
 from __future__ import annotations
 
