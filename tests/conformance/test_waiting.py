@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -903,6 +904,125 @@ def test_it_waits_for_jobs_that_it_does_not_gather(store: Store) -> None:
     assert finish(store, lease, Suspended(after=(Edge(other, "ended"),))) is State.WAITING
     assert settle_waits(store) == []
     store.cancel([other], "unwanted")
+    assert settle_waits(store) == [lease.job_id]
+
+
+def test_a_job_waits_again_for_one_that_lives_again(store: Store) -> None:
+    lease = running(store)
+    first, second = gathered(store, lease, until="ended")
+    settle_waits(store)
+    end(store, first, Failed("boom", final=True))
+    end(store, second)
+    again = resumed(store, lease.job_id)
+    assert store.replay([first]) == {first: Landed(State.QUEUED)}
+    assert finish(store, again, Suspended(after=(Edge(first, "ended"), Edge(second, "ended")))) is State.WAITING
+    assert settle_waits(store) == []
+    assert [(each.parent, each.place, each.open, each.mine) for each in store.inputs(lease.job_id)] == [
+        (first, 0, True, True),
+        (second, 1, False, True),
+    ]
+    end(store, first)
+    assert settle_waits(store) == [lease.job_id]
+
+
+def test_a_job_waits_for_very_many_that_live_again(store: Store) -> None:
+    lease = running(store)
+    children = gathered(store, lease, number=120, until="ended")
+    settle_waits(store)
+    store.cancel(children, "unwanted")
+    again = resumed(store, lease.job_id)
+    store.replay(children)
+    finish(store, again, Suspended(after=tuple(Edge(each, "ended") for each in children)))
+    assert settle_waits(store) == []
+    store.cancel(children[1:], "unwanted")
+    assert settle_waits(store) == []
+    store.cancel(children[:1], "unwanted")
+    assert settle_waits(store) == [lease.job_id]
+
+
+def test_a_replayed_job_that_was_enqueued_again_for_its_gatherer_is_waited_for(store: Store) -> None:
+    lease = running(store)
+    child = draft(links=Links(gatherer=lease.job_id, gathered="ended"))
+    store.enqueue([child])
+    settle_waits(store)
+    end(store, child.id, Failed("boom", final=True))
+    settle_waits(store)
+    store.replay([child.id])
+    store.enqueue([child])
+    finish(store, lease, Suspended())
+    assert settle_waits(store) == []
+    end(store, child.id)
+    assert settle_waits(store) == [lease.job_id]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize(("first", "second"), [ALL, ALL[::-1]])
+def test_of_two_waits_for_one_job_the_stricter_holds(first: Any, second: Any, ended: bool, store: Store) -> None:
+    lease = running(store)
+    child = draft()
+    store.enqueue([replace(child, links=Links(gatherer=lease.job_id, gathered=first))])
+    settle_waits(store)
+    if ended:
+        end(store, child.id, Failed("boom", final=True))
+        settle_waits(store)
+    store.enqueue([replace(child, links=Links(gatherer=lease.job_id, gathered=second))])
+    finish(store, lease, Suspended())
+    if not ended:
+        settle_waits(store)
+        end(store, child.id, Failed("boom", final=True))
+    assert settle_waits(store) == []
+    (edge,) = store.inputs(lease.job_id)
+    assert (edge.place, edge.until, edge.open, edge.mine) == (0, "completed", True, True)
+    store.replay([child.id])
+    end(store, child.id)
+    assert settle_waits(store) == [lease.job_id]
+
+
+@pytest.mark.parametrize("how", ["new", "suspended"])
+def test_of_two_waits_in_one_call_the_stricter_holds(how: str, store: Store) -> None:
+    parent, other = put(store), put(store)
+    edges = Edge(parent, "ended"), Edge(parent, "completed"), Edge(other, "completed"), Edge(other, "ended")
+    if how == "new":
+        child = put(store, links=Links(after=edges))
+    else:
+        end(store, parent, Snoozed(3600))
+        end(store, other, Snoozed(3600))
+        lease = running(store)
+        child = lease.job_id
+        finish(store, lease, Suspended(after=edges))
+    assert [(each.parent, each.place, each.until) for each in store.inputs(child)] == [
+        (parent, 0, "completed"),
+        (other, 1, "completed"),
+    ]
+
+
+def test_a_job_that_ended_as_asked_is_not_waited_for_again(store: Store) -> None:
+    lease = running(store)
+    child = draft(links=Links(gatherer=lease.job_id))
+    store.enqueue([child])
+    end(store, child.id)
+    settle_waits(store)
+    finish(store, lease, Suspended())
+    again = resumed(store, lease.job_id)
+    store.enqueue([child])
+    assert not store.inputs(lease.job_id)[0].open
+    finish(store, again, Suspended(after=(Edge(child.id, "completed"),)))
+    assert not store.inputs(lease.job_id)[0].open
+    assert settle_waits(store) == [lease.job_id]
+
+
+def test_a_job_that_was_skipped_is_not_waited_for_again(store: Store) -> None:
+    lease = running(store)
+    child = draft(links=Links(gatherer=lease.job_id))
+    store.enqueue([child])
+    settle_waits(store)
+    end(store, child.id, Failed("boom", final=True))
+    settle_waits(store)
+    store.skip([child.id])
+    store.enqueue([child])
+    finish(store, lease, Suspended(after=(Edge(child.id, "completed"),)))
+    (edge,) = store.inputs(lease.job_id)
+    assert (edge.open, edge.skipped) == (False, True)
     assert settle_waits(store) == [lease.job_id]
 
 

@@ -207,6 +207,55 @@ def test_with_ended_a_gather_returns_how_each_ended(queue: TestQueue) -> None:
     assert handle.result("0s") == ["0", "no 1", "4"]
 
 
+def test_a_gathered_job_that_was_replayed_is_waited_for_again(queue: TestQueue) -> None:
+    def mends(job: Job) -> list[str]:
+        calls.append("mends")
+        assert calls.count("mends") < 10, "it runs again and again"
+        ends = job.gather("d", lambda: [double.bind(n) for n in range(3)], ended=True)
+        dead = [each.handle for each in ends if not each.ok]
+        for each in dead:
+            fails.clear()
+            queue._store.replay([str(each.id)])
+        return [job.join(each).state for each in dead] or [str(each.value) for each in ends]
+
+    fails.add(1)
+    handle = jobs.task(name="mends")(_annotated(mends)).enqueue()
+    with pytest.raises(Fail, match="no 1"):
+        queue.drain()
+    queue.drain()
+
+    assert handle.result("0s") == ["0", "2", "4"]
+    assert calls == ["mends", "mends", "mends"]
+
+
+def test_a_gathered_job_that_was_replayed_while_a_signal_is_waited_for_is_gathered_again(queue: TestQueue) -> None:
+    @jobs.task(signals={"go": int})
+    def saga(job: Job) -> str:
+        calls.append("saga")
+        assert calls.count("saga") < 10, "it runs again and again"
+        ends = job.gather("d", lambda: [double.bind(n) for n in range(3)], ended=True)
+        job.expect("go", int)
+        return ",".join(each.state for each in ends)
+
+    fails.add(1)
+    handle = saga.enqueue()
+    with pytest.raises(Fail, match="no 1"):
+        queue.drain()
+    queue.drain()
+    (dead,) = (each for each in queue.enqueued(double) if state(each) == "dead")
+    fails.clear()
+    queue._store.replay([str(dead.id)], delays={str(dead.id): 60})
+    handle.signal("go", 1)
+    calls.clear()
+    queue.drain()
+    assert calls == ["saga"]
+    queue.assert_waiting(handle)
+
+    queue.advance("61s")
+    queue.drain()
+    assert handle.result("0s") == "completed,completed,completed"
+
+
 def test_a_cancelled_child_cancels_its_gatherer_or_is_one_of_its_ends(queue: TestQueue) -> None:
     needs, takes = total.enqueue(), ends.enqueue()
     queue.kill_after(needs, "outcome")

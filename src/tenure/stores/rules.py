@@ -19,6 +19,7 @@ from tenure.core.lifecycle import (
     Charges,
     Completed,
     Crashed,
+    Edge,
     Failed,
     Lease,
     Outcome,
@@ -176,6 +177,15 @@ def check_links(drafts: Iterable[Draft]) -> set[str]:
                 needed.add(links.gatherer)
         earlier.add(draft.id)
     return needed
+
+
+def stricter(edges: Iterable[Edge]) -> list[Edge]:
+    """One edge per parent, in the order given: of two the one that needs more."""
+    found: dict[str, Edge] = {}
+    for edge in edges:
+        if edge.parent not in found or edge.until == "completed":
+            found[edge.parent] = edge
+    return list(found.values())
 
 
 def waits_for_itself(job_id: str) -> BadData:

@@ -211,9 +211,12 @@ class Waits:
         ids = plan.ids or []
         known = {each.parent: each for each in self._inputs()} if ids else {}
         found = [known[job_id] for job_id in ids if job_id in known]
-        left = sum(not _is_over(each, ended=ended) for each in found) + len(ids) - len(found)
+        live = [each for each in found if not _is_over(each, ended=ended)]
+        left = len(live) + len(ids) - len(found)
         if left:
-            raise self._suspend(Suspended(f"gathers {key!r}: {left} of {len(ids)} jobs have not ended"))
+            # Those that have ended before, and were replayed since: without a new edge nothing would be waited for.
+            again = tuple(Edge(each.parent, "ended" if ended else "completed") for each in live if not each.open)
+            raise self._suspend(Suspended(f"gathers {key!r}: {left} of {len(ids)} jobs have not ended", after=again))
         given = [each for each in found if not each.skipped]
         return [self._end(each) if ended else self._value(each) for each in given]
 

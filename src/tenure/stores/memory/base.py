@@ -20,6 +20,7 @@ from tenure.core.lifecycle import (
     MOVES,
     Charges,
     Completed,
+    Edge,
     Lease,
     Outcome,
     State,
@@ -31,6 +32,7 @@ from tenure.core.lifecycle import (
 from tenure.errors import BadData, StoreError
 from tenure.ports import Claimed, Draft, Enqueued, JobView, Links
 from tenure.ports.schedules import Schedule, Tick
+from tenure.stores.memory.links import Edge as KnownEdge
 from tenure.stores.memory.links import Known
 from tenure.stores.memory.rows import CHARGED, CLAIMED, Row, Worker, attempt, new_view
 from tenure.stores.rules import AMONG_OTHERS, ATTEMPTS_KEPT, Beside, check_links, no_parent, waits_for_itself
@@ -145,7 +147,7 @@ class MemoryBase:
         if job.created:
             for edge in links.after:
                 parent = stands.get(edge.parent, edge.parent)
-                self._known.add(job.id, parent, edge.until)
+                self._add(job.id, Edge(parent, edge.until))
                 for name in {job.id, parent} & new:
                     self._keep(self._jobs[name], linked=True)
             if links.after:
@@ -156,10 +158,21 @@ class MemoryBase:
         if links.gatherer is not None:
             if links.gatherer == job.id:
                 raise waits_for_itself(job.id)
-            self._known.add(links.gatherer, job.id, links.gathered, mine=job.id == draft.id)
+            self._add(links.gatherer, Edge(job.id, links.gathered), mine=job.id == draft.id)
             self._known.ask(links.gatherer)
             if job.created:
                 self._keep(self._jobs[job.id], linked=True)
+
+    def _add(self, child: str, edge: Edge, *, mine: bool = False) -> None:
+        """An edge that exists and is closed opens again, if its parent has not ended as is asked now."""
+        known = self._known.add(child, *edge, mine=mine)
+        known.open = known.open or not (known.skipped or self._met(known))
+
+    def _met(self, edge: KnownEdge) -> bool:
+        """Has its parent ended as the edge asks? One that is gone has ended."""
+        parent = self._jobs.get(edge.parent)
+        state = parent.view.state if parent else None
+        return state is State.COMPLETED or (edge.until == "ended" and (state is None or state in ENDED))
 
     def _live_child(self, job_id: str) -> str | None:
         """A live job that waits for this one, or goes on with its result."""
@@ -191,7 +204,7 @@ class MemoryBase:
     def _suspend(self, view: JobView, outcome: Suspended) -> dict[str, Any]:
         """What a suspended job waits for. Returns the changes of its view."""
         for edge in outcome.after:
-            self._known.add(view.id, *edge)
+            self._add(view.id, edge)
         self._known.ask(view.id)
         until = None if outcome.timeout is None else self.now() + timedelta(seconds=outcome.timeout)
         linked = view.linked or bool(self._known.before(view.id))

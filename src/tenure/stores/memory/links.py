@@ -37,11 +37,15 @@ class Known:
     def copy(self) -> Known:
         return deepcopy(self)
 
-    def add(self, child: str, parent: str, until: Literal["completed", "ended"], *, mine: bool = False) -> None:
+    def add(self, child: str, parent: str, until: Literal["completed", "ended"], *, mine: bool = False) -> Edge:
+        """The edge between these two. One that exists keeps its place, and of two needs the stricter holds."""
         known = self.parents.setdefault(child, {})
         if parent not in known:
             edge = Edge(child, parent, until, 1 + max((each.place for each in known.values()), default=-1), mine)
             known[parent] = self.children.setdefault(parent, {})[child] = edge
+        elif until == "completed":
+            known[parent].until = until
+        return known[parent]
 
     def drop(self, edge: Edge) -> None:
         del self.parents[edge.child][edge.parent], self.children[edge.parent][edge.child]

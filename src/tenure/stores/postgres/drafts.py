@@ -12,7 +12,7 @@ from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import BATCH_BYTES, Draft, Enqueued
 from tenure.stores.fields import NEW, listed
-from tenure.stores.postgres.links import ASK, EDGES_AT_ONCE, FLOWS, KNOWN, LINK, linked
+from tenure.stores.postgres.links import ASK, FLOWS, KNOWN, link, linked
 from tenure.stores.postgres.server import Steps
 from tenure.stores.rules import check_links, is_id, no_parent
 
@@ -146,9 +146,7 @@ def _linked_steps(drafts: Sequence[Draft], enqueue: str) -> Steps[tuple[list[Enq
         raise no_parent(min(unknown))
     answers, xid = yield from _stored_steps(drafts, enqueue, Marks(drafts))
     edges, asks, flows = linked(drafts, answers)
-    rows = list(edges.values())
-    for first in range(0, len(rows), EDGES_AT_ONCE):
-        yield LINK, rows[first : first + EDGES_AT_ONCE]
+    yield from link(list(edges.values()))
     if flows:
         yield FLOWS, [{"id": each, "name": name} for each, name in flows.items()]
     if asks:

@@ -8,7 +8,7 @@ from typing import Any
 from tenure.core.lifecycle import Lease, Outcome, Suspended
 from tenure.ports import Draft, Enqueued
 from tenure.stores.postgres.server import Steps
-from tenure.stores.rules import waits_for_itself
+from tenure.stores.rules import stricter, waits_for_itself
 
 EDGES_AT_ONCE = 20_000
 
@@ -29,6 +29,27 @@ LINK = """
         g."until", g.mine, CASE WHEN g.armed THEN 'armed' ELSE 'new' END
     FROM given AS g ORDER BY g.parent, g.child
     ON CONFLICT DO NOTHING RETURNING place"""
+
+#: Those that were there keep their places; of two needs the stricter holds. One that is closed is as new, if its parent
+#: has not ended as is asked now: the next look reads that one under its lock. Joined by the edge's key: where somebody
+#: has just changed an edge, it is looked at anew.
+AGAIN = """
+    WITH given AS MATERIALIZED (
+        SELECT g.*, p.id IS NULL OR p.ended_at IS NOT NULL AS ended, coalesce((p.state || '') = 'completed', false)
+            AS completed
+        FROM json_to_recordset(:p::json) AS g (child uuid, parent uuid, "until" text)
+        LEFT JOIN @.jobs AS p ON p.id = g.parent
+    )
+    UPDATE @.edges AS e SET
+        "until" = CASE WHEN g."until" = 'completed' THEN g."until" ELSE e."until" END,
+        state = CASE
+            WHEN e.state <> 'closed' OR g.completed THEN e.state
+            WHEN 'completed' IN (e."until", g."until") OR NOT g.ended THEN 'new'
+            ELSE e.state END
+    FROM given AS g
+    WHERE e.parent = g.parent AND e.child = g.child
+      AND (e."until" = 'ended' AND g."until" = 'completed' OR e.state = 'closed' AND NOT g.completed)
+    RETURNING e.place"""
 
 FLOWS = """
     INSERT INTO @.flows (id, name, created_at)
@@ -56,7 +77,8 @@ def linked(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> tuple[Edges,
 
     def add(child: str, parent: str, until: str, *, mine: bool = False) -> None:
         edge = {"child": child, "parent": parent, "until": until, "mine": mine, "armed": parent in new}
-        edges.setdefault((child, parent), edge)
+        if edges.setdefault((child, parent), edge)["until"] != until:
+            edges[child, parent]["until"] = "completed"
         if mine or parent not in new:
             asks.add(child)
 
@@ -75,17 +97,24 @@ def linked(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> tuple[Edges,
     return edges, asks, flows
 
 
+def link(edges: Sequence[dict[str, Any]]) -> Steps[None]:
+    for first in range(0, len(edges), EDGES_AT_ONCE):
+        part = edges[first : first + EDGES_AT_ONCE]
+        added = yield LINK, part
+        if len(added) < len(part):
+            yield AGAIN, part
+
+
 def suspend(ends: Iterable[tuple[Lease, Outcome]]) -> Steps[None]:
     """What these attempts, which have just ended as suspended, wait for."""
     edges, rows = Edges(), dict[str, dict[str, Any]]()
     for lease, outcome in ends:
         if isinstance(outcome, Suspended):
             rows[lease.job_id] = {"id": lease.job_id, "signal": outcome.signal, "timeout": outcome.timeout}
-            for parent, until in outcome.after:
+            for parent, until in stricter(outcome.after):
                 edge = {"child": lease.job_id, "parent": parent, "until": until, "mine": False, "armed": False}
-                edges.setdefault((lease.job_id, parent), edge)
-    if edges:
-        yield LINK, list(edges.values())
+                edges[lease.job_id, parent] = edge
+    yield from link(list(edges.values()))
     if rows:
         yield SUSPEND, list(rows.values())
         yield ASK, list(rows)

@@ -20,6 +20,7 @@ from tenure.stores.rules import (
     not_replayed_for,
     parent_missing,
     still_gathers,
+    stricter,
     waits_for_itself,
 )
 from tenure.stores.sqlite.file import fetch, first
@@ -47,6 +48,11 @@ _ADD = """
     INSERT INTO edges (child, parent, place, until, mine)
     SELECT :child, :parent, coalesce((SELECT max(place) + 1 FROM edges WHERE child = :child), 0), :until, :mine
     WHERE TRUE ON CONFLICT (child, parent) DO NOTHING"""
+_RAISE = "UPDATE edges SET until = 'completed' WHERE child = :child AND parent = :parent"
+_OPEN_AGAIN = f"""
+    UPDATE edges AS e SET open = 1, armed = 0
+    WHERE e.child = :child AND e.parent = :parent AND NOT e.open AND NOT e.skipped AND NOT
+        (SELECT {_SATISFIED} FROM (SELECT 1) LEFT JOIN jobs AS p ON p.id = e.parent)"""
 _INPUT = """
     SELECT {0} e.place, e.parent, e.until, e.open, e.skipped, e.mine, p.task, p.state, p.result, p.error
     FROM edges AS e LEFT JOIN jobs AS p ON p.id = e.parent WHERE """
@@ -89,7 +95,7 @@ def link(connection: apsw.Connection, drafts: Sequence[Draft], answers: Sequence
         if links is None:
             continue
         if answer.created:
-            parents = dict.fromkeys(Edge(stands.get(edge.parent, edge.parent), edge.until) for edge in links.after)
+            parents = stricter(Edge(stands.get(edge.parent, edge.parent), edge.until) for edge in links.after)
             rows = [(answer.id, edge.parent, place, edge.until) for place, edge in enumerate(parents)]
             connection.executemany(
                 "INSERT INTO edges (child, parent, place, until, mine) VALUES (?, ?, ?, ?, 0) ON CONFLICT DO NOTHING",
@@ -113,7 +119,13 @@ def link(connection: apsw.Connection, drafts: Sequence[Draft], answers: Sequence
 
 
 def add(connection: apsw.Connection, child: str, edge: Edge, *, mine: bool = False) -> None:
-    connection.execute(_ADD, {"child": child, "parent": edge.parent, "until": edge.until, "mine": mine})
+    """One that is there keeps its place; of two needs the stricter holds; it opens if that has not come."""
+    facts = {"child": child, "parent": edge.parent, "until": edge.until}
+    connection.execute(_ADD, {**facts, "mine": mine})
+    if connection.changes() == 0:
+        if edge.until == "completed":
+            connection.execute(_RAISE, facts)
+        connection.execute(_OPEN_AGAIN, facts)
 
 
 # ── What an operator asks ───────────────────────────────────────────────────────────────────────────────────────

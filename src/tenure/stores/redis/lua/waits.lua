@@ -36,6 +36,22 @@ local function pin(parent, child)
   link(parent)
 end
 
+-- An edge that is there already: of two needs the stricter holds, and it opens if its parent has not ended so.
+local function tie_again(child, parent, marks)
+  local key, unmet = ns .. 'parents:' .. child, ns .. 'unmet:' .. child
+  local edge, open = tonumber(redis.call('ZSCORE', key, parent)), redis.call('ZSCORE', unmet, parent)
+  if marked(edge, 1) and not marked(marks, 1) then
+    edge = edge - 1
+    redis.call('ZADD', key, edge, parent)
+    if open then redis.call('ZADD', unmet, edge, parent) end
+  end
+  local state = redis.call('HGET', job(parent), 'state')
+  if not (open or marked(edge, SKIPPED) or met(edge, state)) and (state or not marked(edge, 1)) then
+    redis.call('ZADD', unmet, edge, parent)
+    pin(parent, child)
+  end
+end
+
 -- A new edge, at the next place of its child; there is one between two jobs at most.
 local places = {}
 local function tie(child, parent, marks)
@@ -51,6 +67,8 @@ local function tie(child, parent, marks)
     redis.call('ZADD', ns .. 'unmet:' .. child, edge, parent)
     redis.call('ZADD', ns .. 'children:' .. parent, 0, child)
     pin(parent, child)
+  else
+    tie_again(child, parent, marks)
   end
   link(child)
 end
