@@ -550,6 +550,25 @@ def test_a_child_is_not_replayed_without_what_it_needs(world: World) -> None:
     assert parent in refused.stands
 
 
+@pytest.mark.parametrize("beside", [0, 250])
+def test_a_child_of_an_expired_parent_is_replayed_and_waits(beside: int, world: World) -> None:
+    store = world.store()
+    parent = put(store, expires=1)
+    others = [put(store) for _ in range(beside)]
+    child = put(store, links=Links(after=(*(Edge(each, "ended") for each in others), Edge(parent, "completed"))))
+    settle_waits(store)
+    store.cancel([*others, child], "unwanted")
+    world.advance(10)
+    (claimed,) = claim(store, worker := start(store))
+    finish(store, Lease(claimed.id, claimed.attempt, worker), Cancelled(EXPIRED))
+    settle_waits(store)
+    assert store.replay([child]) == {child: Landed(State.WAITING)}
+    assert settle_waits(store) == []
+    store.replay([parent])
+    end(store, parent)
+    assert settle_waits(store) == [child]
+
+
 def test_a_parent_that_is_gone_cancels_those_that_need_it(store: Store) -> None:
     parent = put(store)
     end(store, parent)

@@ -46,6 +46,7 @@ from tenure.stores.rules import (
     check_replay,
     check_reports,
     check_text,
+    closes,
     gathers,
     held_by_child,
     key_held,
@@ -291,7 +292,7 @@ class MemoryJobs(MemoryBase):
             return still_gathers(gathered)
         fates = [(edge, self._jobs.get(edge.parent)) for edge in self._known.before(view.id)]
         for edge, parent in fates:
-            lost = parent is None or parent.view.state is State.CANCELLED
+            lost = parent is None or closes(edge.until, parent.view.state, parent.view.error) == "cancel"
             if lost and edge.until == "completed" and not edge.mine and not edge.skipped:
                 return parent_missing(edge.parent, gone=parent is None)
         for edge, parent in fates:

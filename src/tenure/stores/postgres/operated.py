@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psycopg
 
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import EXPIRED, State
 from tenure.ports import Answer, Edit, Landed, NotLanded
 from tenure.stores.postgres.server import Connection, Sql
 from tenure.stores.rules import (
@@ -35,11 +35,11 @@ LIVE_CHILD = """
     SELECT c.id::text FROM @.edges AS e JOIN @.jobs AS c ON c.id = e.child
     WHERE e.parent = %s AND e.live AND c.ended_at IS NULL LIMIT 1"""
 
-#: A parent whose result is needed and will not come.
+#: A parent whose result is needed and will not come. One that expired holds, as a dead one does.
 LOST = """
     SELECT e.parent::text, p.id IS NULL FROM @.edges AS e LEFT JOIN @.jobs AS p ON p.id = e.parent
     WHERE e.child = %s AND e.until = 'completed' AND NOT e.mine AND e.state <> 'skipped'
-      AND (p.id IS NULL OR (p.state || '') = 'cancelled') ORDER BY e.place LIMIT 1"""
+      AND (p.id IS NULL OR (p.state || '') = 'cancelled' AND p.error IS DISTINCT FROM %s) ORDER BY e.place LIMIT 1"""
 
 #: Has the parent of an edge ended as the edge asks?
 _MET = "coalesce((p.state || '') = 'completed' OR (e.until = 'ended' AND p.ended_at IS NOT NULL), false)"
@@ -155,7 +155,7 @@ def _why_not_again(connection: Connection, sql: Sql, job_id: str, state: State) 
     gathered = connection.execute(sql(_GATHERED), (job_id,)).fetchone()
     if gathered is not None:
         return still_gathers(gathered[0])
-    lost = connection.execute(sql(LOST), (job_id,)).fetchone()
+    lost = connection.execute(sql(LOST), (job_id, EXPIRED)).fetchone()
     return None if lost is None else parent_missing(lost[0], gone=lost[1])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
-from tenure.core.lifecycle import Completed, Lease, Outcome, State, reason_of
+from tenure.core.lifecycle import EXPIRED, Completed, Lease, Outcome, State, reason_of
 from tenure.errors import StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
@@ -126,7 +126,7 @@ class RedisJobs(RedisBase):
                 for each in waiting
             ]
             for batch in batches(asked, lambda each: sum(map(len, each))):
-                results = self._server.call("replay", *chain.from_iterable(batch))
+                results = self._server.call("replay", EXPIRED, *chain.from_iterable(batch))
                 for (job_id, *_), answer in zip(batch, results, strict=True):
                     if answer not in (CHANGED, MANY_EDGES, NO_ROOM):
                         answers[job_id] = _replayed(answer)

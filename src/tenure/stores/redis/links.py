@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
-from tenure.core.lifecycle import Edge, Lease, Outcome, State, Suspended
+from tenure.core.lifecycle import EXPIRED, Edge, Lease, Outcome, State, Suspended
 from tenure.errors import BadData, StoreAway
 from tenure.ports import Draft, Enqueued, Links
 from tenure.stores.redis.drafts import MOST, MOST_BYTES, values
@@ -166,7 +166,7 @@ def open_edges(server: Server, job_id: str) -> list[str] | None:
     """Open all edges of a job before its replay. Returns what `replay` would, if it can't run."""
     first: Any = "-inf"
     while first is not None:
-        first = server.call("reopen", job_id, first)
+        first = server.call("reopen", job_id, first, EXPIRED)
         if isinstance(first, list):
             return cast("list[str]", first)
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from tenure.core.lifecycle import Edge, State
+from tenure.core.lifecycle import EXPIRED, Edge, State
 from tenure.ports import Draft, Enqueued, Input, NotLanded
 from tenure.stores.rules import (
     check_links,
@@ -40,7 +40,7 @@ _GATHERED = f"""
 _MISSING = """
     SELECT e.parent, p.state FROM edges AS e LEFT JOIN jobs AS p ON p.id = e.parent
     WHERE e.child = ? AND e.until = 'completed' AND NOT e.mine AND NOT e.skipped
-      AND (p.state IS NULL OR p.state = 'cancelled') ORDER BY e.place LIMIT 1"""
+      AND (p.state IS NULL OR (p.state = 'cancelled' AND p.error IS NOT ?)) ORDER BY e.place LIMIT 1"""
 NOT_NEEDED = "NOT EXISTS (SELECT 1 FROM edges INDEXED BY edges_held WHERE held AND parent = jobs.id)"
 #: No job needs it, also none that was stored just now, and its own end has been told.
 NOT_HELD = f"{NOT_NEEDED} AND NOT EXISTS (SELECT 1 FROM edges WHERE held AND child = jobs.id)"
@@ -157,7 +157,7 @@ def why_not_replayed(connection: apsw.Connection, job_id: str, state: State) -> 
     gathered = _gathered(connection, job_id)
     if gathered is not None:
         return still_gathers(gathered)
-    missing = first(connection, _MISSING, (job_id,))
+    missing = first(connection, _MISSING, (job_id, EXPIRED))
     return None if missing is None else parent_missing(missing[0], gone=missing[1] is None)
 
 

@@ -1,11 +1,10 @@
 #!lua
--- ended → queued, scheduled or waiting, with the budgets reset. ARGV per job: id, milliseconds until it is due and, for new
--- arguments, the facts that were read, the new facts and the payload (else empty), and whether `reopen` has opened its
--- edges. Returns per job: nothing (no such
--- job), its state if it has not ended, 0 if it ran under a guard, the holder of its unique key and its state, 2 if its
--- facts have changed and must be read again, 5 if it has too many edges for one step, 6 if the
--- step has no room for them; a job, its state, and why there is
--- no replay because of it; or 1 (queued), 3 (scheduled), 4 (waiting).
+-- ended → queued, scheduled or waiting, with the budgets reset. ARGV: the error of a job that
+-- expired; then per job its id, milliseconds until it is due and, for new arguments, the facts that were read, the new
+-- facts and the payload (else empty), and whether `reopen` has opened its edges. Returns per job: nothing (no such job),
+-- its state if it has not ended, 0 if it ran under a guard, the holder of its unique key and its state, 2 if its facts
+-- have changed and must be read again, 5 if it has too many edges for one step, 6 if the step has no room for them; a
+-- job, its state, and why there is no replay because of it; or 1 (queued), 3 (scheduled), 4 (waiting).
 
 -- The ticks that name this job are open again: it is a run of their schedules once more. The new rev of the schedule,
 -- in its body too, refuses a writer that still saw the run as ended.
@@ -26,7 +25,7 @@ local function reopen(id)
 end
 
 local answers, edges = {}, 200
-for i = 1, #ARGV, 6 do
+for i = 2, #ARGV, 6 do
   local id, delay, edited = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 4] ~= ''
   local j = read(id)
   local child = j and j.state == 'completed' and j.linked and live_child(id)
@@ -34,7 +33,7 @@ for i = 1, #ARGV, 6 do
   local some, lost = {}, false
   if number > 0 and number <= edges and ENDED[j.state] then
     some = redis.call('ZRANGE', ns .. 'parents:' .. id, 0, -1, 'WITHSCORES')
-    lost = lost_of(some)
+    lost = lost_of(some, ARGV[1])
   end
   local holder = j and j.unique and redis.call('HGET', ns .. 'unique', j.unique)
   if not j then

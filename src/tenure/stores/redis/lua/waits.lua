@@ -209,11 +209,12 @@ local function forget(id)
 end
 
 -- Edges of an ended job before its replay, as ZRANGE gives them with their scores. Returns a parent without which it
--- can't run, its state, and why; or nothing.
-local function lost_of(edges)
+-- can't run, its state, and why; or nothing. One with the error `expired` holds, as a dead one does.
+local function lost_of(edges, expired)
   for n = 1, #edges, 2 do
-    local state, edge = redis.call('HGET', job(edges[n]), 'state'), tonumber(edges[n + 1])
-    if (not state or state == 'cancelled') and not (marked(edge, 1) or marked(edge, MINE) or marked(edge, SKIPPED)) then
+    local f, edge = redis.call('HMGET', job(edges[n]), 'state', 'error'), tonumber(edges[n + 1])
+    local state = f[1]
+    if (not state or state == 'cancelled' and f[2] ~= expired) and not (marked(edge, 1) or marked(edge, MINE) or marked(edge, SKIPPED)) then
       return {edges[n], '', state and 'cancelled' or 'gone'}
     end
   end
