@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tenure import Fail, Job, JobHandle, Tenure
-from tenure.errors import InvalidArguments, InvalidOption, StoreError, TenureError, UnknownJob, WouldBlock
+from tenure.errors import InvalidArguments, InvalidOption, JobFailed, StoreError, TenureError, UnknownJob, WouldBlock
 from tenure.ports import Landed
 
 jobs = Tenure("sqlite:////nowhere/at/all.db")
@@ -156,6 +156,76 @@ def test_without_a_default_the_time_out_ends_the_job() -> None:
             queue.drain()
 
         assert state(handle) == "dead"
+
+
+def at_once(*waits: str) -> Any:
+    """A task whose handler waits for all of these at once."""
+    later = one.using(delay="2h").enqueue() if "join" in waits else None
+
+    @jobs.task(name=f"waits_for_{len(jobs.tasks)}", signals={"a": int, "b": int})
+    async def task(job: Job) -> int:
+        calls = {
+            "a": lambda: job.aexpect("a", int),
+            "b": lambda: job.aexpect("b", int),
+            "b in 1s": lambda: job.aexpect("b", int, timeout="1s"),
+            "long b": lambda: job.aexpect("b", int, timeout="1h", name="long"),
+            "join": lambda: job.ajoin(later),  # type: ignore[arg-type]
+            "gather": lambda: job.agather("k", lambda: [one.using(delay="1h").bind()]),
+        }
+        async with asyncio.TaskGroup() as group:
+            for each in waits:
+                group.create_task(calls[each]())
+        return 1
+
+    return task
+
+
+@jobs.task
+def one() -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [("b in 1s", "long b"), ("long b", "b in 1s"), ("b in 1s", "a"), ("a", "b in 1s"), ("b in 1s", "join")],
+)
+def test_of_several_waits_the_earliest_time_out_counts(waits: tuple[str, ...]) -> None:
+    for _ in range(5):  # which comes first is up to threads
+        with jobs.testing() as queue:
+            handle = at_once(*waits).enqueue()
+            queue.drain()
+            assert state(handle) == "waiting"
+            queue.advance("1s")
+            with pytest.raises((Fail, JobFailed, BaseExceptionGroup)):
+                queue.drain()
+
+            assert state(handle) == "dead"
+            assert handle.status().error == "the signal 'b' did not arrive in time"
+
+
+@pytest.mark.parametrize("order", [("a", "b"), ("b", "a")])
+def test_several_signals_are_waited_for_one_after_the_other(order: tuple[str, str]) -> None:
+    with jobs.testing() as queue:
+        handle = at_once("b", "a").enqueue()
+        queue.drain()
+        for each in order:
+            assert handle.signal(each, 1)
+            queue.drain()
+
+        assert handle.result("0s") == 1
+
+
+def test_a_signal_without_a_time_out_may_be_expected_beside_a_gather() -> None:
+    with jobs.testing() as queue:
+        handle = at_once("gather", "b").enqueue()
+        queue.drain()
+        queue.advance("1h")
+        queue.drain()
+        queue.assert_waiting(handle, signal="b")
+        handle.signal("b", 3)
+        queue.drain()
+
+        assert handle.result("0s") == 1
 
 
 def test_a_job_that_dies_anywhere_in_a_wait_waits_no_second_time() -> None:

@@ -30,6 +30,9 @@ from tenure.tasks.job import MISSING, valid_key
 from tenure.tasks.loops import settled
 from tenure.tasks.placeholders import Source, marked
 from tenure.tasks.signals import fitting, kind_of, own_key, shared_key
+from tenure.tasks.suspends import Suspend as Suspend
+from tenure.tasks.suspends import Suspends
+from tenure.tasks.suspends import together as together
 from tenure.tasks.task import NewJob, Task
 
 PAGE = 200  #: edges read at once
@@ -38,27 +41,6 @@ CHUNK = 200_000  #: characters of a list in one record
 _MINE = "\x1f"  #: no key of a handler's own begins so
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 _DEFAULTS = {each.name: each.default for each in fields(Draft)}
-
-
-class Suspend(BaseException):
-    """Raised in a handler to give its slot back until what it waits for has happened.
-
-    Not an Exception, so that `except Exception` does not catch it: let it leave the handler.
-    """
-
-    def __init__(self, outcome: Suspended) -> None:
-        super().__init__(f"the job is suspended: it {outcome.reason}")
-        self.outcome = outcome
-
-
-def together(suspends: Sequence[Suspend]) -> Suspend:
-    """One wait for all of them. Of several signals, that which times out first: the others are asked for again."""
-    outcomes = [each.outcome for each in suspends]
-    signals = [each for each in outcomes if each.signal is not None]
-    signals.sort(key=lambda each: float("inf") if each.timeout is None else each.timeout)
-    first = signals[0] if signals else outcomes[0]
-    after = dict.fromkeys(edge for each in outcomes for edge in each.after)
-    return Suspend(replace(first, after=tuple(after)))
 
 
 class Waiting(Protocol):
@@ -98,7 +80,13 @@ class Waits:
     def __init__(self, attempt: Waiting) -> None:
         self._attempt = attempt
         self._active = set[str]()
-        self.suspended: Suspend | None = None  #: raised in the handler, which must not swallow it
+        self._suspends = Suspends()
+        self._too_late = set[str]()  #: names of waits that are over, in vain
+
+    @property
+    def suspended(self) -> Suspend | None:
+        """What was raised in the handler, which must not swallow it."""
+        return self._suspends.first
 
     # ── gather ──
 
@@ -318,7 +306,14 @@ class Waits:
     ) -> Any:
         asked = self._asked(signal, kind, timeout, default, name, shared=shared)
         with self._begun("aexpect", asked.name):
-            return self._heard(asked, await self._adecide(asked.name, asked))
+            try:
+                return self._heard(asked, await self._adecide(asked.name, asked))
+            except Fail:
+                raise
+            except BaseException:  # cancelled, as beside a task that waits: the handler may never see the time-out
+                if asked.name in self._too_late:
+                    self._suspends.fail = asked.late()
+                raise
 
     def _asked(
         self, signal: str, kind: Any, timeout: Duration | None, default: object, name: str | None, *, shared: bool
@@ -341,7 +336,7 @@ class Waits:
         attempt, records = self._attempt, f"{_MINE}expect {asked.key}{_MINE}{key}"
         recorded = attempt.recall(records)
         if recorded is not None:
-            return recorded
+            return self._noted(key, asked, recorded)
         left = None
         if asked.timeout is not None:  # asked before the signals are read: one that was sent in time is not lost
             now = attempt.store.now().timestamp()
@@ -352,8 +347,13 @@ class Waits:
             fitting(asked.what, asked.kind, found[0].value)
             return attempt.record(records, _encode({"value": msgspec.Raw(found[0].value.encode())}).decode())
         if left is not None and left <= 0:
-            return attempt.record(records, "{}")
+            return self._noted(key, asked, attempt.record(records, "{}"))
         raise self._suspend(Suspended(f"waits for the {asked.what}", signal=asked.key, timeout=left))
+
+    def _noted(self, key: str, asked: _Asked, record: str) -> str:
+        if asked.default is MISSING and "value" not in _decode(record, type=dict[str, msgspec.Raw]):
+            self._too_late.add(key)
+        return record
 
     async def _adecide(self, key: str, asked: _Asked) -> str:
         return await settled(partial(self._decide, key, asked))
@@ -363,7 +363,7 @@ class Waits:
         if value is not None:
             return fitting(asked.what, asked.kind, bytes(value).decode())
         if asked.default is MISSING:
-            raise Fail(f"the {asked.what} did not arrive in time", final=True)
+            raise asked.late()
         return asked.default
 
     # ── all of them ──
@@ -392,8 +392,7 @@ class Waits:
             self._active.discard(place)
 
     def _suspend(self, outcome: Suspended) -> Suspend:
-        self.suspended = Suspend(outcome)
-        return self.suspended
+        return self._suspends.add(outcome)
 
 
 class _Asked(NamedTuple):
@@ -409,6 +408,9 @@ class _Asked(NamedTuple):
     @property
     def what(self) -> str:
         return f"signal {self.key.partition(':')[2]!r}"
+
+    def late(self) -> Fail:
+        return Fail(f"the {self.what} did not arrive in time", final=True)
 
 
 def _is_over(each: Input, *, ended: bool) -> bool:

@@ -12,9 +12,10 @@ from tenure.tasks.waits import Suspend, together
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The error itself, or all errors of a group and of the groups in it."""
+    """The error itself, or all errors of a group and of the groups in it. A Suspend beside an error says nothing."""
     members = _members(error)
-    return [leaf for each in members for leaf in leaves(each)] if members else [error]
+    found = [leaf for each in members for leaf in leaves(each)] if members else [error]
+    return [each for each in found if not isinstance(each, Suspend)] or found
 
 
 def signal_in(error: BaseException) -> BaseException:

@@ -1,0 +1,62 @@
+"""How an attempt is suspended: all that it waits for, and what counts when it waits for several things at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tenure.core.lifecycle import Failed, Suspended
+from tenure.core.retry import Fail
+
+
+class Suspends:
+    """The waits of one attempt that have not ended. Added to by the threads and tasks of its handler."""
+
+    def __init__(self) -> None:
+        self.waits: list[Suspended] = []
+        self.fail: Fail | None = None  #: what ends the job instead, also if the handler never saw it
+
+    def add(self, outcome: Suspended) -> Suspend:
+        self.waits.append(outcome)
+        return Suspend(outcome, self)
+
+    @property
+    def first(self) -> Suspend | None:
+        return Suspend(self.waits[0], self) if self.waits else None
+
+    @property
+    def outcome(self) -> Suspended | Failed:
+        """That of the attempt, which needs all of them: so of several signals it waits for one, and then for the next.
+
+        The one that times out first comes first, and before the jobs that are joined. A gathered job is waited for
+        from when it is stored: a time-out beside it is seen only after its end.
+        """
+        if self.fail is not None:
+            return Failed(self.fail.reason, final=True)
+        signals = [each for each in self.waits if each.signal is not None]
+        signals.sort(key=lambda each: float("inf") if each.timeout is None else each.timeout)
+        first = (signals or self.waits)[0]
+        if first.timeout is not None:
+            return first
+        return replace(first, after=tuple(dict.fromkeys(edge for each in self.waits for edge in each.after)))
+
+
+class Suspend(BaseException):
+    """Raised in a handler to give its slot back until what it waits for has happened.
+
+    Not an Exception, so that `except Exception` does not catch it: let it leave the handler.
+    """
+
+    def __init__(self, outcome: Suspended, among: Suspends) -> None:
+        super().__init__(f"the job is suspended: it {outcome.reason}")
+        self._among = among
+
+    @property
+    def outcome(self) -> Suspended | Failed:
+        """That of the attempt: another task of the handler may wait, too, whose exception was lost with it."""
+        return self._among.outcome
+
+
+def together(suspends: Sequence[Suspend]) -> Suspend:
+    """One for all of them: they are of one attempt, and each stands for all of its waits."""
+    return suspends[0]
