@@ -486,6 +486,43 @@ def test_a_suspended_job_is_not_finished_in_a_transaction(queue: TestQueue) -> N
     run(queue, handler, raises=StoreError, match="after the job was suspended")
 
 
+# ── circles ──
+
+
+def test_jobs_that_gather_each_other_are_refused(queue: TestQueue) -> None:
+    links: dict[str, list[str]] = {"a": ["b"], "b": ["c", "d"], "c": ["a"], "d": []}
+
+    @jobs.task
+    def crawl(job: Job, url: str) -> str:
+        job.gather("links", lambda: [crawl.using(unique=each).bind(each) for each in links[url]])
+        return url
+
+    crawl.using(unique="a").enqueue("a")
+    with pytest.raises(Fail, match=r"job\.gather\('links'\): this job, .*, would wait for .*, which waits") as raised:
+        queue.drain()
+    views = [queue._store.get(str(each.id)) for each in queue.enqueued(crawl)]
+    by_key = {view.unique: jobs.handle(view.id) for view in views if view is not None}
+    c, a, b = (str(by_key[each].id) for each in "cab")
+    assert f"{c}, would wait for {a}, which waits for {b}, which waits for this job" in str(raised.value)
+    queue.drain()
+    assert [state(by_key[each]) for each in "abcd"] == ["waiting", "waiting", "dead", "completed"]
+
+
+@pytest.mark.parametrize("through", ["after", "a flow"])
+def test_a_gathered_job_that_waits_for_its_gatherer_is_refused(queue: TestQueue, through: str) -> None:
+    def handler(job: Job) -> object:
+        mine = jobs.handle(job.id)
+        if through == "a flow":
+            with jobs.flow("f") as flow:
+                last = flow.add(double.bind(flow.add(double.bind(1), after=[mine]).output))
+            mine = last.handle
+        return job.gather("k", lambda: [double.bind(1), double.using(after=[mine]).bind(2)])
+
+    error = run(queue, handler, raises=Fail, match="which waits for this job: none of them would ever end")
+
+    assert error.final
+
+
 # ── join, and flows of a job ──
 
 

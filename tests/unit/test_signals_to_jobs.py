@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -164,7 +165,7 @@ def at_once(*waits: str) -> Any:
 
     @jobs.task(name=f"waits_for_{len(jobs.tasks)}", signals={"a": int, "b": int})
     async def task(job: Job) -> int:
-        calls = {
+        calls: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
             "a": lambda: job.aexpect("a", int),
             "b": lambda: job.aexpect("b", int),
             "b in 1s": lambda: job.aexpect("b", int, timeout="1s"),

@@ -22,7 +22,8 @@ from tenure.core.durations import Duration, seconds
 from tenure.core.lifecycle import ENDED, Edge, State, Suspended
 from tenure.core.retry import Fail
 from tenure.errors import InvalidArguments, InvalidOption, Refused, StoreError, TenureError, UnknownJob
-from tenure.ports import MOST_EDGES, Claimed, Draft, Input, Links, Store
+from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Store
+from tenure.tasks.circles import circle, told
 from tenure.tasks.client import in_transaction
 from tenure.tasks.ended import Ended
 from tenure.tasks.handle import JobHandle
@@ -36,7 +37,6 @@ from tenure.tasks.suspends import together as together
 from tenure.tasks.task import NewJob, Task
 
 PAGE = 200  #: edges read at once
-MOST_WALKED = 1000  #: edges that a join follows to see whether it would wait for itself
 CHUNK = 200_000  #: characters of a list in one record
 _MINE = "\x1f"  #: no key of a handler's own begins so
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
@@ -189,8 +189,20 @@ class Waits:
         """Store the jobs, and record which of them stand: a unique key may be held by another one."""
         drafts = plan.drafts or []
         answers = self._attempt.task.app.client().enqueue(drafts)
+        self._refuse_circles(key, drafts, answers)
         ids = self._attempt.record(f"{plan.key}{_MINE}ids", _encode([answer.id for answer in answers]).decode())
         return plan._replace(ids=_decode(ids, type=list[str]))
+
+    def _refuse_circles(self, key: str, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
+        """Raise a final Fail if one of these jobs waits for this one. A new job does only if it has an `after`.
+
+        The jobs are stored by now: of two that gather each other at the same time, one at least sees the other's edge.
+        """
+        both = zip(drafts, answers, strict=True)
+        suspect = [answer.id for draft, answer in both if answer.id != draft.id or (draft.links and draft.links.after)]
+        found = circle(self._attempt.store, self._attempt.claimed.id, suspect)
+        if found:
+            raise Fail(f"job.gather({key!r}): {told(found)}", final=True)
 
     async def _astore(self, key: str, plan: _Plan) -> _Plan:
         return await settled(partial(self._store, key, plan))
@@ -274,22 +286,8 @@ class Waits:
 
     def _refuse_circle(self, job_id: str) -> None:
         """Raise Refused if that job waits for this one: neither would ever end."""
-        mine, left, known = self._attempt.claimed.id, [job_id], {job_id}
-        walked = 0
-        while left and walked < MOST_WALKED:
-            child, start = left.pop(), 0
-            if child == mine:
-                raise Refused(f"job.join: job {job_id} waits for this job, {mine}: neither would ever end")
-            while walked < MOST_WALKED:
-                page = self._attempt.store.inputs(child, start=start, limit=min(PAGE, MOST_WALKED - walked))
-                fresh = {each.parent for each in page if each.open} - known
-                left += fresh
-                known |= fresh
-                walked += len(page)
-                if len(page) < PAGE:
-                    break
-                start = page[-1].place + 1
-        if mine in known:
+        mine = self._attempt.claimed.id
+        if circle(self._attempt.store, mine, [job_id]):
             raise Refused(f"job.join: job {job_id} waits for this job, {mine}: neither would ever end")
 
     # ── expect ──
