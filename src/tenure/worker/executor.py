@@ -20,11 +20,12 @@ import inspect
 import sys
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from time import monotonic
+from types import TracebackType
 from typing import Any, TypeVar
 
 from tenure.core.durations import spell
@@ -58,6 +59,7 @@ class Attempt(Leased):
     verdict: Outcome | None = None
     stop_requested_at: float | None = None  #: when it was first asked to stop, by the loop's clock
     raised: BaseException | None = None  #: what its code raised, for the log
+    swallowed: tuple[str, BaseException] | None = None  #: by which @jobs.around, and what
     over = False  #: its code has stopped
     _begun = False  #: the coroutine has taken its first step: if cancelled earlier, it would never reach `_end`
     active = 0.0  #: when it last reported progress, by the loop's clock
@@ -128,7 +130,7 @@ class Attempt(Leased):
             if program.arounds:
                 async with AsyncExitStack() as stack:
                     for around in program.arounds:
-                        await _enter_async(stack, around, Job(self))
+                        await _enter_async(stack, around, self)
                     value = await task.fn(*args, **kwargs)
             else:
                 value = await task.fn(*args, **kwargs)
@@ -176,7 +178,7 @@ class Attempt(Leased):
                 args = (Job(self), *args)
             with ExitStack() as stack:
                 for around in program.arounds:
-                    _enter(stack, around, Job(self))
+                    _enter(stack, around, self)
                 return self._returned(task.fn(*args, **kwargs))
         except BaseException as error:
             return self._raised(error)
@@ -223,7 +225,7 @@ class Attempt(Leased):
     def _raised(self, error: BaseException) -> Outcome | None:
         self.raised = error
         try:
-            return _outcome_of(self, error)
+            return _told_of_the_swallow(self, error, _outcome_of(self, error))
         except BaseException as broken:  # for example in the task's own `delay`: the attempt must end all the same
             return Failed(f"{describe(error)}\n\nand then, while deciding whether to retry: {describe(broken)}")
 
@@ -391,20 +393,63 @@ async def run_inline(
 # ── Around and resources ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _enter(stack: ExitStack, around: Callable[[Job[Any]], Generator[None]], job: Job[Any]) -> None:
+class _Around:
+    """A plain `@jobs.around` of one attempt. It can't swallow: what the handler raised decides the outcome."""
+
+    def __init__(self, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
+        self._attempt, self._name = attempt, around.__name__
+        self._block = contextmanager(around)(Job(attempt))
+
+    def __enter__(self) -> None:
+        self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._block.__exit__(kind, error, trace) and error is not None:
+            self._attempt.swallowed = self._name, error
+
+
+class _AsyncAround:
+    """An async one."""
+
+    def __init__(self, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
+        self._attempt, self._name = attempt, around.__name__
+        self._block = asynccontextmanager(around)(Job(attempt))
+
+    async def __aenter__(self) -> None:
+        await self._block.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if await self._block.__aexit__(kind, error, trace) and error is not None:
+            self._attempt.swallowed = self._name, error
+
+
+def _enter(stack: ExitStack, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
     if inspect.isasyncgenfunction(around):
         raise TenureError(
-            f"@jobs.around {around.__name__} is async, but {job.task} is a plain function that runs in a thread: "
-            "write it as a plain generator"
+            f"@jobs.around {around.__name__} is async, but {attempt.claimed.task} is a plain function that runs in a "
+            "thread: write it as a plain generator"
         )
-    stack.enter_context(contextmanager(around)(job))
+    stack.enter_context(_Around(around, attempt))
 
 
-async def _enter_async(stack: AsyncExitStack, around: Callable[[Job[Any]], Any], job: Job[Any]) -> None:
+async def _enter_async(stack: AsyncExitStack, around: Callable[[Job[Any]], Any], attempt: Attempt) -> None:
     if inspect.isasyncgenfunction(around):
-        await stack.enter_async_context(asynccontextmanager(around)(job))
+        await stack.enter_async_context(_AsyncAround(around, attempt))
     else:
-        stack.enter_context(contextmanager(around)(job))
+        stack.enter_context(_Around(around, attempt))
+
+
+def _told_of_the_swallow(attempt: Attempt, error: BaseException, outcome: Outcome | None) -> Outcome | None:
+    """The same; a failure says on its first line which @jobs.around swallowed it."""
+    if attempt.swallowed is None or attempt.swallowed[1] is not error or not isinstance(outcome, Failed):
+        return outcome
+    headline, line, rest = outcome.error.partition("\n")
+    why = f"(@jobs.around {attempt.swallowed[0]} swallowed it: raise it again there, or catch it in the handler)"
+    return replace(outcome, error=clean(f"{headline} {why}{line}{rest}", MAX_ERROR))
 
 
 @asynccontextmanager
