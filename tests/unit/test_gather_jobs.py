@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tenure import Ended, Fail, Job, JobHandle, NewJob, Tenure
+from tenure import Ended, Fail, Job, JobHandle, NewJob, Snooze, Tenure
 from tenure.core.lifecycle import State
 from tenure.errors import InvalidArguments, InvalidOption, Refused, StoreError, TenureError, UnknownJob, WouldBlock
 from tenure.ports import Edit, Landed
@@ -443,6 +443,54 @@ def test_a_handler_that_swallows_the_suspension_is_suspended_all_the_same(
     queue.drain()
 
     assert handle.result("0s") == "went on"
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("then", ["raises another", "goes on and fails", "fails in its finally", "fails", "snoozes"])
+def test_what_a_handler_raises_after_the_suspension_does_not_count(queue: TestQueue, kind: str, then: str) -> None:
+    def after() -> None:
+        calls.append(then)
+        raise {"fails": Fail("the gather failed"), "snoozes": Snooze("1h")}.get(then) or RuntimeError("it failed")
+
+    def plain(job: Job) -> int:
+        try:
+            found = job.gather("k", lambda: listed(2))
+        except BaseException:
+            if then != "goes on and fails":
+                after()
+        finally:
+            if then == "fails in its finally" and job.attempt == 1:
+                after()
+        return sum(found)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    async def coroutine(job: Job) -> int:
+        try:
+            found = await job.agather("k", lambda: listed(2))
+        except BaseException:
+            if then != "goes on and fails":
+                after()
+        finally:
+            if then == "fails in its finally" and job.attempt == 1:
+                after()
+        return sum(found)  # pyright: ignore[reportPossiblyUnboundVariable]
+
+    handler = plain if kind == "def" else coroutine
+    handle = jobs.task(name=f"{kind} {then}".replace(" ", "_"), retry=1)(handler).enqueue()
+    queue.drain()
+
+    assert handle.result("0s") == 2
+    assert handle.status().failures == 0
+
+
+def test_a_final_failure_after_the_suspension_counts(queue: TestQueue) -> None:
+    def handler(job: Job) -> None:
+        try:
+            job.gather("k", lambda: listed(2))
+        except BaseException as error:
+            raise Fail("no", final=True) from error
+
+    error = run(queue, handler, raises=Fail)
+    assert str(error) == "no"
 
 
 def test_beside_another_error_a_suspension_does_not_count(queue: TestQueue) -> None:

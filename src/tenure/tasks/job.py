@@ -316,6 +316,10 @@ class Job(Generic[C]):
         job until it is replayed, or skipped; one that is cancelled cancels it. With `ended=True` it waits for any end,
         and returns a list of `Ended`. If this job ends otherwise, those that it gathers are cancelled.
 
+        Let what it raises leave the handler. The attempt is suspended all the same if it is swallowed, or if another
+        exception is raised after it, by an `except BaseException` or a `finally`; only a final `Fail` counts instead,
+        and an error beside it in an exception group.
+
         Example: `pages = job.gather("pages", lambda: [render.bind(n) for n in range(500)])`
         """
         refuse_on_loop("job.gather(…)", "await job.agather(…)")

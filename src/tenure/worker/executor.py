@@ -44,7 +44,7 @@ from tenure.worker.job_log import JobLog
 from tenure.worker.leased import Host, Leased
 from tenure.worker.misfits import misfit
 from tenure.worker.program import Program
-from tenure.worker.signals import came_of_a_stop, leaves, signal_in
+from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, signal_in
 
 T = TypeVar("T")
 
@@ -210,13 +210,15 @@ class Attempt(Leased):
             return self.verdict
         if self._caller is not None and self._caller.ending:
             return Released("its event loop was about to be closed")
+        if self.suspended is not None:
+            return self.suspended
         return Failed("CancelledError: the handler cancelled itself")
 
     def _returned(self, value: object) -> Outcome | None:
         if self.stopping == "timeout" or self.stopping == "lease_lost":
             return self.verdict
-        if self._waits is not None and self._waits.suspended is not None:  # the handler swallowed it
-            return self._waits.suspended.outcome
+        if self.suspended is not None:  # the handler swallowed it
+            return self.suspended
         try:
             return Completed(self.task.encode_result(value))
         except (InvalidArguments, TenureError, TypeError, ValueError) as error:
@@ -329,7 +331,8 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
     """What an error of the code means for its job."""
     retry = attempt.task.retry
     failures = attempt.claimed.failures + 1
-    match signal_in(error):
+    waits = attempt.suspended if came_after_a_wait(error) else None
+    match signal_in(error) if waits is None else Suspend(waits):
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
         case Snooze(delay=delay, reason=reason):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tenure.core.lifecycle import Completed, Lease, Outcome
+from tenure.core.lifecycle import Completed, Lease, Outcome, Suspended
 from tenure.errors import JobStopped, LeaseLost, StoreError, TenureError
 from tenure.ports import Claimed, NotLanded, Store
 from tenure.tasks.job import Stopping
@@ -66,6 +66,12 @@ class Leased:
         """What it waits for."""
         return self._waits or self.__dict__.setdefault("_waits", Waits(self))  # two threads get the same one
 
+    @property
+    def suspended(self) -> Suspended | None:
+        """The wait that its code began, which it may have swallowed since."""
+        began = None if self._waits is None else self._waits.suspended
+        return None if began is None else began.outcome
+
     def waits_for_others(self) -> bool:
         """Was the job enqueued to wait for others?"""
         return waits_for_others(self.store, self.claimed)
@@ -107,7 +113,7 @@ class Leased:
     def finish(self, result: str, tx: object) -> None:
         if tx is None:
             raise StoreError("job.finish() needs tx=, the transaction the outcome commits with; without one, return")
-        if self._waits is not None and self._waits.suspended is not None:
+        if self.suspended is not None:
             raise StoreError("job.finish() after the job was suspended: let the exception of job.gather(…) leave")
         answer = self.store.finish([(self.lease, Completed(result))], tx=tx)[0]
         if isinstance(answer, NotLanded):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from tenure.core.retry import Fail, Snooze
-from tenure.errors import JobStopped, LeaseLost
+from tenure.errors import JobStopped, LeaseLost, TenureError
 from tenure.tasks.waits import Suspend, together
 
 
@@ -45,6 +45,18 @@ def signal_in(error: BaseException) -> BaseException:
 def came_of_a_stop(error: BaseException) -> bool:
     """Is it what stopped the code, or was it raised while the code cleaned up after that?"""
     return any(isinstance(each, CancelledError | JobStopped) for each in _history(error))
+
+
+def came_after_a_wait(error: BaseException) -> bool:
+    """Of what leaves a handler that began to wait: does it say less than that wait does?
+
+    So it is with what an `except BaseException` or a `finally` raises after a `gather`, and with the failure of code
+    that goes on after it was swallowed. A lost lease and a final Fail say more; a group holds what was raised beside
+    the wait; and an error of Tenure's own tells of misuse, unless it was raised while the wait left the handler.
+    """
+    if isinstance(error, LeaseLost | BaseExceptionGroup) or (isinstance(error, Fail) and error.final):
+        return False
+    return not isinstance(error, TenureError) or any(isinstance(each, Suspend) for each in _history(error))
 
 
 def _history(error: BaseException) -> Iterator[BaseException]:
