@@ -331,8 +331,10 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
     """What an error of the code means for its job."""
     retry = attempt.task.retry
     failures = attempt.claimed.failures + 1
-    waits = attempt.suspended if came_after_a_wait(error) else None
-    match signal_in(error) if waits is None else Suspend(waits):
+    waited = attempt.suspended if came_after_a_wait(error) else None
+    if waited is not None:
+        return attempt.verdict if attempt.stopping in ("timeout", "lease_lost") else waited
+    match signal_in(error):
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
         case Snooze(delay=delay, reason=reason):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from tenure.core.lifecycle import Completed, Lease, Outcome, Suspended
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Suspended
 from tenure.errors import JobStopped, LeaseLost, StoreError, TenureError
 from tenure.ports import Claimed, NotLanded, Store
 from tenure.tasks.job import Stopping
@@ -67,8 +67,8 @@ class Leased:
         return self._waits or self.__dict__.setdefault("_waits", Waits(self))  # two threads get the same one
 
     @property
-    def suspended(self) -> Suspended | None:
-        """The wait that its code began, which it may have swallowed since."""
+    def suspended(self) -> Suspended | Failed | None:
+        """What comes of the wait that its code began, which it may have swallowed since."""
         began = None if self._waits is None else self._waits.suspended
         return None if began is None else began.outcome
 
