@@ -159,6 +159,48 @@ def test_without_a_default_the_time_out_ends_the_job() -> None:
         assert state(handle) == "dead"
 
 
+def test_after_a_time_out_without_a_default_a_replay_waits_anew() -> None:
+    with jobs.testing() as queue:
+        handle = needed.enqueue()
+        for _ in range(2):
+            queue.drain()
+            queue.assert_waiting(handle, signal="approved")
+            queue.advance("59m")
+            assert queue.drain() == 0
+            queue.advance("1m")
+            with pytest.raises(Fail, match="did not arrive in time"):
+                queue.drain()
+            assert isinstance(queue._store.replay([str(handle.id)])[str(handle.id)], Landed)
+        queue.drain()
+        assert handle.signal("approved", Approval("ada"))
+        queue.drain()
+
+        assert handle.result("0s") == "ada"
+
+
+@jobs.task(signals={"approved": Approval, "go": int})
+def catches(job: Job) -> int:
+    try:
+        job.expect("approved", Approval, timeout="1h")
+    except Fail:
+        asked.append("late")
+    return job.expect("go", int)
+
+
+def test_a_time_out_that_the_handler_caught_stands() -> None:
+    with jobs.testing() as queue:
+        handle = catches.enqueue()
+        queue.drain()
+        queue.advance("1h")
+        queue.drain()
+        queue.assert_waiting(handle, signal="go")
+        handle.signal("approved", Approval("late"))
+        handle.signal("go", 3)
+        queue.drain()
+
+        assert (handle.result("0s"), asked) == (3, ["late", "late"])
+
+
 def at_once(*waits: str) -> Any:
     """A task whose handler waits for all of these at once."""
     later = one.using(delay="2h").enqueue() if "join" in waits else None
@@ -220,10 +262,10 @@ def test_a_signal_without_a_time_out_may_be_expected_beside_a_gather() -> None:
     with jobs.testing() as queue:
         handle = at_once("gather", "b").enqueue()
         queue.drain()
-        queue.advance("1h")
-        queue.drain()
-        queue.assert_waiting(handle, signal="b")
         handle.signal("b", 3)
+        queue.drain()
+        assert state(handle) == "waiting"
+        queue.advance("1h")
         queue.drain()
 
         assert handle.result("0s") == 1

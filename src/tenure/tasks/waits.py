@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from tenure.core.durations import Duration, seconds
+from tenure.core.durations import Duration
 from tenure.core.lifecycle import ENDED, Edge, State, Suspended
 from tenure.core.retry import Fail
 from tenure.errors import InvalidArguments, InvalidOption, Refused, StoreError, TenureError, UnknownJob
@@ -26,11 +26,11 @@ from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Sto
 from tenure.tasks.circles import circle, told
 from tenure.tasks.client import in_transaction
 from tenure.tasks.ended import Ended
+from tenure.tasks.expects import Asked, asked_for
 from tenure.tasks.handle import JobHandle
-from tenure.tasks.job import MISSING, valid_key
 from tenure.tasks.loops import settled
 from tenure.tasks.placeholders import Source, marked
-from tenure.tasks.signals import fitting, kind_of, own_key, shared_key
+from tenure.tasks.signals import fitting
 from tenure.tasks.suspends import Suspend as Suspend
 from tenure.tasks.suspends import Suspends
 from tenure.tasks.suspends import together as together
@@ -94,7 +94,7 @@ class Waits:
         with self._begun("gather", key):
             plan = self._plan(key)
             if plan.drafts is None and plan.ids is None:
-                plan = self._list(key, plan, self._drafts(key, fn(), ended=ended))
+                plan = self._list(key, plan, _drafts(self._attempt, key, fn(), ended=ended))
             if plan.ids is None:
                 plan = self._store(key, plan)
             return self._results(key, plan, ended=ended)
@@ -104,7 +104,7 @@ class Waits:
             plan = await settled(partial(self._plan, key))
             if plan.drafts is None and plan.ids is None:
                 jobs = fn()
-                drafts = self._drafts(key, await jobs if isawaitable(jobs) else jobs, ended=ended)
+                drafts = _drafts(self._attempt, key, await jobs if isawaitable(jobs) else jobs, ended=ended)
                 plan = await self._alist(key, plan, drafts)
             if plan.ids is None:
                 plan = await self._astore(key, plan)
@@ -138,24 +138,6 @@ class Waits:
         """Of jobs that a process stored just before it died: were they cancelled since, with this job?"""
         views = (self._attempt.store.get(draft.id) for draft in drafts)
         return any(view is not None and view.state is State.CANCELLED for view in views)
-
-    def _drafts(self, key: str, jobs: object, *, ended: bool) -> list[Draft]:
-        what = f"job.gather({key!r})"
-        if not isinstance(jobs, Iterable) or isinstance(jobs, str):
-            raise InvalidOption(f"{what}: expected a list of jobs like render.bind(1), got {jobs!r:.80}")
-        links = Links(gatherer=self._attempt.claimed.id, gathered="ended" if ended else "completed")
-        drafts: list[Draft] = []
-        for job in cast("Iterable[object]", jobs):
-            if not isinstance(job, NewJob):
-                hint = "; bind makes a job, enqueue stores it" if isinstance(job, JobHandle) else ""
-                raise InvalidOption(f"{what}: expected jobs like render.bind(1), got {job!r:.80}{hint}")
-            if job.tx is not None:
-                raise InvalidOption(f"{what}: {job!r} is to join a transaction; a gather stores its jobs by itself")
-            draft = job.draft()
-            drafts.append(replace(draft, links=replace(links, after=draft.links.after if draft.links else ())))
-        if len(drafts) > MOST_EDGES:
-            raise InvalidOption(f"{what}: a job can gather at most {MOST_EDGES:,} others, got {len(drafts):,}")
-        return drafts
 
     def _list(self, key: str, plan: _Plan, drafts: list[Draft]) -> _Plan:
         """Record the list of jobs: from now on the function is not called again."""
@@ -295,46 +277,33 @@ class Waits:
     def expect(
         self, signal: str, kind: Any, *, timeout: Duration | None, default: object, name: str | None, shared: bool
     ) -> Any:
-        asked = self._asked(signal, kind, timeout, default, name, shared=shared)
+        asked = asked_for(self._attempt.task, signal, kind, timeout, default, name, shared=shared)
         with self._begun("expect", asked.name):
-            return self._heard(asked, self._decide(asked.name, asked))
+            return asked.heard(self._decide(asked.name, asked))
 
     async def aexpect(
         self, signal: str, kind: Any, *, timeout: Duration | None, default: object, name: str | None, shared: bool
     ) -> Any:
-        asked = self._asked(signal, kind, timeout, default, name, shared=shared)
+        asked = asked_for(self._attempt.task, signal, kind, timeout, default, name, shared=shared)
         with self._begun("aexpect", asked.name):
             try:
-                return self._heard(asked, await self._adecide(asked.name, asked))
+                return asked.heard(await self._adecide(asked.name, asked))
             except Fail:
                 raise
             except BaseException:  # cancelled, as beside a task that waits: the handler may never see the time-out
                 if asked.name in self._too_late:
-                    self._suspends.fail = asked.late()
+                    self._suspends.fail = Fail(asked.late, final=True)
                 raise
 
-    def _asked(
-        self, signal: str, kind: Any, timeout: Duration | None, default: object, name: str | None, *, shared: bool
-    ) -> _Asked:
-        task = self._attempt.task
-        if not shared:
-            declared = kind_of(task.name, task.signals, signal)
-            if declared != kind:
-                raise InvalidOption(
-                    f"{task.name}: signal {signal!r} is declared as {declared!r}, and expected as {kind!r}: write the "
-                    "same type in both places"
-                )
-        limit = None if timeout is None else seconds(timeout, "timeout")
-        own_name = signal if name is None else valid_key(name, "name")
-        key = shared_key(signal) if shared else own_key(signal)
-        return _Asked(own_name, key, None if shared else task.name, kind, limit, default)
-
-    def _decide(self, key: str, asked: _Asked) -> str:
+    def _decide(self, key: str, asked: Asked) -> str:
         """The record of how this wait ended. Raises Suspend if it has not."""
         attempt, records = self._attempt, f"{_MINE}expect {asked.key}{_MINE}{key}"
-        recorded = attempt.recall(records)
-        if recorded is not None:
-            return self._noted(key, asked, recorded)
+        generation = 0
+        while (recorded := attempt.recall(records)) is not None:
+            if not asked.is_anew(recorded, attempt.claimed, attempt.store):
+                return self._noted(asked, recorded)
+            generation += 1
+            records = f"{_MINE}expect {asked.key}{_MINE}{key}{_MINE}{generation}"
         left = None
         if asked.timeout is not None:  # asked before the signals are read: one that was sent in time is not lost
             now = attempt.store.now().timestamp()
@@ -345,24 +314,16 @@ class Waits:
             fitting(asked.what, asked.kind, found[0].value)
             return attempt.record(records, _encode({"value": msgspec.Raw(found[0].value.encode())}).decode())
         if left is not None and left <= 0:
-            return self._noted(key, asked, attempt.record(records, "{}"))
+            return self._noted(asked, attempt.record(records, _encode({"attempt": attempt.claimed.attempt}).decode()))
         raise self._suspend(Suspended(f"waits for the {asked.what}", signal=asked.key, timeout=left))
 
-    def _noted(self, key: str, asked: _Asked, record: str) -> str:
-        if asked.default is MISSING and "value" not in _decode(record, type=dict[str, msgspec.Raw]):
-            self._too_late.add(key)
+    def _noted(self, asked: Asked, record: str) -> str:
+        if asked.is_fatal(record):
+            self._too_late.add(asked.name)
         return record
 
-    async def _adecide(self, key: str, asked: _Asked) -> str:
+    async def _adecide(self, key: str, asked: Asked) -> str:
         return await settled(partial(self._decide, key, asked))
-
-    def _heard(self, asked: _Asked, record: str) -> Any:
-        value = _decode(record, type=dict[str, msgspec.Raw]).get("value")
-        if value is not None:
-            return fitting(asked.what, asked.kind, bytes(value).decode())
-        if asked.default is MISSING:
-            raise asked.late()
-        return asked.default
 
     # ── all of them ──
 
@@ -393,22 +354,23 @@ class Waits:
         return self._suspends.add(outcome)
 
 
-class _Asked(NamedTuple):
-    """A call of `expect`."""
-
-    name: str  #: of its record
-    key: str  #: of the signal
-    task: str | None  #: None: a shared signal
-    kind: Any
-    timeout: float | None
-    default: object
-
-    @property
-    def what(self) -> str:
-        return f"signal {self.key.partition(':')[2]!r}"
-
-    def late(self) -> Fail:
-        return Fail(f"the {self.what} did not arrive in time", final=True)
+def _drafts(attempt: Waiting, key: str, jobs: object, *, ended: bool) -> list[Draft]:
+    what = f"job.gather({key!r})"
+    if not isinstance(jobs, Iterable) or isinstance(jobs, str):
+        raise InvalidOption(f"{what}: expected a list of jobs like render.bind(1), got {jobs!r:.80}")
+    links = Links(gatherer=attempt.claimed.id, gathered="ended" if ended else "completed")
+    drafts: list[Draft] = []
+    for job in cast("Iterable[object]", jobs):
+        if not isinstance(job, NewJob):
+            hint = "; bind makes a job, enqueue stores it" if isinstance(job, JobHandle) else ""
+            raise InvalidOption(f"{what}: expected jobs like render.bind(1), got {job!r:.80}{hint}")
+        if job.tx is not None:
+            raise InvalidOption(f"{what}: {job!r} is to join a transaction; a gather stores its jobs by itself")
+        draft = job.draft()
+        drafts.append(replace(draft, links=replace(links, after=draft.links.after if draft.links else ())))
+    if len(drafts) > MOST_EDGES:
+        raise InvalidOption(f"{what}: a job can gather at most {MOST_EDGES:,} others, got {len(drafts):,}")
+    return drafts
 
 
 def _is_over(each: Input, *, ended: bool) -> bool:
