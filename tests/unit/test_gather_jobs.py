@@ -309,6 +309,31 @@ def test_children_that_were_stored_before_it_was_known_which_they_are_are_gather
     assert (calls.count("listed"), len(queue.enqueued(double))) == (1, 3)
 
 
+def test_a_job_that_is_cancelled_before_it_was_known_which_they_are_is_one_of_the_ends(queue: TestQueue) -> None:
+    handle = queue.kill_after(ends.enqueue(), queue.client.enqueue)
+    queue.enqueued(double)[0].cancel("no need")
+    queue.drain()
+
+    assert sorted(handle.result("0s")) == ["2", "4", "no need"]
+    assert (calls.count("listed"), len(queue.enqueued(double))) == (1, 3)
+
+
+def test_a_gather_reads_the_results_once(queue: TestQueue) -> None:
+    read: list[int] = []
+    inputs = queue._store.inputs
+
+    def counted(job_id: str, *, start: int = 0, limit: int = 200) -> Any:
+        read.append(start)
+        return inputs(job_id, start=start, limit=limit)
+
+    handle = total.enqueue()
+    queue._store.inputs = counted  # type: ignore[method-assign]
+    queue.drain()
+
+    assert handle.result("0s") == 6
+    assert len(read) == 2  # as it stored the jobs, and as they had ended
+
+
 def test_an_edited_replay_makes_another_list_and_a_plain_one_does_not(queue: TestQueue) -> None:
     handle = total.enqueue()
     queue.drain()

@@ -8,7 +8,7 @@ or that the time was over. All of that is kept as `job.once` keeps results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -72,6 +72,7 @@ class _Plan(NamedTuple):
     key: str  #: of its records
     drafts: list[Draft] | None = None
     ids: list[str] | None = None
+    known: dict[str, Input] | None = None  #: by id, if they were read for this
 
 
 class Waits:
@@ -123,21 +124,25 @@ class Waits:
             if ids is None:
                 head = self._attempt.recall(records)
                 drafts = None if head is None else self._recalled(records, head)
-                if drafts is None or not self._given_up(drafts):
+                if drafts is None:
+                    return _Plan(records)
+                known = self._known() if known is None else known
+                if not self._given_up(drafts, known):
                     return _Plan(records, drafts)
                 generation += 1
                 continue
             plan = _Plan(records, ids=_decode(ids, type=list[str]))
-            if known is None:
-                known = {each.parent for each in self._inputs()}
-            if known.issuperset(plan.ids or ()):
+            if plan.ids:
+                known = self._known() if known is None else known
+                plan = plan._replace(known=known)
+            if known is None or known.keys() >= set(plan.ids or ()):
                 return plan
             generation += 1
 
-    def _given_up(self, drafts: Iterable[Draft]) -> bool:
-        """Of jobs that a process stored just before it died: were they cancelled since, with this job?"""
-        views = (self._attempt.store.get(draft.id) for draft in drafts)
-        return any(view is not None and view.state is State.CANCELLED for view in views)
+    def _given_up(self, drafts: Iterable[Draft], known: Mapping[str, Input]) -> bool:
+        """Of jobs that a process stored just before it died: has a replay of this job let go of some since?"""
+        views = (self._attempt.store.get(draft.id) for draft in drafts if draft.id not in known)
+        return any(view is not None and view.state in ENDED for view in views)
 
     def _list(self, key: str, plan: _Plan, drafts: list[Draft]) -> _Plan:
         """Record the list of jobs: from now on the function is not called again."""
@@ -191,7 +196,7 @@ class Waits:
 
     def _results(self, key: str, plan: _Plan, *, ended: bool) -> list[Any]:
         ids = plan.ids or []
-        known = {each.parent: each for each in self._inputs()} if ids else {}
+        known = (plan.known or self._known()) if ids else {}
         found = [known[job_id] for job_id in ids if job_id in known]
         live = [each for each in found if not _is_over(each, ended=ended)]
         left = len(live) + len(ids) - len(found)
@@ -202,13 +207,14 @@ class Waits:
         given = [each for each in found if not each.skipped]
         return [self._end(each) if ended else self._value(each) for each in given]
 
-    def _inputs(self) -> Iterator[Input]:
-        start = 0
+    def _known(self) -> dict[str, Input]:
+        """The jobs that this one waits for, by id."""
+        start, known = 0, dict[str, Input]()
         while True:
             page = self._attempt.store.inputs(self._attempt.claimed.id, start=start, limit=PAGE)
-            yield from page
+            known |= {each.parent: each for each in page}
             if len(page) < PAGE:
-                return
+                return known
             start = page[-1].place + 1
 
     def _value(self, each: Input) -> Any:
