@@ -334,6 +334,17 @@ def test_a_gather_reads_the_results_once(queue: TestQueue) -> None:
     assert len(read) == 2  # as it stored the jobs, and as they had ended
 
 
+def test_a_job_of_another_store_is_not_gathered(queue: TestQueue) -> None:
+    other = Tenure("sqlite:////nowhere/else.db")
+
+    @other.task
+    def far() -> int:
+        return 7
+
+    run(queue, lambda job: job.gather("k", lambda: [far.bind()]), raises=InvalidOption, match="is in another store")
+    assert queue.enqueued(double) == []
+
+
 def test_an_edited_replay_makes_another_list_and_a_plain_one_does_not(queue: TestQueue) -> None:
     handle = total.enqueue()
     queue.drain()

@@ -25,6 +25,7 @@ from tenure.errors import InvalidArguments, InvalidOption, Refused, StoreError, 
 from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Store
 from tenure.tasks.circles import circle, told
 from tenure.tasks.client import in_transaction
+from tenure.tasks.edges import check_store
 from tenure.tasks.ended import Ended
 from tenure.tasks.expects import Asked, asked_for
 from tenure.tasks.handle import JobHandle
@@ -372,6 +373,7 @@ def _drafts(attempt: Waiting, key: str, jobs: object, *, ended: bool) -> list[Dr
             raise InvalidOption(f"{what}: expected jobs like render.bind(1), got {job!r:.80}{hint}")
         if job.tx is not None:
             raise InvalidOption(f"{what}: {job!r} is to join a transaction; a gather stores its jobs by itself")
+        check_store(attempt.task.app, cast("NewJob[Any]", job).of.handle(job.id), what)
         draft = job.draft()
         drafts.append(replace(draft, links=replace(links, after=draft.links.after if draft.links else ())))
     if len(drafts) > MOST_EDGES:
