@@ -85,14 +85,14 @@ def test_flows_are_listed_with_how_far_they_are(run: Run, store: Store) -> None:
     code, out, said = run("flows")
     heads, row = [line.split("\t") for line in out.splitlines()]
     assert (code, said) == (0, "")
-    assert heads == ["id", "state", "done", "age", "name", "what"]
-    assert row[:3] == [FLOW, "held", "60%"]
+    assert heads == ["id", "state", "over", "age", "name", "what"]
+    assert row[:3] == [FLOW, "held", "80%"]
     assert row[4:] == ["nightly", "5 jobs: 1 waiting, 3 completed, 1 dead"]
     assert run("flows", "list")[1] == out
 
     found = json.loads(run("flows", "list", "--json")[1])
     (flow,) = found["flows"]
-    assert (flow["id"], flow["state"], flow["progress"], flow["counts"]["dead"]) == (FLOW, "held", 0.6, 1)
+    assert (flow["id"], flow["state"], flow["progress"], flow["counts"]["dead"]) == (FLOW, "held", 0.8, 1)
     store.enqueue([draft(links=Links(flow=FLOW[:-1] + "b", name="hourly"))])
     code, out, said = run("flows", "list", "-n", "1")
     assert (code, len(out.splitlines())) == (0, 2)
@@ -110,7 +110,7 @@ def test_a_flow_is_shown_by_step(run: Run, store: Store) -> None:
     assert said == {
         "flow": FLOW,
         "name": "nightly",
-        "state": "held, 60% of 5 jobs done",
+        "state": "held, 80% of 5 jobs over",
         "jobs": "1 waiting, 3 completed, 1 dead",
         "held": f"by  {dead}",
     }

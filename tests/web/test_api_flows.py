@@ -91,7 +91,7 @@ def test_flows_are_listed_in_pages(api: Api, store: Store) -> None:
     first = api.by("bob").get("/api/v1/flows", limit=1)
     second = api.get("/api/v1/flows", limit=1, cursor=first["next"])
     (flow,) = [each for each in (*first["flows"], *second["flows"]) if each["id"] == FLOW]
-    assert (flow["name"], flow["state"], flow["total"], round(flow["progress"], 2)) == ("nightly", "held", 3, 0.33)
+    assert (flow["name"], flow["state"], flow["total"], round(flow["progress"], 2)) == ("nightly", "held", 3, 0.67)
     assert flow["counts"] == {**dict.fromkeys(State, 0), "waiting": 1, "completed": 1, "dead": 1}
     assert second["next"] is None
     refused(api("GET", "/api/v1/flows", params={"cursor": "x"}), 422)

@@ -136,7 +136,7 @@ def test_flows_are_listed_newest_first_with_what_holds_them(web: Web, store: Sto
 
     assert listed(page) == [held.id, done.id]
     rows = said(page)
-    assert "2 completed, 1 waiting, 1 dead 50%" in rows
+    assert "2 completed, 1 waiting, 1 dead 75%" in rows
     assert f"describe {held.one('describe')[-8:]} ValueError: no text in picture 4711" in rows
     assert f'href="/flows/{held.id}"' in page
     assert listed(web.get("/flows?stands=held")) == [held.id]
@@ -175,7 +175,7 @@ def test_a_flow_is_shown_as_a_graph_and_as_a_table_of_the_same_steps(web: Web, s
 
     page = web.by("bob").get(f"/flows/{made.id}")
 
-    assert "It is held: 50% of its 4 jobs are over" in said(page)
+    assert "It is held: 75% of its 4 jobs are over" in said(page)
     assert boxes(page) == [
         "fetch: 1 job, 1 completed",
         "describe: 1 job, 1 dead",

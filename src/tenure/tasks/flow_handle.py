@@ -39,7 +39,7 @@ class FlowStatus:
 
     @property
     def progress(self) -> float:
-        """The part of its jobs that has ended, from 0 to 1."""
+        """The share of its jobs that have ended in any way, from 0 to 1; a replay lowers it."""
         return sum(self.counts.get(state, 0) for state in ENDED) / max(self.total, 1)
 
     @property

@@ -26,7 +26,7 @@ class Flow(Model):
         "one of them so."
     )
     total: int = Field(description="How many jobs it has.")
-    progress: float = Field(description="0 to 1: the share that has ended; dead ones, which may be replayed, have not.")
+    progress: float = Field(description="0 to 1: the share that has ended in any way; a replay lowers it.")
     counts: Counts
 
     @classmethod
