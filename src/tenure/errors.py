@@ -12,6 +12,7 @@ TenureError
 └── StoreError          the store refused or could not answer
     ├── StoreAway       it is unavailable: retry later (exit 75)
     │   └── StoreBusy   another open transaction holds a row or a key
+    ├── FlowMade        a flow that is made only once is stored already
     └── BadData         it refused one value of a batch; the others are valid
 JobStopped (BaseException)   a stop was requested
 └── LeaseLost           …because it no longer owns its job
@@ -87,6 +88,10 @@ class StoreAway(StoreError):
 
 class StoreBusy(StoreAway):
     """Another open transaction holds a row or a unique key that this call needs. Other jobs of a batch may be free."""
+
+
+class FlowMade(StoreError):
+    """A flow that is made only once is stored already. `jobs.flow(…, unique=)` says so with `flow.created`."""
 
 
 class BadData(StoreError):

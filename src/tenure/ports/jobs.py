@@ -25,6 +25,7 @@ class Links:
     after: tuple[Edge, ...] = ()
     flow: str | None = None  #: the flow's id, canonical UUID text
     name: str = ""  #: of the flow
+    once: bool = False  #: the flow is stored by one call only, which names all of its jobs
     gatherer: str | None = None  #: the job that gathers this one: it waits for it, and cancels it when it ends early
     gathered: Literal["completed", "ended"] = "completed"  #: what it waits for
 
@@ -188,12 +189,17 @@ class JobStore(Protocol):
         stored, or stand earlier in `drafts`; where that one was not created, its edges lead from the job that stands.
         Raises BadData that names a parent which does not exist.
 
+        Where a flow of these drafts is to be stored once (`links.once`) and is there already, nothing is stored, and
+        FlowMade is raised: also for a flow that is committed while this call waits for it, and for this very call if
+        it is repeated. It is there while one of its jobs is, and until `prune` has found that none is left.
+
         If the id is already stored, or a live job of that task holds the unique key, nothing is created and the answer
         names the existing job. With `tx` the jobs exist if and only if that transaction commits; `committed` is then
         called after the outermost commit, in whichever thread learns of it: never after a rollback, and not at all if
         the store can't find out whether the transaction committed.
 
-        Without `tx` it waits only for a moment for a key that another open transaction holds, then raises StoreBusy.
+        Without `tx` it waits only for a moment for a key or a flow that another open transaction holds, then raises
+        StoreBusy.
         """
         ...
 

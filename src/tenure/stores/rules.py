@@ -31,7 +31,7 @@ from tenure.core.lifecycle import (
     reason_of,
 )
 from tenure.core.text import clean
-from tenure.errors import BadData, InvalidOption, StoreError
+from tenure.errors import BadData, FlowMade, InvalidOption, StoreError
 from tenure.ports import (
     MOST_EDGES,
     Answer,
@@ -186,6 +186,18 @@ def stricter(edges: Iterable[Edge]) -> list[Edge]:
         if edge.parent not in found or edge.until == "completed":
             found[edge.parent] = edge
     return list(found.values())
+
+
+def flows_made_once(drafts: Iterable[Draft]) -> dict[str, str]:
+    """The names of the flows that only one call may store, by id."""
+    links = (draft.links for draft in drafts if draft.links is not None)
+    return {each.flow: each.name for each in links if each.once and each.flow is not None}
+
+
+def flow_made(flow: str) -> FlowMade:
+    return FlowMade(
+        f"the flow {flow} was made before, by another call or an earlier try of this one: nothing was stored"
+    )
 
 
 def waits_for_itself(job_id: str) -> BadData:

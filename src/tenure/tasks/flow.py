@@ -17,7 +17,7 @@ from uuid import UUID, uuid5
 
 from tenure.core.ids import canonical, new_id
 from tenure.core.lifecycle import Edge
-from tenure.errors import InvalidArguments, InvalidOption, TenureError
+from tenure.errors import FlowMade, InvalidArguments, InvalidOption, TenureError
 from tenure.ports import Draft, Enqueued, Links
 from tenure.tasks.edges import check_number, check_store, parents_of, want
 from tenure.tasks.flow_handle import FlowHandle
@@ -146,7 +146,7 @@ class Flow:
         number = len(self._steps) + 1
         step = Step(self, job, job.of.id or self._id_of(number), number)
         payload, edges = self._wire(job, after)
-        draft = job.member(step.at(self), payload, Links(after=edges, flow=self._id, name=self.name))
+        draft = job.member(step.at(self), payload, Links(after=edges, flow=self._id, name=self.name, once=self._once))
         self._refuse_twice(step, draft)
         self._steps.append(step)
         self._drafts.append(draft)
@@ -210,9 +210,6 @@ class Flow:
             raise InvalidOption(f"the flow {self.name!r} has no steps: add them with flow.add(task.bind(…))")
         return error is None
 
-    def _ask(self) -> list[str]:
-        return [self._id] if self._once else []
-
     def _was_made(self) -> None:
         for step in self._steps:
             step.known()
@@ -233,10 +230,10 @@ class Flow:
         if not self._leave(error):
             return
         client = self._app.client()
-        if self._once and client.store.flows(self._ask()):
-            self._was_made()
-        else:
+        try:
             self._stored(client.enqueue(self._drafts, tx=self._common_tx()))
+        except FlowMade:
+            self._was_made()
 
     async def __aenter__(self) -> Self:
         return self._begin()
@@ -245,13 +242,10 @@ class Flow:
         if not self._leave(error):
             return
         client = await self._app.aclient()
-        if self._once:
-            from asyncio import to_thread
-
-            if await to_thread(client.store.flows, self._ask()):
-                self._was_made()
-                return
-        self._stored(await client.aenqueue(self._drafts, tx=self._common_tx()))
+        try:
+            self._stored(await client.aenqueue(self._drafts, tx=self._common_tx()))
+        except FlowMade:
+            self._was_made()
 
 
 class WithFlows:

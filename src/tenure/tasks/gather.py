@@ -38,6 +38,10 @@ class _Caller(NamedTuple):
     def wanted(self) -> set[_Key]:
         return {(draft.task, draft.unique) if draft.unique else ("", draft.id) for draft in self.drafts}
 
+    def alone(self) -> bool:
+        """Does it make a flow that only one call may make? In one call with another that makes it, both would."""
+        return any(draft.links is not None and draft.links.once for draft in self.drafts)
+
     def answer(self, answer: _Answer) -> None:
         if self.future.done():  # cancelled
             return
@@ -120,7 +124,9 @@ class Gatherer:
         """An answer for each caller. If the store refuses or is busy, halve the batch until the caller is alone."""
         answers: dict[int, _Answer] = {}
         held: dict[_Key, StoreBusy] = {}
-        batches = [list(range(len(callers)))]
+        alone = [n for n, caller in enumerate(callers) if caller.alone()]
+        together = [n for n in range(len(callers)) if n not in alone] if alone else list(range(len(callers)))
+        batches = [*([n] for n in reversed(alone)), together]
         while batches:
             batch: list[int] = []
             for n in batches.pop():

@@ -35,7 +35,16 @@ from tenure.ports.schedules import Schedule, Tick
 from tenure.stores.memory.links import Edge as KnownEdge
 from tenure.stores.memory.links import Known
 from tenure.stores.memory.rows import CHARGED, CLAIMED, Row, Worker, attempt, new_view
-from tenure.stores.rules import AMONG_OTHERS, ATTEMPTS_KEPT, Beside, check_links, no_parent, waits_for_itself
+from tenure.stores.rules import (
+    AMONG_OTHERS,
+    ATTEMPTS_KEPT,
+    Beside,
+    check_links,
+    flow_made,
+    flows_made_once,
+    no_parent,
+    waits_for_itself,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,6 +141,9 @@ class MemoryBase:
             raise
 
     def _enqueue_each(self, drafts: Sequence[Draft]) -> list[Enqueued]:
+        for flow in flows_made_once(drafts):
+            if flow in self._known.flows:
+                raise flow_made(flow)
         missing = [parent for parent in check_links(drafts) if parent not in self._jobs]
         if missing:
             raise no_parent(min(missing))

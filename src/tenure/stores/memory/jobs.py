@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from tenure.core.lifecycle import ENDED, Lease, Outcome, State, group_size, legal
-from tenure.errors import LeaseLost, StoreAway, StoreError
+from tenure.errors import FlowMade, LeaseLost, StoreAway, StoreError
 from tenure.ports import (
     BATCH_BYTES,
     NO_DELAYS,
@@ -60,6 +60,17 @@ from tenure.stores.rules import (
 )
 
 R = TypeVar("R")
+
+
+_CHANGED = "another caller changed the same jobs first; nothing was stored, run it again"
+
+
+def _again(step: Callable[[], R]) -> R:
+    """A step of a transaction that was answered before."""
+    try:
+        return step()
+    except FlowMade:  # by another caller since
+        raise StoreAway(_CHANGED) from None
 
 
 class MemoryJobs(MemoryBase):
@@ -221,7 +232,7 @@ class MemoryJobs(MemoryBase):
         before, known = self._jobs.copy(), self._known.copy()
         try:
             for earlier, _ in tx.steps:
-                earlier()
+                _again(earlier)
             answers = step()
         finally:
             self._jobs, self._known = before, known
@@ -233,8 +244,8 @@ class MemoryJobs(MemoryBase):
         before, known = self._jobs.copy(), self._known.copy()
         try:
             for step, promised in tx.steps:
-                if step() != promised:
-                    raise StoreAway("another caller changed the same jobs first; nothing was stored, run it again")
+                if _again(step) != promised:
+                    raise StoreAway(_CHANGED)
         except BaseException:
             self._jobs, self._known = before, known
             raise

@@ -12,7 +12,7 @@ from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.ports import BATCH_BYTES, Draft, Enqueued
 from tenure.stores.fields import NEW, listed
-from tenure.stores.postgres.links import ASK, FLOWS, KNOWN, link, linked
+from tenure.stores.postgres.links import ASK, FLOWS, KNOWN, MAKE, MAKE_SOON, WAITS, link, linked, make_once, unmake
 from tenure.stores.postgres.server import Steps
 from tenure.stores.rules import check_links, is_id, no_parent
 
@@ -48,10 +48,8 @@ _ENQUEUE = f"""
     SELECT id::text, state, pg_current_xact_id()::text FROM stored"""
 ENQUEUE = _ENQUEUE.format(waits="", record="", columns="", given=_GIVEN)
 
-HELD_MS = 50  #: how long an enqueue of its own waits for a key or an id that another open transaction holds
-_WAITS = f", set_config('lock_timeout', '{HELD_MS}ms', true) AS waits"  # for this statement's transaction
 #: The same where the statement is a transaction of the store's own: StoreBusy after a moment.
-ENQUEUE_SOON = _ENQUEUE.format(waits=_WAITS, record="", columns="", given=_GIVEN)
+ENQUEUE_SOON = _ENQUEUE.format(waits=WAITS, record="", columns="", given=_GIVEN)
 
 _LINKED = {
     "record": ", waiting boolean, linked boolean, flow uuid",
@@ -60,7 +58,7 @@ _LINKED = {
 }
 #: The same for drafts with links, each of which says whether it waits, and whether anything waits for it.
 ENQUEUE_LINKED = _ENQUEUE.format(waits="", **_LINKED)
-ENQUEUE_LINKED_SOON = _ENQUEUE.format(waits=_WAITS, **_LINKED)
+ENQUEUE_LINKED_SOON = _ENQUEUE.format(waits=WAITS, **_LINKED)
 
 _ONE = {name: f"%({name})s::{kind}" for name, kind in _TYPES.items()}
 _GIVEN_ONE = listed(
@@ -78,7 +76,7 @@ _GIVEN_ONE = listed(
 #: The common case of a single job, without the cost of unpacking a batch.
 ENQUEUE_ONE = f"""
     INSERT INTO @.jobs ({listed(NEW)}) SELECT {_GIVEN_ONE}
-    FROM (SELECT coalesce(@now + {_ONE["delay"]} * interval '1 second', {_ONE["run_at"]}, @now) AS due{_WAITS}) AS d
+    FROM (SELECT coalesce(@now + {_ONE["delay"]} * interval '1 second', {_ONE["run_at"]}, @now) AS due{WAITS}) AS d
     ON CONFLICT DO NOTHING RETURNING state"""
 
 #: The existing job where an insert did nothing: the same id, else the live holder of the unique key.
@@ -135,20 +133,25 @@ def enqueue_steps(drafts: Sequence[Draft], *, soon: bool = False) -> Steps[tuple
     open transaction holds a key. Drafts with links need a transaction.
     """
     if any(draft.links for draft in drafts):
-        return (yield from _linked_steps(drafts, ENQUEUE_LINKED_SOON if soon else ENQUEUE_LINKED))
+        make, enqueue = (MAKE_SOON, ENQUEUE_LINKED_SOON) if soon else (MAKE, ENQUEUE_LINKED)
+        return (yield from _linked_steps(drafts, make, enqueue))
     return (yield from _stored_steps(drafts, ENQUEUE_SOON if soon else ENQUEUE))
 
 
-def _linked_steps(drafts: Sequence[Draft], enqueue: str) -> Steps[tuple[list[Enqueued], str]]:
+def _linked_steps(drafts: Sequence[Draft], make: str, enqueue: str) -> Steps[tuple[list[Enqueued], str]]:
     needed = check_links(drafts)
+    made = yield from make_once(drafts, make)
     unknown = needed - {row[0] for row in (yield KNOWN, [each for each in needed if is_id(each)])} if needed else needed
     if unknown:
+        yield from unmake(made)
         raise no_parent(min(unknown))
     answers, xid = yield from _stored_steps(drafts, enqueue, Marks(drafts))
     edges, asks, flows = linked(drafts, answers)
     yield from link(list(edges.values()))
     if flows:
         yield FLOWS, [{"id": each, "name": name} for each, name in flows.items()]
+    stored = {draft.links.flow for draft, answer in zip(drafts, answers, strict=True) if draft.links and answer.created}
+    yield from unmake(made - stored)  # other jobs stand for all of theirs
     if asks:
         yield ASK, sorted(asks)
     return answers, xid

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from tenure.core.lifecycle import Lease, Outcome, Suspended
 from tenure.ports import Draft, Enqueued
 from tenure.stores.postgres.server import Steps
-from tenure.stores.rules import stricter, waits_for_itself
+from tenure.stores.rules import flow_made, flows_made_once, stricter, waits_for_itself
 
 EDGES_AT_ONCE = 20_000
 
@@ -56,6 +56,19 @@ FLOWS = """
     SELECT id, name, @now FROM json_to_recordset(:p::json) AS f (id uuid, name text) ORDER BY id
     ON CONFLICT DO NOTHING RETURNING name"""
 
+_MAKE = """
+    WITH given AS MATERIALIZED (SELECT *{waits} FROM json_to_recordset(:p::json) AS f (id uuid, name text))
+    INSERT INTO @.flows (id, name, created_at) SELECT id, name, @now FROM given ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING id::text"""
+#: The same for flows that are made once, before their jobs: of two calls the second waits here for the first to commit.
+MAKE = _MAKE.format(waits="")
+HELD_MS = 50  #: how long an enqueue of its own waits for a key, an id or a flow that another open transaction holds
+WAITS = f", set_config('lock_timeout', '{HELD_MS}ms', true) AS waits"  # for this statement's transaction
+MAKE_SOON = _MAKE.format(waits=WAITS)
+
+UNMAKE = """
+    DELETE FROM @.flows WHERE id IN (SELECT json_array_elements_text(:p::json)::uuid) RETURNING id::text"""
+
 ASK = "INSERT INTO @.asks (item) SELECT json_array_elements_text(:p::json) RETURNING id"
 
 #: LIMIT, not EXISTS: the planner would read all edges into a hash.
@@ -87,7 +100,7 @@ def linked(drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> tuple[Edges,
         if links is not None and created:
             for parent, until in links.after:
                 add(job_id, stands.get(parent, parent), until)
-            if links.flow is not None:
+            if links.flow is not None and not links.once:
                 flows.setdefault(links.flow, links.name)
         if links is not None and links.gatherer is not None:
             if links.gatherer == job_id:
@@ -103,6 +116,24 @@ def link(edges: Sequence[dict[str, Any]]) -> Steps[None]:
         added = yield LINK, part
         if len(added) < len(part):
             yield AGAIN, part
+
+
+def make_once(drafts: Sequence[Draft], make: str) -> Steps[set[str]]:
+    """Store the flows that only one call may make, and return them. Raises FlowMade: nothing is stored then."""
+    wanted = flows_made_once(drafts)
+    if not wanted:
+        return set()
+    made = {row[0] for row in (yield make, [{"id": each, "name": name} for each, name in wanted.items()])}
+    if len(made) < len(wanted):
+        yield from unmake(made)
+        raise flow_made(min(wanted.keys() - made))
+    return made
+
+
+def unmake(made: Set[str]) -> Steps[None]:
+    """No job of these flows is stored. The caller's transaction may go on without them."""
+    if made:
+        yield UNMAKE, sorted(made)
 
 
 def suspend(ends: Iterable[tuple[Lease, Outcome]]) -> Steps[None]:

@@ -6,7 +6,7 @@ on all of it will be stored, by its caller or, where that has died, by `admit`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, cast
@@ -15,11 +15,11 @@ from uuid import uuid4
 import msgspec
 
 from tenure.core.lifecycle import EXPIRED, Edge, Lease, Outcome, State, Suspended
-from tenure.errors import BadData, StoreAway
+from tenure.errors import StoreAway, StoreError
 from tenure.ports import Draft, Enqueued, Links
 from tenure.stores.redis.drafts import MOST, MOST_BYTES, values
 from tenure.stores.redis.server import Server
-from tenure.stores.rules import check_links, no_parent, waits_for_itself
+from tenure.stores.rules import check_links, flow_made, flows_made_once, no_parent, waits_for_itself
 
 ANY_END, MINE, SKIPPED = 1, 2, 4  #: the marks of an edge, beside 8 times its place
 _STATES = {1: State.QUEUED, 2: State.SCHEDULED, 4: State.WAITING}
@@ -87,7 +87,7 @@ def parts(drafts: Sequence[Draft], needed: set[str]) -> Iterator[Part]:
         part.drafts.append(draft)
         part.number, part.size = part.number + 1, part.size + size
         if links.flow is not None:
-            part.rows.append(("flow", draft.id, links.flow, links.name))
+            part.rows.append(("flow", draft.id, links.flow, links.name, int(links.once)))
         if links.gatherer is not None:
             if links.gatherer in unchecked:
                 unchecked.discard(links.gatherer)
@@ -118,18 +118,20 @@ def enqueue_linked(server: Server, drafts: Sequence[Draft]) -> list[Enqueued]:
             raise waits_for_itself(draft.id)
     sent = list(parts(drafts, needed))
     if len(sent) > 1:
-        return enqueued(drafts, _staged(server, sent))
+        return enqueued(drafts, _staged(server, sent, flows_made_once(drafts)))
     stored, *found = server.call("enqueue_linked", *sent[0].values())
     if not stored:
         raise _refused(*found)
     return enqueued(drafts, found[0])
 
 
-def _refused(job_id: str, why: str) -> BadData:
-    return no_parent(job_id) if why == "missing" else waits_for_itself(job_id)
+def _refused(name: str, why: str) -> StoreError:
+    if why == "made":
+        return flow_made(name)
+    return no_parent(name) if why == "missing" else waits_for_itself(name)
 
 
-def _staged(server: Server, sent: Sequence[Part]) -> list[Any]:
+def _staged(server: Server, sent: Sequence[Part], once: Mapping[str, str]) -> list[Any]:
     call, length = uuid4().hex, 0
 
     for part in sent:  # one after the other: a pipeline that meets a server without the script mixes them up
@@ -139,7 +141,10 @@ def _staged(server: Server, sent: Sequence[Part]) -> list[Any]:
         if refused is not None:
             server.run("UNLINK", f"{server.prefix}staged:{call}")
             raise _refused(*refused)
-    if not server.call("seal", call, length):
+    sealed = server.call("seal", call, length, *chain.from_iterable(once.items()))
+    if isinstance(sealed, list):  # by another call, since the first part was staged
+        raise _refused(*cast("list[str]", sealed))
+    if not sealed:
         raise StoreAway(f"{server.url}: these jobs were not stored within an hour; enqueue all of them again")
     while server.call("unpack", call):
         pass

@@ -152,7 +152,7 @@ class SqliteJobs(SqliteBase):
         def step(connection: apsw.Connection) -> list[Enqueued]:
             if all(draft.links is None for draft in drafts):
                 return store(connection)
-            links.check_parents(connection, drafts)
+            links.check(connection, drafts)
             answers = store(connection)
             links.link(connection, drafts, answers, now)
             return answers

@@ -13,6 +13,8 @@ from tenure.core.lifecycle import EXPIRED, Edge, State
 from tenure.ports import Draft, Enqueued, Input, NotLanded
 from tenure.stores.rules import (
     check_links,
+    flow_made,
+    flows_made_once,
     gathers,
     held_by_child,
     json_of,
@@ -73,8 +75,11 @@ def ask(connection: apsw.Connection, items: Iterable[str]) -> None:
 # ── New jobs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_parents(connection: apsw.Connection, drafts: Sequence[Draft]) -> None:
-    """Raises BadData that names a parent which is neither stored nor earlier among the drafts."""
+def check(connection: apsw.Connection, drafts: Sequence[Draft]) -> None:
+    """Raises BadData that names a parent which is neither stored nor earlier among the drafts; or FlowMade."""
+    for flow in flows_made_once(drafts):
+        if first(connection, "SELECT 1 FROM flows WHERE id = ?", (flow,)) is not None:
+            raise flow_made(flow)
     needed = check_links(drafts)
     missing = first(
         connection,

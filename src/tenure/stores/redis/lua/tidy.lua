@@ -11,7 +11,7 @@ for _, flow in ipairs(redis.call('ZRANDMEMBER', ns .. 'flows', 20)) do
   for _, id in ipairs(redis.call('ZRANGE', members, 0, 9)) do
     if redis.call('EXISTS', job(id)) == 0 then redis.call('ZREM', members, id) end
   end
-  if redis.call('EXISTS', members) == 0 then
+  if redis.call('EXISTS', members, ns .. 'sealed') == 0 then -- jobs of sealed calls are still to come
     redis.call('ZREM', ns .. 'flows', flow)
     redis.call('HDEL', ns .. 'flow_names', flow)
   end

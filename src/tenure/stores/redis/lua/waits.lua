@@ -103,16 +103,18 @@ end
 --   wait CHILD MORE                     it is stored as waiting; with MORE, more of its edges are in a later part
 --   edge CHILD PARENT MARKS
 --   last CHILD                          the end of its edges, where there were MORE
---   flow JOB FLOW NAME
+--   flow JOB FLOW NAME ONCE             with ONCE = 1 it must not be there already
 local function refused(args)
   local missing = {}
   for i = tonumber(args[1]) + 2, #args, 5 do
-    local kind, a, b, unique = args[i], args[i + 1], args[i + 2], args[i + 4]
+    local kind, a, b, last = args[i], args[i + 1], args[i + 2], args[i + 4]
     if kind == 'need' and redis.call('EXISTS', job(a)) == 0 then
       missing[#missing + 1] = a
-    elseif kind == 'gather' and unique ~= '' and redis.call('HGET', ns .. 'unique', unique) == a
+    elseif kind == 'gather' and last ~= '' and redis.call('HGET', ns .. 'unique', last) == a
       and redis.call('EXISTS', job(b)) == 0 then
       return {a, 'itself'}
+    elseif kind == 'flow' and last == '1' and redis.call('ZSCORE', ns .. 'flows', b) then
+      return {b, 'made'}
     end
   end
   table.sort(missing)
