@@ -21,6 +21,7 @@ HELD_ROWS = "unit/test_postgres_held_rows.py"
 LIVES = "WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)"
 TABLE = Table(
     (
+        Guard("a flow is made by one call", LINKS, "if len(made) < len(wanted):", "if not wanted:"),
         Guard("an owner's write checks the attempt", STEPS, " AND j.attempt = {lease}.attempt", ""),
         Guard("an owner's write checks the worker", STEPS, " AND j.worker_id = {lease}.worker", ""),
         Guard("of two ends of one attempt the first stands", RULES, "if past[1] == outcome_name(outcome):", "if True:"),

@@ -18,6 +18,7 @@ PROMISES = {
     "what somebody's transaction holds is neither landed nor refused": "unit/test_postgres_held_rows.py",
     "a lost lease undoes the transaction it was used in": _in("tx", "a_lost_lease_undoes_the_whole_transaction"),
     "of a transaction and another caller one gets the key": _in("chaos_guards", "of_a_transaction_and_another_caller_one_gets_the_key"),
+    "a flow is made by one call": _in("flows_once", "another_call_stores_nothing", "of_two_calls_at_once_one_makes_it"),
     "a transaction of another store is refused": _in("tx", "a_transaction_that_has_ended_is_refused", "another_stores_transaction_is_refused"),
     "the first word of once stands": _in("lease", "once_keeps_the_first_word_across_attempts"),
     "only a new checkpoint forgives crashes": _in("finish", "a_new_checkpoint_forgives_crashes_and_an_old_one_does_not"),

@@ -24,6 +24,9 @@ WAITS = f"{LUA}/waits.lua"
 HERE = "unit/test_redis_waiting.py"
 TABLE = Table(
     (
+        Guard("a flow is made by one call", "stores/redis/lua/waits.lua", "last == '1' and redis.call", "false and redis.call"),
+        Guard("a flow is made by one call", "stores/redis/lua/seal.lua", "if redis.call('ZSCORE', ns .. 'flows', ARGV[i]) then", "if false then", "conformance/test_flows_once.py"),
+        Guard("a flow is made by one call", "stores/redis/lua/tidy.lua", "members, ns .. 'sealed') == 0", "members) == 0", "unit/test_redis_waiting.py"),
         Guard("an owner's write checks the state", PROGRESS, "f[1] == 'processing' and f[2]", "f[2]"),
         Guard("an owner's write checks the attempt", PROGRESS, " and f[2] == ARGV[i + 1]", ""),
         Guard("an owner's write checks the worker", PROGRESS, " and f[3] == ARGV[i + 2]", ""),

@@ -19,6 +19,7 @@ WAITING = "stores/sqlite/waiting.py"
 LINKS = "stores/sqlite/links.py"
 TABLE = Table(
     (
+        Guard("a flow is made by one call", "stores/sqlite/links.py", "if first(connection, \"SELECT 1 FROM flows WHERE id = ?\", (flow,)) is not None:", "if not flow:"),
         Guard("an owner's write checks the attempt", STEPS, " AND attempt = :attempt AND +worker_id", " AND +worker_id"),
         Guard("an owner's write checks the worker", STEPS, " AND +worker_id = :worker\"", '"'),
         Guard("an owner's write checks the attempt", STEPS, " AND jobs.attempt = done.attempt", ""),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from conformance.factories import World, claim, claim_one, draft, finish, look, 
 from servers import shared_valkey
 from tenure.core.clock import Clock
 from tenure.core.lifecycle import Completed, Edge, Failed, Lease, State, Suspended
-from tenure.errors import BadData, StoreAway
+from tenure.errors import BadData, FlowMade, StoreAway
 from tenure.ports import Draft, Landed, Links, NotLanded, Store
 from tenure.stores.redis import RedisStore, links
 from tenure.stores.redis.drafts import MOST
@@ -181,6 +182,24 @@ def test_a_call_that_was_cut_after_its_seal_is_stored_whole_and_once(
     assert admitted(store) == []
     assert stored(store) == len(drafts)
     assert [store.server.run("TTL", each) > 0 for each in keys(store, "answers")] == [True]
+    store.server.run("UNLINK", *keys(store, "answers"))
+    runs_whole(store, drafts)
+
+
+def test_a_flow_that_is_made_once_stands_from_its_seal_on(store: RedisStore, breaks: Callable[..., None]) -> None:
+    made = Links(flow=FLOW, name="nightly", once=True)
+    drafts = [replace(each, links=replace(made, after=each.links.after if each.links else ())) for each in flow()]
+    breaks("unpack", after=False)
+    with pytest.raises(StoreAway):
+        store.enqueue(drafts)
+    store.prune(keep=0, keep_dead=None)  # none of its jobs is there yet
+
+    for again in (drafts, drafts[:2]):
+        with pytest.raises(FlowMade):
+            store.enqueue(again)
+
+    assert admitted(store) == []
+    assert len(store.members(FLOW)) == stored(store) == len(drafts)
     store.server.run("UNLINK", *keys(store, "answers"))
     runs_whole(store, drafts)
 
