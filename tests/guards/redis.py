@@ -138,7 +138,7 @@ TABLE = Table(
         Guard("a gatherer cancels only what it gathers", ADMIT, " and marked(tonumber(some[n + 1]), MINE) then cancel_for", " then cancel_for"),
         Guard("what a live job needs is not pruned", f"{LUA}/prune.lua", "  if was_linked == '1' then", "  if false then"),
         Guard("what a live job needs is not pruned", WAITS, " and redis.call('EXISTS', ns .. 'pins:' .. id) == 0 then", " then"),
-        Guard("what a job stored just now needs is not pruned", WAITS, "    pin(parent, child)\n", ""),
+        Guard("what a job stored just now needs is not pruned", WAITS, "    pin(parent, child)\n  else\n", "  else\n"),
         Guard("a gatherer is not pruned before its end has been told", WAITS, "  link(child)\n", ""),
         Guard("what a live job needs is not deleted", f"{LUA}/delete.lua", "  if (child or gathered) and", "  if gathered and"),
         Guard("what a live job needs is not run again", REPLAY, "local child = j and j.state == 'completed' and j.linked and live_child(id)", "local child = false"),
