@@ -199,12 +199,9 @@ class Waits:
         ids = plan.ids or []
         known = (plan.known or self._known()) if ids else {}
         found = [known[job_id] for job_id in ids if job_id in known]
-        live = [each for each in found if not _is_over(each, ended=ended)]
-        left = len(live) + len(ids) - len(found)
-        if left:
-            # Those that have ended before, and were replayed since: without a new edge nothing would be waited for.
-            again = tuple(Edge(each.parent, "ended" if ended else "completed") for each in live if not each.open)
-            raise self._suspend(Suspended(f"gathers {key!r}: {left} of {len(ids)} jobs have not ended", after=again))
+        waits = _gathers(key, ids, found, ended=ended)
+        if waits:
+            raise self._suspend(waits)
         given = [each for each in found if not each.skipped]
         return [self._end(each) if ended else self._value(each) for each in given]
 
@@ -379,6 +376,14 @@ def _drafts(attempt: Waiting, key: str, jobs: object, *, ended: bool) -> list[Dr
     if len(drafts) > MOST_EDGES:
         raise InvalidOption(f"{what}: a job can gather at most {MOST_EDGES:,} others, got {len(drafts):,}")
     return drafts
+
+
+def _gathers(key: str, ids: Sequence[str], found: Sequence[Input], *, ended: bool) -> Suspended | None:
+    """The wait for those that have not ended. One that had ended, and was replayed since, needs its edge again."""
+    live = [each for each in found if not _is_over(each, ended=ended)]
+    left = len(live) + len(ids) - len(found)
+    again = tuple(Edge(each.parent, "ended" if ended else "completed") for each in live if not each.open)
+    return Suspended(f"gathers {key!r}: {left} of {len(ids)} jobs have not ended", after=again) if left else None
 
 
 def _is_over(each: Input, *, ended: bool) -> bool:
