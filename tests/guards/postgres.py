@@ -127,6 +127,7 @@ TABLE = Table(
         Guard("what no job needs is let go", ADMISSION, "        self._release({ask.item for ask in whole})\n", ""),
         Guard("what no job needs is let go", ADMISSION, "locked = self._release({row[1] for row in found})", "locked = set[str]()"),
         Guard("what no job needs is let go", WAITING_SCHEMA, " UNION ALL SELECT parent FROM @.edges WHERE child = OLD.id", "", tests=EDGES),
+        Guard("a job waits again for one that lives again", LINKS, "            yield AGAIN, part\n", "            pass\n"),
         Guard("a replayed job waits again", OPERATED, "WHEN f.met THEN 'closed' ELSE 'new' END", "ELSE 'closed' END"),
         Guard("a job is not replayed without what it needs", OPERATED, "return None if lost is None else", "return None if True else"),
         Guard("only a dead or cancelled job is skipped", OPERATED, "if state not in (State.DEAD, State.CANCELLED):", "if False:"),

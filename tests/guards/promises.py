@@ -116,6 +116,7 @@ PROMISES = {
     "a gatherer is not deleted before what it gathers": _in("waiting", "a_gatherer_is_not_deleted_before_its_children_have_ended"),
     "a gatherer is not replayed before what it gathers has ended": _in("waiting", "a_gatherer_is_not_replayed_before_its_children_have_ended"),
     "what no job needs is let go": _in("waiting", "a_result_is_kept_for_as_long_as_a_live_job_needs_it", "a_parent_is_not_kept_for_a_child_that_was_deleted"),
+    "a job waits again for one that lives again": _in("waiting", "a_job_waits_again_for_one_that_lives_again"),
     "a replayed job waits again": _in("waiting", "a_replayed_child_waits_for_a_parent_that_is_live_again"),
     "a job is not replayed without what it needs": _in("waiting", "a_child_is_not_replayed_without_what_it_needs"),
     "only a dead or cancelled job is skipped": _in("waiting", "only_a_dead_or_cancelled_job_is_skipped"),

@@ -140,6 +140,7 @@ TABLE = Table(
         Guard("what no job needs is let go", ADMIT, "    release(parent)\n", ""),
         Guard("what no job needs is let go", ADMIT, "  release(id)\nend", "end"),
         Guard("what no job needs is let go", WAITS, "      release(parent)\n", ""),
+        Guard("a job waits again for one that lives again", WAITS, "    tie_again(child, parent, marks)\n", ""),
         Guard("a replayed job waits again", WAITS, "if all or not met(edge, state) then", "if all then"),
         Guard("a job is not replayed without what it needs", REPLAY, "  elseif lost then\n", "  elseif false then\n"),
         Guard("a job is not replayed without what it needs", f"{LUA}/reopen.lua", "if lost then return lost end\n", "\n", tests=HERE),

@@ -136,6 +136,7 @@ TABLE = Table(
         Guard("what no job needs is let go", WAITING, "            self._release(parent)\n", ""),
         Guard("what no job needs is let go", WAITING, "        self._release(job_id)\n", ""),
         Guard("what no job needs is let go", SCHEMA, " UNION ALL SELECT parent FROM edges WHERE child = OLD.id", ""),
+        Guard("a job waits again for one that lives again", LINKS, "        connection.execute(_OPEN_AGAIN, facts)\n", ""),
         Guard("a replayed job waits again", LINKS, "open = NOT e.skipped AND NOT \"", "open = FALSE AND NOT \""),
         Guard("a job is not replayed without what it needs", LINKS, "return None if missing is None else", "return None if True else"),
         Guard("only a dead or cancelled job is skipped", WAITING, "if state not in (State.DEAD, State.CANCELLED):", "if False:"),
