@@ -314,7 +314,8 @@ class Job(Generic[C]):
         handler runs again from the top, and this call returns their results in order: put what must not run twice
         into `job.once`. `fn` is not called again, for its list is recorded under `key`. One that ends dead holds this
         job until it is replayed, or skipped; one that is cancelled cancels it. With `ended=True` it waits for any end,
-        and returns a list of `Ended`. If this job ends otherwise, those that it gathers are cancelled.
+        and returns a list of `Ended`. If this job ends otherwise, those that it gathers are cancelled. One that waits
+        for this job would close a circle: this job fails for good.
 
         Let what it raises leave the handler. The attempt is suspended all the same if it is swallowed, or if another
         exception is raised after it, by an `except BaseException` or a `finally`; only a final `Fail` counts instead,
@@ -400,8 +401,9 @@ class Job(Generic[C]):
         """The value that is sent to this job as `signal`. Until it comes the attempt ends, uncharged, as with `gather`.
 
         `kind` is its type in `@jobs.task(signals=…)`. After `timeout` it returns `default`; without a default the job
-        fails for good. How it ended is recorded under `name`, by default the signal's: give a second wait for the same
-        signal another one. `shared`: `signal` is a key for which any number of jobs wait, sent by `jobs.signal(…)`.
+        fails for good, and waits anew if it is replayed. How it ended is recorded under `name`, by default the
+        signal's: give a second wait for the same signal another one. `shared`: `signal` is a key for which any number
+        of jobs wait, sent by `jobs.signal(…)`.
 
         Example: `got = job.expect("approved", Approval, timeout="2d", default=None)`
         """
