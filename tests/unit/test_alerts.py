@@ -281,7 +281,7 @@ CASES = {
     ),
     "no-worker, task": Case(
         "no-worker:task gone",
-        "no live worker knows the task gone",
+        "no live worker knows the task gone, and jobs of it are due, ",
         task_nobody_knows,
         lambda scene: scene.worker(tasks=("gone",)),
     ),

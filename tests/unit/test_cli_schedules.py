@@ -209,7 +209,7 @@ def test_the_health_page_says_how_each_one_is(run: Run, store: Store, timetable:
 def test_a_run_that_goes_on_is_locked_until_its_owners_lease_ends(run: Run, store: Store, timetable: Timetable) -> None:
     made(timetable)
     timetable.trigger("report")
-    assert "its job is waiting for a worker" in run("list")[1]
+    assert "its job is queued" in run("list")[1]
     begin(store)
 
     (found,) = json.loads(run("list", "--json")[1])

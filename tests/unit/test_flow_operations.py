@@ -301,8 +301,25 @@ def test_a_waiting_job_names_what_it_waits_for(store: Store, admin: Admin) -> No
 def test_the_first_five_are_named_and_the_others_counted(store: Store, admin: Admin) -> None:
     _, pages, last = map_reduce(store, 8)
     (reason,) = why(admin, last.id).reasons
-    assert reason.startswith(f"8 are waiting itself: render {pages[0].id}, ")
+    assert reason.startswith(f"8 are waiting themselves: render {pages[0].id}, ")
     assert reason.endswith(" and 3 more")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "says"),
+    [
+        (Failed("no disk", final=True), "2 are dead letters, which hold it: render "),
+        (Cancelled(EXPIRED), "2 expired before they could start, which hold it: render "),
+    ],
+)
+def test_several_that_hold_a_job_are_told_in_the_plural(
+    store: Store, admin: Admin, outcome: Outcome, says: str
+) -> None:
+    first, pages, last = map_reduce(store)
+    end(store, first.id)
+    for page in pages[:2]:
+        end(store, page.id, outcome)
+    assert why(admin, last.id).reasons[0].startswith(says)
 
 
 def test_a_wait_for_any_end_and_for_a_signal(world: World) -> None:

@@ -121,7 +121,7 @@ def notes(health: ScheduleHealth) -> list[str]:
         f"retired {away(s.retired_at, health.at)}: no longer declared" if s.retired_at else "",
         f"paused {away(s.paused_at, health.at)}: {s.paused_why}" if s.paused_at else "",
         f"locked until {clock(rule, found.locked_until)}" if found.locked_until else "",
-        "its job is waiting for a worker" if health.waiting and health.late is None else "",
+        "its job is queued" if health.waiting and health.late is None else "",
         f"the tick of {clock(rule, s.pending_tick)} is waiting for the run to end" if s.pending_tick else "",
         f"next {clock(rule, found.next_expected_at)}" if found.next_expected_at else "",
         clean(headline(s.last_error), _LONGEST_ERROR) if found.last_status == "failure" and s.last_error else "",

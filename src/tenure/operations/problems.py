@@ -322,7 +322,7 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
             yield Problem(
                 "no-worker",
                 f"task {task}",
-                f"no live worker knows the task {task}, and jobs of it are waiting, {due[-1].id} among them",
+                f"no live worker knows the task {task}, and jobs of it are due, {due[-1].id} among them",
                 fix=DEPLOY,
                 task=task,
             )

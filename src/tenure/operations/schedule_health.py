@@ -70,7 +70,7 @@ class ScheduleHealth:
 
     @property
     def waiting(self) -> bool:
-        """Its job is waiting for a worker."""
+        """Its job is queued: no worker has taken it yet."""
         return any(run.job is not None and run.job.attempt == 0 for run in self.running)
 
     @property

@@ -15,14 +15,14 @@ MOST_LOOKED_UP = 1_000  #: jobs whose state an explanation reads
 _PAGE = 200
 #: What keeps an edge open, the most fundamental first.
 _KINDS = ("dead", "expired", "processing", "queued", "scheduled", "waiting", "ended")
-_SAYS: Mapping[str, str] = {
-    "dead": "a dead letter, which holds it",
-    "expired": "expired before it could start, which holds it",
-    "processing": "running",
-    "queued": "queued",
-    "scheduled": "due later",
-    "waiting": "waiting itself",
-    "ended": "over, which is noticed at the next scan",
+_SAYS: Mapping[str, tuple[str, str]] = {  #: of one job, and of several
+    "dead": ("is a dead letter, which holds it", "are dead letters, which hold it"),
+    "expired": ("expired before it could start, which holds it", "expired before they could start, which hold it"),
+    "processing": ("is running", "are running"),
+    "queued": ("is queued", "are queued"),
+    "scheduled": ("is due later", "are due later"),
+    "waiting": ("is waiting itself", "are waiting themselves"),
+    "ended": ("is over, which is noticed at the next scan", "are over, which is noticed at the next scan"),
 }
 
 
@@ -120,7 +120,7 @@ def _kind(edge: EdgeView, status: Status | None) -> str:
 def _reasons(found: Mapping[str, Sequence[tuple[str, Status | None]]], *, unread: int) -> Iterator[str]:
     for kind, jobs in found.items():
         named = few((_named(job_id, status) for job_id, status in jobs[:NAMED]), len(jobs))
-        yield f"{len(jobs):,} {'is' if len(jobs) == 1 else 'are'} {_SAYS[kind]}: {named}"
+        yield f"{len(jobs):,} {_SAYS[kind][len(jobs) > 1]}: {named}"
     if unread:
         yield f"{unread:,} more were not looked at"
 
