@@ -263,6 +263,7 @@ def test_a_job_is_skipped_unless_its_result_is_an_argument(
     end(store, other.id)
     bell.rung.clear()
 
+    assert admin.neighbours.behind(dead.id).needed is refused, "the pages offer no skip that is refused"
     (acted,) = admin.flows.skip([dead.id])
     admitted(store)
     assert acted.landed is not refused

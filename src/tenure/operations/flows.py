@@ -231,12 +231,12 @@ def _needed_by(store: Store, job_id: str) -> str | None:
     """A job that waits for this one and takes its result as an argument of its own."""
     for child, edge in open_edges(store, job_id):
         job = store.get(child)
-        if job is not None and edge.place in _taken_alone(job.payload):
+        if job is not None and edge.place in taken_alone(job.payload):
             return child
     return None
 
 
-def _taken_alone(payload: str) -> frozenset[int]:
+def taken_alone(payload: str) -> frozenset[int]:
     """The places of the edges whose result is an argument of its own: `{"$output": 3}`."""
     try:
         given: object = msgspec.json.decode(payload)

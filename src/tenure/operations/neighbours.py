@@ -9,6 +9,7 @@ from typing import NamedTuple
 from tenure.core.lifecycle import EXPIRED, State
 from tenure.events import headline
 from tenure.operations.access import Access
+from tenure.operations.flows import taken_alone
 from tenure.operations.waiting import MOST_LOOKED_UP
 from tenure.ports import MOST_EDGES, EdgeView, Filter, JobView, Status
 
@@ -43,6 +44,7 @@ class Neighbours:
     total: int = 0
     left: int = 0
     more: bool = False
+    needed: bool = False  #: one of `jobs` takes its result as an argument of its own: none can go on without it
 
 
 class Holder(NamedTuple):
@@ -78,7 +80,12 @@ class NeighbourReads:
         ]
         known = self._known(child for child, _ in shown)
         found = tuple(_named(child, edge, known) for child, edge in shown)
-        return Neighbours(found, len(page), sum(edge.open for _, edge in page), more)
+        needed = any(edge.open and self._takes(child, edge.place) for child, edge in page[:SHOWN])
+        return Neighbours(found, len(page), sum(edge.open for _, edge in page), more, needed)
+
+    def _takes(self, child: str, place: int) -> bool:
+        job = self._access.store.get(child)
+        return job is not None and place in taken_alone(job.payload)
 
     def holding(self, *, limit: int = 200) -> Mapping[str, JobView]:
         """The dead job that others of its flow wait for, by flow: the last that died, of so many."""

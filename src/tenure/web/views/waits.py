@@ -31,7 +31,10 @@ def look(view: View, job: JobView) -> Mapping[str, Any]:
         "flow": _flow(view, job),
         "signals": signals,
         "may_signal": view.user.may("operate") and signals.waits_for is not None and job.state is State.WAITING,
-        "may_skip": view.user.may("operate") and job.state in ENDED - {State.COMPLETED} and behind.left > 0,
+        "may_skip": view.user.may("operate")
+        and job.state in ENDED - {State.COMPLETED}
+        and behind.left > 0
+        and not behind.needed,
         "signal_text": "",
         "signal_problem": "",
     }
