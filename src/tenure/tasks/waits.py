@@ -370,7 +370,7 @@ def _drafts(attempt: Waiting, key: str, jobs: object, *, ended: bool) -> list[Dr
             raise InvalidOption(f"{what}: expected jobs like render.bind(1), got {job!r:.80}{hint}")
         if job.tx is not None:
             raise InvalidOption(f"{what}: {job!r} is to join a transaction; a gather stores its jobs by itself")
-        bound: NewJob[Any] = job
+        bound = cast("NewJob[Any]", cast("object", job))
         check_store(attempt.task.app, bound.of.handle(bound.id), what)
         draft = job.draft()
         drafts.append(replace(draft, links=replace(links, after=draft.links.after if draft.links else ())))

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import apsw
@@ -155,7 +156,7 @@ class _Admission:
             return self._each(sql, (item, past), self._look, 0)
         found = first(self._connection, "SELECT state, error FROM jobs WHERE id = ?", (item,))
         if found is None:
-            return self._each(_CHILDREN, (item, past), lambda child, until: self._parent_gone(item, child, until), 0)
+            return self._each(_CHILDREN, (item, past), partial(self._parent_gone, item), 0)
         state = State(found[0])
         if state is State.WAITING:
             return None if self._look(item) else (0, "")
