@@ -38,6 +38,18 @@ from tenure.worker.worker import Worker
 #: Verbs after which nothing is different for anybody else. Every other verb of the ports has points.
 READS = frozenset(
     (
+        *(
+            "inputs",
+            "dependents",
+            "signals",
+            "flows",
+            "outdated",
+            "members",
+            "edges",
+            "holding",
+            "waited_longest",
+            "waits",
+        ),
         *("open", "close", "capabilities", "url", "now", "owned", "hung", "solo_waiting", "paused", "due", "schedules"),
         *(
             "ticks",
@@ -92,7 +104,10 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
     ),
     "solo worker": tuple(map(Spot, ("claim", "progress", "finish"))),
     "supervisor": (
-        *map(Spot, ("register", "renew", "settle", "promote", "upkeep", "rescue", "declare_dead", "declare_expired")),
+        *map(
+            Spot,
+            ("register", "renew", "settle", "promote", "admit", "upkeep", "rescue", "declare_dead", "declare_expired"),
+        ),
         Spot("change"),
         Spot("change with a job", "change"),
         *map(Spot, ("swap", "announce", "prune", "forget")),
@@ -101,7 +116,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
         Spot("enqueue"),
         Spot("enqueue a batch", "enqueue"),
         *_JOINS,
-        *map(Spot, ("announce", "cancel", "promote_now", "replay", "delete", "pause", "swap")),
+        *map(Spot, ("announce", "cancel", "promote_now", "signal", "skip", "replay", "delete", "pause", "swap")),
     ),
     "embedded worker": tuple(map(Spot, ("register", "claim", "progress", "finish", "renew", "settle", "announce"))),
     "guard": (
@@ -274,15 +289,17 @@ def _did(verb: str, answer: Any) -> bool:
     match verb:
         case "claim" | "rescue" | "declare_dead" | "declare_expired" | "renew":
             return bool(answer)
-        case "promote":
+        case "promote" | "admit":
             return bool(answer.jobs)
+        case "signal":
+            return isinstance(answer, Landed)
         case "change" | "progress":
             return any(answer)
         case "finish":
             return any(isinstance(each, Landed) for each in answer)
         case "swap":
             return bool(answer.landed)
-        case "replay" | "delete":
+        case "replay" | "delete" | "skip":
             return any(isinstance(each, Landed) for each in answer.values())
         case _:
             return True

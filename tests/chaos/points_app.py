@@ -225,11 +225,13 @@ class Client:
             new(task, name).enqueue()
         jobs.enqueue_many([new(plain, name).bind(0.0) for name in BATCH])
         new(plain, "later", delay="200ms").enqueue(0.0)
-        new(plain, "keyed", unique=f"key {number}").enqueue(0.0)
+        new(plain, "far", delay=FAR).enqueue(0.0)
+        keyed = new(plain, "keyed", unique=f"key {number}").enqueue(0.0)
+        new(plain, "then", after=[keyed]).enqueue(0.0)
+        self._store.signal(str(id_of(number, "far")), "own:go", "1")
         if self._joins:
             new(hands_in, "hands_in").enqueue()
             self._join(number)
-        new(plain, "far", delay=FAR).enqueue(0.0)
         self._store.promote_now([str(id_of(number, "far"))])
         self._cancel(id_of(number, "waits"))
         jobs.once(f"round {number}", lambda: here().write(f"- 0 acted {number}"))
@@ -260,6 +262,7 @@ class Client:
         """To what has ended by now, most likely: one is run again, another one deleted."""
         dead, done = str(id_of(number, "fails")), str(id_of(number, "later"))
         here().write(f"{dead} 0 replaying", f"{done} 0 deleting")
+        self._store.skip([dead])
         self._store.replay([dead])
         self._store.delete([done])
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import apsw
 import pytest
 
 from . import shop
@@ -22,6 +23,10 @@ LEASE = 3.0
 def full(site: Site, disk: Path | None, pids: list[int]) -> Iterator[None]:
     """Nobody can write a byte to the database meanwhile."""
     if disk is not None:
+        connection = apsw.Connection(str(disk / "tenure.db"))
+        connection.set_busy_timeout(5_000)
+        connection.pragma("wal_checkpoint", "TRUNCATE")  # else SQLite writes for long into what its log has left
+        connection.close()
         with filled(disk):
             yield
         return
