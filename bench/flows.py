@@ -208,7 +208,8 @@ def _tenure(folder: str, number: int, parts: int, *, killed: bool) -> tuple[floa
 
     from tenure import outputs
 
-    command = [sys.executable, "-m", "tenure", "worker", "--app", "tenure_flows:jobs", "-w", "1", "-c", "4"]
+    program = str(Path(sys.executable).with_name("tenure"))
+    command = [program, "worker", "tenure_flows:jobs", "-w", "1", "-c", "4"]
     with app.jobs:
         handles = []
         for n in range(number):
