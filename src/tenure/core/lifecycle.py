@@ -31,7 +31,7 @@ from tenure.core.retry import full_jitter
 
 class State(StrEnum):
     WAITING = "waiting"  #: something must happen first: jobs before it must end, or a signal arrive
-    SCHEDULED = "scheduled"  #: due later: delayed by the caller, snoozed, or waiting to retry
+    SCHEDULED = "scheduled"  #: due later: delayed by the caller, snoozed, or to be retried
     QUEUED = "queued"  #: due, owned by no worker
     PROCESSING = "processing"  #: owned by exactly one worker, under one lease
     COMPLETED = "completed"  #: its handler returned; the result is kept

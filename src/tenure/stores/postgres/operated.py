@@ -183,7 +183,7 @@ def _again(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
 
 
 def delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:
-    # Locked first: who waits for it is read after whoever marks it as needed has committed.
+    # Locked first: which jobs wait for it is read after a look that marks it as needed has committed.
     connection.execute(sql("SELECT FROM @.jobs WHERE id = %s FOR UPDATE"), (job_id,))
     state = _state(connection, sql, job_id)
     if state is None:
