@@ -147,7 +147,7 @@ class Story:
     events: list[Event] = field(default_factory=list[Event])  #: its handlers'
     kept: list[Kept] = field(default_factory=list[Kept])
     of_schedule: bool = False
-    of_edges: list[Event] = field(default_factory=list[Event])  #: what it waits for, as was told before it was asked for
+    of_edges: list[Event] = field(default_factory=list[Event])  #: what it waits for, told before it was asked for
 
     def of(self, *ops: str) -> list[Event]:
         return [event for event in self.events if event.op in ops]
