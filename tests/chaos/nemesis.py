@@ -88,6 +88,18 @@ class Nemesis:
                 self._stage.pen.note("ended", pid=host.supervisor.pid, code=code, log=host.supervisor.log()[-2000:])
                 host.restart()
 
+    def wait_until_all_serve(self) -> None:
+        """A supervisor that started during the last fault may end only now, having found no store: restart it, too."""
+
+        def all_serve() -> bool:
+            self.keep_all_running()
+            with suppress(StoreError):
+                registered = {view.identity.pid for view in self._stage.site.store.workers()}
+                return all(registered & set(host.supervisor.workers()) for host in self._stage.supervised())
+            return False
+
+        until(all_serve, "a registered worker of each supervisor", 120)
+
     @contextmanager
     def _noted(self, fault: Fault, **more: Any) -> Generator[None]:
         about = {"kind": fault.name, "seconds": fault.seconds, **more}

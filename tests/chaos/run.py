@@ -86,7 +86,7 @@ def play(
             nemesis.strike(fault)
         stage.heal()
         time.sleep(2 * lease)  # peace: ticks that fell due meanwhile are caught up with
-        nemesis.keep_all_running()  # a process that started during the last fault may have found no store
+        nemesis.wait_until_all_serve()
         ticking = (ticking_since, time.time() - lease)
         with suppress(AssertionError):  # the checker says which are missing
             stage.site.until(lambda: _patiently(lambda: _caught_up(stage.site.store, ticking[1])), "ticks", 60)
