@@ -33,6 +33,16 @@ from tenure.ports.jobs import (
     Retried,
     may_be_cut,
 )
+from tenure.ports.limits import (
+    FOREVER,
+    MOST_KEYS,
+    UNBEGUN_SECONDS,
+    KeyView,
+    LimitReads,
+    LimitRow,
+    LimitStore,
+    Withdrawn,
+)
 from tenure.ports.notifier import ANY, Listener, Notifier, Permit, Permits, Ring
 from tenure.ports.reads import (
     GONE,
@@ -50,6 +60,7 @@ from tenure.ports.reads import (
 )
 from tenure.ports.store import Capabilities, Store
 from tenure.ports.waiting import (
+    LINKS_PROTOCOL,
     MOST_EDGES,
     NEWEST_FLOWS,
     PROTOCOL,
@@ -124,4 +135,13 @@ __all__ = [
     "WorkerStore",
     "WorkerView",
     "may_be_cut",
+    "FOREVER",
+    "MOST_KEYS",
+    "UNBEGUN_SECONDS",
+    "KeyView",
+    "LimitReads",
+    "LimitRow",
+    "LimitStore",
+    "Withdrawn",
+    "LINKS_PROTOCOL",
 ]

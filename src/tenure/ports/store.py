@@ -1,4 +1,4 @@
-"""The whole contract of a store: its five parts, and its lifecycle from `migrate` to `close`."""
+"""The whole contract of a store: its six parts, and its lifecycle from `migrate` to `close`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tenure.ports.jobs import JobStore
+from tenure.ports.limits import LimitStore
 from tenure.ports.reads import ReadStore
 from tenure.ports.schedules import ScheduleStore
 from tenure.ports.waiting import WaitStore
@@ -23,7 +24,7 @@ class Capabilities:
     local: bool  #: reached without a network: a call on an event loop does not block it for long
 
 
-class Store(JobStore, WorkerStore, WaitStore, ScheduleStore, ReadStore, Protocol):
+class Store(JobStore, WorkerStore, WaitStore, LimitStore, ScheduleStore, ReadStore, Protocol):
     """The source of truth. Each verb is one atomic step; under concurrency exactly one caller wins it.
 
     Every method may raise StoreAway (unreachable, full, locked for too long: nothing or all of it happened, retry
