@@ -200,7 +200,7 @@ def test_an_operator_promotes_a_limited_job_only_to_its_turn(store: Store) -> No
     (answer,) = store.enqueue([draft(limits=(SHOP,), delay=60.0)])
 
     assert store.promote_now([answer.id, first]) == {answer.id: State.WAITING, first: State.QUEUED}
-
+    assert look(store, answer.id).due_at == look(store, answer.id).run_at <= store.now()
     assert settle_waits(store) == []
 
 
@@ -598,7 +598,7 @@ def test_keys_are_listed_in_their_order_and_by_their_limit(store: Store) -> None
     store.withdraw()
     settle_waits(store)
 
-    assert [each.key for each in store.keys()] == ["renders", "shop:7", "shop:8"]
+    assert [view.key for view in store.keys(None)] == ["renders", "shop:7", "shop:8"]
     assert [each.key for each in store.keys(limited_by=SHOP.limit)] == ["shop:7", "shop:8"]
     assert [each.key for each in store.keys(start="renders", limit=1)] == ["shop:7"]
 

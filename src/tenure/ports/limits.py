@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from tenure.core.lifecycle import Key
 from tenure.core.limits import Bounds
 
 if TYPE_CHECKING:

@@ -166,9 +166,9 @@ class WaitStore(WaitReads, Protocol):
         A job with limits is then parked, due or not, until each of its keys has room: there are fewer places held than
         the key has, it has a token more than there are jobs that hold a place and have not begun, and nobody has paused
         it. Of those parked under a key, the highest priority goes first, then the one that was due first, then the
-        smaller id; only those whose queue is not paused, and is served by a live worker. An admitted job is due at once:
-        a long backlog of one key is not always first in its queue. One that has never begun and has expired meanwhile
-        is cancelled.
+        smaller id; only those whose queue is not paused, and is served by a live worker. An admitted job is due at
+        once: a long backlog of one key is not always first in its queue. One that has never begun and has expired
+        meanwhile is cancelled.
 
         Nothing is admitted while a live worker is registered that knows nothing of jobs that wait, and none with limits
         while one is that knows nothing of them. Call again while there is `more`.

@@ -83,7 +83,7 @@ def bounds_of(limit: LimitRow | None, key: LimitRow | None) -> Bounds:
     """
     if limit is None or limit.retired_at is not None:
         return Bounds()
-    known = [each for each in (key and key.set, limit.set, limit.declared) if each is not None]
+    known = [each for each in (key.set if key else None, limit.set, limit.declared) if each is not None]
     concurrency = next((each.concurrency for each in known if each.concurrency is not None), None)
     return Bounds(concurrency, next((each.rate for each in known if each.rate is not None), None))
 

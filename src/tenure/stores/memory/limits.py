@@ -135,7 +135,9 @@ class MemoryLimits(MemoryBase):
         if row is not None:
             self._known.limits[True, key.key] = row
         state = self._state(key)
-        self._known.told.pop(key, None)
+        self._known.told[key] = [each for each in told if each.what == "look"]
+        if not self._known.told[key]:
+            del self._known.told[key]
         if state.bucket is not None and state.full_at() > now:
             self._known.buckets[key] = state.bucket
         else:
@@ -151,6 +153,7 @@ class MemoryLimits(MemoryBase):
                 states[key] = self._opened(key)
             return states[key]
 
+        self._known.told[key] = [each for each in self._known.told.get(key, []) if each.what != "look"]
         mine = state(key)
         room = mine.room()
         served = self._served()
@@ -167,7 +170,7 @@ class MemoryLimits(MemoryBase):
         if len(found) < len(waiting) and (found or mine.room() != 0):
             self._known.tell(key, "look")  # there are more than this step takes, or some were parked elsewhere
         due = mine.due(self._clock.unix())
-        if waiting and due is not None:
+        if waiting and mine.room() == 0 and due is not None:
             self._known.dues[key] = due, self._clock.unix()
         return [(each.id, self._admitted(each.id)) for each in done.admitted] + [
             (job_id, self._expired(job_id)) for job_id in done.expired
