@@ -131,6 +131,7 @@ local function serve(key)
       redis.call('SADD', ns .. 'idle', queue)
     end
   end
+  local waiting = left
   for _ = 1, math.min(room_of(mine), budget, left) do
     local best, first, at
     for _, lot in ipairs(lots) do
@@ -146,9 +147,8 @@ local function serve(key)
   end
   redis.call('ZREM', ns .. 'key_dues', key)
   redis.call('ZREM', ns .. 'key_found', key)
-  if left <= 0 then return end
-  if room_of(mine) ~= 0 then keys.look(key) end -- there are more than this step takes, or some were parked elsewhere
-  local due = due_of(mine)
+  if left > 0 and room_of(mine) ~= 0 then keys.look(key) end -- more than this step takes, or some were parked elsewhere
+  local due = waiting > 0 and due_of(mine)
   if due then
     redis.call('ZADD', ns .. 'key_dues', math.ceil(due * 1000), key)
     redis.call('ZADD', ns .. 'key_found', now, key)
@@ -195,7 +195,7 @@ local function look_at_places()
     local id, text = page[2][n], page[2][n + 1]
     local j = redis.call('HMGET', job(id), 'state', 'queue')
     if j[1] == 'processing' then
-      if redis.call('SISMEMBER', ns .. 'unbegun:' .. cjson.decode(text)[1][1], id) == 1 then keys.begin(id, j[2], text) end
+      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. j[2], id) then keys.begin(id, j[2], text) end
     elseif j[1] ~= 'queued' then
       keys.free(id, j[2] or '', text)
     end
