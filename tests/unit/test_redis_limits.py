@@ -22,6 +22,7 @@ from tenure.stores.redis import RedisStore
 
 HISTORIES = 12
 STEPS = 60
+VERBS = "enqueue", "claim", "finish", "advance", "advance", "set", "declare", "pause", "clock"
 EIGHTHS = 8  #: of a second: the scripts' milliseconds and Python's seconds are then the same numbers
 
 
@@ -77,7 +78,9 @@ class Pair:
         return Bounds(self.random.choice([None, 1, 3, 7]), self.random.choice([None, rate, rate]))
 
     def step(self) -> None:
-        match self.random.choice("enqueue claim finish advance advance set declare pause clock".split()):
+        match self.random.choice(
+            ["enqueue", "claim", "finish", "advance", "advance", "set", "declare", "pause", "clock"]
+        ):
             case "enqueue":
                 drafts = [draft(limits=(SHOP,), priority=self.random.choice([0, 0, 5])) for _ in range(3)]
                 for store in self.stores:
@@ -120,7 +123,7 @@ class Pair:
     def compare(self) -> None:
         mine, others = (settle_waits(each) for each in self.stores)
         assert mine == others
-        seen, wanted = ({each.key: each for each in store.keys()}.get(SHOP.key) for store in self.stores)
+        seen, wanted = ({each.key: each for each in store.keys(limit=50)}.get(SHOP.key) for store in self.stores)
         if seen is not None and wanted is not None:
             assert seen._replace(tokens=None, next_token=None) == wanted._replace(tokens=None, next_token=None)
             for one, other in ((seen.tokens, wanted.tokens), (seen.next_token, wanted.next_token)):
@@ -152,7 +155,7 @@ def test_nothing_is_kept_of_keys_that_nobody_uses(world: World, store: RedisStor
         finish(store, Lease(each.id, each.attempt, worker), Completed())
     store.cancel(jobs, "enough")
     settle_waits(store)
-    assert [each.key for each in store.keys()] == [SHOP.key, OTHER.key]  # their buckets are not full
+    assert [each.key for each in store.keys(limit=50)] == [SHOP.key, OTHER.key]  # their buckets are not full
 
     world.advance(60)
     start(store)

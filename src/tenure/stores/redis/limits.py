@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
-from typing import Any
 
 from tenure.core.lifecycle import EXPIRED, Key
 from tenure.core.limits import Bucket
@@ -115,9 +114,7 @@ class RedisLimits(RedisBase):
         return [view for view in views_of(self._server, ids) if view is not None and view.parked == key]
 
     def _lot(self, key: str, queue: str, limit: int) -> list[tuple[float, str]]:
-        flat = self._server.run(
-            "ZRANGE", f"{self._server.prefix}parked:{key}\0{queue}", 0, limit - 1, "WITHSCORES"
-        )
+        flat = self._server.run("ZRANGE", f"{self._server.prefix}parked:{key}\0{queue}", 0, limit - 1, "WITHSCORES")
         return [(float(score), job_id) for job_id, score in zip(flat[::2], flat[1::2], strict=True)]
 
 
@@ -135,8 +132,8 @@ def _key(
     unbegun: int,
     waiting: int,
 ) -> KeyView:
-    rows: Any = tuple(None if body is None else decode_limit(body) for body in (of_limit, of_key))
+    rows = (of_limit and decode_limit(of_limit)) or None, (of_key and decode_limit(of_key)) or None
     bucket = None if tokens is None or at is None else Bucket(float(tokens), float(at))
     begins = [int(each) / 1000 for each in begun]
     state = state_of(Key(name, limit), rows, bucket, begins, held, unbegun, now)
-    return key_view(state, waiting=min(waiting, most), why=paused(*rows, now)[1], now=now)
+    return key_view(state, waiting=min(waiting, most), why=paused(rows[0], rows[1], now)[1], now=now)
