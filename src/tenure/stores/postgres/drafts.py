@@ -23,7 +23,9 @@ _MOST_AT_ONCE = 5000  #: drafts in one statement
 
 _COLUMN = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "datetime": "timestamptz"}
 _TYPES = {
-    each.name: _COLUMN[str(each.type).removesuffix(" | None")] for each in fields(Draft) if each.name not in ("links", "limits")
+    each.name: _COLUMN[str(each.type).removesuffix(" | None")]
+    for each in fields(Draft)
+    if each.name not in ("links", "limits")
 } | {"id": "uuid"}
 _RECORD = ", ".join(f'"{name}" {kind}' for name, kind in _TYPES.items())
 _STATE = "CASE WHEN due > @now THEN 'scheduled' ELSE 'queued' END"
@@ -175,7 +177,13 @@ class Marks:
     def of(self, draft: Draft) -> dict[str, Any]:
         after, gatherer, flow = (draft.links.after, draft.links.gatherer, draft.links.flow) if draft.links else _BARE
         linked = bool(after) or gatherer is not None or draft.id in self._parents
-        return {**facts_of(draft), "waiting": bool(after), "linked": linked, "flow": flow, "keys": limits_text(draft.limits)}
+        return {
+            **facts_of(draft),
+            "waiting": bool(after),
+            "linked": linked,
+            "flow": flow,
+            "keys": limits_text(draft.limits),
+        }
 
 
 _BARE: tuple[tuple[Any, ...], None, None] = ((), None, None)

@@ -205,15 +205,15 @@ ONCE_WRITE = f"""
     SELECT coalesce((SELECT value FROM recorded), o.value)
     FROM held LEFT JOIN @.once AS o ON o.job_id = held.id AND o.key = held.key"""
 
-#: In the order of the index alone: by id, too, all that are due at one instant would be sorted for each batch. A trigger
-#: parks those that have limits.
+#: In the order of the index alone: by id, too, all that are due at one instant would be sorted for each batch. A
+#: trigger parks those that have limits.
 PROMOTE = """
     WITH due AS MATERIALIZED (
         SELECT ctid AS place FROM @.jobs WHERE state = 'scheduled' AND run_at <= @now
         ORDER BY run_at LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
     ), moved AS (
-        UPDATE @.jobs AS j SET state = 'queued' FROM due WHERE j.ctid = due.place RETURNING j.queue, j.id, j.run_at, j.limits,
-        CASE WHEN j.last_outcome = 'crashed' THEN j.message END AS message)
+        UPDATE @.jobs AS j SET state = 'queued' FROM due WHERE j.ctid = due.place
+        RETURNING j.queue, j.id, j.run_at, j.limits, CASE WHEN j.last_outcome = 'crashed' THEN j.message END AS message)
     SELECT queue, id::text, message, limits IS NOT NULL FROM moved ORDER BY run_at, id"""
 
 NEXT_DUE = "SELECT date_part('epoch', min(run_at) - @now) FROM @.jobs WHERE state = 'scheduled'"

@@ -96,11 +96,15 @@ OF_LIMIT = """
         SELECT limit_name FROM @.limit_keys WHERE key = a.key AND full_at > date_part('epoch', @now)
         LIMIT 1) AS f
     ORDER BY a.key"""
-NOW = """
+NOW = (
+    """
     WITH told AS (SELECT key, what, at FROM @.key_asks WHERE key = ANY (%(keys)s::text[]) AND what = 'begun')
     SELECT c.*, (SELECT count(*) FROM (SELECT FROM @.jobs WHERE parked = c.key LIMIT %(waiting)s) AS parked),
         date_part('epoch', @now)
-    FROM (""" + COUNTED + ") AS c"
+    FROM ("""
+    + COUNTED
+    + ") AS c"
+)
 HOLDERS = f"""
     SELECT j.* FROM (
         SELECT job_id, admitted_at FROM @.places WHERE key = %s ORDER BY admitted_at, job_id LIMIT %s) AS p

@@ -32,7 +32,8 @@ MOST_QUEUES = 1_000  #: of one key
 
 #: The queues that are not paused, and that a live worker serves.
 SERVED = """ARRAY (
-        SELECT DISTINCT q.name FROM @.workers AS w CROSS JOIN LATERAL json_array_elements_text(w.queues::json) AS q (name)
+        SELECT DISTINCT q.name
+        FROM @.workers AS w CROSS JOIN LATERAL json_array_elements_text(w.queues::json) AS q (name)
         WHERE w.died_at IS NULL AND w.expires_at > @now
           AND NOT EXISTS (SELECT FROM @.queues AS paused WHERE paused.name = q.name))"""
 LOCK = f"""
@@ -59,7 +60,7 @@ _LANES = f"""ARRAY (
             FROM lanes WHERE lanes.queue IS NOT NULL)
         SELECT queue FROM lanes WHERE queue IS NOT NULL LIMIT {MOST_QUEUES})"""
 SETTINGS = f"""
-    SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.due_found_at, s.slow_queue, s.slow_until,
+    SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.slow_queue, s.slow_until,
         s.key IS NOT NULL, {_LANES}
     FROM unnest(%s::text[], %s::text[]) AS a (key, limit_name)
     LEFT JOIN @.limits AS l ON NOT l.key AND l.name = a.limit_name
@@ -121,7 +122,8 @@ ASK = """
         %s::float8[]) RETURNING seq"""
 PAUSED = """
     INSERT INTO @.limits (key, name, rev, body) VALUES (true, %s, %s, %s)
-    ON CONFLICT (key, name) DO UPDATE SET rev = excluded.rev, body = excluded.body WHERE limits.rev = excluded.rev - 1"""
+    ON CONFLICT (key, name) DO UPDATE SET rev = excluded.rev, body = excluded.body
+    WHERE limits.rev = excluded.rev - 1"""
 
 #: The next keys under which jobs are parked, each with the limits of one of these jobs.
 PARKED_KEYS = """
@@ -148,7 +150,6 @@ class Known(NamedTuple):
     rows: tuple[LimitRow | None, LimitRow | None]
     bucket: Bucket | None
     due: float | None
-    due_found_at: float | None
     slow: tuple[str | None, float]
     stored: bool
     queues: Sequence[str]
@@ -161,10 +162,10 @@ class Known(NamedTuple):
 
 
 def known_of(row: Sequence[Any]) -> Known:
-    key, limit, of_limit, of_key, tokens, at, due, found, slow_queue, slow_until, stored, queues = row
+    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_until, stored, queues = row
     rows = tuple(None if body is None else decode_limit(body) for body in (of_limit, of_key))
-    bucket = None if tokens is None else Bucket(tokens, at)
-    return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, found, (slow_queue, slow_until or 0.0), stored, queues)
+    bucket, slow = None if tokens is None else Bucket(tokens, at), (slow_queue, slow_until or 0.0)
+    return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, slow, stored, queues)
 
 
 @dataclass(slots=True)
@@ -300,7 +301,8 @@ class Serving:
                 self._dues[key] = self._states[key].due(self._now)
 
     def _pass_over(self, mine: list[str], served: set[str]) -> None:
-        idle = [(queue, *self._known[key].key) for key in mine for queue in self._known[key].queues if queue not in served]
+        lanes = [(queue, self._known[key]) for key in mine for queue in self._known[key].queues]
+        idle = [(queue, *known.key) for queue, known in lanes if queue not in served]
         if idle:
             self._write(PASSED_OVER, *map(list, zip(*sorted(idle), strict=True)))
 
