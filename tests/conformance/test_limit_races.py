@@ -1,4 +1,4 @@
-"""Limits, while several give, take and free places at the same moment: never one too many, and none is forgotten (L1)."""
+"""Limits, while several give, take and free places at the same moment: never one too many, none forgotten (L1)."""
 
 from __future__ import annotations
 
