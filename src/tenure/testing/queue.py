@@ -38,7 +38,8 @@ from tenure.core.lifecycle import ENDED, EXPIRED, Cancelled, Crashed, Failed, Le
 from tenure.errors import InvalidOption, JobFailed, StoreError
 from tenure.events import MISFIT
 from tenure.liveness.holder import LeaseHolder, identity
-from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, Store
+from tenure.maintenance.limits import declare_limits
+from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, LimitRow, Store
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.job import Job
@@ -90,6 +91,8 @@ class TestQueue(Listing):
         resources: Mapping[type, object],
         elsewhere: Sequence[str],
         new_fates: Callable[[], Fates],
+        *,
+        limits: bool,
     ) -> None:
         self.client = client
         client.test_thread = get_ident()
@@ -99,11 +102,13 @@ class TestQueue(Listing):
         self._program = replace(program, arounds=(self._watch, *program.arounds))
         super().__init__(app, client.store)
         self._transactions = Transactions(client.store, new_fates)
-        self._owner = _Gate(client.store, self._transactions)  # a handler's: its lease is checked
-        self._gate = _Gate(client.store, self._transactions)
+        self._owner = _Gate(client.store, self._transactions, limits)  # a handler's: its lease is checked
+        self._gate = _Gate(client.store, self._transactions, limits)
+        self._limits = limits
         client.store = cast("Store", self._gate)
         self._trap: Trap | None = None
         self._workers = 0
+        self._served, self._declared = frozenset[str](), list[LimitRow]()
         self._start_worker()
 
     def drain(self, *, failures: Failures = "raise") -> int:
@@ -210,7 +215,7 @@ class TestQueue(Listing):
     def _start_worker(self) -> None:
         """Register a new worker: an id that was declared dead is never used again."""
         self._workers += 1
-        me = identity("embedded", (), (*self._program.tasks.names, *self._elsewhere), 1, _LEASE)
+        me = identity("embedded", self._served, (*self._program.tasks.names, *self._elsewhere), 1, _LEASE)
         self._holder = LeaseHolder(self._store, replace(me, id=f"test-worker-{self._workers}"), self._clock.clock)
         self._holder.register()
 
@@ -225,15 +230,27 @@ class TestQueue(Listing):
     def _claim(self) -> Claimed | None:
         self._transactions.settle()
         self._holder.renew()  # time may have advanced past the end of its lease
-        while self._store.promote().jobs:
+        wants = {queue.name: 1 for queue in self._store.queues()}
+        if self._limits:
+            self._limit(frozenset(wants))
+        while (promoted := self._store.promote()).jobs or promoted.limited:
             pass
         while self._store.admit().more:
             pass
-        wants = {queue.name: 1 for queue in self._store.queues()}
         for solo in (False, True):
             if claimed := self._store.claim(self._holder.id, wants, 1, solo=solo):
                 return claimed[0]
         return None
+
+    def _limit(self, queues: frozenset[str]) -> None:
+        """Declare the app's limits, and serve these queues by name: `admit` gives places to no others."""
+        if (declared := [*self._program.limits()]) != self._declared:
+            declare_limits(self._store, self._program.source, "", declared)
+            self._declared = declared
+        if not queues <= self._served:
+            self._store.declare_dead([self._holder.id])
+            self._served |= queues
+            self._start_worker()
 
     async def _run(self, claimed: Claimed, trap: Trap | None = None, *, failures: Failures = "raise") -> None:
         lease = Lease(claimed.id, claimed.attempt, self._holder.id)
@@ -273,6 +290,8 @@ class TestQueue(Listing):
         if trap is not None:
             trap.at("end")
         failed = False
+        if isinstance(outcome, Snoozed) and not self._limits:
+            outcome = replace(outcome, pause=None)
         if outcome is not None:
             (answer,) = self._store.finish([(lease, outcome)])
             landed = isinstance(answer, Landed) and answer.state is not State.CANCELLED
@@ -389,7 +408,8 @@ def _unreachable(handle: JobHandle[Any], job: JobView | None, wait: float) -> As
             what = f"is due in {spell(wait)}: queue.advance(…) first"
         case State.WAITING:
             signal = (job.wait_for or "").partition(":")[2]
-            what = f"waits for {f'the signal {signal!r}' if signal else 'other jobs'}: let that happen first"
+            for_ = f"the signal {signal!r}" if signal else f"a place of {job.parked}" if job.parked else "other jobs"
+            what = f"waits for {for_}: let that happen first"
         case State.QUEUED:
             what = f"is queued, and its queue {job.queue!r} is paused: resume it first"
         case _:
@@ -408,9 +428,10 @@ def _is_misfit(outcome: Outcome) -> bool:
 class _Gate:
     """The store as the app sees it: shut while the code of a killed process is still running."""
 
-    def __init__(self, store: Store, transactions: Transactions) -> None:
+    def __init__(self, store: Store, transactions: Transactions, limits: bool) -> None:
         self._store = store
         self._transactions = transactions
+        self._limits = limits
         self.shut = False
 
     def __getattr__(self, name: str) -> Any:
@@ -424,6 +445,8 @@ class _Gate:
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         self._refuse("enqueue")
+        if not self._limits:
+            drafts = [replace(draft, limits=()) if draft.limits else draft for draft in drafts]
         waiting = wait_for_django(self._store, drafts, tx)
         if waiting is not None:
             return waiting

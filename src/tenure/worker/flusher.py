@@ -72,7 +72,8 @@ class OutcomeFlusher:
                 rings.add(Ring("queued", end.claimed.queue, (end.claimed.id,)))
             elif type(answer) is Landed and answer.state in _LATER:
                 rings.add(Ring("due", end.claimed.queue))
-        rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked}  # others may wait for it
+        # Others may wait for its end, or for its places.
+        rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked or end.claimed.limited}
         if rings:
             self._notifier.announce(rings)
         log_jobs(_completed(ends, answers))

@@ -31,6 +31,7 @@ from typing import TypeVar
 from tenure.config import Settings
 from tenure.core.lifecycle import Outcome, Released
 from tenure.events import Drained, Events
+from tenure.maintenance.maintenance import Declaration
 from tenure.ports import Notifier, Store
 from tenure.worker.access import StoreAccess
 from tenure.worker.attempts import Attempts
@@ -57,6 +58,11 @@ CHECK_SECONDS = 1.0  #: between two checks whether the block has ended
 def queue_caps(program: Program, settings: Settings) -> dict[str, int | None]:
     """The queues to serve, with their caps: those in the settings, else all that tasks name."""
     return dict(settings.queues) or dict.fromkeys(sorted(program.named_queues))
+
+
+def declaration(program: Program, settings: Settings) -> Declaration:
+    """What a worker of this program declares before it claims anything."""
+    return Declaration(program.source, settings.release or "", tuple(program.schedules()), tuple(program.limits()))
 
 
 class Worker:
