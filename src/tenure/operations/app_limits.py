@@ -81,7 +81,7 @@ class AppLimits:
         self._here("pause").pause(_named(name), for_, why)
 
     async def apause(self, name: str | Limit, for_: Duration | None = None, *, why: str = "") -> None:
-        """No job of this key, or of any key of this limit, begins. Example: `await jobs.limits.apause(github, "30s")`"""
+        """No job of this key, or of this limit, begins. Example: `await jobs.limits.apause(github, "30s")`"""
         await to_thread((await self._there()).pause, _named(name), for_, why)
 
     def resume(self, name: str | Limit) -> bool:

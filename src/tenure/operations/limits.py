@@ -131,8 +131,8 @@ class LimitReads:
         near = difflib.get_close_matches(name, known, n=3)
         which = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {_listed(known)}."
         return UnknownLimit(
-            f"no limit of this store has the name {name!r} or such a key; {which} A limit is known once a worker of its "
-            "app has started"
+            f"no limit of this store has the name {name!r} or such a key; {which} A limit is known once a worker of "
+            "its app has started"
         )
 
     def _status(self, row: LimitRow, sets: Mapping[str, By], pauses: Mapping[str, By]) -> LimitStatus:

@@ -37,15 +37,14 @@ from tenure.core.durations import Duration, seconds, spell
 from tenure.core.lifecycle import ENDED, EXPIRED, Cancelled, Crashed, Failed, Lease, Outcome, Snoozed, State
 from tenure.errors import InvalidOption, JobFailed, StoreError
 from tenure.events import MISFIT
-from tenure.liveness.holder import LeaseHolder, identity
-from tenure.maintenance.limits import declare_limits
-from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, LimitRow, Store
+from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, Store
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.task import NewJob, Task
 from tenure.testing.listing import Listing
+from tenure.testing.owner import LEASE, Owner
 from tenure.testing.transactions import Fates, Transactions, wait_for_django
 from tenure.testing.trap import Call, Killed, Trap
 from tenure.worker.executor import Attempt, run_inline
@@ -57,7 +56,6 @@ R = TypeVar("R")
 Failures = Literal["raise", "retry"]
 Point = str | Callable[..., object]  #: a name as above, or a function: the end of its first call
 
-_LEASE = 60.0
 _ELSEWHERE_SECONDS = 300.0
 _MOST_POINTS = 1000
 _MOST_ATTEMPTS = 100  # a job that always snoozes never ends
@@ -107,9 +105,7 @@ class TestQueue(Listing):
         self._limits = limits
         client.store = cast("Store", self._gate)
         self._trap: Trap | None = None
-        self._workers = 0
-        self._served, self._declared = frozenset[str](), list[LimitRow]()
-        self._start_worker()
+        self._me = Owner(self._store, clock.clock, self._program, self._elsewhere)
 
     def drain(self, *, failures: Failures = "raise") -> int:
         """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here.
@@ -127,7 +123,7 @@ class TestQueue(Listing):
         count = 0
         while claimed := self._claim():
             if claimed.task in self._elsewhere:  # as a worker does with a task that it does not know
-                lease = Lease(claimed.id, claimed.attempt, self._holder.id)
+                lease = Lease(claimed.id, claimed.attempt, self._me.id)
                 self._store.finish([(lease, Snoozed(_ELSEWHERE_SECONDS, "its task runs elsewhere"))])
                 continue
             count += 1
@@ -212,13 +208,6 @@ class TestQueue(Listing):
 
     # ── inside ──
 
-    def _start_worker(self) -> None:
-        """Register a new worker: an id that was declared dead is never used again."""
-        self._workers += 1
-        me = identity("embedded", self._served, (*self._program.tasks.names, *self._elsewhere), 1, _LEASE)
-        self._holder = LeaseHolder(self._store, replace(me, id=f"test-worker-{self._workers}"), self._clock.clock)
-        self._holder.register()
-
     def close(self) -> None:
         """Warn of jobs in transactions that are still open."""
         self._transactions.close()
@@ -229,31 +218,21 @@ class TestQueue(Listing):
 
     def _claim(self) -> Claimed | None:
         self._transactions.settle()
-        self._holder.renew()  # time may have advanced past the end of its lease
+        self._me.renew()
         wants = {queue.name: 1 for queue in self._store.queues()}
         if self._limits:
-            self._limit(frozenset(wants))
+            self._me.limit(frozenset(wants))
         while (promoted := self._store.promote()).jobs or promoted.limited:
             pass
         while self._store.admit().more:
             pass
         for solo in (False, True):
-            if claimed := self._store.claim(self._holder.id, wants, 1, solo=solo):
+            if claimed := self._store.claim(self._me.id, wants, 1, solo=solo):
                 return claimed[0]
         return None
 
-    def _limit(self, queues: frozenset[str]) -> None:
-        """Declare the app's limits, and serve these queues by name: `admit` gives places to no others."""
-        if (declared := [*self._program.limits()]) != self._declared:
-            declare_limits(self._store, self._program.source, "", declared)
-            self._declared = declared
-        if not queues <= self._served:
-            self._store.declare_dead([self._holder.id])
-            self._served |= queues
-            self._start_worker()
-
     async def _run(self, claimed: Claimed, trap: Trap | None = None, *, failures: Failures = "raise") -> None:
-        lease = Lease(claimed.id, claimed.attempt, self._holder.id)
+        lease = Lease(claimed.id, claimed.attempt, self._me.id)
         if claimed.expired:
             self._store.finish([(lease, Cancelled(EXPIRED))])
             return
@@ -268,7 +247,7 @@ class TestQueue(Listing):
             self._trap = None
             if trap is not None and trap.struck is not None:
                 self._gate.shut = False
-                self._start_worker()
+                self._me.start()
         job = self._store.get(claimed.id)
         if job is None or (job.state is not State.DEAD and not (failed and failures == "raise")):
             return
@@ -330,11 +309,11 @@ class TestQueue(Listing):
     def _kill(self, point: str) -> None:
         self._gate.shut = True
         died = Crashed(f"its process was killed at {point!r}, by a test", process_died=True)
-        self._store.settle(self._holder.id, {}, died)
+        self._store.settle(self._me.id, {}, died)
         raise Killed(point)
 
     def _steal(self, point: str) -> None:
-        self._clock.advance(_LEASE + 1)
+        self._clock.advance(LEASE + 1)
         self._store.declare_expired()
         self._store.rescue()
 
