@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asyncio import to_thread
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tenure.core.durations import Duration
 from tenure.tasks.handle import AppPort
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tenure.schedules.timetable import Declared
     from tenure.tasks.limits import DeclaredLimits
     from tenure.worker.program import Program
+
+T = TypeVar("T")
 
 
 class WithLimits:
@@ -82,7 +84,7 @@ class AppLimits:
 
     async def apause(self, name: str | Limit, for_: Duration | None = None, *, why: str = "") -> None:
         """No job of this key, or of this limit, begins. Example: `await jobs.limits.apause(github, "30s")`"""
-        await to_thread((await self._there()).pause, _named(name), for_, why)
+        await self._there(lambda limits: limits.pause(_named(name), for_, why))
 
     def resume(self, name: str | Limit) -> bool:
         """End the pause. False: it was not paused. Example: `jobs.limits.resume("shop:42")`"""
@@ -90,7 +92,7 @@ class AppLimits:
 
     async def aresume(self, name: str | Limit) -> bool:
         """End the pause. False: it was not paused. Example: `await jobs.limits.aresume("shop:42")`"""
-        return await to_thread((await self._there()).resume, _named(name))
+        return await self._there(lambda limits: limits.resume(_named(name)))
 
     def set(
         self,
@@ -115,8 +117,7 @@ class AppLimits:
         burst: int | None = None,
     ) -> None:
         """This holds from now on. Example: `await jobs.limits.aset("shop:42", concurrency=10)`"""
-        limits = await self._there()
-        await to_thread(lambda: limits.set(_named(name), concurrency=concurrency, rate=rate, burst=burst))
+        await self._there(lambda limits: limits.set(_named(name), concurrency=concurrency, rate=rate, burst=burst))
 
     def reset(self, name: str | Limit) -> bool:
         """Let hold again what the code declares. False: nothing was set. Example: `jobs.limits.reset("shop:42")`"""
@@ -124,7 +125,7 @@ class AppLimits:
 
     async def areset(self, name: str | Limit) -> bool:
         """Let hold again what the code declares. Example: `await jobs.limits.areset("shop:42")`"""
-        return await to_thread((await self._there()).reset, _named(name))
+        return await self._there(lambda limits: limits.reset(_named(name)))
 
     def status(self, key: str | Limit) -> KeyStatus:
         """A key now: its places, the jobs that have them, the next token. Example: `jobs.limits.status("shop:42")`"""
@@ -132,7 +133,7 @@ class AppLimits:
 
     async def astatus(self, key: str | Limit) -> KeyStatus:
         """A key now. Example: `(await jobs.limits.astatus("shop:42")).key.held`"""
-        return await to_thread((await self._there()).key, _named(key))
+        return await self._there(lambda limits: limits.key(_named(key)))
 
     def list(self) -> tuple[LimitStatus, ...]:
         """All limits that hold, by name, with their bounds and who set them."""
@@ -140,14 +141,17 @@ class AppLimits:
 
     async def alist(self) -> tuple[LimitStatus, ...]:
         """All limits that hold, by name, with their bounds and who set them."""
-        return await to_thread((await self._there()).all)
+        return await self._there(lambda limits: limits.all())
 
     def _here(self, verb: str) -> Limits:
         refuse_on_loop(f"jobs.limits.{verb}(…)", f"await jobs.limits.a{verb}(…)")
         return self._of(self._app.client())
 
-    async def _there(self) -> Limits:
-        return self._of(await self._app.aclient())
+    async def _there(self, call: Callable[[Limits], T]) -> T:
+        from asyncio import to_thread
+
+        client = await self._app.aclient()
+        return await to_thread(lambda: call(self._of(client)))
 
     def _of(self, client: Any) -> Limits:
         from tenure.operations.admin import Admin

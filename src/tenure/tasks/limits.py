@@ -351,5 +351,5 @@ def _parts(kind: Any) -> Iterator[Any]:
 def _keyed(kind: Any) -> bool:
     """May a value of this type become a part of a key?"""
     if isinstance(kind, type) and get_origin(kind) is None:
-        return kind is object or issubclass(kind, _SCALARS)
-    return get_origin(kind) is Literal or get_origin(kind) is None  # Any, and what only the value tells
+        return kind in (Any, object) or issubclass(kind, _SCALARS)
+    return get_origin(kind) is Literal or get_origin(kind) is None  # what only the value tells

@@ -72,8 +72,9 @@ class OutcomeFlusher:
                 rings.add(Ring("queued", end.claimed.queue, (end.claimed.id,)))
             elif type(answer) is Landed and answer.state in _LATER:
                 rings.add(Ring("due", end.claimed.queue))
-        # Others may wait for its end, or for its places.
-        rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked or end.claimed.limited}
+        rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked}  # others may wait for it
+        if any(end.claimed.limited for end in ends):
+            rings |= await self._hand_over()
         if rings:
             self._notifier.announce(rings)
         log_jobs(_completed(ends, answers))
@@ -83,6 +84,23 @@ class OutcomeFlusher:
             slots.loop.call_later(BUSY_SECONDS, self._push_busy)
         if slots.permits is not None:
             slots.permits.done(end.lease for end in batch if end.lease not in set_aside)
+
+    async def _hand_over(self) -> set[Ring]:
+        """Give the places of jobs that have ended to those that wait for them, and return what is to be rung.
+
+        Here, and not after a ring: one key of a few places may be handed on hundreds of times a second.
+        """
+        slots = self._slots
+        try:
+            admitted = await self._access.write(self._access.store.admit)
+        except StoreError:  # the asks are stored, and the maintenance answers them
+            return {Ring("due", "")}
+        rings = {Ring("queued", queue, tuple(ids)) for queue, ids in admitted.jobs.items()}
+        if admitted.more or admitted.scheduled:
+            rings.add(Ring("due", ""))
+        if slots.permits is None and any(queue in slots.plan.queues for queue in admitted.jobs):
+            slots.wake.set()
+        return rings
 
     async def _store(self, batch: list[End], ends: list[End]) -> list[Answer | Busy]:
         unreported = set[Attempt]()
