@@ -153,7 +153,7 @@ def flows() -> None:
 def limits() -> None:
     jobs.limit("github", rate=100)  # type: ignore[arg-type]
     jobs.limit("github", at_most=3)  # type: ignore[call-arg]
-    jobs.task(limit="github")  # type: ignore[call-overload]
+    jobs.task(limit="github")  # type: ignore[arg-type]
     plain.using(limit="github")  # type: ignore[arg-type]
     Snooze("30s", limit="github")  # type: ignore[arg-type]
     jobs.limits.pause(7)  # type: ignore[arg-type]
