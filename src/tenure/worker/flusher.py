@@ -22,6 +22,7 @@ from tenure.events import (
 from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Rescued, Ring
 from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
+from tenure.worker.hand_over import HandOver
 from tenure.worker.progress import ProgressFlusher
 from tenure.worker.slots import MAX_UNFLUSHED, End, Slots
 from tenure.worker.tally import Tally
@@ -35,10 +36,16 @@ class OutcomeFlusher:
     """While one flush is in flight the next batch accumulates, so a thousand outcomes may cost one commit."""
 
     def __init__(
-        self, slots: Slots, progress: ProgressFlusher, notifier: Notifier, events: Events, tally: Tally
+        self,
+        slots: Slots,
+        progress: ProgressFlusher,
+        hand_over: HandOver,
+        notifier: Notifier,
+        events: Events,
+        tally: Tally,
     ) -> None:
         self._slots, self._access, self._progress = slots, slots.access, progress
-        self._notifier, self._events, self._tally = notifier, events, tally
+        self._hand_over, self._notifier, self._events, self._tally = hand_over, notifier, events, tally
         self._portion = Portion(MAX_UNFLUSHED)
         self.released = 0
 
@@ -74,7 +81,7 @@ class OutcomeFlusher:
                 rings.add(Ring("due", end.claimed.queue))
         rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked}  # others may wait for it
         if any(end.claimed.limited for end in ends):
-            rings |= await self._hand_over()
+            self._hand_over.wake.set()
         if rings:
             self._notifier.announce(rings)
         log_jobs(_completed(ends, answers))
@@ -84,23 +91,6 @@ class OutcomeFlusher:
             slots.loop.call_later(BUSY_SECONDS, self._push_busy)
         if slots.permits is not None:
             slots.permits.done(end.lease for end in batch if end.lease not in set_aside)
-
-    async def _hand_over(self) -> set[Ring]:
-        """Give the places of jobs that have ended to those that wait for them, and return what is to be rung.
-
-        Here, and not after a ring: one key of a few places may be handed on hundreds of times a second.
-        """
-        slots = self._slots
-        try:
-            admitted = await self._access.write(self._access.store.admit)
-        except StoreError:  # the asks are stored, and the maintenance answers them
-            return {Ring("due", "")}
-        rings = {Ring("queued", queue, tuple(ids)) for queue, ids in admitted.jobs.items()}
-        if admitted.more or admitted.scheduled:
-            rings.add(Ring("due", ""))
-        if slots.permits is None and any(queue in slots.plan.queues for queue in admitted.jobs):
-            slots.wake.set()
-        return rings
 
     async def _store(self, batch: list[End], ends: list[End]) -> list[Answer | Busy]:
         unreported = set[Attempt]()

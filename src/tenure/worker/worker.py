@@ -41,6 +41,7 @@ from tenure.worker.claims import ClaimLoop, PermitLoop
 from tenure.worker.doorbell import Doorbell
 from tenure.worker.executor import Attempt
 from tenure.worker.flusher import OutcomeFlusher
+from tenure.worker.hand_over import HandOver
 from tenure.worker.job_log import JobLogHandler
 from tenure.worker.permits import HeldPermits
 from tenure.worker.program import Program
@@ -106,9 +107,10 @@ class Worker:
             # No message says which jobs must run alone, so the workers that run those use rings instead of permits.
             slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
             claims = PermitLoop
-        self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally)
+        hand_over = HandOver(slots, notifier)
+        self._flusher = OutcomeFlusher(slots, progress, hand_over, notifier, events, tally)
         stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
-        self._parts = (self._flusher, progress, beat, stops, claiming, doorbell)
+        self._parts = (self._flusher, hand_over, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
         self._log_handler = JobLogHandler(slots.running_as)
 
