@@ -248,7 +248,8 @@ class Supervisor:
         queues = hello["queues"]
         parts.shared.maintenance.declare(declares)
         self._processes.served = frozenset(queues)
-        parts.shared.maintenance.hurry("solo")  # jobs of these queues that must run alone may be waiting already
+        # Jobs of these queues may be there already that must run alone, or that are parked as nobody served them.
+        parts.shared.maintenance.hurry("solo", "withdraw")
         worker.link.send("start", worker_id=worker.id, runner=worker.runner, queues=queues, slots=slots)
         pid, replaces = worker.process.pid, worker.replaces
         if replaces:

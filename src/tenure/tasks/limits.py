@@ -315,7 +315,7 @@ def limits_of(what: str, app: object, given: object) -> tuple[Limit, ...]:
 
 def _listed(what: str, given: object) -> Iterable[Any]:
     if isinstance(given, Iterable):
-        return given
+        return given  # pyright: ignore[reportUnknownVariableType]
     raise InvalidOption(f"{what}: limit: expected jobs.limit(…), or several, got {given!r:.80}")
 
 
