@@ -28,6 +28,11 @@ _TEXTS: Decoders = {
 }
 
 
+def keys_of(text: str) -> tuple[Key, ...]:
+    """The keys of a job, from the column of `limits_text`."""
+    return tuple(Key(*each) for each in json.loads(text))
+
+
 def names_of(kind: type[Any]) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind))
 

@@ -337,8 +337,9 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
     match signal_in(error):
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
-        case Snooze(delay=delay, reason=reason):
-            return Snoozed(delay, clean(reason, MAX_ERROR))
+        case Snooze(delay=delay, reason=reason, limit=limit):
+            pause = None if limit is None else limit.key_of(attempt.claimed.payload)
+            return Snoozed(delay, clean(reason, MAX_ERROR), pause)
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
         case LeaseLost():

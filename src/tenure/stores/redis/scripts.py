@@ -29,8 +29,10 @@ _WAITS = frozenset(
         "stage",
         "tie",
         "unpack",
+        "give",
     )
 )
+_KEYS = frozenset(("give", "idle", "withdraw"))  #: those that give and withdraw places, which share keys.lua
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class Scripts:
 def compose(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
     """`lua/NAME.lua` with the code that all scripts share. Its first line has its flags, such as `allow-oom`."""
     first, _, rest = _text(name).partition("\n")
-    head = (_GIVEN_TIME if given_time else _TIME) + _text("common") + (_text("waits") if name in _WAITS else "")
+    head = (_GIVEN_TIME if given_time else _TIME) + _text("common")
+    head += (_text("waits") if name in _WAITS else "") + (_text("keys") if name in _KEYS else "")
     if shebang:
         head = f"{first}\n{head}"
     elif "allow-oom" in first:
