@@ -42,6 +42,7 @@ from tenure.tasks.named import ByName
 from tenure.tasks.once import decode_result
 from tenure.tasks.registry import Registry, task_decorator
 from tenure.tasks.task import NewJob, common_tx, returned
+from tenure.tasks.tracing import Traced
 from tenure.worker.program import Program
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ R = TypeVar("R")
 
 
 @foreign_names("the app", APP)
-class Tenure(ByName, WithFlows):
+class Tenure(ByName, WithFlows, Traced):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
@@ -278,8 +279,8 @@ class Tenure(ByName, WithFlows):
     @property
     def program(self) -> Program:
         """What a worker runs."""
-        declared = self._declarations
-        return Program(self.tasks, tuple(self._resources), tuple(self._arounds), declared.source, declared.all)
+        own = self._declarations
+        return Program(self.tasks, tuple(self._resources), tuple(self._arounds), own.source, own.all, self.tracing)
 
     @property
     def schedules(self) -> Sequence[Schedule]:
@@ -329,7 +330,7 @@ class Tenure(ByName, WithFlows):
     def _new_client(self, store: Store, notifier: Notifier) -> Client:
         from tenure.tasks.client import Client
 
-        return Client(store, notifier, self.settings)
+        return Client(store, notifier, self.settings, lambda: self.tracing)
 
     async def aclient(self) -> Client:
         """The client, opened on first use in a thread."""

@@ -91,4 +91,4 @@ class DjangoApp(Tenure):
     def _new_client(self, store: Store, notifier: Notifier) -> Client:
         from tenure.django.client import DjangoClient
 
-        return DjangoClient(store, notifier, self.settings, self.home.alias)
+        return DjangoClient(store, notifier, self.settings, lambda: self.tracing, self.home.alias)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,21 @@ from tenure.config import Settings
 from tenure.core.lifecycle import State
 from tenure.ports import Draft, Enqueued, Notifier, Store
 from tenure.tasks.client import Client
+from tenure.tasks.tracing import Tracing
 
 
 class DjangoClient(Client):
     """Joins the open transaction where the jobs are in its database; elsewhere it enqueues when that has committed."""
 
-    def __init__(self, store: Store, notifier: Notifier, settings: Settings, alias: str | None) -> None:
-        super().__init__(store, notifier, settings)
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        settings: Settings,
+        tracing: Callable[[], Tracing | None],
+        alias: str | None,
+    ) -> None:
+        super().__init__(store, notifier, settings, tracing)
         self._alias = alias
         kind = store.url.partition(":")[0]
         self._joins = kind == "postgresql" and alias is not None and connections[alias].vendor == "postgresql"

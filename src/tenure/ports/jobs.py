@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 BATCH_BYTES = 4 << 20
 
 
+RESERVED = "tenure."  #: names in a job's meta that begin so are not for its users
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """What a new job waits for, and the flow it belongs to. The order of `after` is kept: arguments refer to it."""

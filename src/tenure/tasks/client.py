@@ -30,6 +30,7 @@ from tenure.tasks.gather import Gatherer
 from tenure.tasks.loops import awaited, settled
 from tenure.tasks.named import check_registered
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
+from tenure.tasks.tracing import Tracing
 from tenure.tasks.watch import RETURNED, Watch
 
 T = TypeVar("T")
@@ -65,10 +66,17 @@ def in_transaction() -> bool:
 class Client:
     """The client that tasks and handles use. It is safe from every thread and event loop."""
 
-    def __init__(self, store: Store, notifier: Notifier, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        settings: Settings,
+        tracing: Callable[[], Tracing | None] = lambda: None,
+    ) -> None:
         self.store = store
         self.notifier = notifier
         self.settings = settings
+        self._tracing = tracing
         self._open: dict[int, _Transaction] = {}
         self._registered: dict[tuple[str, str], float] = {}
         self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
@@ -97,6 +105,15 @@ class Client:
 
         `shared`: others wait for this thread. StoreBusy is then raised at once, so that one caller does not delay them.
         """
+        tracing = None if shared else self._tracing()  # shared writes are traced where they are asked for
+        if tracing is None or not drafts:
+            return self._store(drafts, tx, shared=shared)
+        with tracing.enqueue(drafts) as trace:
+            answers = self._store(trace.drafts, tx, shared=shared)
+            trace.stored(answers)
+        return answers
+
+    def _store(self, drafts: Sequence[Draft], tx: object, *, shared: bool) -> list[Enqueued]:
         if not drafts:
             return []
         if tx is not None:
@@ -123,6 +140,15 @@ class Client:
             ours = self._open.get(id(tx))
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self.refuse_beside_transaction()
+        tracing = self._tracing()
+        if tracing is None or not drafts:
+            return await self._gathered(drafts)
+        with tracing.enqueue(drafts) as trace:
+            answers = await self._gathered(trace.drafts)
+            trace.stored(answers)
+        return answers
+
+    async def _gathered(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         loop = asyncio.get_running_loop()
         gatherer = self._gatherers.get(loop)
         if gatherer is None:

@@ -34,7 +34,7 @@ from tenure.core.ids import canonical, new_id
 from tenure.core.lifecycle import Edge
 from tenure.core.retry import Retry
 from tenure.errors import InvalidArguments, InvalidOption, TenureError
-from tenure.ports import Draft, Enqueued, Links
+from tenure.ports import RESERVED, Draft, Enqueued, Links
 from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain
 from tenure.tasks.edges import edges_to
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
@@ -315,6 +315,8 @@ def _meta(value: Mapping[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"meta: expected texts by name, got {name!r}: {text!r}")
+        if name.startswith(RESERVED):
+            raise InvalidOption(f"meta: {name!r} is a name of Tenure's own, as all that begin with {RESERVED!r}")
     return dict(value)
 
 

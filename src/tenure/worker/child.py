@@ -36,11 +36,12 @@ from tenure.events import Events
 from tenure.liveness.host import die_with_parent, kill_group
 from tenure.liveness.lifeline import Lifeline
 from tenure.maintenance.maintenance import Declaration
-from tenure.ports import Notifier, Store
+from tenure.ports import Notifier, Rescued, Store
 from tenure.worker import stacks
 from tenure.worker.executor import open_resources
 from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
+from tenure.worker.rescues import FLUSH_SECONDS
 from tenure.worker.slots import Plan
 from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
@@ -175,6 +176,7 @@ def _hello(loaded: Loaded) -> dict[str, Any]:
         "files": _own_files(),
         "declares": msgspec.to_builtins(declares),
         "settings": msgspec.to_builtins(settings, enc_hook=str),
+        "traces": program.tracing is not None,
     }
 
 
@@ -215,6 +217,7 @@ class Child:
             await self._work(order)
         self._send_counts()
         self._link.send("drained")
+        self._flush_traces()
         _leave(0)  # not by closing the loop, which would wait for its threads
 
     async def _work(self, order: Mapping[str, Any]) -> None:
@@ -281,6 +284,8 @@ class Child:
                 self._send_counts()
             elif message["kind"] == "stack":
                 self._send_stack(message)
+            elif message["kind"] == "rescued":
+                self._trace_rescued(message)
             else:
                 self._orders.put_nowait(message)
 
@@ -309,6 +314,20 @@ class Child:
     def _send_stack(self, asked: Mapping[str, Any]) -> None:
         says, found = stacks.answer(self._worker.running.get(asked["job"]) if self._worker is not None else None)
         self._link.send("stack", key=asked["key"], says=says, traces=msgspec.to_builtins(found))
+
+    def _trace_rescued(self, told: Mapping[str, Any]) -> None:
+        rescues = self._worker.rescues if self._worker is not None else None
+        if rescues is not None:
+            for each in msgspec.convert(told["jobs"], list[Rescued]):
+                rescues.tell(each)
+
+    def _flush_traces(self) -> None:
+        """Nothing runs any more. The exit does not wait for long: whoever takes traces may be away."""
+        tracing = self._loaded.program.tracing
+        if tracing is not None:
+            flushing = threading.Thread(target=tracing.flush, name="tenure-traces", daemon=True)
+            flushing.start()
+            flushing.join(FLUSH_SECONDS)
 
     def _send_stuck(self, verdicts: dict[str, Outcome]) -> None:
         self._link.send("stuck", verdicts=write_verdicts(verdicts))

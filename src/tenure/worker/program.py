@@ -11,6 +11,7 @@ from tenure.errors import InvalidOption
 from tenure.ports.schedules import Schedule
 from tenure.tasks.job import Job
 from tenure.tasks.registry import Registry
+from tenure.tasks.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Program:
     arounds: tuple[Callable[[Job[Any]], Any], ...] = ()
     source: str = ""  #: the module where the app is created, which owns these schedules
     schedules: Callable[[], Sequence[Schedule]] = tuple
+    tracing: Tracing | None = None
     queues: frozenset[str] = frozenset()  #: queues that its tasks may be put into, besides their own
 
     @property

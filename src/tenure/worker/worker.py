@@ -44,6 +44,7 @@ from tenure.worker.job_log import JobLogHandler
 from tenure.worker.permits import HeldPermits
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
+from tenure.worker.rescues import RescueTraces
 from tenure.worker.slots import Plan, Slots, woken
 from tenure.worker.stops import StopWatch
 from tenure.worker.tally import Tally
@@ -100,7 +101,10 @@ class Worker:
             # No message says which jobs must run alone, so the workers that run those use rings instead of permits.
             slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
             claims = PermitLoop
-        self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally)
+        tracing = program.tracing
+        self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally, traced=tracing is not None)
+        #: None: the app has no tracer
+        self.rescues = None if tracing is None else RescueTraces(store, tracing, plan.worker_id, events)
         stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
         self._parts = (self._flusher, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
@@ -151,6 +155,8 @@ class Worker:
         self._doorbell.stop()
         self._slots.access.close()
         self._attempts.close()
+        if self.rescues is not None:
+            self.rescues.close()
 
     @property
     def running(self) -> dict[str, Attempt]:
