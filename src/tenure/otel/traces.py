@@ -65,7 +65,7 @@ class Traces:
     def attempt(self, claimed: Claimed, worker_id: str) -> _Attempt:
         about = _about_attempt(claimed.id, claimed.task, claimed.queue, claimed.attempt, worker_id)
         about |= {"tenure.failures": claimed.failures, "tenure.crashes": claimed.crashes}
-        span = trace.INVALID_SPAN
+        span: Span = trace.INVALID_SPAN
         with _harmless():
             span = self._start(claimed.task, _context_of(_meta_of(claimed.meta)), about, None)
         return _Attempt(span)
