@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -22,9 +24,12 @@ from opentelemetry.trace import SpanKind
 from tenure import Fail, Job, JobHandle, Snooze, Tenure, TenureError
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import InvalidOption
-from tenure.otel import instrument
+from tenure.liveness.holder import identity
+from tenure.operations.metrics import METRICS
+from tenure.otel import instrument, observe_store
 from tenure.otel import traces as implementation
 from tenure.ports import Draft
+from tenure.worker.tally import Tally
 from waiting import until
 
 GARBAGE = (
@@ -428,3 +433,65 @@ with jobs.worker():
 def test_instrument_says_what_it_expects() -> None:
     with pytest.raises(InvalidOption, match=r"expected an app, jobs = Tenure\(\), got 'shop'"):
         instrument("shop")  # type: ignore[arg-type]
+
+
+def test_a_rescued_attempt_of_another_process_is_in_the_trace(shop: Shop) -> None:
+    handle = shop.double.enqueue(1)
+    store = shop.jobs.client().store
+    gone = identity("worker", ("default",), ("double",), 1, 60.0, pid=2**22 - 1, token="gone")
+    store.register(gone)
+    store.claim(gone.id, {"default": 1}, 1)
+    store.declare_dead([gone.id])
+    assert shop.run(handle) == [State.COMPLETED]
+
+    enqueue, died, again = shop.spans("enqueue double", "attempt double", "attempt double")
+    assert parent_of(died) == parent_of(again) == id_of(enqueue)
+    assert about(died, "tenure.attempt", "tenure.outcome", "tenure.worker_id") == [1, "crashed", gone.id]
+    assert not died.status.is_ok and events(died) == ["tenure.rescue"]
+    assert about(again, "tenure.attempt", "tenure.outcome") == [2, "completed"]
+
+
+# ── Metrics ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, dict[tuple[str, ...], Any]]:
+    """The value of each metric, or the count of a histogram, by the values of its labels."""
+    data = reader.get_metrics_data()
+    found: dict[str, dict[tuple[str, ...], Any]] = {}
+    for metric in [m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics] if data else []:
+        found[metric.name] = {
+            tuple(str(value) for value in (point.attributes or {}).values()): getattr(point, "value", None)
+            if not isinstance(point, HistogramDataPoint)
+            else point.count
+            for point in metric.data.data_points
+        }
+    return found
+
+
+def test_metrics_have_the_names_and_values_of_the_page(shop: Shop) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    instrument(shop.jobs, tracer_provider=shop.provider, meter_provider=provider)
+    observe_store(shop.jobs, meter_provider=provider)
+    shop.run(*(shop.double.enqueue(n) for n in range(3)))
+    shop.double.using(queue="other").enqueue(1)
+
+    found = points(reader)
+    assert found["tenure_claims_total"] == {("default",): 3}
+    assert found["tenure_outcomes_total"] == {("double", "completed"): 3}
+    assert found["tenure_attempt_seconds"] == {("double",): 3}
+    assert found["tenure_jobs"]["completed",] == 3
+    assert found["tenure_queue_jobs"]["other", "queued"] == 1
+    assert set(found) <= set(METRICS)
+    assert {each.name for each in METRICS.values() if each.source == "store"} <= set(found)
+    provider.shutdown()
+
+
+def test_what_a_supervisor_has_taken_still_counts() -> None:
+    tally = Tally()
+    tally.count("claims", "default")
+    tally.take()
+    tally.count("claims", "default")
+
+    assert tally.counted() == {("claims", "default"): 2}
+    assert tally.take()["counts"] == [["claims", "default", 1]]

@@ -25,10 +25,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from tenure.core.lifecycle import Completed, Crashed, Failed, Outcome, State, outcome_name, reason_of
 from tenure.events import RESCUE_REASONS, headline
+from tenure.otel.metrics import Counters, Counts
 from tenure.ports import RESERVED, AttemptView, Claimed, Draft, Enqueued, JobView, Rescued
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
+    from opentelemetry.metrics import Histogram
     from opentelemetry.trace import Tracer, TracerProvider
     from opentelemetry.util.types import Attributes
 
@@ -55,8 +57,8 @@ def _harmless() -> Generator[None]:
 class Traces:
     """The tracer of an app."""
 
-    def __init__(self, provider: TracerProvider | None, *, links: bool) -> None:
-        self._provider, self._links = provider, links
+    def __init__(self, provider: TracerProvider | None, counters: Counters, *, links: bool) -> None:
+        self._provider, self._counters, self._links = provider, counters, links
         self._tracer = trace.get_tracer("tenure", tracer_provider=provider)
 
     def enqueue(self, drafts: Sequence[Draft]) -> _Enqueue:
@@ -68,7 +70,7 @@ class Traces:
         span: Span = trace.INVALID_SPAN
         with _harmless():
             span = self._start(claimed.task, _context_of(_meta_of(claimed.meta)), about, None)
-        return _Attempt(span)
+        return _Attempt(span, self._counters.attempt_seconds, claimed.task)
 
     def rescued(self, rescued: Rescued, job: JobView, attempt: AttemptView) -> None:
         about = _about_attempt(job.id, job.task, job.queue, attempt.attempt, attempt.worker_id)
@@ -84,13 +86,16 @@ class Traces:
                 span.set_status(Status(StatusCode.ERROR, headline(attempt.error)[:_LONGEST]))
             span.end(_nanoseconds(attempt.ended_at))
 
+    def counts(self, read: Callable[[], Counts]) -> None:
+        with _harmless():
+            self._counters.add(read)
+
     def flush(self) -> None:
-        flush: Callable[[], object] | None = getattr(
-            self._provider or trace.get_tracer_provider(), "force_flush", None
-        )  # the API has none
-        if flush is not None:
-            with _harmless():
-                flush()
+        for provider in (self._provider or trace.get_tracer_provider(), self._counters.provider):
+            flush: Callable[[], object] | None = getattr(provider, "force_flush", None)  # the API has none
+            if flush is not None:
+                with _harmless():
+                    flush()
 
     def _start(self, task: str, parent: Context, about: Attributes, at: int | None) -> Span:
         links: list[Link] = []
@@ -157,8 +162,9 @@ class _Enqueue:
 class _Attempt:
     """The span of one attempt. Any thread may call it; it ends once."""
 
-    def __init__(self, span: Span) -> None:
-        self._span = span
+    def __init__(self, span: Span, seconds: Histogram, task: str) -> None:
+        self._span, self._seconds, self._task = span, seconds, task
+        self._began = time_ns()
         self._stopped_at: int | None = None
 
     def enter(self) -> None:
@@ -170,7 +176,9 @@ class _Attempt:
             self._span.add_event("tenure.stop_requested", {"tenure.reason": reason})
 
     def stopped(self) -> None:
-        self._stopped_at = time_ns()
+        self._stopped_at = now = time_ns()
+        with _harmless():
+            self._seconds.record((now - self._began) / 1e9, {"task": self._task})
 
     def end(self, outcome: Outcome | None, raised: BaseException | None, state: State | None, stands: str) -> None:
         with _harmless():

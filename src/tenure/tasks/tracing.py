@@ -1,11 +1,11 @@
-"""What a tracer hears of jobs, if an app has one: enqueues, attempts, rescues. `tenure.otel` implements it.
+"""What a tracer hears of jobs, if an app has one: enqueues, attempts, rescues, and counts. `tenure.otel` implements it.
 
 Nothing that a tracer does may change what becomes of a job, so none of these raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -62,6 +62,10 @@ class Tracing(Protocol):
 
     def rescued(self, rescued: Rescued, job: JobView, attempt: AttemptView) -> None:
         """An attempt that another process had begun, and whose end only the store knows."""
+        ...
+
+    def counts(self, read: Callable[[], Mapping[tuple[str, ...], int]]) -> None:
+        """A worker of this process starts; `read` returns all that it has counted, whenever it is called."""
         ...
 
     def flush(self) -> None:

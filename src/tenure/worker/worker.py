@@ -105,6 +105,8 @@ class Worker:
         self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally, traced=tracing is not None)
         #: None: the app has no tracer
         self.rescues = None if tracing is None else RescueTraces(store, tracing, plan.worker_id, events)
+        if tracing is not None:
+            tracing.counts(tally.counted)
         stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
         self._parts = (self._flusher, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
