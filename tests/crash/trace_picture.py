@@ -20,6 +20,10 @@ from .test_traces import tell_story
 
 DOCS = Path(__file__).parents[2] / "docs"
 ROW, LEFT, RIGHT, TOP = 34, 330, 930, 78
+ABOUT = (
+    "A web request enqueues a job. The worker of its first attempt is killed, and the job is rescued. "
+    "Its second attempt enqueues another job, which runs. All of it is one trace."
+)
 STYLE = """
   text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2328 }
   .paper { fill: #ffffff } .faint { fill: #57606a } .line { stroke: #d0d7de } .tree { fill: none; stroke: #afb8c1 }
@@ -51,7 +55,9 @@ def note(span: Seen) -> str:
     told = [f"attempt {known['tenure.attempt']}: {known['tenure.outcome']}"] if "tenure.attempt" in known else []
     told += [f"job `{known['tenure.job_id'][-6:]}`"] if "tenure.job_id" in known else []
     told += [f"**{span.says}**"] if span.status == "error" else []
-    told += [f"event `{name}`, cause `{about['tenure.cause']}`" for name, about in span.events if "tenure.cause" in about]
+    told += [
+        f"event `{name}`, cause `{about['tenure.cause']}`" for name, about in span.events if "tenure.cause" in about
+    ]
     return "; ".join(told)
 
 
@@ -76,8 +82,7 @@ def picture(rows: Sequence[tuple[int, Seen]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1060 {height}" role="img" aria-labelledby="t d">',
         '<title id="t">One trace</title>',
-        '<desc id="d">A web request enqueues a job. The worker of its first attempt is killed, and the job is rescued. '
-        "Its second attempt enqueues another job, which runs. All of it is one trace.</desc>",
+        f'<desc id="d">{ABOUT}</desc>',
         f'<style>{STYLE}</style><rect class="paper" width="1060" height="{height}" rx="8"/>',
         f'<text class="title" x="24" y="34">Trace {rows[0][1].trace}</text>',
         f'<text class="faint" x="{LEFT}" y="58">0 ms</text>',
@@ -94,7 +99,7 @@ def picture(rows: Sequence[tuple[int, Seen]]) -> str:
         parts += [
             f'<text x="{24 + 16 * depth + (6 if depth else 0)}" y="{y + 18}">{escape(span.name + attempt)}</text>',
             f'<rect class="{kind}" x="{x:.1f}" y="{y + 5}" width="{width:.1f}" height="18" rx="3"/>',
-            f'<text class="faint" x="{max(x + width + 8, LEFT):.1f}" y="{y + 18}">{spent(span.end - span.begin)}</text>',
+            f'<text class="faint" x="{x + width + 8:.1f}" y="{y + 18}">{spent(span.end - span.begin)}</text>',
         ]
         if any(name == "tenure.rescue" for name, _ in span.events):
             at = x + width
