@@ -32,7 +32,7 @@ class PreviousMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The code that a process runs. `name`: as TENURE_RELEASE; `path`: where it finds modules that are not installed."""
+    """The code that a process runs. `name`: as TENURE_RELEASE; `path`: where modules are that are not installed."""
 
     name: str
     python: str
@@ -91,8 +91,8 @@ def _git(*words: str) -> bytes:
     except (OSError, PreviousMissing) as error:
         raise PreviousMissing(
             f"the release before this code is a tag or the commit {NAMED.read_text().strip()} of {NAMED.name}, and git "
-            f"does not find it here: run this in a whole clone; a shallow one gets it by `git fetch --unshallow --tags` "
-            f"({error})"
+            f"does not find it here: run this in a whole clone; a shallow one gets it by "
+            f"`git fetch --unshallow --tags` ({error})"
         ) from error
 
 

@@ -155,7 +155,8 @@ def check(root: Path, planned: Planned, wheel: Path, sdist: Path) -> None:
 def _compare(name: str, found: Collection[str], expected: Collection[str]) -> None:
     missing, strange = set(expected) - set(found), set(found) - set(expected)
     if missing or strange:
-        said = [f"{what} {', '.join(sorted(files)[:5])}" for what, files in (("lacks", missing), ("has", strange)) if files]
+        wrong = {"lacks": missing, "has": strange}
+        said = [f"{what} {', '.join(sorted(files)[:5])}" for what, files in wrong.items() if files]
         raise Refused(f"{name} {' and '.join(said)}: correct [tool.hatch.build] in {PROJECT}, or what is committed")
 
 

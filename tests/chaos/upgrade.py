@@ -1,4 +1,4 @@
-"""A rolling upgrade, and the way back, under faults: the release before this code (previous.py) and this code, on one store.
+"""A rolling upgrade, and the way back, under faults: the release before (previous.py) and this code on one store.
 
     old        the store, its workers and its clients are of the release before
     mixed      `tenure migrate`, then one host and one client have today's code

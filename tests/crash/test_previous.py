@@ -50,7 +50,7 @@ shop.jobs.__exit__(None, None, None)
 @pytest.fixture(autouse=True)
 def knows_no_waiting() -> None:
     if (previous().tests.parent / "src/tenure/ports/waiting.py").exists():
-        pytest.skip("the release before this code knows waiting jobs: delete this file, and its row in docs/deploying.md")
+        pytest.skip("the release before knows waiting jobs: delete this file, and what docs/deploying.md says of it")
 
 
 def older_env(site: Site) -> dict[str, str]:

@@ -106,7 +106,7 @@ def test_what_is_refused_says_what_to_do(
 def made(folder: Path, *more: str, without: str = "", version: str = "1.4.0") -> Path:
     """A wheel as hatchling makes it, of two files of code."""
     about = f"tenure-{version}.dist-info/"
-    described = f"Metadata-Version: 2.4\nName: tenure\nVersion: {version}\nDescription-Content-Type: text/markdown\n\nIt."
+    described = f"Metadata-Version: 2.4\nName: tenure\nVersion: {version}\n\nIt."
     names = ["tenure/__init__.py", "tenure/py.typed", *more, *(about + name for name in ABOUT)]
     wheel = folder / f"tenure-{version}-py3-none-any.whl"
     with ZipFile(wheel, "w") as archive:
