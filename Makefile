@@ -33,6 +33,7 @@ check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/settings.py
+	$(BIN)/python ops/generate.py --check
 
 bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables grow
 	$(BIN)/python -m bench --write docs/bench.md
@@ -61,9 +62,10 @@ evidence: .venv/.dev  ## Half an hour of faults a store, each load, the crash te
 	$(BIN)/python -m tests.guards --json .chaos/guards.json
 	PYTHONPATH=tests $(BIN)/python -m chaos.evidence .chaos docs/evidence.md
 
-docs: .venv/.dev  ## Regenerate the generated parts of the docs
+docs: .venv/.dev  ## Regenerate the generated parts of the docs, and the dashboard and alert rules in ops
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/settings.py --write
+	$(BIN)/python ops/generate.py
 
 site: .venv/.site  ## The pages as a site, with search and the Python API: .site/html
 	$(BIN)/python docs/site.py
