@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_FROM := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all test-django check bench chaos evidence docs site release clean
+.PHONY: help demo test test-all test-django check bench scale chaos evidence docs site release clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -46,6 +46,9 @@ bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables gr
 	$(BIN)/python -m bench --dashboard --store postgres --write docs/bench.md
 	$(BIN)/python -m bench --dashboard --store redis --write docs/bench.md
 	$(BIN)/python -m bench --faults --write docs/bench.md
+
+scale: .venv/.bench  ## What a job costs, and what binds first: two hours, and it writes docs/scale.md
+	$(BIN)/python -m bench --scale --write docs/scale.md
 
 chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECONDS=300 SEED=7 LOAD=trickle SCALE=0.5
 	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) \

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import signal
-import subprocess
-import urllib.error
-import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from servers import hold_port
+from prometheus import RULES, installed, prometheus
 from tenure.core.lifecycle import Released
 from tenure.operations.metrics import METRICS
-from unit.test_ops import EXPRS, OPS, QUERIES, metric, selectors
+from unit.test_ops import EXPRS, QUERIES, metric, selectors
 
 from . import shop
 from .harness import Site, send
 from .test_metrics import ANYWHERE, base
-
-PROMETHEUS = shutil.which("prometheus")
 
 
 def live(site: Site) -> str:
@@ -72,9 +63,14 @@ def test_every_query_finds_series_of_its_kind_in_a_live_run(site: Site) -> None:
             assert kinds[metric(selector)] == METRICS[metric(selector)].kind
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (on Debian: apt install prometheus)")
+@installed
 def test_prometheus_answers_every_query_and_evaluates_every_rule(site: Site, tmp_path: Path) -> None:
-    with prometheus(tmp_path, live(site)) as ask:
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "tenure", "static_configs": [{"targets": [urlsplit(live(site)).netloc]}]}],
+    }
+    with prometheus(tmp_path, config) as ask:
         site.until(lambda: ask("query", query="count_over_time(tenure_store_up[1m]) > 3")["result"], "a few scrapes")
         for query in QUERIES:
             asked = query.replace("$__rate_interval", "1m").replace("$job", "tenure")
@@ -88,46 +84,3 @@ def test_prometheus_answers_every_query_and_evaluates_every_rule(site: Site, tmp
 def evaluated(rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rules, once each was evaluated after the scrapes that the queries found."""
     return rules if all(rule["health"] != "unknown" for rule in rules) else []
-
-
-@contextmanager
-def prometheus(folder: Path, url: str) -> Iterator[Any]:
-    """One that scrapes this address each second, as job tenure; a function that asks its API."""
-    target = urllib.parse.urlsplit(url).netloc
-    config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(OPS / "alerts.yml")],
-        "scrape_configs": [{"job_name": "tenure", "static_configs": [{"targets": [target]}]}],
-    }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    held = hold_port()
-    address = f"127.0.0.1:{held.getsockname()[1]}"
-    held.close()
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                str(PROMETHEUS),
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'tsdb'}",
-                f"--web.listen-address={address}",
-            ],
-            stdout=log,
-            stderr=log,
-        )
-
-    def ask(what: str, **words: str) -> Any:
-        try:
-            query = urllib.parse.urlencode(words)
-            with urllib.request.urlopen(f"http://{address}/api/v1/{what}?{query}", timeout=10) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            assert error.code == 503, error.read().decode()
-        except urllib.error.URLError:
-            assert process.poll() is None, (folder / "prometheus.log").read_text()[-2000:]
-        return {"result": []}  # it is not ready yet
-
-    try:
-        yield ask
-    finally:
-        process.kill()
-        process.wait()
