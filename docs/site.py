@@ -27,7 +27,7 @@ PAGES = {
         for name in (
             *("tasks", "flows", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
             *("stores", "sql", "operations", "dashboard", "search", "metrics", "tracing"),
-            *("glossary", "lifecycle", "delivery", "evidence", "bench"),
+            *("glossary", "lifecycle", "delivery", "evidence", "bench", "scale"),
         )
     },
     "CHANGELOG.md": "changelog",
