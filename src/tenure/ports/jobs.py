@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -63,6 +63,18 @@ class Enqueued(NamedTuple):
     id: str
     created: bool
     state: State
+
+
+class Readable(NamedTuple):
+    """What a call on an event loop waits for: that this descriptor is readable, for at most so many seconds."""
+
+    fileno: int
+    seconds: float
+
+
+#: A call on an event loop. It is resumed once what it yields is readable, or thrown a TimeoutError when that takes too
+#: long; it returns the answer. Closing it gives it up: whether it was executed is then unknown.
+OnLoop = Generator[Readable, None, "Enqueued | None"]
 
 
 class Claimed(NamedTuple):
@@ -203,6 +215,13 @@ class JobStore(Protocol):
 
         Without `tx` it waits only for a moment for a key or a flow that another open transaction holds, then raises
         StoreBusy.
+        """
+        ...
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        """As `enqueue` of this draft, which has no links, from the thread of an event loop, which it does not block.
+
+        None: that is not possible now, and nothing was stored. Call `enqueue` in another thread.
         """
         ...
 

@@ -6,7 +6,7 @@ tried and undone when it is called, and all are run when the block ends. Only `_
 
 from __future__ import annotations
 
-from tenure.ports import Capabilities
+from tenure.ports import Capabilities, Draft, OnLoop
 from tenure.stores.memory.jobs import MemoryJobs
 from tenure.stores.memory.reads import MemoryReads
 from tenure.stores.memory.schedules import MemorySchedules
@@ -29,6 +29,11 @@ class MemoryStore(MemoryJobs, MemoryWorkers, MemoryWaiting, MemorySchedules, Mem
 
     def close(self) -> None:
         """There is nothing to release: the data lives as long as this object."""
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        """Never: it has neither a disk nor a network, so there is no time to be gained."""
+        yield from ()
+        return None
 
     def upkeep(self) -> None:
         """There is nothing to maintain."""
