@@ -164,6 +164,9 @@ class Client:
         loop = asyncio.get_running_loop()
         gatherer = self._gatherers.get(loop)
         if gatherer is None:
+            for other, theirs in list(self._gatherers.items()):
+                if other.is_closed():
+                    theirs.give_up()
             gatherer = self._gatherers[loop] = Gatherer(self.enqueue, self._enqueue_on_loop)
         return await gatherer.add(drafts)
 

@@ -71,6 +71,13 @@ class Gatherer:
         for thread in (*(lane.thread for lane in self._lanes), self._tries):
             thread.shutdown(wait=False)
 
+    def give_up(self) -> None:
+        """Its loop is closed: nobody waits, and no call may keep its connection."""
+        self.close()
+        for lane in self._lanes:
+            if lane.call is not None:
+                lane.call.close()
+
     async def add(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         loop = asyncio.get_running_loop()
         caller = _Caller(drafts, loop.create_future(), loop.time() + BUSY_SECONDS)
@@ -172,6 +179,7 @@ class _Lane:
         self._busy = False
         self._single = False  #: the last write was for one caller
         self._writing: asyncio.Task[None] | None = None
+        self.call: OnLoop | None = None  #: the last one that this loop has begun
         self._context = Context()  # not a caller's: a write may serve several
         # One dedicated thread, which stays warm: the loop's pool would use a different one each time (measured: 615 µs
         # per job instead of 440).
@@ -195,7 +203,8 @@ class _Lane:
         self._single = len(batch) == 1
         if self._single and len(batch[0].drafts) == 1:
             began = asyncio.get_running_loop().time()
-            drive(self._gatherer.on_loop(batch[0].drafts[0]), partial(self._answered, batch[0], began))
+            self.call = self._gatherer.on_loop(batch[0].drafts[0])
+            drive(self.call, partial(self._answered, batch[0], began))
         elif batch:
             self._store_in_thread(batch)
         else:
