@@ -92,7 +92,16 @@ def redis_7(folder: Path) -> Callable[[Clock], Store]:
     return redis(folder, server=shared_redis)
 
 
-STORES = [memory, sqlite, postgres, redis, redis_cluster, *([redis_7] if redis_is_here() else [])]
+def sealed(folder: Path) -> Callable[[Clock], Store]:
+    """The memory store behind a codec: it keeps every promise of a store."""
+    from tenure.codecs import AesSiv
+    from tenure.stores.sealed import sealed as behind
+
+    codec, make = AesSiv([AesSiv.new_key()]), memory(folder)
+    return lambda clock: behind(make(clock), codec)
+
+
+STORES = [memory, sealed, sqlite, postgres, redis, redis_cluster, *([redis_7] if redis_is_here() else [])]
 
 
 @pytest.fixture(params=STORES, ids=lambda make: make.__name__)

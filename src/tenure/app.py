@@ -21,10 +21,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack
 from uuid import UUID
 
-import msgspec
-
 from tenure import backends, config
 from tenure.backends import OpenClient
+from tenure.codecs import Codec, checked
 from tenure.config import Settings
 from tenure.core.durations import Duration, seconds
 from tenure.core.imports import import_named
@@ -33,6 +32,7 @@ from tenure.errors import InvalidOption
 from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
+from tenure.tasks.arguments import decode_any
 from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.hints import APP, foreign_names, unknown_option
@@ -62,7 +62,8 @@ class Tenure(ByName, WithFlows, Traced):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
-    `imports` names the modules of tasks that a worker must import.
+    `imports` names the modules of tasks that a worker must import. `codec=AesSiv(keys)` encrypts the values of jobs
+    before they are stored: docs/encryption.md.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Tenure(ByName, WithFlows, Traced):
         retry: Retry | int | None = None,
         keep: Duration | None = None,
         keep_dead: Duration | None = None,
+        codec: Codec | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
@@ -82,6 +84,7 @@ class Tenure(ByName, WithFlows, Traced):
         if isinstance(imports, str):
             raise InvalidOption(f"imports: expected a list of module names, got {imports!r}; write [{imports!r}]")
         self._retry = None if retry is None else Retry.of(retry)
+        self._codec = None if codec is None else checked(codec)
         self._code = {
             "url": url,
             "notifier": notifier,
@@ -156,7 +159,7 @@ class Tenure(ByName, WithFlows, Traced):
     def _connect(self) -> tuple[Store, Notifier, Settings]:
         if self._testing is not None:
             return self._testing.client.store, self._testing.client.notifier, self.settings
-        return *backends.connect_both(self.settings), self.settings
+        return *backends.connect_both(self.settings, self.codec), self.settings
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
         """Open what this generator yields once per worker process; `job.resource(Kind)` finds it by its type."""
@@ -187,7 +190,7 @@ class Tenure(ByName, WithFlows, Traced):
 
     def handle(self, id: UUID | str) -> JobHandle:  # noqa: A002
         """The handle of any job; its result is decoded as plain JSON. `some_task.handle(id)` is typed."""
-        return handle_of(self, id, msgspec.json.decode)
+        return handle_of(self, id, decode_any)
 
     def once(self, key: str, fn: Callable[[], T], *, ttl: Duration | None = None, wait: Duration | None = None) -> T:
         """The result of the first `fn` that was called under this key, in any process; it is called once.
@@ -241,7 +244,7 @@ class Tenure(ByName, WithFlows, Traced):
         """
         program, idle = self.program, self._testing is not None
         program.check()
-        return backends.embedded(program, self.settings, queues, concurrency, unknown, idle=idle)
+        return backends.embedded(program, self.settings, self.codec, queues, concurrency, unknown, idle=idle)
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
         """The dashboard and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
@@ -310,6 +313,16 @@ class Tenure(ByName, WithFlows, Traced):
         self._settings = self._policy = None
 
     @property
+    def codec(self) -> Codec | None:
+        """What encrypts the values of its jobs; None: they are stored as they are."""
+        return self._codec
+
+    @property
+    def sealed(self) -> bool:
+        """Are the values of its jobs encrypted?"""
+        return self.codec is not None
+
+    @property
     def retry(self) -> Retry:
         """The retry policy of tasks that declare none."""
         if self._policy is None:
@@ -325,7 +338,7 @@ class Tenure(ByName, WithFlows, Traced):
         """The client, opened on first use."""
         if self._testing is not None:
             return self._testing.client
-        return self._client.current or self._client.open(lambda: self.settings, self._new_client)
+        return self._client.current or self._client.open(lambda: self.settings, self.codec, self._new_client)
 
     def _new_client(self, store: Store, notifier: Notifier) -> Client:
         from tenure.tasks.client import Client

@@ -88,10 +88,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler asked to run again later. Nothing is charged."""
+    """The handler asked to run again later, or this worker can't run it. Nothing is charged."""
 
     delay: float
     reason: str = ""
+    ours: bool = False  #: the reason is the engine's own, not text of the handler: readable without a key
 
 
 @dataclass(frozen=True, slots=True)

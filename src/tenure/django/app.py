@@ -13,6 +13,7 @@ from django.apps import apps
 from django.utils.module_loading import autodiscover_modules
 
 from tenure.app import Tenure
+from tenure.codecs import Codec
 from tenure.config import Settings
 from tenure.django import home
 from tenure.django.connections import fresh_connections, kept_connections, lent
@@ -61,6 +62,11 @@ class DjangoApp(Tenure):
         """Flag > the project's settings > environment > `.env` > default."""
         _ = self.home
         return super().settings
+
+    @property
+    def codec(self) -> Codec | None:
+        """What encrypts the values of its jobs: `TENURE["CODEC"]`."""
+        return self.home.codec
 
     @property
     def tasks(self) -> Registry:

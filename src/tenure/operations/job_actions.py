@@ -14,7 +14,6 @@ import msgspec
 from tenure.core.lifecycle import GUARD, State
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.operations import stacks
-from tenure.operations.access import EDITS
 from tenure.operations.job_search import spelled
 from tenure.operations.jobs import (
     BATCH,
@@ -30,7 +29,7 @@ from tenure.operations.jobs import (
 )
 from tenure.operations.pace import Pace
 from tenure.operations.stacks import JobStack
-from tenure.ports import Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
+from tenure.ports import EDITS, Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client, rings_of
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from tenure.ports.jobs import (
     BATCH_BYTES,
+    EDITS,
     NO_DELAYS,
     NO_EDITS,
     NONE_KNOWN,
@@ -71,6 +72,7 @@ from tenure.ports.workers import Hung, Rescued, Runner, WorkerIdentity, WorkerSt
 __all__ = [
     "ANY",
     "BATCH_BYTES",
+    "EDITS",
     "GONE",
     "MOST_EDGES",
     "NEWEST_FLOWS",

@@ -121,6 +121,9 @@ class Progress:
     log: str | None = None  #: the last lines of this attempt's log, as `logs` returns them; replaces the stored lines
 
 
+EDITS = "tenure.edits"  #: key in a job's meta: its earlier arguments, and when and by whom they were changed
+
+
 class Edit(NamedTuple):
     """The new payload and meta of a replayed job: JSON texts, as in `Draft`."""
 

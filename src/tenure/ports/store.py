@@ -21,6 +21,7 @@ class Capabilities:
     durable: bool  #: what it acknowledged survives the death of every process
     steady_clock: bool  #: its leases are counted by a clock that can't be set
     local: bool  #: reached without a network: a call on an event loop does not block it for long
+    sealed: bool = False  #: values are encrypted before it keeps them: no log may show them either
 
 
 class Store(JobStore, WorkerStore, WaitStore, ScheduleStore, ReadStore, Protocol):

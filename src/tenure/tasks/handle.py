@@ -72,6 +72,11 @@ class AppPort(Protocol):
     def settings(self) -> Settings: ...
 
     @property
+    def sealed(self) -> bool:
+        """Are the values of its jobs encrypted? Then a key made of arguments is stored as its digest."""
+        ...
+
+    @property
     def retry(self) -> Retry:
         """The retry policy of tasks that declare none."""
         ...

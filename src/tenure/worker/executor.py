@@ -32,7 +32,7 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
 from tenure.core.retry import Fail, Snooze
 from tenure.core.text import clean
-from tenure.errors import InvalidArguments, LeaseLost, TenureError
+from tenure.errors import InvalidArguments, LeaseLost, Locked, TenureError
 from tenure.events import Running, current
 from tenure.ports import Claimed, Progress, Store
 from tenure.tasks.job import Job, Stopping
@@ -43,7 +43,7 @@ from tenure.worker.caller import CallersLoop
 from tenure.worker.inputs import load
 from tenure.worker.job_log import JobLog
 from tenure.worker.leased import Host, Leased
-from tenure.worker.misfits import misfit
+from tenure.worker.misfits import locked, misfit
 from tenure.worker.program import Program
 from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, signal_in
 
@@ -354,6 +354,8 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
         case LeaseLost():
             return None
+        case Locked() as unread:
+            return locked(attempt.claimed, unread)
         case Suspend(outcome=outcome):
             return attempt.verdict if attempt.stopping in ("timeout", "lease_lost") else outcome
         case _ if attempt.stopping and came_of_a_stop(error):

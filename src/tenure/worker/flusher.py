@@ -168,6 +168,8 @@ class OutcomeFlusher:
         elif isinstance(outcome, Failed | Crashed):
             error = outcome.error if isinstance(outcome, Failed) else outcome.reason
             raised = end.attempt.raised if end.attempt is not None else None
+            if self._access.store.capabilities.sealed and isinstance(outcome, Failed):
+                error, raised = f"{'' if raised is None else type(raised).__name__}, kept encrypted".lstrip(", "), None
             if answer.state is State.DEAD:
                 self._events.emit(JobDied(**about, error=error, exception=raised))
             elif isinstance(outcome, Failed):
