@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -25,6 +25,7 @@ from tenure.ports import Notifier, Store
 if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
     from tenure.maintenance.roster import Lag
+    from tenure.stores.sealed.rotation import Rotated
     from tenure.tasks.client import Client
     from tenure.tasks.handle import AppPort
     from tenure.tasks.registry import Registry
@@ -100,6 +101,13 @@ def connect_both(settings: Settings, codec: Codec | None = None) -> tuple[Store,
 def shown(store: Store, codec: Codec | None = None) -> Store:
     """The store as people see it: of what can't be decrypted it says why."""
     return store if store.capabilities.sealed else _sealed().sealed(store, codec)
+
+
+def rotation(store: Store, codec: Codec) -> Iterator[Rotated]:
+    """Encrypt what this store holds with the codec's first key. Yields what was done so far, after each page."""
+    from tenure.stores.sealed.rotation import rotate
+
+    return rotate(store, codec)
 
 
 def _sealed() -> Any:

@@ -53,6 +53,7 @@ from tenure.ports.reads import (
     WorkerView,
 )
 from tenure.ports.store import Capabilities, Store
+from tenure.ports.texts import Field, Place, Text, TextStore
 from tenure.ports.waiting import (
     MOST_EDGES,
     NEWEST_FLOWS,
@@ -94,6 +95,7 @@ __all__ = [
     "Ended",
     "EndedJob",
     "Enqueued",
+    "Field",
     "Filter",
     "FlowView",
     "Hung",
@@ -112,6 +114,7 @@ __all__ = [
     "Page",
     "Permit",
     "Permits",
+    "Place",
     "Progress",
     "Promoted",
     "QueueView",
@@ -124,6 +127,8 @@ __all__ = [
     "SignalView",
     "Status",
     "Store",
+    "Text",
+    "TextStore",
     "Update",
     "WaitReads",
     "WaitStore",

@@ -1,4 +1,4 @@
-"""The whole contract of a store: its five parts, and its lifecycle from `migrate` to `close`."""
+"""The whole contract of a store: its six parts, and its lifecycle from `migrate` to `close`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from tenure.ports.jobs import JobStore
 from tenure.ports.reads import ReadStore
 from tenure.ports.schedules import ScheduleStore
+from tenure.ports.texts import TextStore
 from tenure.ports.waiting import WaitStore
 from tenure.ports.workers import WorkerStore
 
@@ -24,7 +25,7 @@ class Capabilities:
     sealed: bool = False  #: values are encrypted before it keeps them: no log may show them either
 
 
-class Store(JobStore, WorkerStore, WaitStore, ScheduleStore, ReadStore, Protocol):
+class Store(JobStore, WorkerStore, WaitStore, ScheduleStore, ReadStore, TextStore, Protocol):
     """The source of truth. Each verb is one atomic step; under concurrency exactly one caller wins it.
 
     Every method may raise StoreAway (unreachable, full, locked for too long: nothing or all of it happened, retry

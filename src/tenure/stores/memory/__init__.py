@@ -10,11 +10,12 @@ from tenure.ports import Capabilities, Draft, OnLoop
 from tenure.stores.memory.jobs import MemoryJobs
 from tenure.stores.memory.reads import MemoryReads
 from tenure.stores.memory.schedules import MemorySchedules
+from tenure.stores.memory.texts import MemoryTexts
 from tenure.stores.memory.waiting import MemoryWaiting
 from tenure.stores.memory.workers import MemoryWorkers
 
 
-class MemoryStore(MemoryJobs, MemoryWorkers, MemoryWaiting, MemorySchedules, MemoryReads):
+class MemoryStore(MemoryJobs, MemoryWorkers, MemoryWaiting, MemorySchedules, MemoryReads, MemoryTexts):
     """A `Store` in this process's memory, lost when the process ends. `clock` and `seed` make tests deterministic."""
 
     capabilities = Capabilities(transactions=True, durable=False, steady_clock=True, local=True)

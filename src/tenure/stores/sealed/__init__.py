@@ -38,13 +38,13 @@ from tenure.ports import (
     Rescued,
     SignalView,
     Store,
+    Text,
     Update,
 )
 from tenure.ports.schedules import Change, Swapped
 from tenure.stores.rules import matches
-from tenure.stores.sealed.values import Seal
+from tenure.stores.sealed.values import ONCE, Seal
 
-_ONCE = "once:"  #: the notes of `jobs.once`; no others hold values of an app's code
 _HIDDEN = frozenset(("payload", "result", "error"))  #: fields that a store can't compare when they are encrypted
 
 
@@ -89,11 +89,15 @@ class SealedStore:
         self, key: str, old: str | None, new: str | None, *, ttl: float | None = None, drafts: Sequence[Draft] = ()
     ) -> Swapped:
         drafts = list(map(self.seal.draft, drafts))
-        if not key.startswith(_ONCE):
+        if not key.startswith(ONCE):
             return self.beneath.swap(key, old, new, ttl=ttl, drafts=drafts)
         note = self.seal.note
         landed, value = self.beneath.swap(key, note(key, old), note(key, new), ttl=ttl, drafts=drafts)
         return Swapped(landed, self.seal.opened_note(key, value))
+
+    def notes(self, prefix: str) -> dict[str, str]:
+        found = self.beneath.notes(prefix)
+        return {key: self.seal.shown_note(key, text) if key.startswith(ONCE) else text for key, text in found.items()}
 
     # ── owners ──
 
@@ -123,6 +127,16 @@ class SealedStore:
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         closed = {job_id: self.seal.outcome(job_id, outcome) for job_id, outcome in verdicts.items()}
         return self.beneath.settle(worker_id, closed, rest, how=how)
+
+    def records(self, job_id: str) -> Mapping[str, str]:
+        found = self.beneath.records(job_id).items()
+        return {key: self.seal.open(text, "once", job_id, key) for key, text in found}
+
+    def rewrite(self, changes: Sequence[tuple[Text, str]]) -> int:
+        closed = self.seal.closed
+        return self.beneath.rewrite(
+            [(each._replace(value=closed(each, each.value)), closed(each, new)) for each, new in changes]
+        )
 
     # ── reads ──
 
@@ -166,8 +180,8 @@ class SealedStore:
     def attempts(self, job_id: str) -> list[AttemptView]:
         return list(map(self.seal.attempt, self.beneath.attempts(job_id)))
 
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
-        return [self.seal.signal(job_id, each) for each in self.beneath.signals(job_id, keys)]
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:
+        return [self.seal.signal(job_id, each) for each in self.beneath.signals(job_id, keys, start=start)]
 
     def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:
         return list(map(self.seal.input, self.beneath.inputs(job_id, start=start, limit=limit)))

@@ -19,7 +19,20 @@ from tenure.codecs import Codec
 from tenure.core.lifecycle import Completed, Failed, Outcome, Snoozed
 from tenure.core.sealed import ALTERED, ENCRYPTED, SEALED, is_sealed, why_sealed
 from tenure.errors import Locked
-from tenure.ports import EDITS, AttemptView, Claimed, Draft, Edit, Input, JobView, Progress, SignalView, Status, Update
+from tenure.ports import (
+    EDITS,
+    AttemptView,
+    Claimed,
+    Draft,
+    Edit,
+    Input,
+    JobView,
+    Progress,
+    SignalView,
+    Status,
+    Text,
+    Update,
+)
 from tenure.stores.rules import check_text
 
 #: What a text is. A value of one kind is refused where another is read.
@@ -27,6 +40,7 @@ Kind = Literal["payload", "result", "checkpoint", "error", "stage", "message", "
 V = TypeVar("V", JobView, Status)
 _JSON: tuple[Kind, ...] = ("payload", "result", "checkpoint")
 _TEXTS: tuple[Kind, ...] = ("error", "stage", "message")
+ONCE = "once:"  #: how the keys of the notes of `jobs.once` begin: no other notes have texts of an app's code
 _EMPTY = frozenset(("", "{}", "[]", '""', "null"))  #: they say nothing, so they are left as they are
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
@@ -86,11 +100,14 @@ class Seal:
         return replace(draft, payload=self.close(draft.payload, "payload", draft.id))
 
     def edit(self, job_id: str, edit: Edit) -> Edit:
-        meta = edit.meta
-        if EDITS in meta:
-            named = _decode(meta, type=dict[str, str])
-            meta = _encode({**named, EDITS: self.close(named[EDITS], "edits", job_id)}).decode()
-        return Edit(self.close(edit.payload, "payload", job_id), meta)
+        return Edit(self.close(edit.payload, "payload", job_id), self._meta(job_id, edit.meta))
+
+    def _meta(self, job_id: str, meta: str) -> str:
+        """The names of the user as they are; the earlier arguments of the job encrypted."""
+        if EDITS not in meta:
+            return meta
+        named = _decode(meta, type=dict[str, str])
+        return _encode({**named, EDITS: self.close(named[EDITS], "edits", job_id)}).decode()
 
     def outcome(self, job_id: str, outcome: Outcome) -> Outcome:
         match outcome:
@@ -114,6 +131,47 @@ class Seal:
         """The record of `jobs.once`, whose result is encrypted."""
         value, record = _result_in(text)
         return text if value is None else _with_result(record, self.close(value, "note", key))
+
+    def closed(self, text: Text, value: str) -> str:
+        """The value as it is stored in the place of this text."""
+        match text.place:
+            case "meta":
+                return self._meta(text.owner, value)
+            case "note":
+                return self.note(text.owner, value) or ""
+            case "attempt":
+                return self.close(value, "error", text.owner)
+            case "once" | "signal" as kind:
+                return self.close(value, kind, text.owner, text.key)
+            case kind:
+                return self.close(value, kind, text.owner)
+
+    def opened(self, text: Text) -> str:
+        """The value of this text as it was written; what can't be read stays sealed."""
+        place, owner, key, value = text
+        match place:
+            case "meta":
+                named = _decode(value, type=dict[str, str])
+                return _encode({**named, EDITS: self.open(named[EDITS], "edits", owner)}).decode()
+            case "note":
+                return self.shown_note(owner, value)
+            case "attempt":
+                return self.open(value, "error", owner)
+            case "once" | "signal":
+                return self.open(value, place, owner, key)
+            case _:
+                return self.open(value, place, owner)
+
+    @staticmethod
+    def part(text: Text) -> str:
+        """What of this text is encrypted: in most places, all of it."""
+        match text.place:
+            case "meta":
+                return _decode(text.value, type=dict[str, str])[EDITS]
+            case "note":
+                return _result_in(text.value)[0] or ""
+            case _:
+                return text.value
 
     # ── what is read ──
 
@@ -176,6 +234,11 @@ class Seal:
         if value is None or not is_sealed(value):
             return text
         return _with_result(record, self.needed(value, "note", key, "", f"the result of {key}"))
+
+    def shown_note(self, key: str, text: str) -> str:
+        """The record of `jobs.once`, with its result encrypted if it can't be read."""
+        value, record = _result_in(text)
+        return text if value is None else _with_result(record, self.open(value, "note", key))
 
 
 def _about(kind: Kind, owner: str, key: str) -> str:

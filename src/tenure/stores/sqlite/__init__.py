@@ -18,12 +18,13 @@ from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, migratio
 from tenure.stores.sqlite.jobs import SqliteJobs
 from tenure.stores.sqlite.reads import SqliteReads
 from tenure.stores.sqlite.schedules import SqliteSchedules
+from tenure.stores.sqlite.texts import SqliteTexts
 from tenure.stores.sqlite.upkeep import checkpoint, copy
 from tenure.stores.sqlite.waiting import SqliteWaiting
 from tenure.stores.sqlite.workers import SqliteWorkers
 
 
-class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, SqliteReads):
+class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, SqliteReads, SqliteTexts):
     """`SqliteStore("tenure.db")`: the default store. Creates its tables on first use."""
 
     capabilities = Capabilities(transactions=True, durable=True, steady_clock=True, local=True)
