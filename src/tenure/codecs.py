@@ -88,11 +88,11 @@ def checked(codec: object) -> Codec:
     """The codec, once it has shown that it encrypts as it must. Raises InvalidOption."""
     found = cast("Codec", codec)
     try:
-        key, first, again = found.key, found.encode(*_PROBE), found.encode(*_PROBE)
+        key, first, again = str(found.key), found.encode(*_PROBE), found.encode(*_PROBE)
         back = found.decode(first, _PROBE[1], key)
     except (AttributeError, TypeError) as error:
         raise InvalidOption(f"codec: expected one like AesSiv(keys), got {codec!r:.80}: {error}") from None
-    if not (isinstance(key, str) and _NAME.fullmatch(key)):
+    if not _NAME.fullmatch(key):
         raise InvalidOption(f"codec: its key has to be named with 1 to 40 letters, digits and _ . -, got {key!r:.60}")
     if first != again:
         raise InvalidOption("codec: it encrypts the same data in another way each time; it has to be deterministic")

@@ -43,7 +43,7 @@ from tenure.worker.caller import CallersLoop
 from tenure.worker.inputs import load
 from tenure.worker.job_log import JobLog
 from tenure.worker.leased import Host, Leased
-from tenure.worker.misfits import locked, misfit
+from tenure.worker.misfits import Misfit, locked, misfit
 from tenure.worker.program import Program
 from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, signal_in
 
@@ -348,8 +348,8 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
     match signal_in(error):
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
-        case Snooze(delay=delay, reason=reason):
-            return Snoozed(delay, clean(reason, MAX_ERROR))
+        case Snooze(delay=delay, reason=reason) as snooze:
+            return Snoozed(delay, clean(reason, MAX_ERROR), ours=isinstance(snooze, Misfit))
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
         case LeaseLost():

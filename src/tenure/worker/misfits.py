@@ -60,20 +60,25 @@ def _delay(claimed: Claimed) -> float:
     return min(SHORTEST_SECONDS * 2.0 ** min(tries, 10), LONGEST_SECONDS)
 
 
-def misfit(store: Store, claimed: Claimed, why: str) -> Snooze | Fail:
-    """What its attempt raises: Snooze, growing from 5 s to 5 min, and Fail once it has been a misfit for 24 h."""
-    shown = "see the job" if store.capabilities.sealed else why  # it may quote what is encrypted
-    _log_once("jobs of %s wait for a worker whose code their arguments fit: %s", claimed.task, shown)
+class Misfit(Snooze):
+    """The reason is the engine's own."""
+
+
+def misfit(store: Store, claimed: Claimed, why: str) -> Misfit | Fail:
+    """What its attempt raises: Misfit, growing from 5 s to 5 min, and Fail once it has been a misfit for 24 h."""
+    if store.capabilities.sealed:  # the rest may quote what is encrypted; this names the argument
+        why = why.partition(":")[0]
+    _log_once("jobs of %s wait for a worker whose code their arguments fit: %s", claimed.task, why)
     try:
         now = store.now()
         since = _since(store.attempts(claimed.id)) or now
     except StoreError:  # its outcome will wait for the store, too
-        return Snooze(timedelta(seconds=SHORTEST_SECONDS), f"{MISFIT}: {why}")
+        return Misfit(timedelta(seconds=SHORTEST_SECONDS), f"{MISFIT}: {why}")
     reason = f"{MISFIT} since {since.astimezone(UTC):{_STAMP}} UTC: {why}"
     if now - since >= PATIENCE:
         return Fail(reason, final=True)
     waited = (now - since).total_seconds()  # as long again: each delay is twice the one before
-    return Snooze(timedelta(seconds=min(max(waited, SHORTEST_SECONDS), LONGEST_SECONDS)), reason)
+    return Misfit(timedelta(seconds=min(max(waited, SHORTEST_SECONDS), LONGEST_SECONDS)), reason)
 
 
 def _since(attempts: Iterable[AttemptView]) -> datetime | None:

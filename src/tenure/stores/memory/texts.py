@@ -64,6 +64,7 @@ def _changed(row: Row, text: Text, new: str) -> Row | None:
             return replace(row, view=replace(row.view, meta=json.loads(new)), draft=replace(row.draft, meta=new))
         case field if field in _FIELDS and getattr(row.view, field) == text.value:
             change: dict[str, Any] = {field: new}
-            return replace(row, view=replace(row.view, **change))
+            draft = replace(row.draft, payload=new) if field == "payload" else row.draft
+            return replace(row, draft=draft, view=replace(row.view, **change))
         case _:
             return None

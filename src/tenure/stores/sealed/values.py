@@ -40,6 +40,7 @@ Kind = Literal["payload", "result", "checkpoint", "error", "stage", "message", "
 V = TypeVar("V", JobView, Status)
 _JSON: tuple[Kind, ...] = ("payload", "result", "checkpoint")
 _TEXTS: tuple[Kind, ...] = ("error", "stage", "message")
+_REPORTED: tuple[Kind, ...] = ("stage", "message", "checkpoint", "log")
 ONCE = "once:"  #: how the keys of the notes of `jobs.once` begin: no other notes have texts of an app's code
 _EMPTY = frozenset(("", "{}", "[]", '""', "null"))  #: they say nothing, so they are left as they are
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
@@ -121,10 +122,11 @@ class Seal:
                 return outcome
 
     def report(self, report: Progress) -> Progress:
-        kinds: tuple[Kind, ...] = ("stage", "message", "checkpoint", "log")
-        given = ((kind, getattr(report, kind)) for kind in kinds)
-        job_id = report.lease.job_id
-        closed: dict[str, Any] = {kind: self.close(text, kind, job_id) for kind, text in given if text is not None}
+        closed: dict[str, Any] = {}
+        for kind in _REPORTED:
+            text = getattr(report, kind)
+            if text is not None:
+                closed[kind] = self.close(text, kind, report.lease.job_id)
         return replace(report, **closed)
 
     def note(self, key: str, text: str | None) -> str | None:
@@ -195,8 +197,12 @@ class Seal:
         return replace(job, **shown) if shown else job
 
     def _fields(self, job: JobView | Status) -> dict[str, Any]:
-        texts = ((kind, getattr(job, kind)) for kind in _TEXTS)
-        return {kind: self._told(text, kind, job.id) for kind, text in texts if text is not None and is_sealed(text)}
+        shown: dict[str, Any] = {}
+        for kind in _TEXTS:
+            text = getattr(job, kind)
+            if text is not None and is_sealed(text):
+                shown[kind] = self._told(text, kind, job.id)
+        return shown
 
     def update(self, update: Update) -> Update:
         status, result = update.status, update.result

@@ -1,5 +1,7 @@
 """Texts one by one, in SQLite."""
 
+# pyright: reportUnknownMemberType=false
+# (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
