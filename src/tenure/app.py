@@ -62,8 +62,7 @@ class Tenure(ByName, WithFlows, Traced):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
-    `imports` names the modules of tasks that a worker must import. `codec=AesSiv(keys)` encrypts the values of jobs
-    before they are stored: docs/encryption.md.
+    `imports` names the modules of tasks that a worker must import; `codec` encrypts at rest (docs/encryption.md).
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Tenure(ByName, WithFlows, Traced):
         if isinstance(imports, str):
             raise InvalidOption(f"imports: expected a list of module names, got {imports!r}; write [{imports!r}]")
         self._retry = None if retry is None else Retry.of(retry)
-        self._codec = None if codec is None else checked(codec)
+        self.codec = None if codec is None else checked(codec)
         self._code = {
             "url": url,
             "notifier": notifier,
@@ -104,9 +103,7 @@ class Tenure(ByName, WithFlows, Traced):
         self._arounds: list[Callable[[Job[Any]], Any]] = []
         self._client = OpenClient()
         self._testing: TestQueue | None = None
-        for name, value in (("keep", keep), ("keep_dead", keep_dead)):
-            if value is not None:
-                seconds(value, name)
+        _check_durations(keep=keep, keep_dead=keep_dead)
 
     def __repr__(self) -> str:
         return f"Tenure({config.redact(str(self._code['url'] or ''))!r}, {len(self._registry)} tasks)"
@@ -313,16 +310,6 @@ class Tenure(ByName, WithFlows, Traced):
         self._settings = self._policy = None
 
     @property
-    def codec(self) -> Codec | None:
-        """What encrypts the values of its jobs; None: they are stored as they are."""
-        return self._codec
-
-    @property
-    def sealed(self) -> bool:
-        """Are the values of its jobs encrypted?"""
-        return self.codec is not None
-
-    @property
     def retry(self) -> Retry:
         """The retry policy of tasks that declare none."""
         if self._policy is None:
@@ -338,7 +325,7 @@ class Tenure(ByName, WithFlows, Traced):
         """The client, opened on first use."""
         if self._testing is not None:
             return self._testing.client
-        return self._client.current or self._client.open(lambda: self.settings, self.codec, self._new_client)
+        return self._client.current or self._client.open(lambda: (self.settings, self.codec), self._new_client)
 
     def _new_client(self, store: Store, notifier: Notifier) -> Client:
         from tenure.tasks.client import Client
@@ -374,6 +361,12 @@ class Tenure(ByName, WithFlows, Traced):
 
 
 _OPTIONS = tuple(inspect.signature(Tenure).parameters)[:-1]
+
+
+def _check_durations(**given: Duration | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            seconds(value, name)
 
 
 def _numbers(retry: Retry) -> dict[str, object]:

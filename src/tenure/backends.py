@@ -278,11 +278,11 @@ class OpenClient:
         forks.add(self)
 
     def open(
-        self, settings: Callable[[], Settings], codec: Codec | None, new: Callable[[Store, Notifier], Client]
+        self, given: Callable[[], tuple[Settings, Codec | None]], new: Callable[[Store, Notifier], Client]
     ) -> Client:
         with self._lock:  # the imports, too: a fork waits for them, or its child would wait for the importing thread
             if self.current is None:
-                self.current = new(*connect_both(settings(), codec))
+                self.current = new(*connect_both(*given()))
             return self.current
 
     def close(self) -> None:

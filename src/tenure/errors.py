@@ -82,8 +82,9 @@ class Locked(TenureError):
     """
 
     def __init__(self, what: str, why: str, *, altered: bool = False) -> None:
-        advice = "restore it from a backup" if altered else "give this process the key: Tenure(codec=AesSiv([…]))"
+        advice = "restore it from a backup" if altered else "give it that key: Tenure(codec=AesSiv([…]))"
         super().__init__(f"{what} is encrypted, and can't be read: {why}; {advice}")
+        self.lacks = f"{what}: {why}"
         self.altered = altered
 
 

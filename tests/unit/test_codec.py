@@ -188,8 +188,8 @@ def test_a_worker_without_the_key_leaves_the_job_to_others(tmp_path: Path, caplo
         assert (status.failures, status.error) == (0, None)
         assert [each.outcome for each in attempts] == ["snoozed"] * 2
         for each in without.client().store.attempts(str(handle.id)):  # told, also to those who have no key
-            assert each.error.startswith(f"{NO_KEY}: its payload is encrypted, and can't be read: this process has no")
-        assert "jobs of echo wait for a worker with the key of their values" in caplog.text
+            assert each.error.startswith(f"{NO_KEY} for its payload: it needs the key {AesSiv(NEW).key}, which")
+        assert "jobs of echo wait for a worker with the key for its payload: it needs the key" in caplog.text
         client = without.client()
         explained = Admin(shown(client.store), client.notifier, without.settings).jobs.explain(str(handle.id))
         assert "could not decrypt it" in explained.verdict
@@ -206,7 +206,9 @@ def test_a_result_is_not_read_without_the_key(tmp_path: Path) -> None:
         runs(right, handle, "completed")
         for wrong in (without, rotated_out):
             for other in (wrong.tasks["echo"].handle(handle.id), wrong.handle(handle.id)):
-                with pytest.raises(Locked, match=f"this process has no key {AesSiv(NEW).key}; give this process"):
+                with pytest.raises(
+                    Locked, match=f"it needs the key {AesSiv(NEW).key}, which this process does not have; give it"
+                ):
                     other.result("5s")
         assert failed.result("5s") == "1"
 
@@ -265,7 +267,7 @@ def test_what_a_running_job_reads_and_cannot_decrypt_snoozes_it(tmp_path: Path) 
             store.replay([second.id])
             runs(without_key, last.handle, "scheduled")
             error = store.attempts(second.id)[-1].error
-            assert error.startswith(f"{NO_KEY}: the result of echo {first.id} is encrypted")
+            assert error.startswith(f"{NO_KEY} for the result of echo {first.id}: ")
             store.promote_now([second.id])
             store.cancel([second.id], "")
 
@@ -279,7 +281,7 @@ def test_a_record_that_cannot_be_decrypted_snoozes_the_job(tmp_path: Path) -> No
         finish(store, lease, Released("drained"))
         runs(without, handle, "scheduled")
 
-        assert store.attempts(lease.job_id)[-1].error.startswith(f"{NO_KEY}: the record 'key' is encrypted")
+        assert store.attempts(lease.job_id)[-1].error.startswith(f"{NO_KEY} for the record 'key': ")
 
 
 # ── Operators ──
@@ -306,7 +308,10 @@ def test_without_the_key_people_see_that_a_value_is_encrypted_and_cannot_edit_it
         client = without.client()
         reader = Admin(shown(client.store), client.notifier, without.settings).jobs
 
-        assert reader.get(job_id).payload == f'"encrypted: this process has no key {AesSiv(NEW).key}"'
+        assert (
+            reader.get(job_id).payload
+            == f'"encrypted: it needs the key {AesSiv(NEW).key}, which this process does not have"'
+        )
         assert search(reader, "args.text=needle") == []
         with pytest.raises(InvalidArguments, match="its arguments are encrypted"):
             reader.replay_edited(job_id, {"text": "thread"})
@@ -359,7 +364,7 @@ def test_rotation_leaves_and_counts_what_it_cannot_read(tmp_path: Path) -> None:
 
     *_, done = rotate(store, new)
 
-    assert dict(done.unread) == {f"this process has no key {AesSiv(OTHER).key}": 1}
+    assert dict(done.unread) == {f"it needs the key {AesSiv(OTHER).key}, which this process does not have": 1}
     assert (done.written, look(store, job_id)) == (0, before)
 
 
@@ -414,7 +419,7 @@ def test_the_command_line_makes_keys_and_rotates_them(run: Run, monkeypatch: pyt
     job_id = run("enqueue", "echo", "text=needle")[1].strip()
 
     assert "needle" not in run("jobs", "show", job_id)[1]
-    assert "this process has no key" in run("jobs", "show", job_id)[1]
+    assert "which this process does not have" in run("jobs", "show", job_id)[1]
     assert "needle" in run("jobs", "show", job_id, "--app", "shop")[1]
 
     forget_the_app(monkeypatch)
@@ -430,7 +435,7 @@ def test_the_command_line_makes_keys_and_rotates_them(run: Run, monkeypatch: pyt
     monkeypatch.setenv("KEYS", old)
     code, _, said = run("codec", "rotate")
     assert code == 1
-    assert f"1 texts can't be read, and stay as they are: this process has no key {AesSiv(new).key}" in said
+    assert f"1 texts can't be read, and stay as they are: it needs the key {AesSiv(new).key}" in said
 
     forget_the_app(monkeypatch)
     monkeypatch.delenv("KEYS")

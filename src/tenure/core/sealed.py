@@ -38,8 +38,8 @@ def why_sealed(text: str) -> str:
     """Why it can't be read, for the middle of a sentence.
 
     >>> why_sealed('"tenure:sealed:1:3f2a91bc:fDQ9"')
-    'this process has no key 3f2a91bc'
+    'it needs the key 3f2a91bc, which this process does not have'
     """
     if text == ALTERED:
         return "it was cut short, changed, or moved here from another job or field"
-    return f"this process has no key {key_of(text)}"
+    return f"it needs the key {key_of(text)}, which this process does not have"

@@ -13,7 +13,6 @@ from django.apps import apps
 from django.utils.module_loading import autodiscover_modules
 
 from tenure.app import Tenure
-from tenure.codecs import Codec
 from tenure.config import Settings
 from tenure.django import home
 from tenure.django.connections import fresh_connections, kept_connections, lent
@@ -50,6 +49,7 @@ class DjangoApp(Tenure):
             self._home = home.read()
             self._code = dict(self._home.settings)
             self._imports = self._home.imports
+            self.codec = self._home.codec
         return self._home
 
     def forget(self) -> None:
@@ -62,11 +62,6 @@ class DjangoApp(Tenure):
         """Flag > the project's settings > environment > `.env` > default."""
         _ = self.home
         return super().settings
-
-    @property
-    def codec(self) -> Codec | None:
-        """What encrypts the values of its jobs: `TENURE["CODEC"]`."""
-        return self.home.codec
 
     @property
     def tasks(self) -> Registry:

@@ -189,7 +189,7 @@ class _DeliveryApp:
     """The part of an app that the delivery task needs."""
 
     retry = PATIENCE
-    sealed = False
+    codec = None
     resources: Mapping[type, object] = {}
 
     def __init__(self, settings: Settings) -> None:

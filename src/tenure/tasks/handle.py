@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 from uuid import UUID
 
+from tenure.codecs import Codec
 from tenure.core.durations import Duration, seconds
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED
@@ -72,8 +73,8 @@ class AppPort(Protocol):
     def settings(self) -> Settings: ...
 
     @property
-    def sealed(self) -> bool:
-        """Are the values of its jobs encrypted? Then a key made of arguments is stored as its digest."""
+    def codec(self) -> Codec | None:
+        """What encrypts the values of its jobs. With one, a key made of arguments is stored as its digest."""
         ...
 
     @property

@@ -265,7 +265,7 @@ class Task(Generic[P, R_co]):
         if secret := [name for name in _fields(self.unique) if isinstance(values[name], Secret)]:
             raise InvalidOption(f"{self.name}: unique can't use {secret[0]!r}: a Secret is *** in every text")
         key = valid_key(self.unique.format(**values), f"{self.name}: unique")
-        return sha256(f"{self.name}\n{key}".encode()).hexdigest()[:32] if self.app.sealed else key
+        return sha256(f"{self.name}\n{key}".encode()).hexdigest()[:32] if self.app.codec else key
 
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.max_payload)

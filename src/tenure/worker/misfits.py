@@ -43,8 +43,8 @@ def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
     """
     if error.altered:
         return Failed(str(error), final=True)
-    _log_once("jobs of %s wait for a worker with the key of their values: %s", claimed.task, str(error))
-    return Snoozed(_delay(claimed), f"{NO_KEY}: {error}", ours=True)
+    _log_once("jobs of %s wait for a worker with the key for %s", claimed.task, error.lacks)
+    return Snoozed(_delay(claimed), f"{NO_KEY} for {error.lacks}", ours=True)
 
 
 def sealed_in(claimed: Claimed) -> Locked | None:

@@ -45,7 +45,9 @@ from tenure.ports.schedules import Change, Swapped
 from tenure.stores.rules import matches
 from tenure.stores.sealed.values import ONCE, Seal
 
-_HIDDEN = frozenset(("payload", "result", "error"))  #: fields that a store can't compare when they are encrypted
+_HIDDEN = frozenset(
+    ("payload", "result", "error", "text")
+)  #: fields that a store can't compare when they are encrypted
 
 
 class SealedStore:
