@@ -54,7 +54,8 @@ class AesSiv:
         raw = [_read(key, place) for place, key in enumerate(found, start=1)]
         if not raw:
             raise InvalidOption("codec: expected at least one key, got none; to make one: tenure codec key")
-        self._ciphers = {_name(each): _cipher(each) for each in raw}
+        cipher, self._invalid = _library()
+        self._ciphers = {_name(each): cipher(each) for each in raw}
         self.key = _name(raw[0])
         self._first = self._ciphers[self.key]
 
@@ -68,11 +69,9 @@ class AesSiv:
 
     def decode(self, data: bytes, about: str, key: str) -> bytes:
         """Decrypt with the key of this name."""
-        from cryptography.exceptions import InvalidTag
-
         try:
             decrypted: bytes = self._ciphers[key].decrypt(data, [about.encode()])
-        except InvalidTag:
+        except self._invalid:
             raise ValueError(f"not what the key {key} made for {about}") from None
         return decrypted
 
@@ -118,9 +117,11 @@ def _name(raw: bytes) -> str:
     return sha256(b"tenure key " + raw).hexdigest()[:8]
 
 
-def _cipher(raw: bytes) -> Any:
+def _library() -> tuple[Any, type[Exception]]:
+    """What makes a cipher of a key, and what it raises for what it did not encrypt."""
     try:
+        from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESSIV
     except ModuleNotFoundError as error:
         raise InvalidOption(f"{error.name} is not installed: {install('crypto')}") from error
-    return AESSIV(raw)
+    return AESSIV, InvalidTag

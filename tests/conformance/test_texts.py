@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -37,25 +38,23 @@ FIELDS: dict[Field, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("field", list(FIELDS))
-def test_a_field_of_a_running_job_is_rewritten_and_nothing_else(field: Field, store: Store) -> None:
-    job_id = busy(store)
-    before, (old, new) = look(store, job_id), FIELDS[field]
-
-    assert store.rewrite([(Text(field, job_id, "", old), new)]) == 1
-
-    after = look(store, job_id)
-    changed = {EDITS: "[2]", "who": "ada"} if field == "meta" else new
-    assert after == replace(before, **{field: changed})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("field", list(FIELDS))
-def test_a_text_that_has_changed_is_left(field: Field, store: Store) -> None:
+def test_fields_of_a_running_job_are_rewritten_and_nothing_else(store: Store) -> None:
     job_id = busy(store)
     before = look(store, job_id)
 
-    assert store.rewrite([(Text(field, job_id, "", FIELDS[field][1]), FIELDS[field][0])]) == 0
-    assert store.rewrite([(Text(field, ABSENT, "", FIELDS[field][0]), FIELDS[field][1])]) == 0
+    for field, (old, new) in FIELDS.items():
+        assert store.rewrite([(Text(field, job_id, "", old), new)]) == 1
+
+    changed: dict[str, Any] = {field: new for field, (_, new) in FIELDS.items()}
+    assert look(store, job_id) == replace(before, **{**changed, "meta": {"who": "ada", EDITS: "[2]"}})
+
+
+def test_texts_that_have_changed_are_left(store: Store) -> None:
+    job_id = busy(store)
+    before = look(store, job_id)
+
+    for field, (old, new) in FIELDS.items():
+        assert store.rewrite([(Text(field, job_id, "", new), old), (Text(field, ABSENT, "", old), new)]) == 0
 
     assert look(store, job_id) == before
     assert store.get(ABSENT) is None

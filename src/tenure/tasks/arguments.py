@@ -48,7 +48,7 @@ _STARRED = "**********"  #: pydantic's placeholder for its own secrets
 
 
 class Secret(Generic[T]):
-    """An argument shown as `***` in logs, errors, pages and reprs. It is stored in plain text: protect the store.
+    """An argument shown as `***` in logs, errors, pages and reprs. Only `Tenure(codec=…)` encrypts it in the store.
 
     Example: `def charge(token: Secret[str]) -> None: use(token.reveal())`
     """
