@@ -11,22 +11,26 @@ from typing import Any
 
 import pytest
 
-from conformance.factories import claim_one, finish, look, put, running, start
+from conformance.factories import World, claim, claim_one, finish, look, put, running, start
+from conformance.scene import Scene
 from tenure import Job, Tenure
-from tenure.backends import shown
+from tenure.backends import new_alarm, shown
 from tenure.codecs import AesSiv
-from tenure.core.clock import system_clock
+from tenure.core.clock import Clock, system_clock
 from tenure.core.lifecycle import Completed, Failed, Released, Snoozed, State
 from tenure.core.sealed import MARK, is_sealed
 from tenure.errors import InvalidArguments, InvalidOption, JobFailed, Locked
 from tenure.events import NO_KEY
+from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
+from tenure.operations.alerts import open_incidents
 from tenure.operations.job_search import parsed
 from tenure.operations.jobs import JobReads
 from tenure.ports import (
     AttemptView,
     Claimed,
     Draft,
+    Filter,
     Input,
     JobView,
     Progress,
@@ -325,6 +329,47 @@ def test_a_key_made_of_arguments_is_stored_as_its_digest(tmp_path: Path) -> None
         unique = look(beneath(jobs.client().store), str(first.id)).unique
         assert unique is not None
         assert "needle" not in unique
+
+
+# ── What is told elsewhere ──
+
+
+def scene_of(tmp_path: Path) -> tuple[Scene, MemoryStore]:
+    """A world whose store is behind a codec, and the store beneath it."""
+    made: list[MemoryStore] = []
+
+    def make(clock: Clock) -> Store:
+        made.append(MemoryStore(clock, seed=1))
+        return sealed(made[0], AesSiv([NEW]))
+
+    return Scene(World(make), tmp_path), made[0]
+
+
+def test_a_tick_says_that_its_error_is_encrypted(tmp_path: Path) -> None:
+    scene, under = scene_of(tmp_path)
+    scene.scheduled()
+    scene.runs(scene.worker(), Failed("needle", final=True))
+
+    (tick,) = [each for each in scene.store.ticks("nightly") if each.status == "failure"]
+    assert tick.why == f"its error is encrypted, and shown with job {tick.job_id}"
+    (stands,) = under.schedules(["nightly"])
+    assert stands.schedule.last_error == tick.why
+    assert look(scene.store, str(tick.job_id)).error == "needle"
+
+
+def test_an_alert_quotes_nothing_that_is_encrypted(tmp_path: Path) -> None:
+    scene, under = scene_of(tmp_path)
+    put(scene.store, max_failures=1)
+    worker = scene.worker()
+    (job,) = claim(scene.store, worker)
+    scene.ends(job, worker, Failed("needle"))
+
+    alarm: Any = new_alarm(scene.settings, scene.store, PollNotifier(), list)
+    assert alarm._watch.look()
+
+    (incident,) = open_incidents(under)
+    assert "encrypted: it needs the key" in incident.says
+    assert "needle" not in repr(under.notes("")) + repr([job.payload for job in under.search(Filter()).jobs])
 
 
 # ── Rotation ──
