@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from tenure.core.lifecycle import Failed, Snoozed
 from tenure.core.retry import Fail, Snooze
-from tenure.core.sealed import is_sealed
+from tenure.core.sealed import MARK
 from tenure.errors import Locked, StoreError
 from tenure.events import DEPLOY, MISFIT, NO_KEY, UNKNOWN_TASK
 from tenure.ports import AttemptView, Claimed, Store
@@ -49,9 +49,10 @@ def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
 
 def sealed_in(claimed: Claimed) -> Locked | None:
     """Why its arguments or its checkpoint can't be read, if that is so."""
-    for what, text in (("its payload", claimed.payload), ("its checkpoint", claimed.checkpoint)):
-        if text is not None and is_sealed(text):
-            return unreadable(what, text)
+    if claimed.payload.startswith(MARK):
+        return unreadable("its payload", claimed.payload)
+    if claimed.checkpoint is not None and claimed.checkpoint.startswith(MARK):
+        return unreadable("its checkpoint", claimed.checkpoint)
     return None
 
 
