@@ -17,11 +17,12 @@ from redis import Redis
 
 from servers import shared_postgres, shared_valkey
 from tenure import Fail, Job, Snooze, Tenure
-from tenure.backends import open_store
+from tenure.backends import open_store, rotation
 from tenure.codecs import AesSiv, Codec
 from tenure.errors import JobFailed
 from tenure.operations.admin import Admin
 from tenure.ports import EDITS, Filter, Store
+from tenure.stores.sealed import beneath
 from waiting import until
 
 KEY = AesSiv.new_key()
@@ -168,6 +169,22 @@ def test_nothing_is_readable_in_the_store_or_the_log(place: Place, caplog: pytes
         assert MARK in fails["meta"][EDITS]
         assert [MARK in each.error for each in store.attempts(ids["snoozes"])] == [True]
         assert [job.id for job in store.search(Filter(text=f"{MARK} 2")).jobs] == [ids["fails"]]
+
+
+def test_after_a_rotation_the_new_key_reads_all_of_it(place: Place) -> None:
+    new = AesSiv.new_key()
+    with app(place, AesSiv(KEY)) as jobs:
+        ids = story(jobs)
+        before = {name: _shown(jobs.client().store, job_id) for name, job_id in ids.items()}
+        under = beneath(jobs.client().store)
+        *_, done = rotation(under, AesSiv([new, KEY]))
+        *_, again = rotation(under, AesSiv([new]))
+
+    assert (done.raced, done.unread, again.written, again.unread) == (0, {}, 0, {})
+    assert done.written >= 20
+    with app(place, AesSiv(new)) as jobs:
+        assert {name: _shown(jobs.client().store, job_id) for name, job_id in ids.items()} == before
+        assert jobs.tasks["work"].handle(ids["work"]).result("0s") == MARK
 
 
 def test_without_a_codec_the_marker_is_everywhere(place: Place, caplog: pytest.LogCaptureFixture) -> None:
