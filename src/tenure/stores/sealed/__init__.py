@@ -32,6 +32,7 @@ from tenure.ports import (
     Input,
     JobView,
     OnceRecord,
+    OnLoop,
     Owned,
     Page,
     Progress,
@@ -71,6 +72,9 @@ class SealedStore:
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         return self.beneath.enqueue(list(map(self.seal.draft, drafts)), tx=tx, committed=committed)
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        return self.beneath.enqueue_on_loop(self.seal.draft(draft))
 
     def replay(
         self, ids: Iterable[str], *, edits: Mapping[str, Edit] = NO_EDITS, delays: Mapping[str, float] = NO_DELAYS
