@@ -55,14 +55,14 @@ def _harmless() -> Generator[None]:
 
 
 class Traces:
-    """The tracer of an app."""
+    """The tracer of an app. Without `texts` its spans have none of the values and errors that a codec encrypts."""
 
-    def __init__(self, provider: TracerProvider | None, counters: Counters, *, links: bool) -> None:
-        self._provider, self._counters, self._links = provider, counters, links
+    def __init__(self, provider: TracerProvider | None, counters: Counters, *, links: bool, texts: bool) -> None:
+        self._provider, self._counters, self._links, self._texts = provider, counters, links, texts
         self._tracer = trace.get_tracer("tenure", tracer_provider=provider)
 
     def enqueue(self, drafts: Sequence[Draft]) -> _Enqueue:
-        return _Enqueue(self._tracer, drafts)
+        return _Enqueue(self._tracer, drafts, texts=self._texts)
 
     def attempt(self, claimed: Claimed, worker_id: str) -> _Attempt:
         about = _about_attempt(claimed.id, claimed.task, claimed.queue, claimed.attempt, worker_id)
@@ -70,12 +70,13 @@ class Traces:
         span: Span = trace.INVALID_SPAN
         with _harmless():
             span = self._start(claimed.task, _context_of(_meta_of(claimed.meta)), about, None)
-        return _Attempt(span, self._counters.attempt_seconds, claimed.task)
+        return _Attempt(span, self._counters.attempt_seconds, claimed.task, texts=self._texts)
 
     def rescued(self, rescued: Rescued, job: JobView, attempt: AttemptView) -> None:
         about = _about_attempt(job.id, job.task, job.queue, attempt.attempt, attempt.worker_id)
         about |= {"tenure.outcome": attempt.outcome, "tenure.state": str(rescued.state)}
-        about |= {f"tenure.evidence.{name}": text for name, text in attempt.evidence.items()}
+        if self._texts:
+            about |= {f"tenure.evidence.{name}": text for name, text in attempt.evidence.items()}
         with _harmless():
             span = self._start(job.task, _context_of(job.meta), about, _nanoseconds(attempt.started_at))
             why = RESCUE_REASONS[rescued.cause]
@@ -83,7 +84,8 @@ class Traces:
             span.add_event("tenure.rescue", told)
             if attempt.outcome == "crashed":
                 span.set_attribute("error.type", "crashed")
-                span.set_status(Status(StatusCode.ERROR, headline(attempt.error)[:_LONGEST]))
+                why = headline(attempt.error)[:_LONGEST] if self._texts else None
+                span.set_status(Status(StatusCode.ERROR, why))
             span.end(_nanoseconds(attempt.ended_at))
 
     def counts(self, read: Callable[[], Counts]) -> None:
@@ -108,8 +110,8 @@ class Traces:
 class _Enqueue:
     """The span of one call that stores jobs. It is the current one within the block."""
 
-    def __init__(self, tracer: Tracer, drafts: Sequence[Draft]) -> None:
-        self._tracer = tracer
+    def __init__(self, tracer: Tracer, drafts: Sequence[Draft], *, texts: bool) -> None:
+        self._tracer, self._texts = tracer, texts
         self._span: Span = trace.INVALID_SPAN
         self._token: Token[Context] | None = None
         self.drafts = drafts
@@ -155,15 +157,15 @@ class _Enqueue:
             if self._token is not None:
                 context.detach(self._token)
             if error is not None:
-                _failed(self._span, error, str(error))
+                _failed(self._span, error, str(error), texts=self._texts)
             self._span.end()
 
 
 class _Attempt:
     """The span of one attempt. Any thread may call it; it ends once."""
 
-    def __init__(self, span: Span, seconds: Histogram, task: str) -> None:
-        self._span, self._seconds, self._task = span, seconds, task
+    def __init__(self, span: Span, seconds: Histogram, task: str, *, texts: bool) -> None:
+        self._span, self._seconds, self._task, self._texts = span, seconds, task, texts
         self._began = time_ns()
         self._stopped_at: int | None = None
 
@@ -193,18 +195,19 @@ class _Attempt:
                     span.add_event("tenure.lease_lost", {"tenure.stands": stands[:_LONGEST]} if stands else None)
                     span.set_status(Status(StatusCode.ERROR, "its lease was lost, and its outcome was refused"))
                 elif isinstance(outcome, Failed | Crashed):
-                    _failed(span, raised, reason_of(outcome), outcome_name(outcome))
-                elif not isinstance(outcome, Completed):
+                    _failed(span, raised, reason_of(outcome), outcome_name(outcome), texts=self._texts)
+                elif self._texts and not isinstance(outcome, Completed):
                     span.set_attribute("tenure.reason", reason_of(outcome)[:_LONGEST])
             span.end(self._stopped_at)
 
 
-def _failed(span: Span, raised: BaseException | None, why: str, kind: str = "") -> None:
+def _failed(span: Span, raised: BaseException | None, why: str, kind: str = "", *, texts: bool) -> None:
     if raised is not None:
-        span.record_exception(raised)
         kind = type(raised).__qualname__
+        if texts:
+            span.record_exception(raised)
     span.set_attribute("error.type", kind)
-    span.set_status(Status(StatusCode.ERROR, headline(why)[:_LONGEST]))
+    span.set_status(Status(StatusCode.ERROR, headline(why)[:_LONGEST] if texts else None))
 
 
 def _about_attempt(job_id: str, task: str, queue: str, attempt: int, worker_id: str) -> dict[str, str | int]:

@@ -110,13 +110,13 @@ class Client:
         """
         tracing = None if shared else self._tracing()  # shared writes are traced where they are asked for
         if tracing is None or not drafts:
-            return self._store(drafts, tx, shared=shared)
+            return self._store(drafts, tx, shared=shared, again=again)
         with tracing.enqueue(drafts) as trace:
-            answers = self._store(trace.drafts, tx, shared=shared)
+            answers = self._store(trace.drafts, tx, shared=shared, again=again)
             trace.stored(answers)
         return answers
 
-    def _store(self, drafts: Sequence[Draft], tx: object, *, shared: bool) -> list[Enqueued]:
+    def _store(self, drafts: Sequence[Draft], tx: object, *, shared: bool, again: bool) -> list[Enqueued]:
         if not drafts:
             return []
         if tx is not None:
