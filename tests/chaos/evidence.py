@@ -37,8 +37,9 @@ def summary(result: Result) -> str:
     load = f", {result.load} × {result.scale:g}" if result.load else ""
     upgraded = ", upgraded" * result.upgraded
     line = (
-        f"{result.backend}{load}{upgraded}, seed {result.seed}, {result.seconds:.0f} s: {len(result.faults)} faults, {figures}; "
-        f"drained in {result.drained:.1f} s; {len(verdict.violations)} violations"
+        f"{result.backend}{load}{upgraded}, seed {result.seed}, {result.seconds:.0f} s: "
+        f"{len(result.faults)} faults, {figures}; drained in {result.drained:.1f} s; "
+        f"{len(verdict.violations)} violations"
     )
     return "\n".join([line, f"    {_lateness(result)}", *(f"    {each}" for each in wrong)])
 
@@ -156,8 +157,8 @@ cell stands in [matrix.py](../tests/chaos/matrix.py), and a test sees to it that
 {table}
 
 What delivers may lie, because the store owns the jobs. It does: of NATS 2.12.1
-[Jepsen found](https://jepsen.io/analyses/nats-2.12.1) that JetStream loses acknowledged messages if files are damaged on
-a minority of its nodes, or if the power of all fails at once: it syncs its files every two minutes, and acknowledges
+[Jepsen found](https://jepsen.io/analyses/nats-2.12.1) that JetStream loses acknowledged messages if files are damaged
+on a minority of its nodes, or if the power of all fails at once: it syncs its files every two minutes, and acknowledges
 before. In one such run 131,418 of 930,005 acknowledged messages were lost."""
 
 

@@ -162,7 +162,7 @@ MATRIX: tuple[Row, ...] = (
         },
     ),
     Row(
-        fault="what delivers lies: bits of its files flip, files are cut, it forgets the last seconds that it acknowledged",
+        fault="what delivers lies: bits of its files flip, files are cut, the last acknowledged seconds are lost",
         expected=_all("", sqlite=None, postgres=None, redis=None, nats="S, L; jobs start late", doorbell=None),
         faults=("spoil queue", "rewind queue"),
         tests={

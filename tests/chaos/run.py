@@ -75,7 +75,7 @@ def play(
     scale: float = 1.0,
     upgraded: bool = False,
 ) -> Result:
-    """Play one run in this folder, where its history and its faults stay. `upgraded`: a rolling upgrade (upgrade.py)."""
+    """Play one run in this folder, where its history and its faults stay. `upgraded`: see upgrade.py."""
     phases = upgrade.PHASES if upgraded else upgrade.WITHOUT
     first = previous() if upgraded else TODAY
     with Stage(backend, folder, lease=lease, seed=seed, rate=rate, load=load, scale=scale, first=first) as stage:

@@ -30,9 +30,9 @@ def began(events: Sequence[Event]) -> dict[str, set[str]]:
     for event in events:
         if event.op == "phase":
             now = event.data["name"] if event.phase == "ok" else ""
-        elif event.op == "begin" or (event.op == "enqueue" and event.phase == "invoke"):
-            if now and event.actor.startswith(("host", "client")):
-                found[now].add(f"{event.actor.partition('-')[0]} {event.actor.split('-')[-2]}")
+        asked = event.op == "begin" or (event.op == "enqueue" and event.phase == "invoke")
+        if now and asked and event.actor.startswith(("host", "client")):
+            found[now].add(f"{event.actor.partition('-')[0]} {event.actor.split('-')[-2]}")
     return found
 
 

@@ -84,8 +84,8 @@ class Traces:
             span.add_event("tenure.rescue", told)
             if attempt.outcome == "crashed":
                 span.set_attribute("error.type", "crashed")
-                why = headline(attempt.error)[:_LONGEST] if self._texts else None
-                span.set_status(Status(StatusCode.ERROR, why))
+                text = headline(attempt.error)[:_LONGEST] if self._texts else None
+                span.set_status(Status(StatusCode.ERROR, text))
             span.end(_nanoseconds(attempt.ended_at))
 
     def counts(self, read: Callable[[], Counts]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from tenure.codecs import Codec
 from tenure.core.lifecycle import Outcome, State
 from tenure.ports import AttemptView, Claimed, Draft, Enqueued, JobView, Rescued
 
@@ -77,3 +78,4 @@ class Traced:
     """The part of an app that has a tracer."""
 
     tracing: Tracing | None = None  #: set by `tenure.otel.instrument`
+    codec: Codec | None = None  #: what encrypts its values
