@@ -50,6 +50,7 @@ SETTLED = 3.0  #: seconds in which no connection is opened
 PATIENCE_SECONDS = 180.0
 PAUSE = 0.05
 ENDING = 20.0
+MOST_CONNECTIONS = 1200
 ACKNOWLEDGED = 1.0  #: seconds after its last job; the last batch is acknowledged a little later
 
 Row = Sequence[str]
@@ -129,7 +130,7 @@ class Bench:
 @contextmanager
 def server(store: str) -> Generator[Bench]:
     if store == "postgres":
-        with Postgres({"max_connections": 1200}) as postgres:
+        with Postgres({"max_connections": MOST_CONNECTIONS}) as postgres:
             [(version,)] = postgres.execute("SELECT current_setting('server_version')")
             yield Bench(store, postgres, f"PostgreSQL {version} with its default durability")
     else:
@@ -314,18 +315,29 @@ def of_idle(bench: Bench, asked: Namespace) -> list[str]:
     rows: list[Row] = []
     for name in entrants(bench, asked):
         for workers in asked.idle:
-            with bench.contestant(name, asked) as order, crew(order, workers, A_SUPERVISOR) as waiting:
-                settled(bench, order, waiting)
-                before, began = bench.counts(order), time.monotonic()
-                time.sleep(asked.seconds)
-                waiting.check("the end of the measurement")
-                spent, seconds = bench.counts(order).since(before), time.monotonic() - began
-                memory = waiting.memory()
+            try:
+                spent, seconds, memory = waited(bench, name, workers, asked)
+            except psycopg.OperationalError:
+                if name == "tenure":
+                    raise
+                rows.append([name, f"{workers}", "–", f"more than {MOST_CONNECTIONS:,}", *"–––"])
+                continue
             cells = (f"{spent.commits / seconds:.1f}", f"{spent.connections:.0f}", f"{spent.log / seconds:,.0f}")
             rows.append([name, f"{workers}", *cells, f"{spent.cpu / seconds:.1%}", f"{memory:,.0f}"])
             _told(f"{bench.store}: {name}, {workers} idle: {kind}", spent.commits / seconds)
     said = f"{asked.seconds:g} s a point; Tenure's workers with up to {A_SUPERVISOR} under a supervisor"
     return [f"{said}; {_where(bench)}", "", *_table(heads, rows)]
+
+
+def waited(bench: Bench, name: str, workers: int, asked: Namespace) -> tuple[Counts, float, float]:
+    """What idle workers cost, in how many seconds, and their memory. Raises OperationalError at the server's limit."""
+    with bench.contestant(name, asked) as order, crew(order, workers, A_SUPERVISOR) as waiting:
+        settled(bench, order, waiting)
+        before, began = bench.counts(order), time.monotonic()
+        time.sleep(asked.seconds)
+        waiting.check("the end of the measurement")
+        spent, seconds = bench.counts(order).since(before), time.monotonic() - began
+        return spent, seconds, waiting.memory()
 
 
 def settled(bench: Bench, order: Order, waiting: Crew) -> None:
