@@ -356,10 +356,10 @@ RULES = (
     ),
     Rule(
         "TenureJobsFail",
-        _of("failures", "arguments-misfit"),
+        _of("failures", "arguments-misfit", "key-missing"),
         "1m",
         "warning",
-        "Runs of a schedule fail, or jobs fit no worker's code ({{ $labels.kind }}).",
+        "Runs of a schedule fail, or jobs fit no worker: its code, or its keys ({{ $labels.kind }}).",
         "The incident counts already: two failed runs in a row, or a misfit for two leases.",
         "tenure check names task and error.",
     ),

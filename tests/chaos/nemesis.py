@@ -176,12 +176,12 @@ class Nemesis:
 
     def _deploy(self, fault: Fault) -> None:
         host = self._host(fault)
-        until(host.supervisor.workers, "its workers to be there", 60)
         with self._noted(fault, pids=host.pids()):
             self.deploy(host, host.release)
 
     def deploy(self, host: Host, release: Release) -> None:
         """Drain this host, and start this release there."""
+        until(host.supervisor.workers, "its workers to be there: a SIGTERM before it listens for one ends it", 60)
         code = host.supervisor.stop()
         if code:
             self._stage.pen.note("ended", pid=host.supervisor.pid, code=code, log=host.supervisor.log()[-2000:])

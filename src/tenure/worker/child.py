@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
@@ -41,7 +42,7 @@ from tenure.worker import stacks
 from tenure.worker.executor import open_resources
 from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
-from tenure.worker.rescues import FLUSH_SECONDS
+from tenure.worker.rescues import FLUSH_SECONDS, RescueTraces
 from tenure.worker.slots import Plan
 from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
@@ -196,6 +197,7 @@ class Child:
         self._parent = parent
         self._boot = system_clock().boot
         self._worker: Worker | None = None
+        self._rescues: RescueTraces | None = None  #: None: the app has no tracer
         self._notifier: Notifier | None = None
         self._tally = Tally()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -236,6 +238,8 @@ class Child:
         notifier = self._notifier = loaded.open_notifier(settings, store)
         events = Events()
         self._tally.follow(events)
+        tracing = loaded.program.tracing
+        rescues = self._rescues = RescueTraces(store, tracing, lambda: plan.worker_id, events) if tracing else None
         async with open_resources(loaded.program.resources) as resources:
             worker = self._worker = Worker(
                 plan,
@@ -268,6 +272,9 @@ class Child:
                         draining.cancel()
                     draining = asyncio.create_task(worker.drain(grace))
             await worker.close()
+        if rescues is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(rescues.close), FLUSH_SECONDS)
         notifier.close()
         store.close()
 
@@ -316,10 +323,9 @@ class Child:
         self._link.send("stack", key=asked["key"], says=says, traces=msgspec.to_builtins(found))
 
     def _trace_rescued(self, told: Mapping[str, Any]) -> None:
-        rescues = self._worker.rescues if self._worker is not None else None
-        if rescues is not None:
+        if self._rescues is not None:
             for each in msgspec.convert(told["jobs"], list[Rescued]):
-                rescues.tell(each)
+                self._rescues.tell(each)
 
     def _flush_traces(self) -> None:
         """Nothing runs any more. The exit does not wait for long: whoever takes traces may be away."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -17,16 +18,17 @@ _log = logging.getLogger("tenure.worker")
 class RescueTraces:
     """Reads rescued jobs in a thread of its own: neither the worker nor the maintenance waits for it.
 
-    It hears of them by events of its process, and from the supervisor, which has no tracer.
+    It hears of them by events of its process, and from the supervisor, which has no tracer. `mine`: the id of the
+    worker of this process. Make it before anything in this process may rescue a job.
     """
 
-    def __init__(self, store: Store, tracing: Tracing, worker_id: str, events: Events) -> None:
-        self._store, self._tracing, self._worker_id = store, tracing, worker_id
+    def __init__(self, store: Store, tracing: Tracing, mine: Callable[[], str], events: Events) -> None:
+        self._store, self._tracing, self._mine = store, tracing, mine
         self._thread = ThreadPoolExecutor(1, "tenure-traces")
         self._unsubscribe = events.subscribe(JobRescued, self._heard)
 
     def _heard(self, event: JobRescued) -> None:
-        if event.rescued.worker_id != self._worker_id:  # else its own flusher ends the trace
+        if event.rescued.worker_id != self._mine():  # else its own flusher ends the trace
             self.tell(event.rescued)
 
     def tell(self, rescued: Rescued) -> None:
@@ -45,5 +47,6 @@ class RescueTraces:
             _log.debug("the rescue of job %s can't be traced: %s", rescued.id, error)
 
     def close(self) -> None:
+        """Returns when all that it was told is traced. Blocks: at most as long as its reads of the store."""
         self._unsubscribe()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown()

@@ -44,7 +44,6 @@ from tenure.worker.job_log import JobLogHandler
 from tenure.worker.permits import HeldPermits
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
-from tenure.worker.rescues import RescueTraces
 from tenure.worker.slots import Plan, Slots, woken
 from tenure.worker.stops import StopWatch
 from tenure.worker.tally import Tally
@@ -103,8 +102,6 @@ class Worker:
             claims = PermitLoop
         tracing = program.tracing
         self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally, traced=tracing is not None)
-        #: None: the app has no tracer
-        self.rescues = None if tracing is None else RescueTraces(store, tracing, plan.worker_id, events)
         if tracing is not None:
             tracing.counts(tally.counted)
         stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
@@ -157,8 +154,6 @@ class Worker:
         self._doorbell.stop()
         self._slots.access.close()
         self._attempts.close()
-        if self.rescues is not None:
-            self.rescues.close()
 
     @property
     def running(self) -> dict[str, Attempt]:
