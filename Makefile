@@ -6,7 +6,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MADE_FROM := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all test-django check bench chaos evidence docs site clean
+.PHONY: help demo test test-all test-django check bench scale chaos evidence docs site release clean
 
 help:  ## Show what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -33,6 +33,7 @@ check: .venv/.dev  ## Linters, types, import rules, generated docs
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/settings.py
+	$(BIN)/python ops/generate.py --check
 
 bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables grow
 	$(BIN)/python -m bench --write docs/bench.md
@@ -46,25 +47,34 @@ bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables gr
 	$(BIN)/python -m bench --dashboard --store redis --write docs/bench.md
 	$(BIN)/python -m bench --faults --write docs/bench.md
 
+scale: .venv/.bench  ## What a job costs, and what binds first: two hours, and it writes docs/scale.md
+	$(BIN)/python -m bench --scale --write docs/scale.md
+
 chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECONDS=300 SEED=7 LOAD=trickle SCALE=0.5
 	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) \
-		--seed $(or $(SEED),0) --load "$(LOAD)" --scale $(or $(SCALE),1)
+		--seed $(or $(SEED),0) --load "$(LOAD)" --scale $(or $(SCALE),1) $(if $(UPGRADE),--upgrade)
 
 evidence: .venv/.dev  ## Half an hour of faults a store, each load, the crash tests in full, the deleted guards (hours)
 	for store in sqlite sqlite-nats postgres postgres-poll postgres-nats redis redis-nats redis-cluster; do \
 		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 1800 || exit 1; done
 	for store in sqlite postgres redis; do \
 		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 300 --load all || exit 1; done
+	for store in sqlite postgres redis; do \
+		PYTHONPATH=tests $(BIN)/python -m chaos --store $$store --seconds 300 --upgrade || exit 1; done
 	TENURE_TEST_FULL=1 $(BIN)/pytest -q tests/crash tests/chaos tests/web/test_browser*.py
 	$(BIN)/python -m tests.guards --json .chaos/guards.json
 	PYTHONPATH=tests $(BIN)/python -m chaos.evidence .chaos docs/evidence.md
 
-docs: .venv/.dev  ## Regenerate the generated parts of the docs
+docs: .venv/.dev  ## Regenerate the generated parts of the docs, and the dashboard and alert rules in ops
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/settings.py --write
+	$(BIN)/python ops/generate.py
 
 site: .venv/.site  ## The pages as a site, with search and the Python API: .site/html
 	$(BIN)/python docs/site.py
+
+release: .venv/.dev  ## Build the wheel and the sdist, check them, tag the version of pyproject.toml; uploads nothing
+	@$(BIN)/python tools/release.py
 
 clean:  ## Remove .venv and every cache
 	rm -rf .venv .site .chaos .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import dashboard, faults, growth, postgres, redis, redis_growth, schedules, sqlite
+from bench import dashboard, faults, growth, postgres, redis, redis_growth, scale, schedules, sqlite
 from bench.report import store_section
 
 PARTS = {"sqlite": sqlite, "postgres": postgres, "redis": redis}
@@ -19,9 +19,20 @@ def main() -> None:
     parser.add_argument("--schedules", action="store_true", help="ten thousand schedules, on all stores (or --only)")
     parser.add_argument("--dashboard", action="store_true", help="pages and the drain, with a million jobs there")
     parser.add_argument("--faults", action="store_true", help="throughput while workers are killed, after a restart")
+    parser.add_argument("--scale", action="store_true", help="workers, idle ones, round trips, a soak: docs/scale.md")
+    parser.add_argument("--parts", nargs="+", choices=tuple(scale.PARTS), help="scale: these only")
+    parser.add_argument("--stores", nargs="+", choices=("postgres", "redis"), default=["postgres", "redis"])
+    parser.add_argument("--workers", nargs="+", type=int, default=scale.WORKERS, help="scale: that drain")
+    parser.add_argument("--idle", nargs="+", type=int, default=scale.IDLE, help="scale: workers that wait")
+    parser.add_argument("--trips", nargs="+", type=float, default=scale.TRIPS, help="scale: seconds")
+    parser.add_argument("--seconds", type=float, default=20.0, help="scale: of each point of idle workers")
+    parser.add_argument("--soak", type=int, default=600, help="scale: seconds, at least six")
+    parser.add_argument("--pace", type=int, default=1000, help="scale: jobs a second of the soak")
     parser.add_argument("--quick", action="store_true", help="faults: in seconds, to see that it works")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, help="of one drain (20,000; 10,000 with --growth), or there (1,000,000)")
+    parser.add_argument(
+        "--jobs", type=int, help="of a drain (20,000; growth 10,000; scale 150,000), or there (1,000,000)"
+    )
     parser.add_argument("--slots", type=int, default=500, help="slots of a worker and limit of a batch, for all")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these contestants only")
     parser.add_argument("--others", type=int, default=1_000_000, help="growth: other jobs, queued or delayed")
@@ -31,6 +42,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.growth and asked.store == "sqlite":
         parser.error("--growth is measured with --store postgres and --store redis")
+    if asked.scale:
+        asked.jobs = asked.jobs or 150_000
+        sys.stdout.write(scale.run(asked) + "\n")
+        return
     asked.jobs = asked.jobs or (1_000_000 if asked.dashboard else 10_000 if asked.growth else 20_000)
     parts = {"postgres": growth, "redis": redis_growth} if asked.growth else PARTS
     others = ((asked.dashboard, dashboard), (asked.schedules, schedules), (asked.faults, faults))

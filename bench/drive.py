@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from tenure.cli.bench import cuts
 PR_SET_PDEATHSIG = 1
 SINGLE = 2000
 TOGETHER = 100
+STAMPS = 20  #: a second, of a soak
 SETTLING = 0.3  # seconds: pgqueuer acknowledges after 0.1 at the latest
 GIVE_UP = 300.0  # seconds of one measurement
 
@@ -135,6 +136,40 @@ async def filled(peer: Peer, order: Order) -> None:
         connection.execute("VACUUM (ANALYZE)")
 
 
+async def stored(peer: Peer, order: Order) -> float:
+    """Enqueue jobs, and say in how many seconds."""
+    await peer.open()
+    took = order.jobs / await awaited_rate(order.jobs, peer.many(order.jobs))
+    await peer.close()
+    return took
+
+
+async def single(peer: Peer, order: Order) -> float:
+    """Awaited enqueues one after another, a second."""
+    await peer.open()
+    await peer.one(0)  # the first one connects
+    rate = await awaited_rate(order.jobs, enqueues(peer, order.jobs))
+    await peer.close()
+    return rate
+
+
+async def soaked(peer: Peer, order: Order) -> int:
+    """For `laps` seconds enqueue `jobs` a second in ten calls, and some that tell how late they start: how many."""
+    await peer.open()
+    began = time.monotonic()
+
+    async def steady(a_second: int, call: Callable[[], Awaitable[object]]) -> None:
+        for n in range(order.laps * a_second):
+            await asyncio.sleep(max(0.0, began + n / a_second - time.monotonic()))
+            await call()
+
+    await asyncio.gather(
+        steady(10, lambda: peer.many(order.jobs // 10)), steady(STAMPS, lambda: peer.stamp(time.monotonic_ns()))
+    )
+    await peer.close()
+    return order.laps * (order.jobs // 10 * 10 + STAMPS)
+
+
 async def installed(peer: Peer, order: Order) -> None:
     await peer.install()
 
@@ -193,6 +228,9 @@ ACTIONS: dict[str, Any] = {
     "others": filled,
     "same": filled,
     "ended": filled,
+    "store": stored,
+    "single": single,
+    "soak": soaked,
     "work": working_off,
 }
 

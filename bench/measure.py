@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
+import struct
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -66,6 +68,41 @@ class Worker:
             file.write(f"{late / 1e6}\n")
 
 
+class Tally(Worker):
+    """Used instead of it where several processes work: each writes how many calls it had, the first and the last.
+
+    The driver reads that from a file of each process, whenever it wants to: `tallies`.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder, 1)
+        self._folder = folder
+        self._map: mmap.mmap | None = None
+        self._first = 0
+
+    def ran(self) -> None:
+        with self._lock:
+            now = time.monotonic_ns()
+            if self._map is None:  # now, and not when it was made: workers may be forked from a process that has it
+                path = Path(self._folder, f"tally-{os.getpid()}")
+                path.write_bytes(bytes(_TALLY.size))
+                with path.open("r+b") as file:
+                    self._map = mmap.mmap(file.fileno(), _TALLY.size)
+                self._first = now
+            self._calls += 1
+            _TALLY.pack_into(self._map, 0, self._calls, self._first, now)
+
+
+_TALLY = struct.Struct("<QQQ")
+
+
+def tallies(folder: str) -> list[tuple[int, int, int]]:
+    """Of each process that has run a job: how many, and when it began the first and the last (monotonic ns)."""
+    found = [path.read_bytes() for path in Path(folder).glob("tally-*")]
+    read = [_TALLY.unpack(each) for each in found if len(each) == _TALLY.size]
+    return [(calls, first, last) for calls, first, last in read if calls]
+
+
 def laps(folder: str, wanted: int, worker: Popen[bytes]) -> list[dict[str, float]]:
     """Wait until the worker has written so many laps, and read them."""
     return [dict(json.loads(line)) for line in lines(Path(folder, "laps"), wanted, worker, pause=0.02)]
@@ -116,4 +153,6 @@ def _ticks(stat: Path) -> list[int]:
 def worker() -> Worker:
     """The counter of this process, as configured by the process that started it."""
     order = json.loads(os.environ["BENCH_WORKER"])
+    if "workers" in order:
+        return Tally(order["folder"])
     return Worker(order["folder"], order["lap"], order["servers"])

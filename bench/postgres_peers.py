@@ -28,6 +28,7 @@ class Peer:
     url: str
     nats: str = ""
 
+    supervised = False  #: one process of ours starts as many workers as it is told to
     left = ""  #: SQL, where there is a cheap one: how many jobs are not yet finished
     uvloop = False  #: its documentation or its own command line says so
     together = True  #: its enqueue can be called concurrently
@@ -77,6 +78,7 @@ class Peer:
 class TenurePeer(Peer):
     """As `tenure worker -c SLOTS` runs it."""
 
+    supervised = True
     left = "SELECT count(*) FROM tenure.jobs WHERE state IN ('scheduled', 'queued', 'processing')"
 
     def ready(self) -> None:
@@ -108,7 +110,8 @@ class TenurePeer(Peer):
         return await self.app.stamp.aenqueue(sent)
 
     async def work(self, slots: int) -> None:
-        order = {"app": "bench.tenure_app", "concurrency": slots, "grace": "1s"}
+        workers = json.loads(os.environ["BENCH_WORKER"]).get("workers", 1)
+        order = {"app": "bench.tenure_app", "concurrency": slots, "workers": workers, "grace": "1s"}
         os.execv(sys.executable, [sys.executable, "-m", "tenure.cli.supervise", json.dumps(order)])
 
     def rows(self, what: str, count: int) -> str:

@@ -26,8 +26,8 @@ PAGES = {
         f"docs/{name}.md": name
         for name in (
             *("tasks", "flows", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
-            *("stores", "sql", "operations", "dashboard", "search", "metrics"),
-            *("glossary", "lifecycle", "delivery", "evidence", "bench"),
+            *("stores", "encryption", "sql", "operations", "dashboard", "search", "metrics", "tracing"),
+            *("glossary", "lifecycle", "delivery", "evidence", "bench", "scale"),
         )
     },
     "CHANGELOG.md": "changelog",

@@ -92,10 +92,20 @@ def redis_7(folder: Path) -> Callable[[Clock], Store]:
     return redis(folder, server=shared_redis)
 
 
+def sealed(folder: Path) -> Callable[[Clock], Store]:
+    """The memory store behind a codec: it keeps every promise of a store."""
+    from tenure.codecs import AesSiv
+    from tenure.stores.sealed import sealed as behind
+
+    codec, make = AesSiv([AesSiv.new_key()]), memory(folder)
+    return lambda clock: behind(make(clock), codec)
+
+
 STORES = [memory, sqlite, postgres, redis, redis_cluster, *([redis_7] if redis_is_here() else [])]
+SEALED = pytest.param(sealed, marks=pytest.mark.thorough)
 
 
-@pytest.fixture(params=STORES, ids=lambda make: make.__name__)
+@pytest.fixture(params=[*STORES, SEALED], ids=lambda make: make.__name__)
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
     """Worlds with nothing in them yet. They close by themselves, and must leave no thread behind."""
     before = set(living_threads())

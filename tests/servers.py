@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import pwd
+import random
 import secrets
 import select
 import shutil
@@ -308,6 +309,19 @@ class Postgres(_Server, Databases):
             return False
 
 
+def flipped(content: bytes, draw: random.Random) -> bytes:
+    """With a bit flipped in every KiB."""
+    changed = bytearray(content)
+    for start in range(0, len(content), 1024):
+        changed[draw.randrange(start, min(start + 1024, len(content)))] ^= 1 << draw.randrange(8)
+    return bytes(changed)
+
+
+def _copied_if_there(source: str, target: str) -> None:
+    with suppress(FileNotFoundError):
+        shutil.copyfile(source, target)
+
+
 class Streams:
     """A NATS server somewhere, in which streams can be made."""
 
@@ -351,7 +365,7 @@ class Nats(_Server, Streams):
                 {
                     **(settings or {}),
                     "listen": f"127.0.0.1:{self.port}",
-                    "jetstream": {"store_dir": str(self.folder / "store")},
+                    "jetstream": {"store_dir": str(self.store)},
                     # by default a client must log in within two seconds: a busy machine may need longer
                     **({"authorization": {"user": user, "password": password, "timeout": 60}} if user else {}),
                 }
@@ -370,8 +384,42 @@ class Nats(_Server, Streams):
     def wipe(self) -> None:
         """Lose everything: kill it, delete its store, start it again."""
         self.kill()
-        shutil.rmtree(self.folder / "store")
+        shutil.rmtree(self.store)
         self.start()
+
+    @property
+    def store(self) -> Path:
+        """The folder of its streams."""
+        return self.folder / "store"
+
+    def copy(self) -> Path:
+        """Its store as it is written now; it goes on meanwhile."""
+        copy = self.folder / f"copy-{secrets.token_hex(4)}"
+        # A file may go while others are copied; what is half written then is as a crash leaves it.
+        shutil.copytree(self.store, copy, copy_function=_copied_if_there)
+        return copy
+
+    def restore(self, copy: Path, *parts: str) -> None:
+        """Kill it, and start it with what the copy has: of all, or of these parts (patterns of file names) only."""
+        self.kill()
+        for part in parts or ("**/*",):
+            for old in [each for each in self.store.glob(part) if each.is_file()]:
+                old.unlink()
+            for each in [each for each in copy.glob(part) if each.is_file()]:
+                target = self.store / each.relative_to(copy)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(each, target)
+        self.start()
+
+    def spoil(self, change: Callable[[bytes], bytes], part: str = "**/*") -> None:
+        """Kill it, and start it with these files changed; one that can't start with them has them taken away."""
+        self.kill()
+        for each in [each for each in self.store.glob(part) if each.is_file()]:
+            each.write_bytes(change(each.read_bytes()))
+        try:
+            self.start()
+        except ServerError:
+            self.wipe()
 
     def _command(self) -> list[str]:
         return [str(self._program), "--config", str(self._config)]

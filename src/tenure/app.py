@@ -21,10 +21,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack
 from uuid import UUID
 
-import msgspec
-
 from tenure import backends, config
 from tenure.backends import OpenClient
+from tenure.codecs import Codec, checked
 from tenure.config import Settings
 from tenure.core.durations import Duration, seconds
 from tenure.core.imports import import_named
@@ -34,6 +33,7 @@ from tenure.operations.app_limits import WithLimits
 from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
+from tenure.tasks.arguments import decode_any
 from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.hints import APP, foreign_names, unknown_option
@@ -44,6 +44,7 @@ from tenure.tasks.named import ByName
 from tenure.tasks.once import decode_result
 from tenure.tasks.registry import Registry, task_decorator
 from tenure.tasks.task import NewJob, common_tx, returned
+from tenure.tasks.tracing import Traced
 from tenure.worker.program import Program
 
 if TYPE_CHECKING:
@@ -58,11 +59,11 @@ R = TypeVar("R")
 
 
 @foreign_names("the app", APP)
-class Tenure(ByName, WithFlows, WithLimits):
+class Tenure(ByName, WithFlows, WithLimits, Traced):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
-    `imports` names the modules of tasks that a worker must import.
+    `imports` names the modules of tasks that a worker must import; `codec` encrypts at rest (docs/encryption.md).
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Tenure(ByName, WithFlows, WithLimits):
         retry: Retry | int | None = None,
         keep: Duration | None = None,
         keep_dead: Duration | None = None,
+        codec: Codec | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
@@ -82,6 +84,7 @@ class Tenure(ByName, WithFlows, WithLimits):
         if isinstance(imports, str):
             raise InvalidOption(f"imports: expected a list of module names, got {imports!r}; write [{imports!r}]")
         self._retry = None if retry is None else Retry.of(retry)
+        self.codec = None if codec is None else checked(codec)
         self._code = {
             "url": url,
             "notifier": notifier,
@@ -102,9 +105,7 @@ class Tenure(ByName, WithFlows, WithLimits):
         self._arounds: list[Callable[[Job[Any]], Any]] = []
         self._client = OpenClient()
         self._testing: TestQueue | None = None
-        for name, value in (("keep", keep), ("keep_dead", keep_dead)):
-            if value is not None:
-                seconds(value, name)
+        _check_durations(keep=keep, keep_dead=keep_dead)
 
     def __repr__(self) -> str:
         return f"Tenure({config.redact(str(self._code['url'] or ''))!r}, {len(self._registry)} tasks)"
@@ -157,7 +158,7 @@ class Tenure(ByName, WithFlows, WithLimits):
     def _connect(self) -> tuple[Store, Notifier, Settings]:
         if self._testing is not None:
             return self._testing.client.store, self._testing.client.notifier, self.settings
-        return *backends.connect_both(self.settings), self.settings
+        return *backends.connect_both(self.settings, self.codec), self.settings
 
     def resource(self, fn: Callable[[], AsyncIterator[Any] | Iterator[Any]], /) -> None:
         """Open what this generator yields once per worker process; `job.resource(Kind)` finds it by its type."""
@@ -188,7 +189,7 @@ class Tenure(ByName, WithFlows, WithLimits):
 
     def handle(self, id: UUID | str) -> JobHandle:  # noqa: A002
         """The handle of any job; its result is decoded as plain JSON. `some_task.handle(id)` is typed."""
-        return handle_of(self, id, msgspec.json.decode)
+        return handle_of(self, id, decode_any)
 
     def once(self, key: str, fn: Callable[[], T], *, ttl: Duration | None = None, wait: Duration | None = None) -> T:
         """The result of the first `fn` that was called under this key, in any process; it is called once.
@@ -242,7 +243,7 @@ class Tenure(ByName, WithFlows, WithLimits):
         """
         program, idle = self.program, self._testing is not None
         program.check()
-        return backends.embedded(program, self.settings, queues, concurrency, unknown, idle=idle)
+        return backends.embedded(program, self.settings, self.codec, queues, concurrency, unknown, idle=idle)
 
     def dashboard(self, *, auth: Callable[..., Any] | None = None) -> Any:
         """The dashboard and REST API, an ASGI app. Example: `app.mount("/jobs", jobs.dashboard(auth=require_staff))`
@@ -285,10 +286,9 @@ class Tenure(ByName, WithFlows, WithLimits):
     @property
     def program(self) -> Program:
         """What a worker runs."""
-        declared, around = self._declarations, tuple(self._arounds)
-        return Program(
-            self.tasks, tuple(self._resources), around, declared.source, declared.all, limits=self._limits.rows
-        )
+        own, around = self._declarations, tuple(self._arounds)
+        resources, limits = tuple(self._resources), self._limits.rows
+        return Program(self.tasks, resources, around, own.source, own.all, limits, self.tracing)
 
     @property
     def schedules(self) -> Sequence[Schedule]:
@@ -325,12 +325,12 @@ class Tenure(ByName, WithFlows, WithLimits):
         """The client, opened on first use."""
         if self._testing is not None:
             return self._testing.client
-        return self._client.current or self._client.open(lambda: self.settings, self._new_client)
+        return self._client.current or self._client.open(lambda: (self.settings, self.codec), self._new_client)
 
     def _new_client(self, store: Store, notifier: Notifier) -> Client:
         from tenure.tasks.client import Client
 
-        return Client(store, notifier, self.settings)
+        return Client(store, notifier, self.settings, lambda: self.tracing)
 
     async def aclient(self) -> Client:
         """The client, opened on first use in a thread."""
@@ -361,6 +361,12 @@ class Tenure(ByName, WithFlows, WithLimits):
 
 
 _OPTIONS = tuple(inspect.signature(Tenure).parameters)[:-1]
+
+
+def _check_durations(**given: Duration | None) -> None:
+    for name, value in given.items():
+        if value is not None:
+            seconds(value, name)
 
 
 def _numbers(retry: Retry) -> dict[str, object]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from threading import RLock
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tenure import config
+from tenure.codecs import Codec
 from tenure.config import Settings
 from tenure.core import forks
 from tenure.core.durations import spell
@@ -23,6 +25,7 @@ from tenure.ports import Notifier, Store
 if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
     from tenure.maintenance.roster import Lag
+    from tenure.stores.sealed.rotation import Rotated
     from tenure.tasks.client import Client
     from tenure.tasks.handle import AppPort
     from tenure.tasks.registry import Registry
@@ -78,22 +81,46 @@ def open_store(settings: Settings) -> Store:
             raise InvalidOption(f"unknown store {scheme!r}; {advice}")
 
 
-def connect(settings: Settings) -> Store:
-    """The store that `url` names, connected and checked."""
+def connect(settings: Settings, codec: Codec | None = None) -> Store:
+    """The store that `url` names, connected and checked; its values are encrypted if there is a codec."""
     store = open_store(settings)
     store.open()
-    return store
+    return store if codec is None else _sealed().sealed(store, codec)
 
 
-def connect_both(settings: Settings) -> tuple[Store, Notifier]:
-    store = connect(settings)
+def connecting(codec: Codec | None) -> Callable[[Settings], Store]:
+    """What connects the workers of an app with this codec."""
+    return connect if codec is None else partial(connect, codec=codec)
+
+
+def connect_both(settings: Settings, codec: Codec | None = None) -> tuple[Store, Notifier]:
+    store = connect(settings, codec)
     return store, open_notifier(settings, store)
+
+
+def shown(store: Store, codec: Codec | None = None) -> Store:
+    """The store as people see it: of what can't be decrypted it says why."""
+    return store if store.capabilities.sealed else _sealed().sealed(store, codec)
+
+
+def rotation(store: Store, codec: Codec) -> Iterator[Rotated]:
+    """Encrypt what this store holds with the codec's first key. Yields what was done so far, after each page."""
+    from tenure.stores.sealed.rotation import rotate
+
+    return rotate(store, codec)
+
+
+def _sealed() -> Any:
+    from tenure.stores import sealed
+
+    return sealed
 
 
 def new_alarm(settings: Settings, store: Store, notifier: Notifier, lags: Callable[[], list[Lag]]) -> Alarm:
     """The alarm that checks for problems beside a supervisor or an embedded worker."""
     from tenure.operations import alerts
 
+    store = shown(_sealed().beneath(store))  # an alert leaves the store: it quotes nothing that is encrypted there
     return alerts.Alarm(store, notifier, settings, connect, open_notifier, lags)
 
 
@@ -139,7 +166,14 @@ def open_notifier(settings: Settings, store: Store) -> Notifier:
 
 
 def embedded(
-    program: Program, settings: Settings, queues: object, concurrency: object, unknown: Collection[str], *, idle: bool
+    program: Program,
+    settings: Settings,
+    codec: Codec | None,
+    queues: object,
+    concurrency: object,
+    unknown: Collection[str],
+    *,
+    idle: bool,
 ) -> Embedded | IdleWorker:
     """A worker embedded in this process, not yet started. Raises InvalidOption."""
     from tenure.worker.embedded import Embedded, IdleWorker
@@ -153,7 +187,8 @@ def embedded(
     check_timers(program, settings, caps)
     if idle:
         return IdleWorker()
-    return Embedded(program, connect, open_notifier, settings, caps, slots or settings.concurrency, new_alarm=new_alarm)
+    slots = slots or settings.concurrency
+    return Embedded(program, connecting(codec), open_notifier, settings, caps, slots, new_alarm=new_alarm)
 
 
 def test_queue(
@@ -194,7 +229,7 @@ def dashboard(
     def admin() -> Admin:
         found = client()
         load()
-        return Admin(found.store, found.notifier, settings)
+        return Admin(shown(found.store), found.notifier, settings)
 
     with extra("web"):
         from tenure.web.dashboard import create
@@ -243,10 +278,12 @@ class OpenClient:
         self._lock = RLock()
         forks.add(self)
 
-    def open(self, settings: Callable[[], Settings], new: Callable[[Store, Notifier], Client]) -> Client:
+    def open(
+        self, given: Callable[[], tuple[Settings, Codec | None]], new: Callable[[Store, Notifier], Client]
+    ) -> Client:
         with self._lock:  # the imports, too: a fork waits for them, or its child would wait for the importing thread
             if self.current is None:
-                self.current = new(*connect_both(settings()))
+                self.current = new(*connect_both(*given()))
             return self.current
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ TenureError
 ├── UnknownFlow         no flow with this id; also a LookupError
 ├── WouldBlock          a synchronous call on a running event loop
 ├── JobFailed           .result() of a job that is dead or cancelled
+├── Locked              an encrypted value can't be read here: no key, or it was altered
 ├── GuardSkipped        a guarded block did not run: another run holds the lock, or this tick has already run
 └── StoreError          the store refused or could not answer
     ├── StoreAway       it is unavailable: retry later (exit 75)
@@ -76,6 +77,19 @@ class JobFailed(TenureError):
         self.job_id = job_id
         self.state = state
         self.error = error
+
+
+class Locked(TenureError):
+    """An encrypted value can't be read here: this process has no key for it, or it was altered in the store.
+
+    `altered`: no key will help. In a handler: let it leave, and the job waits, uncharged, for a worker with the key.
+    """
+
+    def __init__(self, what: str, why: str, *, altered: bool = False) -> None:
+        advice = "restore it from a backup" if altered else "give it that key: Tenure(codec=AesSiv([…]))"
+        super().__init__(f"{what} is encrypted, and can't be read: {why}; {advice}")
+        self.lacks = f"{what}: {why}"
+        self.altered = altered
 
 
 class GuardSkipped(TenureError):

@@ -33,6 +33,7 @@ _jobs = logging.getLogger(JOBS)
 LogLine = tuple[str, tuple[object, ...], Mapping[str, object]]  #: a template, its values, the fields of the record
 UNKNOWN_TASK = "this worker knows no task"  #: how the reason of a job's snooze begins if its task is unknown
 DEPLOY = "deploy the code that has it, or give the renamed task aliases=[…]"
+NO_KEY = "this worker has no key"  #: how the reason of a job's snooze begins if its values are encrypted
 MISFIT = "arguments fit no worker's code"  #: how the reason of such a snooze begins
 #: The explanation of each rescue cause.
 RESCUE_REASONS: Mapping[str, str] = {

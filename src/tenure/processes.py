@@ -160,7 +160,7 @@ def work(order: Mapping[str, Any], handles: Sequence[int], log: Callable[[Settin
         log(app.settings)
         app.program.check()
         backends.check_timers(app.program, app.settings, queue_caps(app.program, app.settings))
-        return Loaded(app.program, app.settings, backends.connect, backends.open_notifier)
+        return Loaded(app.program, app.settings, backends.connecting(app.codec), backends.open_notifier)
 
     return run_child(Handles(*handles), load)
 

@@ -77,6 +77,8 @@ KINDS: tuple[Kind, ...] = (
     # the queue that delivers
     _kind("kill", "queue", "nats", "bell", leases=(0.0, 1.0), rest=1.0, often=2.0),
     _kind("wipe", "queue", "nats", "bell", rest=1.0),
+    _kind("spoil", "queue", "nats", "bell", rest=1.0),
+    _kind("rewind", "queue", "nats", "bell", leases=(0.3, 1.0), rest=1.0),
     _kind("blackhole", "queue", "nats", "bell", leases=(1.0, 3.0), rest=1.0),
     _kind("reset", "queue", "nats", "bell"),
     _kind("lost reply", "queue", "nats", "bell", leases=(0.5,)),
@@ -90,13 +92,17 @@ KINDS: tuple[Kind, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: `after` seconds of peace it lasts `seconds`, and meets the `place`-th of its targets (modulo)."""
+    """One fault: `after` seconds of peace it lasts `seconds`, and meets the `place`-th of its targets (modulo).
+
+    `phase`: in which part of a rolling upgrade it comes (upgrade.py).
+    """
 
     after: float
     kind: str
     target: str
     seconds: float = 0.0
     place: int = 0
+    phase: int = 0
 
     @property
     def name(self) -> str:
@@ -120,9 +126,9 @@ def possible(has: Collection[str], only: Collection[str] = ()) -> list[Kind]:
     return named
 
 
-def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind]) -> list[Fault]:
-    """What happens in a run of so many seconds. The same seed gives the same faults."""
-    draw = random.Random(seed)
+def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind], phase: int = 0) -> list[Fault]:
+    """What happens in a run, or a part of one, of so many seconds. The same seed gives the same faults."""
+    draw = random.Random(seed + phase)
     found: list[Fault] = []
     queue: list[Kind] = []
     rest = lease  # a supervisor that has just started may not declare workers dead yet
@@ -143,6 +149,7 @@ def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind]) -> list
             target=kind.target,
             seconds=round(lasts, 3),
             place=draw.randrange(1000),
+            phase=phase,
         )
         found.append(fault)
         rest = kind.rest * lease * draw.uniform(0.8, 1.4)

@@ -40,6 +40,7 @@ A client's call is two events: `invoke`, then
                ended        pid, code, log: a supervisor has ended by itself, and is started again
                ghost        name: what a former owner writes, sent again by somebody else: fail (refused), or ok
                pause        pids: SIGSTOP is sent (invoke), SIGCONT is sent (ok)
+               phase        name: of a rolling upgrade: invoke when processes are replaced for it, ok when it begins
     load       load         profile, scale: invoke when its preparation begins, ok when the load is there
                wave         key (what those of its jobs begin with), due (Unix time, of all of them), jobs
                answer       a waiting result() has returned

@@ -162,6 +162,17 @@ MATRIX: tuple[Row, ...] = (
         },
     ),
     Row(
+        fault="what delivers lies: bits of its files flip, files are cut, the last acknowledged seconds are lost",
+        expected=_all("", sqlite=None, postgres=None, redis=None, nats="S, L; jobs start late", doorbell=None),
+        faults=("spoil queue", "rewind queue"),
+        tests={
+            "nats": (
+                CRASH + "jetstream.py::test_jobs_of_a_jetstream_whose_files_are_damaged_start_late_and_none_is_lost",
+                CRASH + "jetstream.py::test_jobs_of_a_jetstream_that_forgot_what_it_acknowledged_run_all_the_same",
+            )
+        },
+    ),
+    Row(
         fault="hints come twice, in another order, late, or for nothing",
         expected=_all("S"),
         faults=("false hints",),
@@ -240,11 +251,11 @@ MATRIX: tuple[Row, ...] = (
         },
     ),
     Row(
-        fault="a rolling deploy; schemas a version apart",
+        fault="a rolling deploy; schemas a version apart; two releases of Tenure on one store",
         expected=_all("S, L; no attempt is charged"),
         faults=("deploy supervisor",),
         tests={
-            "all": (CRASH + "drain.py",),
+            "all": (CRASH + "drain.py", CRASH + "previous.py", "chaos/test_upgrade.py"),
             "sqlite": (UNIT + "sqlite_file.py::test_a_schema_one_version_ahead_is_accepted_two_are_not",),
             "postgres": (UNIT + "postgres_server.py::test_many_processes_migrate_an_empty_database_at_once",),
             "redis": (UNIT + "redis_server.py::test_one_version_of_the_schema_ahead_is_accepted_two_are_not",),

@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from crash.harness import alive, boot, children, filled, send, until
+from previous import Release
 from proxy import Proxy
-from servers import Postgres
+from servers import Postgres, flipped
 from tenure.backends import open_notifier
 from tenure.core.lifecycle import Completed, Lease
 from tenure.errors import StoreError
@@ -60,6 +61,8 @@ class Nemesis:
             "long transaction": self._hold_a_transaction,
             "kill queue": lambda fault: self._away(fault, self._nats.kill, self._nats.start),
             "wipe queue": lambda fault: self._away(fault, self._nats.wipe, lambda: None),
+            "spoil queue": lambda fault: self._away(fault, self._spoil_the_queue, lambda: None),
+            "rewind queue": self._rewind_the_queue,
             "blackhole queue": lambda fault: self._away(fault, self._queue_line.blackhole, self._queue_line.heal),
             "reset queue": lambda fault: self._away(fault, self._queue_line.cut, lambda: None),
             "lost reply queue": self._lose_acks,
@@ -98,7 +101,7 @@ class Nemesis:
                 return all(registered & set(host.supervisor.workers()) for host in self._stage.supervised())
             return False
 
-        until(all_serve, "a registered worker of each supervisor", 120)
+        until(all_serve, "a registered worker of each supervisor", 120, self._stage.site.logs)
 
     @contextmanager
     def _noted(self, fault: Fault, **more: Any) -> Generator[None]:
@@ -156,10 +159,10 @@ class Nemesis:
 
     def _kill_client(self, fault: Fault) -> None:
         client = self._stage.clients.pop(0)
-        with self._noted(fault, pids=[client.pid]):
-            self._kill_pid(client.pid)
-            client.wait()
-            self._stage.start_client()
+        with self._noted(fault, pids=[client.process.pid]):
+            self._kill_pid(client.process.pid)
+            client.process.wait()
+            self._stage.start_client(client.release)
 
     def _pause(self, fault: Fault, pids: Sequence[int]) -> None:
         with self._noted(fault, pids=pids):
@@ -173,12 +176,17 @@ class Nemesis:
 
     def _deploy(self, fault: Fault) -> None:
         host = self._host(fault)
-        until(host.supervisor.workers, "its workers to be there", 60)
         with self._noted(fault, pids=host.pids()):
-            code = host.supervisor.stop()
-            if code:
-                self._stage.pen.note("ended", pid=host.supervisor.pid, code=code, log=host.supervisor.log()[-2000:])
-            host.restart()
+            self.deploy(host, host.release)
+
+    def deploy(self, host: Host, release: Release) -> None:
+        """Drain this host, and start this release there."""
+        until(host.supervisor.workers, "its workers to be there: a SIGTERM before it listens for one ends it", 60)
+        code = host.supervisor.stop()
+        if code:
+            self._stage.pen.note("ended", pid=host.supervisor.pid, code=code, log=host.supervisor.log()[-2000:])
+        host.release = release
+        host.restart()
 
     def _step_the_clock(self, fault: Fault) -> None:
         host = self._host(fault)
@@ -288,6 +296,27 @@ class Nemesis:
             go()
             time.sleep(fault.seconds)
             come_back()
+
+    def _spoil_the_queue(self) -> None:
+        """A file in three is cut, or has a bit flipped in every KiB."""
+
+        def spoilt(content: bytes) -> bytes:
+            match self._draw.randrange(6):
+                case 0:
+                    return content[: self._draw.randrange(len(content) + 1)]
+                case 1:
+                    return flipped(content, self._draw)
+                case _:
+                    return content
+
+        self._nats.spoil(spoilt)
+
+    def _rewind_the_queue(self, fault: Fault) -> None:
+        """What it acknowledged in these seconds is gone, and what was acknowledged to it is there again."""
+        with self._noted(fault):
+            copy = self._nats.copy()
+            time.sleep(fault.seconds)
+            self._nats.restore(copy)
 
     def _freeze_server(self, fault: Fault) -> None:
         """It keeps its connections, and its port, and does nothing."""

@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from crash.harness import alive, boot, until
+from previous import previous
 from tenure.backends import open_notifier
 from tenure.errors import StoreError
 from tenure.operations.admin import Admin
 from tenure.ports import Filter, JobView, Store
 from tenure.ports.schedules import Tick
 
-from . import faults, history, workload
+from . import faults, history, upgrade, workload
 from .checker import Verdict, bites, check, unmeasured
 from .faults import Fault
 from .history import Dump, Kept
 from .nemesis import Nemesis
 from .seen import Allowed, Timetable
-from .stage import Stage
+from .stage import TODAY, Stage
 
 LEASE = 3.0
 RATE = 12.0  # new jobs a second, of all clients
@@ -53,6 +54,7 @@ class Result:
     oddities: Sequence[str]  #: processes that ended by themselves, or not with 0
     drained: float  #: seconds from calm until nothing was live
     folder: Path
+    upgraded: bool = False  #: it was a rolling upgrade
 
     @property
     def passed(self) -> bool:
@@ -71,19 +73,29 @@ def play(
     rate: float = RATE,
     load: str = "",
     scale: float = 1.0,
+    upgraded: bool = False,
 ) -> Result:
-    """Play one run in this folder, where its history and its faults stay."""
-    with Stage(backend, folder, lease=lease, seed=seed, rate=rate, load=load, scale=scale) as stage:
+    """Play one run in this folder, where its history and its faults stay. `upgraded`: see upgrade.py."""
+    phases = upgrade.PHASES if upgraded else upgrade.WITHOUT
+    first = previous() if upgraded else TODAY
+    with Stage(backend, folder, lease=lease, seed=seed, rate=rate, load=load, scale=scale, first=first) as stage:
         only = only or (stage.profile.only if stage.profile else ())
         if plan is None:
-            plan = faults.plan(seed, seconds, lease, faults.possible(stage.has, only))
+            kinds = faults.possible(stage.has, only)
+            plan = [
+                fault
+                for number, phase in enumerate(phases)
+                for fault in faults.plan(seed, seconds / len(phases), lease, phase.of(kinds), number)
+            ]
         faults.write(folder / "faults.json", plan)
         until(lambda: _answers(stage), "the first jobs to have run", 120)
         _wait_for_the_load(stage)
         began, ticking_since = boot(), time.time()
         nemesis = Nemesis(stage)
-        for fault in plan:
-            nemesis.strike(fault)
+        for number, phase in enumerate(phases):
+            phase.begin(stage, nemesis)
+            for fault in (each for each in plan if each.phase == number):
+                nemesis.strike(fault)
         stage.heal()
         time.sleep(2 * lease)  # peace: ticks that fell due meanwhile are caught up with
         nemesis.wait_until_all_serve()
@@ -115,6 +127,7 @@ def play(
         oddities=oddities,
         drained=drained,
         folder=folder,
+        upgraded=upgraded,
     )
 
 

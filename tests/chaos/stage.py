@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from crash.backends import BACKENDS, SERVERS, Place, Server, by_way_of, migrate
+from crash.backends import BACKENDS, SERVERS, Place, Server, by_way_of
 from crash.harness import HERE as CRASH
 from crash.harness import SOURCE, Site, Supervised, alive, children, small_disk
+from previous import Release
 from proxy import Answered, Proxy
 from servers import Nats, Postgres, Valkey, ValkeyCluster
 
@@ -28,6 +29,7 @@ from .profiles import Profile
 from .seen import Bounds
 
 TESTS = Path(__file__).parent.parent
+TODAY = Release("2", sys.executable, (CRASH / "other_clock", SOURCE, TESTS))
 HOSTS, WORKERS, SLOTS, CLIENTS = 2, 2, 5, 2
 LANE_SLOTS = 50
 POLL_SECONDS = 1.0  #: how often a worker asks where no ring is heard
@@ -38,6 +40,18 @@ STORES = (
     *("postgres", "postgres-poll", "postgres-nats"),
     *("redis", "redis-nats", "redis-cluster"),
 )
+
+
+#: the store, and the tables beside it; of every release
+_MAKE = """
+from chaos import workload
+from tenure.backends import open_store
+store = open_store(workload.jobs.settings)
+store.migrate()
+if store.capabilities.transactions:
+    workload.make_tables()
+"""
+_TENURE = "from tenure.cli.main import run; run()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,14 @@ REPLIES = {"postgres": _STATEMENTS, "redis": [Reply(b"EVALSHA", _ran)]}
 PUBLISHED = Reply(b"PUB", bool)
 
 
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A process that enqueues and asks, and the code it runs."""
+
+    process: subprocess.Popen[bytes]
+    release: Release
+
+
 class Host:
     """A supervisor, its workers and its wall clock."""
 
@@ -67,6 +89,7 @@ class Host:
         self._stage, self._name, self._queues = stage, name, queues
         self._workers, self._slots = workers, slots
         self._clock = stage.site.folder / f"clock-{name}"
+        self.release = stage.first
         self.set_clock(0.0)
         self.supervisor = self._start()
 
@@ -85,15 +108,16 @@ class Host:
 
     def _start(self) -> Supervised:
         env = {
-            **self._stage.env(self.line),
+            **self._stage.env(self.line, self.release),
             **({} if "file" in self._stage.has else {"TENURE_HOST_ID": self._name}),  # a file is of one machine
             "TENURE_TEST_CLOCK": str(self._clock),
-            "TENURE_TEST_ACTOR": f"host-{self._name}",
+            "TENURE_TEST_ACTOR": f"host-{self._name}-{self.release.name}",
             "TENURE_QUEUES": ",".join(self._queues),
         }
         slots = {"workers": self._workers, "concurrency": self._slots}
         order: dict[str, Any] = {"app": "chaos.workload", **slots, "grace": "1s"}
-        return self._stage.site.supervisor(lease=f"{self._stage.lease:g}s", env=env, spares=1, **order)
+        lease, python = f"{self._stage.lease:g}s", self.release.python
+        return self._stage.site.supervisor(lease=lease, python=python, env=env, spares=1, **order)
 
 
 def _descendants(pid: int) -> list[int]:
@@ -102,17 +126,26 @@ def _descendants(pid: int) -> list[int]:
 
 
 class Stage:
-    """Everything that runs in one run. Leaving it ends all of it."""
+    """Everything that runs in one run. Leaving it ends all of it. `first`: the release that makes the store."""
 
     def __init__(
-        self, backend: str, folder: Path, *, lease: float, seed: int, rate: float, load: str = "", scale: float = 1.0
+        self,
+        backend: str,
+        folder: Path,
+        *,
+        lease: float,
+        seed: int,
+        rate: float,
+        load: str = "",
+        scale: float = 1.0,
+        first: Release = TODAY,
     ) -> None:
         if backend not in STORES:
             raise SystemExit(f"no store here is called {backend!r}; there are: {', '.join(STORES)}")
         self.store, _, self._notifier = backend.partition("-")
         cluster = self._notifier == "cluster"
         self.backend = next(each for each in BACKENDS if each.name == (backend if cluster else self.store))
-        self.lease, self.seed, self.rate, self.scale = lease, seed, rate, scale
+        self.lease, self.seed, self.rate, self.scale, self.first = lease, seed, rate, scale, first
         self.profile = profiles.named(load) if load else None
         self.history = folder / "history.jsonl"
         self.pen = Pen(self.history, "nemesis")
@@ -124,8 +157,9 @@ class Stage:
         self.lines: list[Proxy] = []
         self.hosts: list[Host] = []
         self.lane: Host | None = None
-        self.clients: list[subprocess.Popen[bytes]] = []
+        self.clients: list[Client] = []
         self.loads: list[subprocess.Popen[bytes]] = []
+        self.migrated = False  #: to today's code
         self._folder = folder
         self._started = 0
         self._later = ExitStack()
@@ -158,13 +192,14 @@ class Stage:
 
     def __enter__(self) -> Self:
         with self._later:
-            self.site = self._later.enter_context(Site(self._folder, self._place()))
+            self.site = self._later.enter_context(Site(self._folder, self._place(), ready=False))
+            self._run(self.first, _MAKE)
+            if self.first is TODAY:
+                self._open()
             if self.profile is not None:
                 profiles.refuse_unfit(self.profile, self.has)
             workload.jobs.configure(asdict(self.site.place))
             self._later.callback(workload.jobs.__exit__, None, None, None)
-            if self.site.store.capabilities.transactions:
-                workload.make_tables()
             self._later.callback(self._end_clients)
             self._start()
             self._later = self._later.pop_all()
@@ -177,6 +212,8 @@ class Stage:
             if line is not None:
                 line.usual(latency=profile.latency, rate=profile.rate)
         queues = profile.queues(self.scale) if profile else ("default",)
+        if self.first is not TODAY:
+            queues = (*queues, profiles.LOAD, profiles.LANE)
         slots = profile.slots if profile else SLOTS
         self.hosts = [
             Host(self, name, line, queues, workers=WORKERS, slots=slots) for name, line in zip("ab", lines, strict=True)
@@ -185,16 +222,29 @@ class Stage:
         if profile is not None:
             self._start_load(profile)
         for _ in range(CLIENTS):
-            self.start_client()
+            self.start_client(self.first)
 
     def _start_load(self, profile: Profile) -> None:
         """The load, and beside it what shows how late it makes others: on lines that no fault meets."""
-        lane, load = self._lines(1, sound=True)[0], self._lines(1, sound=True)[0]
+        lane = self._lines(1, sound=True)[0]
         self.lane = Host(self, "lane", lane, (profiles.LANE,), workers=1, slots=LANE_SLOTS)
         self._spawn("gauge", None, "chaos.gauge", self.site.place.url, str(self.disk or self._folder))
-        about = (str(self.scale), str(self.seed), ",".join(sorted(self.has)))
-        self._spawn("lane", lane, "chaos.load", "lane", *about)
-        self._spawn("load", load, "chaos.load", profile.name, *about)
+        self._spawn("lane", lane, "chaos.load", "lane", *self._about(self.scale))
+        self.start_load(profile.name, self.scale)
+
+    def start_load(self, name: str, scale: float) -> None:
+        line = self._lines(1, sound=True)[0]
+        self._spawn("load", line, "chaos.load", name, *self._about(scale))
+
+    def end_loads(self) -> None:
+        """What they wait for themselves, such as the answers to their signals, comes first."""
+        for each in self.loads:
+            each.terminate()
+            each.wait()
+        self.loads.clear()
+
+    def _about(self, scale: float) -> tuple[str, str, str]:
+        return str(scale), str(self.seed), ",".join(sorted(self.has))
 
     def _spawn(self, name: str, line: Proxy | None, *module: str) -> None:
         env = {**self._clients_env(line), "TENURE_TEST_ACTOR": name}
@@ -219,7 +269,6 @@ class Stage:
             self.nats = self._later.enter_context(Nats())
             self.queue_line = self._later.enter_context(Proxy("127.0.0.1", self.nats.port))
             place = replace(place, notifier=self.nats.url)
-        migrate(place)
         return place
 
     def _store_place(self) -> Place:
@@ -245,11 +294,28 @@ class Stage:
         self.lines += [] if sound else made
         return made
 
-    def env(self, line: Proxy | None) -> dict[str, str]:
+    def migrate(self) -> None:
+        """To today's code, as an operator does before its first process starts."""
+        self._run(TODAY, _TENURE, "migrate")
+        self._open()
+
+    def _open(self) -> None:
+        self.site.store.open()
+        self.migrated = True
+
+    def _run(self, release: Release, *program: str) -> None:
+        """A program and its words, run by the code of this release."""
+        env = self.site.env(f"{self.lease:g}s", {}, {**self._clients_env(None, release), "TENURE_TEST_ACTOR": "stage"})
+        command = [release.python, "-c", *program]
+        run = subprocess.run(command, env=env, cwd=self._folder, capture_output=True, text=True, check=False)
+        assert run.returncode == 0, f"release {release.name} could not {program}: {run.stdout}{run.stderr}"
+
+    def env(self, line: Proxy | None, release: Release = TODAY) -> dict[str, str]:
         """What a process of this run finds in its environment."""
         place = self.site.place
         found = {
-            "PYTHONPATH": os.pathsep.join(map(str, (CRASH / "other_clock", SOURCE, TESTS))),
+            "PYTHONPATH": os.pathsep.join(map(str, release.path)),
+            "TENURE_RELEASE": release.name,
             "TENURE_TEST_HISTORY": str(self.history),
             "TENURE_LOG_LEVEL": "warning",
         }
@@ -265,38 +331,49 @@ class Stage:
 
     # ── clients ──
 
-    def _clients_env(self, line: Proxy | None) -> dict[str, str]:
+    def _clients_env(self, line: Proxy | None, release: Release = TODAY) -> dict[str, str]:
         clock = self._folder / "clock-clients"
         clock.write_text("0")
-        return {**self.env(line), "TENURE_TEST_CLOCK": str(clock)}
+        return {**self.env(line, release), "TENURE_TEST_CLOCK": str(clock)}
 
-    def start_client(self) -> None:
+    def start_client(self, release: Release) -> None:
         self._started += 1
-        more = {**self._clients_env(self._clients_line), "TENURE_TEST_ACTOR": "client"}
+        more = {**self._clients_env(self._clients_line, release), "TENURE_TEST_ACTOR": f"client-{release.name}"}
         seed = str(self.seed * 1000 + self._started)
         log = (self._folder / f"client-{self._started}.log").open("wb")
         with log:
             client = subprocess.Popen(
-                [sys.executable, "-m", "chaos.client", seed, str(self.rate / CLIENTS), str(self.lease)],
+                [release.python, "-m", "chaos.client", seed, str(self.rate / CLIENTS), str(self.lease)],
                 env=self.site.env(f"{self.lease:g}s", {}, more),
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
-        self.clients.append(client)
+        self.clients.append(Client(client, release))
+
+    def replace_client(self, release: Release) -> None:
+        """One that has another release."""
+        before = next(each for each in self.clients if each.release is not release)
+        self.clients.remove(before)
+        before.process.terminate()
+        before.process.wait()
+        self.start_client(release)
 
     def stop_clients(self, seconds: float) -> list[int]:
         """SIGTERM to all of them, and to the load; their exit codes. A load takes back what has not run."""
-        everybody = [*self.clients, *self.loads]
+        everybody = self._asking()
         for each in everybody:
             each.send_signal(signal.SIGTERM)
         return [each.wait(seconds) for each in everybody]
 
     def _end_clients(self) -> None:
-        for each in (*self.clients, *self.loads):
+        for each in self._asking():
             each.kill()
             each.wait()
+
+    def _asking(self) -> list[subprocess.Popen[bytes]]:
+        return [*(each.process for each in self.clients), *self.loads]
 
     # ── servers ──
 

@@ -46,7 +46,7 @@ from tenure.errors import StoreAway
 from tenure.ports import JobView, Progress
 from tenure.stores.postgres import PostgresStore
 from tenure.stores.sqlite import SqliteStore
-from tenure.stores.sqlite.file import LARGEST_LOG
+from tenure.stores.sqlite.upkeep import LARGEST_LOG
 
 from .machine import FailingDisk, FailingPostgres, FailingValkey, pgbouncer, put_in_its_place, replica, start_again
 

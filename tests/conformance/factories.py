@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from itertools import count
 from threading import Barrier
@@ -125,6 +126,12 @@ def finish(store: Store, lease: Lease, outcome: Outcome) -> State | None:
     if isinstance(answer, Busy):  # neither: whoever waits for somebody's transaction says `patiently`
         raise StoreBusy(f"the row of job {lease.job_id} is held")
     return answer.state if isinstance(answer, Landed) else None
+
+
+def seen_by_a_schedule(store: Store, view: JobView) -> JobView:
+    """The job as the runs of its schedule show it: its values are for others, and stay encrypted if they are."""
+    blank = {"payload": "", "error": None, "result": None} if store.capabilities.sealed else {}
+    return replace(view, **blank)  # type: ignore[arg-type]
 
 
 def bring(store: Store, state: State, **options: Any) -> Lease:

@@ -23,6 +23,7 @@ from conformance.factories import (
     put,
     race,
     schedule,
+    seen_by_a_schedule,
     standing,
     start,
     tick,
@@ -30,7 +31,7 @@ from conformance.factories import (
 from tenure.core.lifecycle import GUARD, Cancelled, Completed, Crashed, Failed, Lease, Outcome, State, legal
 from tenure.errors import BadData
 from tenure.ports import Draft, Filter, NotLanded, Progress, Rescued, Store
-from tenure.ports.schedules import Change, Run, Schedule
+from tenure.ports.schedules import Change, Schedule
 
 
 def guarded(store: Store, **options: Any) -> Schedule:
@@ -66,7 +67,10 @@ def test_a_guards_job_begins_under_its_lease(store: Store) -> None:
     assert not owned.claimed.expired
     (worker,) = store.workers()
     assert (worker.identity.runner, worker.processing) == ("guard", 1)
-    assert standing(store, stands.name).runs == (Run(opened, view, worker.expires_at),)
+    (run,) = standing(store, stands.name).runs
+    assert (run.tick, run.locked_until) == (opened, worker.expires_at)
+    assert run.job is not None
+    assert seen_by_a_schedule(store, run.job) == seen_by_a_schedule(store, view)
     assert_sound(store)
 
 

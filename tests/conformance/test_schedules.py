@@ -25,6 +25,7 @@ from conformance.factories import (
     race,
     running,
     schedule,
+    seen_by_a_schedule,
     standing,
     start,
     tick,
@@ -33,7 +34,7 @@ from tenure.core.lifecycle import Completed, Failed, Lease, State
 from tenure.errors import BadData
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Landed, Store
-from tenure.ports.schedules import REPLACED, Change, Former, Run, Schedule, Tick
+from tenure.ports.schedules import REPLACED, Change, Former, Schedule, Tick
 from tenure.schedules.plan import Refused
 from tenure.schedules.timetable import Timetable
 
@@ -289,7 +290,10 @@ def test_a_change_lands_with_its_ticks_and_jobs(store: Store) -> None:
     assert first.meta == {"schedule": "s"}
     assert first.expires_at == now + second(60)
     assert later.state is State.SCHEDULED
-    assert standing(store, stands.name).runs == (Run(ticks[0], first, None), Run(ticks[1], later, None))
+    runs = standing(store, stands.name).runs
+    assert [(run.tick, run.locked_until) for run in runs] == [(each, None) for each in ticks]
+    seen = partial(seen_by_a_schedule, store)
+    assert [seen(run.job) for run in runs if run.job] == [seen(first), seen(later)]
     assert_sound(store)
 
 
@@ -519,8 +523,8 @@ def test_a_schedule_whose_run_has_ended_is_due(state: State, store: Store) -> No
     (due,) = store.due().standings
 
     (run,) = due.runs
-    assert run.job == look(store, job_id)
     assert run.job is not None
+    assert seen_by_a_schedule(store, run.job) == seen_by_a_schedule(store, look(store, job_id))
     assert run.job.state is state
     assert not run.live
 

@@ -128,11 +128,12 @@ class Supervised:
 
 
 class Site:
-    """A store, a folder with a ledger, and the supervisors of one test."""
+    """A store, a folder with a ledger, and the supervisors of one test. `ready`: the store has its schema."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
+    def __init__(self, folder: Path, place: Place, *, ready: bool = True) -> None:
         self.folder = folder
         self.place = place
+        self._ready = ready
         self.ledger = folder / "ledger"
         self.ledger.touch()
         self._runtime = tempfile.mkdtemp(prefix="tn")
@@ -141,7 +142,8 @@ class Site:
         self.url = self.store.url  #: without its password
 
     def __enter__(self) -> Self:
-        self.store.open()
+        if self._ready:  # else it is opened later
+            self.store.open()
         self.configure()
         return self
 
@@ -173,18 +175,19 @@ class Site:
         self,
         *,
         before: Sequence[str] = (),
+        python: str = sys.executable,
         env: Mapping[str, str] | None = None,
         faults: Mapping[str, object] | None = None,
         lease: str = "30s",
         spares: int = 0,
         **order: Any,
     ) -> Supervised:
-        """Start one. `before`: words before its command; `order`: as in `tenure worker`.
+        """Start one. `before`: words before its command; `python`: what runs it; `order`: as in `tenure worker`.
 
         Without spares, unlike `tenure worker`: then each child that it has is one of its workers.
         """
         given = {"app": "shop", **order}
-        command = [*before, sys.executable, "-m", "tenure.cli.supervise", json.dumps(given)]
+        command = [*before, python, "-m", "tenure.cli.supervise", json.dumps(given)]
         log = self.folder / f"supervisor-{len(self._supervisors)}.log"
         more = {"TENURE_SPARES": str(spares), **(env or {})}
         supervisor = Supervised(command, self.env(lease, faults or {}, more), self.folder, log)

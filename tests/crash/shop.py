@@ -282,6 +282,12 @@ def stay(job: Job) -> None:
     note(job, "end")
 
 
+@jobs.task(max_crashes=0)
+async def doomed(job: Job) -> None:
+    note(job, "begin")
+    await asyncio.sleep(FOREVER)
+
+
 @jobs.task(stale_after="500ms", max_crashes=0)
 async def hang(job: Job) -> None:
     note(job, "begin")

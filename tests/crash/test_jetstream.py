@@ -24,7 +24,7 @@ import pytest
 from nats.aio.client import Client
 
 from proxy import Proxy
-from servers import Nats, free_port
+from servers import Nats, flipped, free_port
 from tenure.core.ids import new_id
 from tenure.tasks.handle import JobHandle
 
@@ -200,6 +200,98 @@ def test_a_thousand_jobs_whose_messages_are_all_lost_run_all_the_same(
     site.until(lambda: stream.size() == 0, "a stream to be there again")
     each_ran_once(site, enqueued(site, stream, 1))
     assert supervisor.stop() == 0
+
+
+# ── JetStream lies: between two starts its files change, or what it acknowledged is gone ─────────────────────────────
+
+
+def first_half(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def bits_flipped(content: bytes) -> bytes:
+    return flipped(content, random.Random(1))
+
+
+def unknown_field(content: bytes) -> bytes:
+    """One bit: the server then takes its file for that of a newer release, and stops the stream."""
+    return content.replace(b"max_deliver", b"map_deliver")
+
+
+def whole(stream: Stream, messages: int) -> bool:
+    """Would it deliver all of them?"""
+    return stream.size() == messages and stream.consumer().get("num_pending", -1) >= 0
+
+
+#: what is changed of its files, and how
+DAMAGES = [
+    pytest.param("**/msgs/*.blk", bits_flipped, id="bits of messages"),
+    pytest.param("**/msgs/*.blk", first_half, id="half of the messages"),
+    pytest.param("**/tenure_*/meta.*", bits_flipped, id="bits of the stream's settings"),
+    pytest.param("**/obs/*/meta.inf", first_half, id="half of the consumer's settings"),
+    pytest.param("**/obs/*/meta.inf", unknown_field, id="a bit of the consumer's settings"),
+    pytest.param("**/obs/*/o.dat", first_half, id="half of the consumer's state"),
+]
+
+
+CONSUMERS = ("**/obs/**/*",)
+
+
+@pytest.mark.parametrize(("part", "change"), DAMAGES)
+def test_jobs_of_a_jetstream_whose_files_are_damaged_start_late_and_none_is_lost(
+    site: Site, nats: Nats, stream: Stream, tell: Tell, part: str, change: Callable[[bytes], bytes]
+) -> None:
+    supervisor = busy(site, 5)
+    jobs = enqueued(site, stream, 300)
+    messages = stream.size()
+
+    nats.spoil(change, part)
+    assert not whole(stream, messages)
+
+    run_late(site, jobs, tell)
+    each_ran_once(site, enqueued_somehow(20))
+    assert supervisor.stop() == 0
+
+
+@ON_BOTH
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param((), id="all of it"),
+        pytest.param(("**/msgs/*",), id="its messages only"),
+        pytest.param(CONSUMERS, id="what was acknowledged to it only"),
+    ],
+)
+def test_jobs_of_a_jetstream_that_forgot_what_it_acknowledged_run_all_the_same(
+    site: Site, nats: Nats, stream: Stream, tell: Tell, parts: Sequence[str]
+) -> None:
+    """As after a power cut: it syncs its files every two minutes, and acknowledges at once."""
+    supervisor = busy(site, 5)
+    early = enqueued(site, stream, 100, 0.05)
+    copy = nats.copy()
+    late = enqueued(site, stream, 200, 0.05)
+    site.go()
+    site.until(lambda: len(site.lines(event="end")) > 50, "some to have run")
+
+    nats.restore(copy, *parts)
+    assert parts == CONSUMERS or stream.published() < 305, "the last 200 messages are there"
+
+    run_late(site, [*early, *late], tell)
+    each_ran_once(site, enqueued_somehow(20))
+    assert supervisor.stop() == 0
+
+
+def enqueued_somehow(number: int) -> list[JobHandle[int]]:
+    """Whether there is a stream for their messages or not."""
+    return shop.jobs.enqueue_many([shop.effect.bind(0.0) for _ in range(number)])
+
+
+def run_late(site: Site, jobs: Sequence[JobHandle[int]], tell: Tell) -> None:
+    at = boot()
+    site.go()
+    each_ran_once(site, jobs)
+    ends = [line.at - at for line in site.lines(event="end") if line.at > at]
+    tell(f"{len(jobs)} jobs: the first ended {min(ends):.2f} s after the restart, the last {max(ends):.2f} s")
 
 
 # ── What comes too often, out of order, too late or garbled ──────────────────────────────────────────────────────

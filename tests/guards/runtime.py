@@ -6,6 +6,7 @@ from __future__ import annotations
 from . import Guard, Table
 
 HERE = "unit/test_runtime_guards.py::test_"
+CODEC = "unit/test_codec.py::test_"
 SEARCH = "unit/test_job_search.py::test_"
 ROSTER = "unit/test_maintenance.py::test_"
 SQLITE = "stores/sqlite/file.py"
@@ -61,7 +62,12 @@ TABLE = Table(
         Guard("cleanup that fails while its job is handed back is not charged", "worker/executor.py", "        case _ if attempt.stopping and came_of_a_stop(error):\n", "        case JobStopped() if attempt.stopping:\n", "programs/test_loops.py::test_cleanup_that_fails_while_its_job_is_handed_back_is_not_charged"),
         Guard("silence while other code blocks the loop is no hang", "worker/stops.py", "                    attempt.active += blocked", "                    pass", "programs/test_loops.py::test_a_job_that_reports_is_not_hung_because_its_neighbour_blocks_the_loop"),
         Guard("code that blocks the loop is charged, not those it silences", "supervisor/process.py", "        if now - self.stalled_at > RECENT_SECONDS:", "        if True:", "crash/test_stalls.py -k 'never_unblocks and sqlite'"),
-        Guard("a job whose arguments do not fit the code is not charged", "worker/misfits.py", "    return Snooze(timedelta(seconds=min(max(waited", "    return Fail(reason)\n    return Snooze(timedelta(seconds=min(max(waited", "programs/test_loops.py::test_a_job_waits_uncharged_for_the_release_that_its_arguments_fit"),
+        Guard("a job whose arguments do not fit the code is not charged", "worker/misfits.py", "    return Misfit(timedelta(seconds=min(max(waited", "    return Fail(reason)\n    return Misfit(timedelta(seconds=min(max(waited", "programs/test_loops.py::test_a_job_waits_uncharged_for_the_release_that_its_arguments_fit"),
+        # ── values that are encrypted ──
+        Guard("a job whose key the worker does not have is not charged", "worker/attempts.py", "elif (sealed := sealed_in(claimed)) is not None:", "elif (sealed := None) is not None:", CODEC + "a_worker_without_the_key_leaves_the_job_to_others"),
+        Guard("a handler that reads what it can't decrypt is not charged", "worker/inputs.py", "    if each.state is State.COMPLETED:\n        return readable(f\"the result of {_job(each)}\", each.result or \"null\")", "    if each.state is State.COMPLETED:\n        return each.result or \"null\"", CODEC + "what_a_running_job_reads_and_cannot_decrypt_snoozes_it"),
+        Guard("an encrypted text is read in its own place only", "stores/sealed/values.py", "    return f\"{kind} {owner} {key}\" if key else f\"{kind} {owner}\"", "    return kind", CODEC + "a_job_whose_payload_was_altered_is_a_dead_letter"),
+        Guard("no log shows what is encrypted", "worker/flusher.py", "if self._access.store.capabilities.sealed and isinstance(outcome, Failed):", "if False:", "unit/test_encryption_at_rest.py::test_nothing_is_readable_in_the_store_or_the_log[sqlite]"),
         # ── the loop of the program around an embedded worker ──
         Guard("a loop that is blocked for a lease loses its jobs", "worker/embedded.py", "        if self._serving.caller_is_lost:\n            self._serving.restart(holder)\n", "        if False:\n            self._serving.restart(holder)\n", "programs/test_loops.py::test_a_loop_blocked_for_longer_than_a_lease_loses_its_jobs_and_begins_anew"),
         Guard("jobs of a closed loop are handed back", "worker/stops.py", "        if caller.closed:\n", "        if False:\n", "programs/test_loops.py::test_a_loop_that_ends_before_the_block_hands_its_jobs_back_uncharged"),
@@ -157,7 +163,7 @@ TABLE = Table(
         Guard("in a test a job is gone when its foreign transaction is rolled back", "testing/transactions.py", "            elif ended.parent is None:\n                self._end(key, committed=False)\n", "            elif ended.parent is None:\n                self._end(key, committed=True)\n", "unit/test_testing_transactions.py -k 'rolled_back'"),
         Guard("in a test a savepoint takes its own jobs with it", "testing/transactions.py", "        del self.tx.steps[since:]\n", "", "unit/test_testing_transactions.py -k 'savepoint'"),
         Guard("in a test a commit that the database refuses stores nothing", "testing/transactions.py", "            if mirror is not None and mirror.committing and context.connection is connection:\n", "            if False:\n", "unit/test_testing_transactions.py -k 'database_refuses'"),
-        Guard("a Django project's job follows its transaction", "django/client.py", "            return super().enqueue(drafts, tx=tx or open_one, shared=shared)\n", "            return super().enqueue(drafts, tx=tx, shared=shared)\n", "django/test_transactions.py -k 'with_its_commit_or_not_at_all'"),
+        Guard("a Django project's job follows its transaction", "django/client.py", "            return super().enqueue(drafts, tx=tx or open_one, shared=shared, again=again)\n", "            return super().enqueue(drafts, tx=tx, shared=shared, again=again)\n", "django/test_transactions.py -k 'with_its_commit_or_not_at_all'"),
         Guard("a Django project's job elsewhere waits for the commit", "django/client.py", "        if not getattr(waits_for, \"in_atomic_block\", False):\n", "        if True:\n", "django/test_transactions.py -k 'with_its_commit_or_not_at_all'"),
         Guard("a lost Django connection costs no later attempt", "django/connections.py", "def _before() -> None:\n", "def _before() -> None:\n    return\n", "django/test_connections.py"),
         Guard("live streams keep to their cap when many open at once", "web/live.py", "        if self.taken >= MOST_WATCHERS:\n", "        if False:\n", "web/test_api.py -k 'come_at_once'"),

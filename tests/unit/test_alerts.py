@@ -159,6 +159,14 @@ def its_arguments_fit_no_code(scene: Scene) -> None:
     scene.passes(61)
 
 
+def no_worker_has_its_key(scene: Scene) -> None:
+    worker = scene.worker()
+    put(scene.store)
+    (job,) = claim(scene.store, worker)
+    scene.ends(job, worker, Snoozed(300.0, "this worker has no key: its payload is encrypted", ours=True))
+    scene.passes(61)
+
+
 def a_worker_takes_them(scene: Scene) -> None:
     scene.passes(300)
     scene.store.promote()
@@ -289,6 +297,12 @@ CASES = {
         "arguments-misfit:work",
         "10:00:00 UTC: no `to`; deploy the code",
         its_arguments_fit_no_code,
+        a_worker_takes_them,
+    ),
+    "key-missing": Case(
+        "key-missing:work",
+        "among them: this worker has no key: its payload is encrypted; give the key to all workers",
+        no_worker_has_its_key,
         a_worker_takes_them,
     ),
     "flow-held": Case(

@@ -18,7 +18,7 @@ import pytest
 from tenure.core import forks
 from tenure.errors import BadData, StoreAway, StoreError
 from tenure.ports import Draft
-from tenure.stores.sqlite import SqliteStore, file
+from tenure.stores.sqlite import SqliteStore, file, upkeep
 from tenure.stores.sqlite.file import DatabaseFile, file_system
 
 
@@ -418,7 +418,7 @@ def test_a_store_that_is_closed_says_so(tmp_path: Path) -> None:
 
 
 def test_upkeep_moves_the_log_into_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "ENOUGH_FRAMES", 1)
+    monkeypatch.setattr(upkeep, "ENOUGH_FRAMES", 1)
     path = tmp_path / "t.db"
     store = opened(path)
     store.enqueue([draft(n) for n in range(1000)])

@@ -107,7 +107,7 @@ def _metrics(settings: Settings, shared: Shared) -> int:
 
 
 def _store_findings(settings: Settings, *, alert: bool) -> list[Finding]:
-    from tenure.backends import connect, open_notifier
+    from tenure.backends import connect, open_notifier, shown
     from tenure.operations import checkup
 
     store = store_of(settings)
@@ -120,7 +120,7 @@ def _store_findings(settings: Settings, *, alert: bool) -> list[Finding]:
     try:
         return [
             *checkup.examine(store, settings, open_notifier),
-            *checkup.troubles(store, settings, connect, open_notifier, alert=alert),
+            *checkup.troubles(shown(store), settings, connect, open_notifier, alert=alert),
         ]
     finally:
         store.close()

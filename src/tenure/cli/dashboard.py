@@ -19,6 +19,7 @@ from tenure.config import host_and_port, redact
 from tenure.errors import InvalidOption, StoreAway
 
 if TYPE_CHECKING:
+    from tenure.app import Tenure
     from tenure.config import Settings
     from tenure.operations.admin import Admin
 
@@ -65,7 +66,7 @@ def dashboard(
     with ExitStack() as opened:
 
         def connect() -> Admin:
-            return _connected(settings, opened, may_create=loaded is not None)
+            return _connected(settings, loaded, opened)
 
         listening = opened.enter_context(listen_at(place))
         url = url_of(listening)
@@ -98,11 +99,11 @@ def _refuse_strangers(settings: Settings, place: str, *, behind_proxy: bool) -> 
     )
 
 
-def _connected(settings: Settings, opened: ExitStack, *, may_create: bool) -> Admin:
-    from tenure.backends import open_notifier
+def _connected(settings: Settings, app: Tenure | None, opened: ExitStack) -> Admin:
+    from tenure.backends import open_notifier, shown
     from tenure.operations.admin import Admin
 
-    store = store_of(settings, may_create=may_create)
+    store = shown(store_of(settings, may_create=app is not None), app.codec if app else None)
     try:
         store.open()
     except BaseException:

@@ -22,6 +22,7 @@ from tenure.errors import InvalidOption, TenureError
 
 if TYPE_CHECKING:
     from tenure.app import Tenure
+    from tenure.codecs import Codec
     from tenure.config import Settings
     from tenure.operations.admin import Admin
     from tenure.ports import Store
@@ -35,7 +36,7 @@ _SOON_SECONDS = 3.0
 class Shared:
     url: Annotated[str | None, Parameter(help=f"The store. Default: {cli.default_store}.")] = None
     app: str | None = None
-    """Where the app is: module[:attribute]. Its store is the one meant."""
+    """Where the app is: module[:attribute]. Its store is the one meant, and its codec decrypts what is shown."""
     json: bool = False
     """Write JSON."""
     yes: Annotated[bool, Parameter(name=["--yes", "-y"])] = False
@@ -45,6 +46,10 @@ class Shared:
         from tenure.config import load
 
         return load({"url": self.url, **flags}) if self.app is None else _import(self, self.app, **flags).settings
+
+    def codec(self) -> Codec | None:
+        """What decrypts the values of jobs: that of the app, which has to be named."""
+        return None if self.app is None else _import(self, self.app).codec
 
 
 def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
@@ -95,11 +100,11 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
 @contextmanager
 def admin_of(shared: Shared) -> Generator[Admin]:
     """The opened store, with operator access."""
-    from tenure.backends import open_notifier
+    from tenure.backends import open_notifier, shown
     from tenure.operations.admin import Admin
 
-    settings = shared.settings()
-    store = store_of(settings)
+    settings, codec = shared.settings(), shared.codec()
+    store = shown(store_of(settings), codec)
     store.open()
     notifier = open_notifier(settings, store)
     try:

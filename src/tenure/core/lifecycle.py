@@ -90,11 +90,15 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler asked to run again later. Nothing is charged. `pause`: no job of this key is admitted until then."""
+    """The handler asked to run again later, or this worker can't run it. Nothing is charged.
+
+    `pause`: no job of this key is admitted until then.
+    """
 
     delay: float
     reason: str = ""
     pause: Key | None = None
+    ours: bool = False  #: the reason is the engine's own, not text of the handler: readable without a key
 
 
 @dataclass(frozen=True, slots=True)

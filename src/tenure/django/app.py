@@ -49,6 +49,7 @@ class DjangoApp(Tenure):
             self._home = home.read()
             self._code = dict(self._home.settings)
             self._imports = self._home.imports
+            self.codec = self._home.codec
         return self._home
 
     def forget(self) -> None:
@@ -95,4 +96,4 @@ class DjangoApp(Tenure):
     def _new_client(self, store: Store, notifier: Notifier) -> Client:
         from tenure.django.client import DjangoClient
 
-        return DjangoClient(store, notifier, self.settings, self.home.alias)
+        return DjangoClient(store, notifier, self.settings, lambda: self.tracing, self.home.alias)

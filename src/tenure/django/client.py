@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,26 +12,36 @@ from tenure.config import Settings
 from tenure.core.lifecycle import State
 from tenure.ports import Draft, Enqueued, Notifier, Store
 from tenure.tasks.client import Client
+from tenure.tasks.tracing import Tracing
 
 
 class DjangoClient(Client):
     """Joins the open transaction where the jobs are in its database; elsewhere it enqueues when that has committed."""
 
-    def __init__(self, store: Store, notifier: Notifier, settings: Settings, alias: str | None) -> None:
-        super().__init__(store, notifier, settings)
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        settings: Settings,
+        tracing: Callable[[], Tracing | None],
+        alias: str | None,
+    ) -> None:
+        super().__init__(store, notifier, settings, tracing)
         self._alias = alias
         kind = store.url.partition(":")[0]
         self._joins = kind == "postgresql" and alias is not None and connections[alias].vendor == "postgresql"
         self._testing = kind == "memory"
 
-    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False, again: bool = False
+    ) -> list[Enqueued]:
         """Store all of them or none, with the open transaction if there is one."""
         open_one = self._open_transaction() if tx is None else None
         if self._joins:
-            return super().enqueue(drafts, tx=tx or open_one, shared=shared)
+            return super().enqueue(drafts, tx=tx or open_one, shared=shared, again=again)
         waits_for: Any = open_one or (self._testing and tx)
         if not getattr(waits_for, "in_atomic_block", False):
-            return super().enqueue(drafts, tx=tx, shared=shared)
+            return super().enqueue(drafts, tx=tx, shared=shared, again=again)
         transaction.on_commit(partial(super().enqueue, drafts), using=waits_for.alias)
         return [Enqueued(each.id, True, State.SCHEDULED if _is_later(each) else State.QUEUED) for each in drafts]
 

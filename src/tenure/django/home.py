@@ -16,12 +16,13 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from tenure.backends import extra
+from tenure.codecs import Codec, checked
 from tenure.config import DJANGO_APP, SETTINGS
 from tenure.errors import InvalidOption
 
 #: The settings of Tenure that a project may give. `app` is always `tenure.django:jobs`.
 NAMES: Mapping[str, str] = {row.name.upper(): row.name for row in SETTINGS if row.name != "app"}
-_OWN = ("DATABASE", "IMPORTS")
+_OWN = ("CODEC", "DATABASE", "IMPORTS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Home:
     imports: tuple[str, ...]
     alias: str | None  #: the database whose transactions the jobs follow; None: there is none
     name: object  #: that database's name when this was read: a test run changes it
+    codec: Codec | None  #: what encrypts the values of jobs
 
     @property
     def moved(self) -> bool:
@@ -59,13 +61,15 @@ def read() -> Home:
     imports = values.pop("IMPORTS", ())
     if isinstance(imports, str):
         raise InvalidOption(f"TENURE['IMPORTS']: expected a list of module names, got {imports!r}; write [{imports!r}]")
+    codec = values.pop("CODEC", None)
     alias = values.pop("DATABASE", None)
     settings: dict[str, object] = {NAMES[name]: value for name, value in values.items() if value is not None}
     settings["app"] = DJANGO_APP
     if "url" not in settings:
         alias = DEFAULT_DB_ALIAS if alias is None else alias
         settings = {**_store(alias), **settings}
-    return Home(settings, tuple(imports), alias, None if alias is None else _database(alias)["NAME"])
+    name = None if alias is None else _database(alias)["NAME"]
+    return Home(settings, tuple(imports), alias, name, None if codec is None else checked(codec))
 
 
 def _refuse_unknown(values: Mapping[str, object]) -> None:

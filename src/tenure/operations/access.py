@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 from tenure.config import KEY_NAMES
 from tenure.operations.audit import Trail
-from tenure.ports import JobView, Notifier, Store
+from tenure.ports import EDITS, JobView, Notifier, Store
 from tenure.tasks.arguments import Stars
 
 if TYPE_CHECKING:
     from tenure.config import Settings
-
-EDITS = "tenure.edits"  #: key in a job's meta: its earlier arguments, and when and by whom they were changed
 
 
 @dataclass(frozen=True, slots=True)

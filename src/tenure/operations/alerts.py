@@ -189,6 +189,7 @@ class _DeliveryApp:
     """The part of an app that the delivery task needs."""
 
     retry = PATIENCE
+    codec = None
     resources: Mapping[type, object] = {}
 
     def __init__(self, settings: Settings) -> None:

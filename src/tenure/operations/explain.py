@@ -9,7 +9,7 @@ from datetime import datetime
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
-from tenure.events import DEPLOY, MISFIT, UNKNOWN_TASK, headline
+from tenure.events import DEPLOY, MISFIT, NO_KEY, UNKNOWN_TASK, headline
 from tenure.operations.waiting import Holding, few, held_by, wait_of
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
@@ -113,6 +113,9 @@ def _scheduled(facts: _Facts) -> Explanation:
     if last is not None and last.error.startswith(MISFIT):
         waits = f"its {MISFIT}: {headline(last.error).partition(': ')[2]}"
         advice = "deploy the code that takes them, or cancel the job; after 24h it is a dead letter"
+    elif last is not None and last.error.startswith(NO_KEY):
+        waits = f"the last worker that claimed it could not decrypt it: {headline(last.error).partition(': ')[2]}"
+        advice = f"start a worker with that key; to try it now: tenure jobs promote {job.id}"
     elif last is not None and last.error.startswith(UNKNOWN_TASK):
         known, due = any(knows(job.task, row) for row in facts.workers), "it is tried again"
         ignorant = "the last worker that claimed it does not know" if known else "no live worker knows"

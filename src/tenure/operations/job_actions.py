@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tenure.core.lifecycle import GUARD, State
+from tenure.core.sealed import ENCRYPTED
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.operations import stacks
-from tenure.operations.access import EDITS
 from tenure.operations.job_search import spelled
 from tenure.operations.jobs import (
     BATCH,
@@ -30,7 +30,7 @@ from tenure.operations.jobs import (
 )
 from tenure.operations.pace import Pace
 from tenure.operations.stacks import JobStack
-from tenure.ports import Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
+from tenure.ports import EDITS, Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client, rings_of
 from tenure.tasks.limits import key_of
@@ -157,7 +157,10 @@ class Jobs(JobReads):
         try:
             before = msgspec.json.decode(job.payload, type=dict[str, object])
         except msgspec.DecodeError:
-            raise InvalidArguments(f"job {job_id}: its arguments have no names, so none can be changed") from None
+            why = "have no names"
+            if ENCRYPTED in job.payload:
+                why = "are encrypted, and this process has no key (in a shell, name the app: --app)"
+            raise InvalidArguments(f"job {job_id}: its arguments {why}, so none can be changed") from None
         if unknown := set(drop) - set(before):
             raise InvalidArguments(f"drop: job {job_id} has no argument {', '.join(map(repr, sorted(unknown)))}")
         after = {name: value for name, value in {**before, **put}.items() if name not in drop}

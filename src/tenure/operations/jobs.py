@@ -14,11 +14,11 @@ import msgspec
 
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.errors import InvalidOption, UnknownJob
-from tenure.operations.access import EDITS, Access
+from tenure.operations.access import Access
 from tenure.operations.error_groups import ErrorGroups, grouped
 from tenure.operations.explain import Explanation, explain
 from tenure.operations.job_search import meets
-from tenure.ports import AttemptView, Ended, Filter, JobView, Page, Update
+from tenure.ports import EDITS, AttemptView, Ended, Filter, JobView, Page, Update
 from tenure.worker.job_log import Log
 from tenure.worker.job_log import decode as decode_log
 

@@ -14,11 +14,11 @@ from tenure.core.durations import spell
 from tenure.core.fingerprint import pattern
 from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
-from tenure.events import DEPLOY, MISFIT, headline
+from tenure.events import DEPLOY, MISFIT, NO_KEY, headline
 from tenure.maintenance.roster import Lag
 from tenure.operations.causes import Problem, Remedy, attributed
 from tenure.operations.hangs import Held, Stuck, hangs, silence
-from tenure.operations.sinks import QUEUE, TASK
+from tenure.operations.sinks import QUEUE, TASK, Kind
 from tenure.operations.wait_problems import of_waits
 from tenure.operations.workers import ended_at, knows, runs_user_jobs, serves
 from tenure.ports import Filter, JobView, QueueView, Store, WorkerView
@@ -328,8 +328,18 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
             )
 
 
+#: How the reason begins for which a worker could not run them, and what to do.
+_UNFIT: Sequence[tuple[str, Kind, str]] = (
+    (MISFIT, "arguments-misfit", "deploy the code that takes them, or cancel them: after 24h each is a dead letter"),
+    (NO_KEY, "key-missing", "give the key to all workers: Tenure(codec=AesSiv([…]))"),
+)
+
+
 def _of_misfits(facts: _Facts) -> Iterator[Problem]:
-    """Jobs that wait for a worker whose code takes their arguments: it snoozed them, which is an uncharged attempt."""
+    """Jobs that wait for a worker whose code takes their arguments, or that has their key.
+
+    A worker without snoozed them, which is an uncharged attempt.
+    """
     waiting = facts.store.search(Filter(states=frozenset({State.SCHEDULED})), limit=MOST_READ, within=MOST_LOOKED_AT)
     uncharged = [job for job in waiting.jobs if job.attempt > job.failures + job.crashes]
     old = [job for job in uncharged if job.task != TASK and facts.age(job.enqueued_at) > facts.patience]
@@ -338,13 +348,17 @@ def _of_misfits(facts: _Facts) -> Iterator[Problem]:
         if job.task in told:
             continue
         last = max(facts.store.attempts(job.id), key=lambda each: each.attempt, default=None)
-        if last is not None and last.attempt == job.attempt and last.error.startswith(MISFIT):
+        if last is None or last.attempt != job.attempt:
+            continue
+        for begins, kind, fix in _UNFIT:
+            if not last.error.startswith(begins):
+                continue
             told.add(job.task)
             yield Problem(
-                "arguments-misfit",
+                kind,
                 job.task,
-                f"jobs of {job.task} wait, {job.id} among them: their {_line(last.error)}",
-                fix="deploy the code that takes them, or cancel them: after 24h each is a dead letter",
+                f"jobs of {job.task} wait, {job.id} among them: {'their ' * (begins is MISFIT)}{_line(last.error)}",
+                fix=fix,
                 remedy="promote",
                 task=job.task,
                 jobs=tuple(each.id for each in old if each.task == job.task),

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from tenure.ports.jobs import (
     BATCH_BYTES,
+    EDITS,
     NO_DELAYS,
     NO_EDITS,
     NONE_KNOWN,
+    RESERVED,
     Answer,
     Awaited,
     Busy,
@@ -27,9 +29,11 @@ from tenure.ports.jobs import (
     Links,
     NotLanded,
     OnceRecord,
+    OnLoop,
     Owned,
     Progress,
     Promoted,
+    Readable,
     Retried,
     may_be_cut,
 )
@@ -59,6 +63,7 @@ from tenure.ports.reads import (
     WorkerView,
 )
 from tenure.ports.store import Capabilities, Store
+from tenure.ports.texts import Field, Place, Text, TextStore
 from tenure.ports.waiting import (
     LINKS_PROTOCOL,
     MOST_EDGES,
@@ -79,6 +84,7 @@ from tenure.ports.workers import Hung, Rescued, Runner, WorkerIdentity, WorkerSt
 __all__ = [
     "ANY",
     "BATCH_BYTES",
+    "EDITS",
     "FOREVER",
     "GONE",
     "LINKS_PROTOCOL",
@@ -89,6 +95,7 @@ __all__ = [
     "NO_DELAYS",
     "NO_EDITS",
     "PROTOCOL",
+    "RESERVED",
     "UNBEGUN_SECONDS",
     "Admitted",
     "Answer",
@@ -103,6 +110,7 @@ __all__ = [
     "Ended",
     "EndedJob",
     "Enqueued",
+    "Field",
     "Filter",
     "FlowView",
     "Hung",
@@ -119,15 +127,18 @@ __all__ = [
     "Member",
     "NotLanded",
     "Notifier",
+    "OnLoop",
     "OnceRecord",
     "Owned",
     "Page",
     "Permit",
     "Permits",
+    "Place",
     "Progress",
     "Promoted",
     "QueueView",
     "ReadStore",
+    "Readable",
     "Rescued",
     "Retried",
     "Ring",
@@ -135,6 +146,8 @@ __all__ = [
     "SignalView",
     "Status",
     "Store",
+    "Text",
+    "TextStore",
     "Update",
     "WaitReads",
     "WaitStore",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: The most text in one batch of jobs, outcomes or reports. What is larger goes alone; a claim ends with the job that
 #: reaches it.
 BATCH_BYTES = 4 << 20
+
+
+RESERVED = "tenure."  #: names in a job's meta that begin so are not for its users
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,18 @@ class Enqueued(NamedTuple):
     state: State
 
 
+class Readable(NamedTuple):
+    """What a call on an event loop waits for: that this descriptor is readable, for at most so many seconds."""
+
+    fileno: int
+    seconds: float
+
+
+#: A call on an event loop. It is resumed once what it yields is readable, or thrown a TimeoutError when that takes too
+#: long; it returns the answer. Closing it gives it up: whether it was executed is then unknown.
+OnLoop = Generator[Readable, None, "Enqueued | None"]
+
+
 class Claimed(NamedTuple):
     """A job under its new lease, with everything needed to run it."""
 
@@ -106,6 +121,9 @@ class Progress:
     message: str | None = None
     checkpoint: str | None = None
     log: str | None = None  #: the last lines of this attempt's log, as `logs` returns them; replaces the stored lines
+
+
+EDITS = "tenure.edits"  #: key in a job's meta: its earlier arguments, and when and by whom they were changed
 
 
 class Edit(NamedTuple):
@@ -206,6 +224,13 @@ class JobStore(Protocol):
 
         Without `tx` it waits only for a moment for a key or a flow that another open transaction holds, then raises
         StoreBusy.
+        """
+        ...
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        """As `enqueue` of this draft, which has no links, from the thread of an event loop, which it does not block.
+
+        None: that is not possible now, and nothing was stored. Call `enqueue` in another thread.
         """
         ...
 

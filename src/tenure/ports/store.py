@@ -10,6 +10,7 @@ from tenure.ports.jobs import JobStore
 from tenure.ports.limits import LimitStore
 from tenure.ports.reads import ReadStore
 from tenure.ports.schedules import ScheduleStore
+from tenure.ports.texts import TextStore
 from tenure.ports.waiting import WaitStore
 from tenure.ports.workers import WorkerStore
 
@@ -22,9 +23,10 @@ class Capabilities:
     durable: bool  #: what it acknowledged survives the death of every process
     steady_clock: bool  #: its leases are counted by a clock that can't be set
     local: bool  #: reached without a network: a call on an event loop does not block it for long
+    sealed: bool = False  #: values are encrypted before it keeps them: no log may show them either
 
 
-class Store(JobStore, WorkerStore, WaitStore, LimitStore, ScheduleStore, ReadStore, Protocol):
+class Store(JobStore, WorkerStore, WaitStore, LimitStore, ScheduleStore, ReadStore, TextStore, Protocol):
     """The source of truth. Each verb is one atomic step; under concurrency exactly one caller wins it.
 
     Every method may raise StoreAway (unreachable, full, locked for too long: nothing or all of it happened, retry

@@ -111,8 +111,8 @@ class WaitReads(Protocol):
         """The ids of live workers that know less than this protocol."""
         ...
 
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
-        """The signals of this job, or with None the shared ones, by key: of `keys`, or the first 1,000."""
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:
+        """The signals of this job, or with None the shared ones, by key: of `keys`, or 1,000 after `start`."""
         ...
 
     def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:

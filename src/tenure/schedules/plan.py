@@ -18,6 +18,7 @@ import msgspec
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import EXPIRED, State
+from tenure.core.sealed import is_sealed
 from tenure.errors import InvalidOption
 from tenure.errors import Refused as Refused
 from tenure.ports import AttemptView, Draft, JobView
@@ -187,7 +188,7 @@ class Plan(PlannedChange):
             return
         earlier = attempts(job.id) if job.attempt > 1 or job.started_at is None else ()
         started = min((each.started_at for each in earlier), default=job.started_at)
-        status, why = _STATUS[job.state], "" if job.state is State.COMPLETED else (job.error or job.cancel_reason or "")
+        status, why = _STATUS[job.state], "" if job.state is State.COMPLETED else _error_of(job)
         why = why[:_ERROR_SHOWN]
         if status == "cancelled" and why == EXPIRED:  # it was claimed, and its code did not start
             self.ticks.append(replace(tick, status="skipped", why=f"too late: {why}", ended_at=job.ended_at))
@@ -434,6 +435,11 @@ class Plan(PlannedChange):
 
 
 # ── health ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _error_of(job: JobView) -> str:
+    error = job.error or job.cancel_reason or ""
+    return f"its error is encrypted, and shown with job {job.id}" if is_sealed(error) else error
 
 
 def set_back(schedule: Schedule, now: datetime) -> bool:

@@ -52,7 +52,7 @@ from tenure.ports import (
 )
 from tenure.ports.schedules import Schedule, Tick
 
-_CLEARED = "Cleared: "
+CLEARED = "Cleared: "  #: how the message of a rescued job begins
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _encode = msgspec.json.Encoder().encode
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
@@ -441,7 +441,7 @@ def cleared(lease: Lease, outcome: Outcome) -> str | None:
     if isinstance(outcome, Completed):
         return None
     reason = reason_of(outcome) or "released"
-    return f"{_CLEARED}{reason}" if lease.worker_id in reason else f"{_CLEARED}{reason}, on {lease.worker_id}"
+    return f"{CLEARED}{reason}" if lease.worker_id in reason else f"{CLEARED}{reason}, on {lease.worker_id}"
 
 
 def rescued(lease: Lease, task: str, queue: str, cause: Cause, state: State, outcome: Outcome) -> Rescued:
@@ -463,6 +463,6 @@ def promoted(rows: Iterable[tuple[str, str, str | None]], next_due: float | None
     messages: dict[str, str] = {}
     for queue, job_id, message in rows:
         jobs.setdefault(queue, []).append(job_id)
-        if message and message.startswith(_CLEARED):
+        if message and message.startswith(CLEARED):
             messages[job_id] = message
     return Promoted(jobs, next_due, messages, limited)

@@ -8,7 +8,7 @@ It has four threads, so that none of its duties delays another:
 3. *urgent* rescues, promotes and fires ticks, 4. *maintain* does the rest, both on another connection.
 
 `Supervisor` coordinates its parts: processes.py (the table of workers), spares.py, watch.py (checks from outside),
-settler.py, renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), outage.py.
+settler.py, renewer.py, upkeep.py (its own duties in the maintenance), reports.py (for metrics), traces.py, outage.py.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from tenure.supervisor.renewer import Renewer
 from tenure.supervisor.reports import Reports
 from tenure.supervisor.settler import Settler, Unsettled, how_ended, rest_of
 from tenure.supervisor.shared import Shared, solo_slots
+from tenure.supervisor.traces import TraceRelay
 from tenure.supervisor.upkeep import Upkeep
 from tenure.supervisor.watch import Watch
 from tenure.worker.link import read_verdicts
@@ -100,6 +101,7 @@ class Supervisor:
         self._events = Events()
         self.tally = Tally()
         self.tally.follow(self._events)
+        self._traces = TraceRelay(self._events)
         self._clock = system_clock()
         self._loop = MainLoop()
         self._processes = ProcessTable(
@@ -147,6 +149,7 @@ class Supervisor:
         self._processes.start_due()
         if self._options.counts:
             self._reports.request(self._processes, self._clock.boot())
+        self._traces.turn(self._processes)
         if os.getpid() == 1:
             self._processes.reap_orphans()
 
@@ -229,6 +232,7 @@ class Supervisor:
 
     def _on_hello(self, worker: WorkerProcess, hello: Mapping[str, Any]) -> None:
         worker.hello = hello
+        self._traces.wanted |= hello.get("traces", False)
         try:
             parts = self._found = self._found or self._open(_settings(hello))
             # In development releases go back and forth: the current code always wins.

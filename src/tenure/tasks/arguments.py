@@ -23,8 +23,9 @@ from typing import (
 
 import msgspec
 
+from tenure.core.sealed import ALTERED, is_sealed, why_sealed
 from tenure.core.text import a
-from tenure.errors import InvalidArguments, InvalidOption
+from tenure.errors import InvalidArguments, InvalidOption, Locked
 from tenure.tasks.ended import Ended
 from tenure.tasks.hints import misplaced_option
 from tenure.tasks.job import Job
@@ -47,7 +48,7 @@ _STARRED = "**********"  #: pydantic's placeholder for its own secrets
 
 
 class Secret(Generic[T]):
-    """An argument shown as `***` in logs, errors, pages and reprs. It is stored in plain text: protect the store.
+    """An argument shown as `***` in logs, errors, pages and reprs. Only `Tenure(codec=…)` encrypts it in the store.
 
     Example: `def charge(token: Secret[str]) -> None: use(token.reveal())`
     """
@@ -198,6 +199,23 @@ def _unstorable(kind: Any) -> bool:
 
 
 _encode = msgspec.json.Encoder(enc_hook=_to_json).encode
+
+
+def unreadable(what: str, text: str) -> Locked:
+    """What to raise for an encrypted value that can't be read here."""
+    return Locked(what, why_sealed(text), altered=text == ALTERED)
+
+
+def readable(what: str, text: str) -> str:
+    """The JSON. Raises Locked if it is encrypted."""
+    if is_sealed(text):
+        raise unreadable(what, text)
+    return text
+
+
+def decode_any(text: str) -> Any:
+    """The result of a job whose task is not known here, as plain JSON. Raises Locked."""
+    return msgspec.json.decode(readable("the result", text))
 
 
 def decoder(kind: Any) -> Callable[[str | bytes], Any]:

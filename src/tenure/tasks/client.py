@@ -25,17 +25,18 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import LogLine, current, log_jobs
-from tenure.ports import Draft, Enqueued, Notifier, NotLanded, Ring, Status, Store, Update
-from tenure.tasks.gather import Gatherer
+from tenure.ports import Draft, Enqueued, Notifier, NotLanded, OnLoop, Ring, Status, Store, Update
+from tenure.tasks.gather import RETRY_SECONDS, Gatherer
 from tenure.tasks.loops import awaited, settled
 from tenure.tasks.named import check_registered
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
+from tenure.tasks.tracing import Tracing
 from tenure.tasks.watch import RETURNED, Watch
 
 T = TypeVar("T")
 
-RETRY_SECONDS = 5.0  #: how long enqueues are retried while the store is unavailable
 REMEMBERED_SECONDS = 60.0  #: how long a task that workers have registered is taken to be known
+MOST_ON_LOOP = 8192  #: characters of a job that is sent from the loop: the line must accept them at once
 MOST_LINES = 100  #: of the log, for the jobs of one call
 _LONGEST_PAUSE = 1.0
 _LONGEST_BUSY_PAUSE = 0.25  # the store waits for a held key only for a moment at each try
@@ -65,10 +66,17 @@ def in_transaction() -> bool:
 class Client:
     """The client that tasks and handles use. It is safe from every thread and event loop."""
 
-    def __init__(self, store: Store, notifier: Notifier, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        notifier: Notifier,
+        settings: Settings,
+        tracing: Callable[[], Tracing | None] = lambda: None,
+    ) -> None:
         self.store = store
         self.notifier = notifier
         self.settings = settings
+        self._tracing = tracing
         self._open: dict[int, _Transaction] = {}
         self._registered: dict[tuple[str, str], float] = {}
         self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
@@ -92,11 +100,23 @@ class Client:
             check_registered(rows, task, queue, redact(self.store.url), own)
             self._registered[task, queue] = now + REMEMBERED_SECONDS
 
-    def enqueue(self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False) -> list[Enqueued]:
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, shared: bool = False, again: bool = False
+    ) -> list[Enqueued]:
         """Store all of them or none. While the store is unavailable, this is retried: the ids make it idempotent.
 
         `shared`: others wait for this thread. StoreBusy is then raised at once, so that one caller does not delay them.
+        `again`: an earlier try may have stored them.
         """
+        tracing = None if shared else self._tracing()  # shared writes are traced where they are asked for
+        if tracing is None or not drafts:
+            return self._store(drafts, tx, shared=shared, again=again)
+        with tracing.enqueue(drafts) as trace:
+            answers = self._store(trace.drafts, tx, shared=shared, again=again)
+            trace.stored(answers)
+        return answers
+
+    def _store(self, drafts: Sequence[Draft], tx: object, *, shared: bool, again: bool) -> list[Enqueued]:
         if not drafts:
             return []
         if tx is not None:
@@ -105,12 +125,21 @@ class Client:
             inside += answers
             return answers
         self.refuse_beside_transaction()
-        tries = count(1)
+        tries = count(2 if again else 1)
         tried, answers = _retried(lambda: (next(tries), self.store.enqueue(drafts)), raised=StoreBusy if shared else ())
         if tried > 1:
             answers = _own_as_created(drafts, answers)
         self._announce(drafts, answers)
         return answers
+
+    def _enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        """As the store's, and announced."""
+        if draft.links is not None or len(draft.payload) + len(draft.meta) > MOST_ON_LOOP:
+            return None
+        answer = yield from self.store.enqueue_on_loop(draft)
+        if answer is not None:
+            self._announce([draft], [answer])
+        return answer
 
     def _announce(self, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
         """They are committed: ring, and say so."""
@@ -123,10 +152,22 @@ class Client:
             ours = self._open.get(id(tx))
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self.refuse_beside_transaction()
+        tracing = self._tracing()
+        if tracing is None or not drafts:
+            return await self._gathered(drafts)
+        with tracing.enqueue(drafts) as trace:
+            answers = await self._gathered(trace.drafts)
+            trace.stored(answers)
+        return answers
+
+    async def _gathered(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         loop = asyncio.get_running_loop()
         gatherer = self._gatherers.get(loop)
         if gatherer is None:
-            gatherer = self._gatherers[loop] = Gatherer(self.enqueue)
+            for other, theirs in list(self._gatherers.items()):
+                if other.is_closed():
+                    theirs.give_up()
+            gatherer = self._gatherers[loop] = Gatherer(self.enqueue, self._enqueue_on_loop)
         return await gatherer.add(drafts)
 
     def refuse_beside_transaction(self, what: str = _JOIN) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 from uuid import UUID
 
+from tenure.codecs import Codec
 from tenure.core.durations import Duration, seconds
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED
@@ -70,6 +71,11 @@ class AppPort(Protocol):
 
     @property
     def settings(self) -> Settings: ...
+
+    @property
+    def codec(self) -> Codec | None:
+        """What encrypts the values of its jobs. With one, a key made of arguments is stored as its digest."""
+        ...
 
     @property
     def retry(self) -> Retry:

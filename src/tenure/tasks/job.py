@@ -15,7 +15,7 @@ import msgspec
 from tenure.core.ids import new_id
 from tenure.core.text import clean
 from tenure.errors import InvalidOption
-from tenure.ports import Claimed
+from tenure.ports import RESERVED, Claimed
 from tenure.tasks.hints import JOB, foreign_names
 from tenure.tasks.loops import awaited, refuse_on_loop, settled
 
@@ -231,7 +231,9 @@ class Job(Generic[C]):
 
     @property
     def meta(self) -> Mapping[str, str]:
-        return _decode_meta(self._attempt.claimed.meta)
+        """What `using(meta=…)` gave it. Names that begin with `tenure.` are Tenure's own, and not among them."""
+        found = _decode_meta(self._attempt.claimed.meta)
+        return {name: text for name, text in found.items() if not name.startswith(RESERVED)}
 
     @property
     def enqueued_at(self) -> datetime:

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, TypeVar
 
 from tenure.errors import WouldBlock
-from tenure.ports import Awaited
+from tenure.ports import Awaited, Enqueued, OnLoop, Readable
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -48,3 +48,34 @@ async def settled(call: Callable[[], T], thread: Executor | None = None) -> T:
         future.exception()  # mark it as retrieved: the caller gets the cancellation instead
         raise
     return future.result()
+
+
+def drive(call: OnLoop, answered: Callable[[Enqueued | Exception | None], None]) -> None:
+    """Run a store's call on this loop, by callbacks: a task would cost as much as the call. Then pass on its answer."""
+    from asyncio import get_running_loop
+
+    loop = get_running_loop()
+
+    def go_on(error: Exception | None = None) -> None:
+        answer: Enqueued | Exception | None
+        try:
+            wanted = next(call) if error is None else call.throw(error)
+        except StopIteration as end:
+            answer = end.value
+        except Exception as raised:
+            answer = raised
+        else:
+            wait(wanted)
+            return
+        answered(answer)
+
+    def wait(wanted: Readable) -> None:
+        def over(error: Exception | None = None) -> None:
+            loop.remove_reader(wanted.fileno)
+            timer.cancel()
+            go_on(error)
+
+        loop.add_reader(wanted.fileno, over)
+        timer = loop.call_later(wanted.seconds, over, TimeoutError(f"no answer in {wanted.seconds:g}s"))
+
+    go_on()

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from tenure.errors import InvalidArguments, InvalidOption
-from tenure.tasks.arguments import decoder, dump, plain
+from tenure.tasks.arguments import decoder, dump, plain, readable
 from tenure.tasks.handle import AppPort
 from tenure.tasks.job import valid_key
 
@@ -65,6 +65,6 @@ def own_text(app: AppPort, task: str, signals: Mapping[str, Any], name: str, val
 def fitting(what: str, kind: Any, text: str) -> Any:
     """The value of this type that a signal's JSON stands for. Raises InvalidArguments."""
     try:
-        return decoder(kind)(text)
+        return decoder(kind)(readable(what, text))
     except msgspec.DecodeError as error:
         raise InvalidArguments(f"{what}: {plain(str(error))}") from error

@@ -9,6 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from string import Formatter
 from typing import (
     TYPE_CHECKING,
@@ -34,8 +35,8 @@ from tenure.core.ids import canonical, new_id
 from tenure.core.lifecycle import Edge
 from tenure.core.retry import Retry
 from tenure.errors import InvalidArguments, InvalidOption, TenureError
-from tenure.ports import Draft, Enqueued, Links
-from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain
+from tenure.ports import RESERVED, Draft, Enqueued, Links
+from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain, readable
 from tenure.tasks.edges import edges_to
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
 from tenure.tasks.hints import TASK, USING, foreign_names, unknown_option
@@ -257,7 +258,7 @@ class Task(Generic[P, R_co]):
 
     def _decode_kept(self, decode: Callable[[str], Any], text: str, what: str) -> Any:
         try:
-            return decode(text)
+            return decode(readable(f"{self.name}: its {what}", text))
         except msgspec.DecodeError as error:
             raise TenureError(f"{self.name}: its {what} does not fit its type: {plain(str(error))}") from error
 
@@ -269,7 +270,8 @@ class Task(Generic[P, R_co]):
         values = msgspec.structs.asdict(bound)
         if secret := [name for name in _fields(self.unique) if isinstance(values[name], Secret)]:
             raise InvalidOption(f"{self.name}: unique can't use {secret[0]!r}: a Secret is *** in every text")
-        return valid_key(self.unique.format(**values), f"{self.name}: unique")
+        key = valid_key(self.unique.format(**values), f"{self.name}: unique")
+        return sha256(f"{self.name}\n{key}".encode()).hexdigest()[:32] if self.app.codec else key
 
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.max_payload)
@@ -321,6 +323,8 @@ def _meta(value: Mapping[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if not (isinstance(name, str) and isinstance(text, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidOption(f"meta: expected texts by name, got {name!r}: {text!r}")
+        if name.startswith(RESERVED):
+            raise InvalidOption(f"meta: {name!r} is a name of Tenure's own, as all that begin with {RESERVED!r}")
     return dict(value)
 
 

@@ -21,8 +21,9 @@ import msgspec
 from tenure.core.durations import Duration
 from tenure.core.lifecycle import ENDED, Edge, State, Suspended
 from tenure.core.retry import Fail
-from tenure.errors import InvalidArguments, InvalidOption, Refused, StoreError, TenureError, UnknownJob
+from tenure.errors import InvalidArguments, InvalidOption, Locked, Refused, StoreError, TenureError, UnknownJob
 from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Store
+from tenure.tasks.arguments import decode_any
 from tenure.tasks.circles import circle, told
 from tenure.tasks.client import in_transaction
 from tenure.tasks.edges import check_store
@@ -220,9 +221,11 @@ class Waits:
 
     def _decoded(self, task: str | None, job_id: str, result: str | None) -> Any:
         known = self._attempt.task.app.tasks.find(task or "")
-        decode = msgspec.json.decode if known is None else known.decode_result
+        decode = decode_any if known is None else known.decode_result
         try:
             return decode(result or "null")
+        except Locked:
+            raise
         except (TenureError, msgspec.DecodeError) as error:
             why = f"{error}; it is the result of {task} {job_id}"
             raise self._attempt.misfit(why) from InvalidArguments(why)
@@ -235,7 +238,7 @@ class Waits:
         app = self._attempt.task.app
         value = self._decoded(task, job_id, result) if state is State.COMPLETED else None
         known = app.tasks.find(task or "")
-        decode = msgspec.json.decode if known is None else known.decode_result
+        decode = decode_any if known is None else known.decode_result
         shown = "" if state is State.COMPLETED else error
         return Ended(state, value=value, error=shown, id=job_id, app=app, decode=decode)
 

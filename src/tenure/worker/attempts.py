@@ -12,7 +12,7 @@ from tenure.core.lifecycle import EXPIRED, Cancelled, Lease, Outcome, Released
 from tenure.ports import Claimed
 from tenure.worker.caller import CallersLoop
 from tenure.worker.executor import Attempt
-from tenure.worker.misfits import unknown_task
+from tenure.worker.misfits import locked, sealed_in, unknown_task
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
 from tenure.worker.slots import End, Slots
@@ -60,6 +60,8 @@ class Attempts:
             self._refuse(claimed, unknown_task(claimed))
         elif claimed.expired:
             self._refuse(claimed, Cancelled(EXPIRED))
+        elif (sealed := sealed_in(claimed)) is not None:
+            self._refuse(claimed, locked(claimed, sealed))
         else:
             attempt = slots.running[claimed.id] = Attempt(self, task, claimed, slots.loop)
             attempt.start(self._program, self._pool, self._caller)

@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
@@ -35,11 +36,12 @@ from tenure.errors import TenureError
 from tenure.events import Events
 from tenure.liveness.host import die_with_parent, kill_group
 from tenure.liveness.lifeline import Lifeline
-from tenure.ports import Notifier, Store
+from tenure.ports import Notifier, Rescued, Store
 from tenure.worker import stacks
 from tenure.worker.executor import open_resources
 from tenure.worker.link import Link, write_verdicts
 from tenure.worker.program import Program
+from tenure.worker.rescues import FLUSH_SECONDS, RescueTraces
 from tenure.worker.slots import Plan
 from tenure.worker.tally import Tally, timed
 from tenure.worker.worker import Worker, declaration, own_threads, queue_caps, run_loop
@@ -174,6 +176,7 @@ def _hello(loaded: Loaded) -> dict[str, Any]:
         "files": _own_files(),
         "declares": msgspec.to_builtins(declares),
         "settings": msgspec.to_builtins(settings, enc_hook=str),
+        "traces": program.tracing is not None,
     }
 
 
@@ -193,6 +196,7 @@ class Child:
         self._parent = parent
         self._boot = system_clock().boot
         self._worker: Worker | None = None
+        self._rescues: RescueTraces | None = None  #: None: the app has no tracer
         self._notifier: Notifier | None = None
         self._tally = Tally()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -214,6 +218,7 @@ class Child:
             await self._work(order)
         self._send_counts()
         self._link.send("drained")
+        self._flush_traces()
         _leave(0)  # not by closing the loop, which would wait for its threads
 
     async def _work(self, order: Mapping[str, Any]) -> None:
@@ -232,6 +237,8 @@ class Child:
         notifier = self._notifier = loaded.open_notifier(settings, store)
         events = Events()
         self._tally.follow(events)
+        tracing = loaded.program.tracing
+        rescues = self._rescues = RescueTraces(store, tracing, lambda: plan.worker_id, events) if tracing else None
         async with open_resources(loaded.program.resources) as resources:
             worker = self._worker = Worker(
                 plan,
@@ -264,6 +271,9 @@ class Child:
                         draining.cancel()
                     draining = asyncio.create_task(worker.drain(grace))
             await worker.close()
+        if rescues is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(rescues.close), FLUSH_SECONDS)
         notifier.close()
         store.close()
 
@@ -280,6 +290,8 @@ class Child:
                 self._send_counts()
             elif message["kind"] == "stack":
                 self._send_stack(message)
+            elif message["kind"] == "rescued":
+                self._trace_rescued(message)
             else:
                 self._orders.put_nowait(message)
 
@@ -308,6 +320,19 @@ class Child:
     def _send_stack(self, asked: Mapping[str, Any]) -> None:
         says, found = stacks.answer(self._worker.running.get(asked["job"]) if self._worker is not None else None)
         self._link.send("stack", key=asked["key"], says=says, traces=msgspec.to_builtins(found))
+
+    def _trace_rescued(self, told: Mapping[str, Any]) -> None:
+        if self._rescues is not None:
+            for each in msgspec.convert(told["jobs"], list[Rescued]):
+                self._rescues.tell(each)
+
+    def _flush_traces(self) -> None:
+        """Nothing runs any more. The exit does not wait for long: whoever takes traces may be away."""
+        tracing = self._loaded.program.tracing
+        if tracing is not None:
+            flushing = threading.Thread(target=tracing.flush, name="tenure-traces", daemon=True)
+            flushing.start()
+            flushing.join(FLUSH_SECONDS)
 
     def _send_stuck(self, verdicts: dict[str, Outcome]) -> None:
         self._link.send("stuck", verdicts=write_verdicts(verdicts))

@@ -35,6 +35,7 @@ from tenure.worker.caller import LOOK_SECONDS, CallersLoop, in_thread, shielded
 from tenure.worker.executor import Attempt, open_resources
 from tenure.worker.orders import carry_out
 from tenure.worker.program import Program
+from tenure.worker.rescues import RescueTraces
 from tenure.worker.slots import Plan
 from tenure.worker.worker import Worker, declaration, own_threads, run_loop
 
@@ -349,6 +350,8 @@ class Embedded:
         self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)
         maintenance.declare_limits(declares)
         serving.register()
+        tracing = program.tracing
+        self._rescues = RescueTraces(store, tracing, lambda: serving.holder.id, events) if tracing else None
         self._threads = [threading.Thread(target=self._serve, name="tenure_run", daemon=True), self._beating.thread]
         if self._alarm is not None:
             maintenance.start(failed=self._duty_failed)
@@ -371,6 +374,8 @@ class Embedded:
         if self._alarm is not None:
             self._maintenance.join()
             self._alarm.stop()
+        if self._rescues is not None:
+            self._rescues.close()
         self._opened.close()
 
     def _close_beside(self) -> None:

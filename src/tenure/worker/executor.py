@@ -32,17 +32,18 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
 from tenure.core.retry import Fail, Snooze
 from tenure.core.text import clean
-from tenure.errors import InvalidArguments, LeaseLost, TenureError
+from tenure.errors import InvalidArguments, LeaseLost, Locked, TenureError
 from tenure.events import Running, current
 from tenure.ports import Claimed, Progress, Store
 from tenure.tasks.job import Job, Stopping
 from tenure.tasks.task import Task
+from tenure.tasks.tracing import AttemptTrace
 from tenure.tasks.waits import Suspend
 from tenure.worker.caller import CallersLoop
 from tenure.worker.inputs import load
 from tenure.worker.job_log import JobLog
 from tenure.worker.leased import Host, Leased
-from tenure.worker.misfits import misfit
+from tenure.worker.misfits import Misfit, locked, misfit
 from tenure.worker.program import Program
 from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, signal_in
 
@@ -70,6 +71,7 @@ class Attempt(Leased):
     _timer: asyncio.TimerHandle | None = None
     _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
     _taken = False  #: the caller's loop has taken it up
+    trace: AttemptTrace | None = None
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
         self.host = host
@@ -85,6 +87,8 @@ class Attempt(Leased):
 
     def start(self, program: Program, pool: ThreadPoolExecutor, caller: CallersLoop | None = None) -> None:
         """Run the code: in a thread of the pool if it is plain; else on the caller's loop, or on this one if None."""
+        if program.tracing is not None:
+            self.trace = program.tracing.attempt(self.claimed, self.lease.worker_id)
         timeout = self.claimed.timeout
         if timeout is not None:
             self._timer = self.loop.call_later(timeout, self._time_out, timeout)
@@ -114,7 +118,7 @@ class Attempt(Leased):
         if self.stopping is not None:  # asked to stop before it began
             self._end(self.verdict)
             return
-        current.set(self._running())  # the task has its own context: nothing to reset
+        self._enter()  # the task has its own context: nothing to reset
         outcome: Outcome | None
         try:
             task = self.task
@@ -164,7 +168,7 @@ class Attempt(Leased):
     def _call(self, program: Program) -> Outcome | None:
         if self.over:
             return None
-        current.set(self._running())
+        self._enter()
         try:
             task = self.task
             try:
@@ -197,11 +201,16 @@ class Attempt(Leased):
     def _report_end(self, outcome: Outcome | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self.trace is not None:
+            self.trace.stopped()
         self.host.ended(self, outcome)
 
-    def _running(self) -> Running:
+    def _enter(self) -> None:
+        """What the current context does from now on belongs to this attempt."""
         claimed = self.claimed
-        return Running(claimed.id, claimed.task, claimed.queue, claimed.attempt, self.lease.worker_id)
+        current.set(Running(claimed.id, claimed.task, claimed.queue, claimed.attempt, self.lease.worker_id))
+        if self.trace is not None:
+            self.trace.enter()
 
     # ── outcomes ──
 
@@ -240,6 +249,8 @@ class Attempt(Leased):
         self.stopping, self.verdict = reason, verdict
         if self.stop_requested_at is None:
             self.stop_requested_at = self.loop.time()
+        if self.trace is not None:
+            self.trace.asked_to_stop(reason)
         if self._caller is None:
             self._cancel()
         else:
@@ -337,13 +348,15 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
     match signal_in(error):
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
-        case Snooze(delay=delay, reason=reason, limit=limit):
+        case Snooze(delay=delay, reason=reason, limit=limit) as snooze:
             pause = None if limit is None else limit.key_of(attempt.claimed.payload)
-            return Snoozed(delay, clean(reason, MAX_ERROR), pause)
+            return Snoozed(delay, clean(reason, MAX_ERROR), pause, ours=isinstance(snooze, Misfit))
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
         case LeaseLost():
             return None
+        case Locked() as unread:
+            return locked(attempt.claimed, unread)
         case Suspend(outcome=outcome):
             return attempt.verdict if attempt.stopping in ("timeout", "lease_lost") else outcome
         case _ if attempt.stopping and came_of_a_stop(error):
@@ -371,6 +384,8 @@ class _Inline:
         if outcome is not None:
             with suppress(LeaseLost):  # then its outcome will be refused, too
                 self.store_now(attempt)
+        if attempt.trace is not None:
+            attempt.trace.end(outcome, attempt.raised, None, "")
         self.done.set_result(None if attempt.finished else outcome)
 
     def reported(self, attempt: Attempt) -> None:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from tenure.core.lifecycle import Completed, Crashed, Failed, Released, State, outcome_name
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, State, outcome_name
 from tenure.core.text import clean
 from tenure.errors import BadData, StoreError
 from tenure.events import (
@@ -43,10 +43,12 @@ class OutcomeFlusher:
         notifier: Notifier,
         events: Events,
         tally: Tally,
+        *,
+        traced: bool,
     ) -> None:
         self._slots, self._access, self._progress = slots, slots.access, progress
         self._hand_over, self._notifier, self._events, self._tally = hand_over, notifier, events, tally
-        self._portion = Portion(MAX_UNFLUSHED)
+        self._portion, self._traced = Portion(MAX_UNFLUSHED), traced
         self.released = 0
 
     async def run(self) -> None:
@@ -64,6 +66,8 @@ class OutcomeFlusher:
     async def _flush(self, batch: list[End]) -> None:
         ends = [end for end in batch if end.outcome is not None]
         answers = await self._store(batch, ends)
+        if self._traced:
+            _end_traces(batch, ends, answers)
         others: list[tuple[End, Answer]] = []  # all but plain completions
         busy: list[End] = []
         for end, answer in zip(ends, answers, strict=True):
@@ -168,12 +172,29 @@ class OutcomeFlusher:
         elif isinstance(outcome, Failed | Crashed):
             error = outcome.error if isinstance(outcome, Failed) else outcome.reason
             raised = end.attempt.raised if end.attempt is not None else None
+            if self._access.store.capabilities.sealed and isinstance(outcome, Failed):
+                error, raised = f"{'' if raised is None else type(raised).__name__}, kept encrypted".lstrip(", "), None
             if answer.state is State.DEAD:
                 self._events.emit(JobDied(**about, error=error, exception=raised))
             elif isinstance(outcome, Failed):
                 known = answer.retried._asdict() if answer.retried is not None else {}
                 failures = job.failures + 1
                 self._events.emit(AttemptFailed(**about, error=error, failures=failures, **known, exception=raised))
+
+
+def _end_traces(batch: Iterable[End], ends: Iterable[End], answers: Iterable[Answer | Busy]) -> None:
+    found: dict[Lease, Answer | Busy | None] = {end.lease: None for end in batch}
+    found |= {end.lease: answer for end, answer in zip(ends, answers, strict=True)}
+    for end in batch:
+        attempt, answer = end.attempt, found[end.lease]
+        if attempt is None or attempt.trace is None or isinstance(answer, Busy):
+            continue
+        if isinstance(answer, NotLanded) and attempt.finished:  # it was completed in the job's own transaction
+            attempt.trace.end(Completed(), None, State.COMPLETED, "")
+        elif isinstance(answer, NotLanded):
+            attempt.trace.end(end.outcome, attempt.raised, None, answer.stands)
+        else:
+            attempt.trace.end(end.outcome, attempt.raised, answer.state if answer is not None else None, "")
 
 
 def _completed(ends: Iterable[End], answers: Iterable[Answer | Busy]) -> Iterable[LogLine]:

@@ -17,7 +17,7 @@ from tenure.core.lifecycle import State
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidArguments, StoreAway
 from tenure.ports import Claimed, Input, Store
-from tenure.tasks.arguments import decoder, plain
+from tenure.tasks.arguments import decoder, plain, readable
 from tenure.tasks.ended import Ended
 from tenure.tasks.placeholders import Marker, may_have_markers, split
 from tenure.tasks.task import Task
@@ -139,7 +139,7 @@ def _spliced(task: Task[..., Any], marker: Marker, inputs: Iterable[Input]) -> b
 
 def _result(task: Task[..., Any], each: Input) -> str:
     if each.state is State.COMPLETED:
-        return each.result or "null"
+        return readable(f"the result of {_job(each)}", each.result or "null")
     what = "is gone" if each.state is None else f"is {each.state}"
     raise Fail(f"{task.name} needs the result of {_job(each)}, which {what}", final=True)
 
@@ -148,7 +148,7 @@ def _end(each: Input) -> dict[str, object]:
     """The JSON of an `Ended`."""
     state, error = each.state or State.CANCELLED, each.error or ("it was deleted" if each.state is None else "")
     ok = state is State.COMPLETED
-    value = msgspec.Raw((each.result or "null").encode()) if ok else None
+    value = msgspec.Raw(readable(f"the result of {_job(each)}", each.result or "null").encode()) if ok else None
     return {"state": state, "value": value, "error": "" if ok else error, "id": each.parent}
 
 

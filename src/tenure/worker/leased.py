@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Suspended
+from tenure.core.sealed import is_sealed
 from tenure.errors import JobStopped, LeaseLost, StoreError, TenureError
 from tenure.ports import Claimed, NotLanded, Store
+from tenure.tasks.arguments import unreadable
 from tenure.tasks.job import Stopping
 from tenure.tasks.task import Task
 from tenure.tasks.waits import Waits
@@ -105,6 +107,8 @@ class Leased:
             self.host.refused(self.lease, "once refused")
             self.loop.call_soon_threadsafe(self._lose_lease)
             raise self.lease_lost()
+        if found.value is not None and is_sealed(found.value):  # this worker has no codec
+            raise unreadable(f"the record {key!r}", found.value)
         return found.value
 
     def _lose_lease(self) -> None:

@@ -1,7 +1,7 @@
 """The pipe between a supervisor and a worker: JSON lines over a socket pair, each with a `kind`.
 
 worker → supervisor   hello, refused, ready, due, stuck, stack, counts, drained
-supervisor → worker   prepare, load, start, count, stack, drain
+supervisor → worker   prepare, load, start, count, stack, rescued, drain
 """
 
 from __future__ import annotations

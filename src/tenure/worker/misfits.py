@@ -1,6 +1,8 @@
-"""Jobs that a worker claimed and can't run: it does not know their task, or their arguments do not fit its code.
+"""Jobs that a worker claimed and can't run: it does not know their task, or their arguments do not fit its code, or
+their values are encrypted and it does not have the key.
 
-That happens while a deploy is under way. They wait, uncharged, for a worker with the code that they were made for.
+That happens while a deploy is under way. They wait, uncharged, for a worker with the code that they were made for, and
+with the key.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from tenure.core.lifecycle import Snoozed
+from tenure.core.lifecycle import Failed, Snoozed
 from tenure.core.retry import Fail, Snooze
-from tenure.errors import StoreError
-from tenure.events import DEPLOY, MISFIT, UNKNOWN_TASK
+from tenure.core.sealed import MARK
+from tenure.errors import Locked, StoreError
+from tenure.events import DEPLOY, MISFIT, NO_KEY, UNKNOWN_TASK
 from tenure.ports import AttemptView, Claimed, Store
+from tenure.tasks.arguments import unreadable
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 5.0, 300.0  #: between two tries
 PATIENCE = timedelta(hours=24)  #: then it is a dead letter
@@ -29,24 +33,53 @@ _log = logging.getLogger("tenure.worker")
 def unknown_task(claimed: Claimed) -> Snoozed:
     """The outcome of a job of a task that this worker does not know: a delay that grows from 5 s to 5 min."""
     _log_once("jobs of %s wait for a worker that knows the task: %s", claimed.task, DEPLOY)
+    return Snoozed(_delay(claimed), f"{UNKNOWN_TASK} {claimed.task!r}", ours=True)
+
+
+def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
+    """The outcome of a job with a value that this worker can't decrypt. It waits without a limit, as one for a task.
+
+    A value that was altered is no one's to read: the job is a dead letter.
+    """
+    if error.altered:
+        return Failed(str(error), final=True)
+    _log_once("jobs of %s wait for a worker with the key for %s", claimed.task, error.lacks)
+    return Snoozed(_delay(claimed), f"{NO_KEY} for {error.lacks}", ours=True)
+
+
+def sealed_in(claimed: Claimed) -> Locked | None:
+    """Why its arguments or its checkpoint can't be read, if that is so."""
+    if claimed.payload.startswith(MARK):
+        return unreadable("its payload", claimed.payload)
+    if claimed.checkpoint is not None and claimed.checkpoint.startswith(MARK):
+        return unreadable("its checkpoint", claimed.checkpoint)
+    return None
+
+
+def _delay(claimed: Claimed) -> float:
     tries = max(claimed.attempt - claimed.failures - claimed.crashes - 1, 0)
-    delay = min(SHORTEST_SECONDS * 2.0 ** min(tries, 10), LONGEST_SECONDS)
-    return Snoozed(delay, f"{UNKNOWN_TASK} {claimed.task!r}")
+    return min(SHORTEST_SECONDS * 2.0 ** min(tries, 10), LONGEST_SECONDS)
 
 
-def misfit(store: Store, claimed: Claimed, why: str) -> Snooze | Fail:
-    """What its attempt raises: Snooze, growing from 5 s to 5 min, and Fail once it has been a misfit for 24 h."""
+class Misfit(Snooze):
+    """The reason is the engine's own."""
+
+
+def misfit(store: Store, claimed: Claimed, why: str) -> Misfit | Fail:
+    """What its attempt raises: Misfit, growing from 5 s to 5 min, and Fail once it has been a misfit for 24 h."""
+    if store.capabilities.sealed:  # the rest may quote what is encrypted; this names the argument
+        why = why.partition(":")[0]
     _log_once("jobs of %s wait for a worker whose code their arguments fit: %s", claimed.task, why)
     try:
         now = store.now()
         since = _since(store.attempts(claimed.id)) or now
     except StoreError:  # its outcome will wait for the store, too
-        return Snooze(timedelta(seconds=SHORTEST_SECONDS), f"{MISFIT}: {why}")
+        return Misfit(timedelta(seconds=SHORTEST_SECONDS), f"{MISFIT}: {why}")
     reason = f"{MISFIT} since {since.astimezone(UTC):{_STAMP}} UTC: {why}"
     if now - since >= PATIENCE:
         return Fail(reason, final=True)
     waited = (now - since).total_seconds()  # as long again: each delay is twice the one before
-    return Snooze(timedelta(seconds=min(max(waited, SHORTEST_SECONDS), LONGEST_SECONDS)), reason)
+    return Misfit(timedelta(seconds=min(max(waited, SHORTEST_SECONDS), LONGEST_SECONDS)), reason)
 
 
 def _since(attempts: Iterable[AttemptView]) -> datetime | None:

@@ -12,6 +12,7 @@ from tenure.ports import LimitRow
 from tenure.ports.schedules import Schedule
 from tenure.tasks.job import Job
 from tenure.tasks.registry import Registry
+from tenure.tasks.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Program:
     source: str = ""  #: the module where the app is created, which owns these schedules and limits
     schedules: Callable[[], Sequence[Schedule]] = tuple
     limits: Callable[[], Sequence[LimitRow]] = tuple
+    tracing: Tracing | None = None
     queues: frozenset[str] = frozenset()  #: queues that its tasks may be put into, besides their own
 
     @property

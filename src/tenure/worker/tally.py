@@ -55,6 +55,7 @@ class Tally:
         self._lock = Lock()
         self._counts = Counter[tuple[str, ...]]()
         self._times: dict[tuple[str, str], Times] = {}
+        self._taken = Counter[tuple[str, ...]]()
 
     def count(self, what: str, *labels: str) -> None:
         with self._lock:
@@ -97,12 +98,18 @@ class Tally:
             times = {key: Times(list(each.buckets), each.total) for key, each in self._times.items()}
             return Reading(dict(self._counts), times)
 
+    def counted(self) -> dict[tuple[str, ...], int]:
+        """The counts since the start, also those that `take` has handed over."""
+        with self._lock:
+            return dict(self._counts + self._taken)
+
     # ── from a worker to its supervisor, as JSON ──
 
     def take(self) -> dict[str, Any]:
         """Return what was counted since the last call, and reset it."""
         with self._lock:
             counts, self._counts = self._counts, Counter[tuple[str, ...]]()
+            self._taken += counts
             times, self._times = self._times, {}
         return {
             "counts": [[*key, number] for key, number in counts.items()],

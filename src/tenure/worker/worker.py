@@ -107,8 +107,10 @@ class Worker:
             # No message says which jobs must run alone, so the workers that run those use rings instead of permits.
             slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
             claims = PermitLoop
-        hand_over = HandOver(slots, notifier)
-        self._flusher = OutcomeFlusher(slots, progress, hand_over, notifier, events, tally)
+        hand_over, tracing = HandOver(slots, notifier), program.tracing
+        self._flusher = OutcomeFlusher(slots, progress, hand_over, notifier, events, tally, traced=tracing is not None)
+        if tracing is not None:
+            tracing.counts(tally.counted)
         stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
         self._parts = (self._flusher, hand_over, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []

@@ -107,8 +107,8 @@ class MemoryWaiting(MemoryLimits):
         return Landed(row.view.state if row else State.WAITING)
 
     @atomic
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
-        known = set(self._known.keys(job_id or ""))
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:
+        known = {key for key in self._known.keys(job_id or "") if key > start}
         wanted = sorted(known if keys is None else known & set(keys))
         return [SignalView(key, *self._known.signals[job_id or "", key]) for key in wanted[:1000]]
 

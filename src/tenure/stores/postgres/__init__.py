@@ -29,12 +29,15 @@ from tenure.stores.postgres.commits import CommitWatch
 from tenure.stores.postgres.reads import PostgresReads
 from tenure.stores.postgres.schedules import PostgresSchedules
 from tenure.stores.postgres.server import MIGRATED_BY, Server, Transaction
+from tenure.stores.postgres.texts import PostgresTexts
 from tenure.stores.postgres.wait_reads import PostgresWaitReads
 from tenure.stores.postgres.waiting import PostgresWaiting
 from tenure.stores.postgres.workers import PostgresWorkers
 
 
-class PostgresStore(PostgresWaiting, PostgresWorkers, PostgresSchedules, PostgresWaitReads, PostgresReads):
+class PostgresStore(
+    PostgresWaiting, PostgresWorkers, PostgresSchedules, PostgresWaitReads, PostgresReads, PostgresTexts
+):
     """`PostgresStore("postgresql://user@host/database")`. `migrate` creates its tables, in a schema of their own."""
 
     capabilities = Capabilities(transactions=True, durable=True, steady_clock=False, local=False)

@@ -12,10 +12,14 @@ import math
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
+from psycopg.waiting import Ready, Wait
+
+from tenure.ports import Readable
+from tenure.stores.postgres.joins import Rows
 
 T = TypeVar("T")
 
@@ -54,6 +58,21 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             elif time.monotonic() > self._answer_by:
                 self.close()
                 raise psycopg.OperationalError(f"no answer in {self._seconds:g}s")
+
+    def on_loop(self, sql: LiteralString, params: Any, seconds: float) -> Generator[Readable, None, Rows]:
+        """The rows of one statement, for a caller on an event loop, which waits for what this yields."""
+        cursor = self.cursor()
+        waiting = cursor._execute_gen(sql, params)
+        try:
+            wanted = next(waiting)
+            while wanted == Wait.R:
+                yield Readable(self.pgconn.socket, seconds)
+                wanted = waiting.send(Ready.R)
+        except StopIteration:
+            return cursor.fetchall()
+        except TimeoutError:
+            raise psycopg.OperationalError(f"no answer in {seconds:g}s") from None
+        raise psycopg.OperationalError("the line accepts no more at once")
 
 
 class GivenCursor(psycopg.Cursor[tuple[Any, ...]]):

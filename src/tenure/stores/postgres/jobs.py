@@ -26,6 +26,7 @@ from tenure.ports import (
     Edit,
     Enqueued,
     OnceRecord,
+    OnLoop,
     Owned,
     Progress,
     Promoted,
@@ -312,6 +313,11 @@ class PostgresJobs(PostgresBase):
         if len(parts(drafts)) > 1:
             return self._locking(lambda connection: self._enqueue(connection, drafts))
         return self._server.run(lambda connection: self._drive_on(connection, enqueue_steps(drafts, soon=True))[0])
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        check_drafts([draft])
+        rows = yield from self._server.on_loop(ENQUEUE_ONE, facts_of(draft))
+        return Enqueued(draft.id, True, State(rows[0][0])) if rows else None  # `enqueue` finds the job that stands
 
     def _copy(self, connection: Connection, drafts: Sequence[Draft]) -> list[Enqueued]:
         now = connection.execute(self._sql("SELECT @now"), binary=True).fetchall()[0][0]

@@ -25,6 +25,7 @@ from psycopg import conninfo, pq
 from tenure.core.clock import Clock
 from tenure.core.text import UPGRADE
 from tenure.errors import BadData, InvalidOption, StoreAway, StoreBusy, StoreError
+from tenure.ports import Readable
 from tenure.stores.postgres import deadlines
 from tenure.stores.postgres.joins import Rows
 
@@ -270,21 +271,42 @@ class Server:
             raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
         try:
             with self.mapping_errors():
-                connection = self._take(own=own)
-            read_only = False
-            try:
+                connection = self._take(own=own) or (self._connect_own() if own else self.connect())
+            with self._returned(connection, own=own):
                 if self._clock is not None:
                     with self.mapping_errors():
                         connection.execute(_CLOCK, (self._clock.unix(),))
                 yield connection
-            except StoreAway as error:
-                read_only = getattr(error.__cause__, "sqlstate", None) == _READ_ONLY
-                raise
-            finally:
-                if own and not self._made_as_new(connection):
-                    self._end(connection)
-                else:  # a new connection looks for the primary again
-                    self._put_back(connection, good=not read_only, own=own)
+        finally:
+            self._room.release()
+
+    @contextmanager
+    def _returned(self, connection: Connection, *, own: bool = False) -> Generator[None]:
+        """Put it back afterwards, unless it is broken."""
+        read_only = False
+        try:
+            yield
+        except StoreAway as error:
+            read_only = getattr(error.__cause__, "sqlstate", None) == _READ_ONLY
+            raise
+        finally:
+            if own and not self._made_as_new(connection):
+                self._end(connection)
+            else:  # a new connection looks for the primary again
+                self._put_back(connection, good=not read_only, own=own)
+
+    def on_loop(self, sql: str, params: object) -> Generator[Readable, None, Rows | None]:
+        """The rows of one statement, for a caller on an event loop. None: no connection is idle."""
+        if os.getpid() != self.pid or not self._open or not self._room.acquire(blocking=False):
+            return None
+        try:
+            connection = self._take(own=False)
+            if connection is None:
+                return None
+            with self._returned(connection), self.mapping_errors():
+                if self._clock is not None:
+                    yield from connection.on_loop(_CLOCK, (self._clock.unix(),), ANSWER_SECONDS)
+                return (yield from connection.on_loop(self.sql(sql), params, ANSWER_SECONDS))
         finally:
             self._room.release()
 
@@ -292,14 +314,13 @@ class Server:
         if os.getpid() != self.pid:
             raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
 
-    def _take(self, *, own: bool) -> Connection:
+    def _take(self, *, own: bool) -> Connection | None:
+        """An idle connection."""
         while True:
             with self._lock:
                 stack = self._idle_own if own else self._idle
                 connection = stack.pop() if stack else None
-            if connection is None:
-                return self._connect_own() if own else self.connect()
-            if not _closed_by_server(connection):
+            if connection is None or not _closed_by_server(connection):
                 return connection
             connection.close()
 

@@ -119,12 +119,12 @@ class PostgresWaiting(PostgresJobs, PostgresLimits):
         connection.execute(self._sql("INSERT INTO @.asks (item) VALUES (%s)"), (job_id or key,))
         return Landed(state)
 
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
-        table, conditions, values = "@.shared_signals", ["true"], list[object]()
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:
+        table, conditions, values = "@.shared_signals", ["key > %s"], list[object]([start])
         if job_id is not None:
             if not is_id(job_id):
                 return []
-            table, conditions = "@.signals", ["job_id = %s"]
+            table, conditions = "@.signals", [*conditions, "job_id = %s"]
             values.append(job_id)
         if keys is not None:
             conditions.append("key = ANY (%s::text[])")

@@ -61,6 +61,7 @@ from tenure.stores.redis.jobs import NO_TRANSACTIONS, RedisJobs
 from tenure.stores.redis.reads import RedisReads
 from tenure.stores.redis.schedules import RedisSchedules
 from tenure.stores.redis.server import Server
+from tenure.stores.redis.texts import RedisTexts
 from tenure.stores.redis.wait_reads import RedisWaitReads
 from tenure.stores.redis.waiting import RedisWaiting
 from tenure.stores.redis.workers import RedisWorkers
@@ -68,7 +69,7 @@ from tenure.stores.redis.workers import RedisWorkers
 SCHEMA = 1
 
 
-class RedisStore(RedisJobs, RedisWorkers, RedisWaiting, RedisSchedules, RedisWaitReads, RedisReads):
+class RedisStore(RedisJobs, RedisWorkers, RedisWaiting, RedisSchedules, RedisWaitReads, RedisReads, RedisTexts):
     """`RedisStore("redis://me@host/0")`, `valkey://…`, `rediss://…` or `redis+sentinel://…`; needs no migration.
 
     With `rings` its scripts ring the doorbell themselves, so that no caller has to do it after them.

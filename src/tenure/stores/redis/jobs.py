@@ -21,10 +21,12 @@ from tenure.ports import (
     Enqueued,
     Landed,
     OnceRecord,
+    OnLoop,
     Owned,
     Progress,
     Promoted,
 )
+from tenure.stores.redis import on_loop
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, MOST_BYTES, batches, cost, values
 from tenure.stores.redis.facts import decode_facts, millis, with_meta
@@ -88,6 +90,11 @@ class RedisJobs(RedisBase):
         sent = list(batches(drafts, lambda draft: len(draft.payload) + len(draft.meta)))
         results = self._server.call_each("enqueue", sent, values)
         return enqueued(drafts, list(chain.from_iterable(results)))
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        check_drafts([draft], ranges=True)
+        answers = yield from on_loop.call(self._server, "enqueue", values([draft]))
+        return None if answers is None else enqueued([draft], answers)[0]
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
         check_text(reason)

@@ -97,6 +97,16 @@ def mapped(error: Exception, server: Server) -> StoreError:
     return StoreError(f"{server.url}: {message}")
 
 
+@contextmanager
+def mapping_errors(server: Server) -> Generator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise BadData(f"{server.url} can't store a value: {error}") from error
+    except (exceptions.RedisError, OSError) as error:
+        raise mapped(error, server) from error
+
+
 def _read_only(error: Exception) -> bool:
     """Before Redis 7 the error of a script starts with a text of its own, before that of its cause."""
     return isinstance(error, exceptions.ReadOnlyError) or "-READONLY" in str(error)
@@ -118,7 +128,7 @@ class Server:
         self._scripts = Scripts(given_time=clock is not None, rings=rings)
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
-        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._at: Address | None = None  #: where the namespace was last seen
         self._nodes: tuple[Address, ...] = ()  #: the nodes of a cluster
         self._ask_sentinels_at = 0.0
@@ -253,42 +263,51 @@ class Server:
         self.refuse_child()
         if not self._open:
             raise StoreError(f"{self.url} is not open")
-        if not self._room.acquire(timeout=BUSY_SECONDS):
+        if not self.room.acquire(timeout=BUSY_SECONDS):
             raise StoreAway(f"all {MOST_CONNECTIONS} connections of this process to {self.url} are busy")
         try:
-            connection = self._take()
-            try:
+            if self.sentinels_due():
+                self._follow_sentinels()
+            with self.returned(self.take() or self.connect("tenure")) as connection:
                 yield connection
-            except exceptions.ResponseError as error:
-                if _read_only(error):  # a failover: find the primary again
-                    self._at = None
-                    connection.disconnect()
-                    self._drop_idle()
-                else:
-                    self._put_back(connection)
-                raise
-            except BaseException:
+        finally:
+            self.room.release()
+
+    @contextmanager
+    def returned(self, connection: Connection) -> Generator[Connection]:
+        """Put it back afterwards, unless it is broken."""
+        try:
+            yield connection
+        except exceptions.ResponseError as error:
+            if _read_only(error):  # a failover: find the primary again
                 self._at = None
                 connection.disconnect()
-                self._drop_idle()  # its server is gone, so the other connections are dead too
-                raise
+                self._drop_idle()
             else:
                 self._put_back(connection)
-        finally:
-            self._room.release()
+            raise
+        except BaseException:
+            self._at = None
+            connection.disconnect()
+            self._drop_idle()  # its server is gone, so the other connections are dead too
+            raise
+        else:
+            self._put_back(connection)
 
     def refuse_child(self) -> None:
         if os.getpid() != self.pid:
             raise StoreError(f"{self.url} was opened before a fork(): a child process must open the store itself")
 
-    def _take(self) -> Connection:
-        if self._place.service and monotonic() > self._ask_sentinels_at:
-            self._follow_sentinels()
+    def sentinels_due(self) -> bool:
+        return bool(self._place.service) and monotonic() > self._ask_sentinels_at
+
+    def take(self) -> Connection | None:
+        """An idle connection."""
         while True:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
-                return self.connect("tenure")
+                return None
             with suppress(exceptions.RedisError, OSError):
                 if not connection.can_read(timeout=0):
                     return connection
@@ -323,7 +342,7 @@ class Server:
     def call_each(self, name: str, batches: Sequence[T], values: Callable[[T], Sequence[Any]]) -> list[Any]:
         """Run one script for several batches, each its own transition. The server works while we encode the next."""
         script = self._scripts.load(name)
-        time = () if self._clock is None else (int(self._clock.unix() * 1000),)
+        time = self._time()
 
         def ask(connection: Connection) -> list[Any]:
             answers: list[Any] = []
@@ -344,9 +363,16 @@ class Server:
 
         return self._moving(ask)
 
+    def evalsha(self, name: str, values: Sequence[Any]) -> tuple[Any, ...]:
+        """The command that runs a script."""
+        return ("EVALSHA", self._scripts.load(name).digest, 1, self.prefix, *values, *self._time())
+
+    def _time(self) -> tuple[int, ...]:
+        return () if self._clock is None else (int(self._clock.unix() * 1000),)
+
     def _moving(self, ask: Callable[[Connection], T]) -> T:
         """Run `ask`; repeat it on another node if a cluster's node answers MOVED: that node has executed nothing."""
-        try:
+        with mapping_errors(self):
             for _ in range(MOST_MOVES):
                 try:
                     with self._lent() as connection:
@@ -355,10 +381,6 @@ class Server:
                     self._at = self._named(error, self._at or self._place.hosts[0])
                     self._drop_idle()
             raise StoreAway(f"{self.url}: the nodes of the cluster do not agree on which of them has {self.prefix}")
-        except UnicodeEncodeError as error:
-            raise BadData(f"{self.url} can't store a value: {error}") from error
-        except (exceptions.RedisError, OSError) as error:
-            raise mapped(error, self) from error
 
     # ── is it fit to be a store? ──
 

@@ -75,17 +75,20 @@ class RedisWaiting(RedisLimits):
         state, *before = found
         return sent_before(key, instant(before[0])) if before else too_late(State(state))
 
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:
         if job_id is not None and not is_id(job_id):
             return []
         kept = self._server.prefix + ("shared" if job_id is None else f"signals:{job_id}")
         if keys is not None:
             wanted = sorted(set(keys))
         elif job_id is None:
-            wanted = self._server.run("ZRANGE", f"{self._server.prefix}shared_keys", 0, SIGNALS - 1)
+            first = f"({start}" if start else "-"
+            wanted = self._server.run(
+                "ZRANGEBYLEX", f"{self._server.prefix}shared_keys", first, "+", "LIMIT", 0, SIGNALS
+            )
         else:
             wanted = sorted(self._server.run("HKEYS", kept))
-        wanted = wanted[:SIGNALS]
+        wanted = [key for key in wanted if key > start][:SIGNALS]
         found: list[str | None] = self._server.run("HMGET", kept, *wanted) if wanted else []
         return [_signal(key, text) for key, text in zip(wanted, found, strict=True) if text is not None]
 

@@ -18,11 +18,13 @@ from tenure.stores.sqlite.file import DatabaseFile, Transaction, fetch, migratio
 from tenure.stores.sqlite.jobs import SqliteJobs
 from tenure.stores.sqlite.reads import SqliteReads
 from tenure.stores.sqlite.schedules import SqliteSchedules
+from tenure.stores.sqlite.texts import SqliteTexts
+from tenure.stores.sqlite.upkeep import checkpoint, copy
 from tenure.stores.sqlite.waiting import SqliteWaiting
 from tenure.stores.sqlite.workers import SqliteWorkers
 
 
-class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, SqliteReads):
+class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, SqliteReads, SqliteTexts):
     """`SqliteStore("tenure.db")`: the default store. Creates its tables on first use."""
 
     capabilities = Capabilities(transactions=True, durable=True, steady_clock=True, local=True)
@@ -52,7 +54,7 @@ class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, Sql
 
     def backup(self, path: str, progress: Callable[[int, int], None] | None = None) -> None:
         """Copy the database to a new file while work goes on; `progress(done, total)` in pages."""
-        self._file.backup(path, progress)
+        self._file.read(lambda connection: copy(connection, path, progress))
 
     def damage(self) -> list[str]:
         """The problems that SQLite's quick check finds in the file; empty if there are none."""
@@ -60,7 +62,7 @@ class SqliteStore(SqliteJobs, SqliteWorkers, SqliteWaiting, SqliteSchedules, Sql
         return [row[0] for row in found if row[0] != "ok"]
 
     def upkeep(self) -> None:
-        self._file.checkpoint()
+        self._file.read(checkpoint)
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:

@@ -26,6 +26,7 @@ import apsw
 from tenure.core import forks
 from tenure.core.text import UPGRADE
 from tenure.errors import BadData, StoreAway, StoreError
+from tenure.stores.sqlite.upkeep import LARGEST_LOG, MOST_FRAMES, is_due
 
 T = TypeVar("T")
 
@@ -33,8 +34,8 @@ APPLICATION_ID = 0x54454E55  # "TENU", in the file's header
 TRANSACTION_SECONDS = 5.0
 BUSY_SECONDS = TRANSACTION_SECONDS + 2.0  # longer: a caller behind a transaction that is too long gets its turn
 CLOSE_SECONDS = BUSY_SECONDS + 1.0
-LARGEST_LOG = 64 << 20  # bytes of write-ahead log that a checkpoint leaves allocated for reuse
-ENOUGH_FRAMES, MOST_FRAMES = 1000, 16_000  # of 4 KiB: upkeep checkpoints from the first, a writer from the second
+#: A thread takes over where commits take longer: its own cost, about 0.2 ms, is then a small part.
+FAST_SECONDS = 0.002
 _PRAGMAS: dict[str, str | int] = {
     "synchronous": "FULL",
     "foreign_keys": "ON",
@@ -260,6 +261,7 @@ class DatabaseFile:
         self._turn = threading.Lock()
         self._reading = threading.Lock()
         self._waiting: deque[_Op] = deque()
+        self._slowest = 0.0  #: seconds of the slowest commit; the longer ago it was, the less it counts
         self._pid = os.getpid()
 
     # ── opening ──
@@ -293,10 +295,7 @@ class DatabaseFile:
 
     def _connect(self, flags: int) -> apsw.Connection:
         connection = apsw.Connection(self.path, flags=flags)
-        # A blocking lock with a time limit, granted in turn by the kernel: SQLite's own busy handler sleeps for growing
-        # intervals, so that the latest of several processes writing back to back starves.
-        connection.set_busy_timeout(round(BUSY_SECONDS * 1000))
-        connection.setlk_timeout(round(BUSY_SECONDS * 1000), 0)
+        _wait_for_locks(connection, BUSY_SECONDS)
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()
             if mode is None or mode[0] != "wal":
@@ -462,6 +461,33 @@ class DatabaseFile:
             raise mapped(op.error, self.path) from op.error
         return op.result  # type: ignore[no-any-return]
 
+    def write_at_once(self, call: Callable[[apsw.Connection], T]) -> T | None:
+        """As `write`, if that takes a moment only: no lock has to be waited for, and recent commits were fast.
+
+        None: it was not executed, or refused; `write` executes it, or says why not.
+        """
+        if not self.mine or self._slowest > FAST_SECONDS or not self._turn.acquire(blocking=False):
+            return None
+        try:
+            connection = self._writer
+            if connection is None or self._waiting or not self._transaction_ended(0.0):
+                return None
+            if is_due(connection):  # this commit would make a checkpoint
+                return None
+            op = _Op(call)
+            _wait_for_locks(connection, 0.0)
+            try:
+                self._commit_together(connection, [op])
+            except Exception:
+                if op.committed:  # raised by a signal handler, too late to roll back
+                    raise
+                return None
+            finally:
+                _wait_for_locks(connection, BUSY_SECONDS)
+            return op.result  # type: ignore[no-any-return]
+        finally:
+            self._turn.release()
+
     def _commit(self, group: list[_Op]) -> None:
         try:
             self._wait_for_transaction()
@@ -478,6 +504,7 @@ class DatabaseFile:
 
     def _commit_together(self, connection: apsw.Connection, group: list[_Op]) -> None:
         committed: list[apsw.Cursor] = []
+        began = time.monotonic()
         try:
             connection.execute("BEGIN IMMEDIATE")
             for op in group:
@@ -489,6 +516,8 @@ class DatabaseFile:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        finally:
+            self._slowest = max(time.monotonic() - began, 0.9 * self._slowest)
 
     @contextmanager
     def transaction(self) -> Generator[Transaction]:
@@ -510,31 +539,15 @@ class DatabaseFile:
         for committed in transaction.committed:
             committed()
 
-    def checkpoint(self) -> None:
-        """Move the write-ahead log into the file once it is long enough. Blocks no writer."""
 
-        def step(connection: apsw.Connection) -> None:
-            frames, moved = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-            if frames - moved >= ENOUGH_FRAMES:
-                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+def _wait_for_locks(connection: apsw.Connection, seconds: float) -> None:
+    """A blocking lock with a time limit, granted in turn by the kernel.
 
-        self.read(step)
-
-    def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the database to a new file, a few pages at a time, while it stays in use."""
-
-        def copy(connection: apsw.Connection) -> None:
-            copied = apsw.Connection(target)
-            try:
-                with copied.backup("main", connection, "main") as step:
-                    while not step.done:
-                        step.step(200)
-                        if progress is not None:
-                            progress(step.page_count - step.remaining, step.page_count)
-            finally:
-                copied.close()
-
-        self.read(copy)
+    SQLite's own busy handler sleeps for growing intervals, so that the latest of several processes writing back to back
+    starves.
+    """
+    connection.set_busy_timeout(round(seconds * 1000))
+    connection.setlk_timeout(round(seconds * 1000), 0)
 
 
 def _check_ours(path: str, connection: apsw.Connection) -> None:

@@ -32,6 +32,7 @@ from tenure.ports import (
     Landed,
     NotLanded,
     OnceRecord,
+    OnLoop,
     Owned,
     Progress,
     Promoted,
@@ -176,6 +177,11 @@ class SqliteJobs(SqliteBase):
         if isinstance(inner, Transaction) and committed is not None:
             inner.committed.append(committed)
         return answers
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        yield from ()
+        (row,) = steps.rows_of([draft], self._now())
+        return self._file.write_at_once(lambda connection: steps.enqueue_one(connection, row))
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
         check_text(reason)

@@ -45,10 +45,10 @@ class SqliteWaitReads(SqliteBase):
         facts = {"protocol": protocol, "boot": self._boot(), "boot_id": self._clock.boot_id}
         return [row[0] for row in self._fetch(_OUTDATED, facts)]
 
-    def signals(self, job_id: str | None, keys: Iterable[str] | None = None) -> list[SignalView]:
+    def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:
         wanted = "" if keys is None else "AND key IN (SELECT value FROM json_each(?))"
-        sql = f"SELECT key, value, sent_at FROM signals WHERE job_id IS ? {wanted} ORDER BY key LIMIT 1000"
-        found = self._fetch(sql, (job_id,) if keys is None else (job_id, json_of(list(keys))))
+        sql = f"SELECT key, value, sent_at FROM signals WHERE job_id IS ? AND key > ? {wanted} ORDER BY key LIMIT 1000"
+        found = self._fetch(sql, (job_id, start) if keys is None else (job_id, start, json_of(list(keys))))
         return [SignalView(key, value, instant(sent_at)) for key, value, sent_at in found]
 
     def inputs(self, job_id: str, *, start: int = 0, limit: int = 200) -> list[Input]:

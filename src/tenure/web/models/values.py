@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, Self, cast
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from tenure.ports import RESERVED
+
 MOST_DEEP = 100  #: levels of JSON inside JSON
 _FIRST_YEAR, _LAST_YEAR = 1970, 9000
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -59,7 +61,7 @@ def _flaw(value: object, depth: int) -> str:
 
 
 def ours(meta: dict[str, str]) -> dict[str, str]:
-    if taken := [name for name in meta if name.startswith("tenure.")]:
+    if taken := [name for name in meta if name.startswith(RESERVED)]:
         raise ValueError(f"expected names of your own, got {taken[0]!r}: names with tenure. are reserved")
     return meta
 

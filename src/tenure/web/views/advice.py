@@ -114,6 +114,7 @@ _NOUNS: Mapping[Kind, tuple[str, str]] = {
     "stuck-jobs": ("task with jobs that hang", "tasks with jobs that hang"),
     "too-long": ("run that takes too long", "runs that take too long"),
     "arguments-misfit": ("task whose arguments fit no code", "tasks whose arguments fit no code"),
+    "key-missing": ("task whose key no worker has", "tasks whose key no worker has"),
     "dead-letters": ("task with new dead letters", "tasks with new dead letters"),
     "failures": ("failing schedule", "failing schedules"),
     "queue-age": ("queue that is behind", "queues that are behind"),
@@ -174,6 +175,8 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
         case "arguments-misfit":
             do = "Deploy the code that takes their arguments, then run them now; or cancel them."
             return "Arguments fit no worker's code", do, its_jobs
+        case "key-missing":
+            return "Workers have no key for encrypted values", "Give it to all workers, then run them now.", its_jobs
         case "dead-letters":
             do = "Read the errors; replay the jobs once the cause is fixed."
             return "New dead letters", do, Link("Dead letters", "/dead", {} if several else {"task": subject})

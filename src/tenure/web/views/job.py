@@ -14,6 +14,7 @@ import msgspec
 
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED, State
+from tenure.core.sealed import ENCRYPTED
 from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownJob
 from tenure.events import headline
 from tenure.operations.jobs import CAN, SECRET, JobDetail, Verb, is_secret
@@ -293,7 +294,8 @@ def _decoded(payload: str) -> Mapping[str, object]:
         raise Problem(
             HTTPStatus.CONFLICT,
             "Can't be edited",
-            "its arguments are not a JSON object, so it can only be replayed unchanged",
+            f"its arguments are {'encrypted' if ENCRYPTED in payload else 'not a JSON object'}, so it can only be "
+            "replayed unchanged",
         )
     return cast("Mapping[str, object]", found)
 

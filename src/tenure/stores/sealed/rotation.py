@@ -1,0 +1,88 @@
+"""Encrypt what is stored with the first key of a codec: what another key encrypted, and what was stored without one.
+
+A walk over all jobs, newest first, a page at a time: a page is read, and those of its texts are written that are not
+yet as the first key makes them. So it can be cut anywhere and begun anew: what is done is read, and not written again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tenure.codecs import Codec
+from tenure.core.lifecycle import State
+from tenure.core.sealed import is_sealed, key_of, why_sealed
+from tenure.ports import EDITS, Field, Filter, JobView, Store, Text
+from tenure.stores.rules import CLEARED, json_of
+from tenure.stores.sealed.values import ONCE, Seal
+
+_JOBS = 100  #: of a page
+_ALWAYS: tuple[Field, ...] = ("payload", "result", "checkpoint", "stage")  #: never the engine's own words
+
+
+class Rotated(NamedTuple):
+    """What a walk has done so far. `unread`: how many texts can't be decrypted, by the reason."""
+
+    jobs: int
+    written: int
+    raced: int  #: texts that changed in that moment, or were locked: the next walk finds them
+    unread: Counter[str]
+
+
+def rotate(store: Store, codec: Codec) -> Iterator[Rotated]:
+    """Walk once; yields what was done so far, after each page. `store` is the one beneath the codec."""
+    seal, jobs, written, raced, unread = Seal(codec), 0, 0, 0, Counter[str]()
+    for count, texts in _pages(store):
+        changes: list[tuple[Text, str]] = []
+        for text in texts:
+            part = seal.part(text)
+            if is_sealed(part) and key_of(part) == codec.key:
+                continue
+            opened = seal.opened(text)
+            left = seal.part(text._replace(value=opened))
+            if is_sealed(left):
+                unread[why_sealed(left)] += 1
+            elif (new := seal.closed(text, opened)) != text.value:
+                changes.append((text, new))
+        landed = store.rewrite(changes) if changes else 0
+        jobs, written, raced = jobs + count, written + landed, raced + len(changes) - landed
+        yield Rotated(jobs, written, raced, unread)
+
+
+def _pages(store: Store) -> Iterator[tuple[int, list[Text]]]:
+    """How many jobs, and the texts of these; at last those that belong to no job."""
+    cursor: str | None = ""
+    while cursor is not None:
+        page = store.search(Filter(), limit=_JOBS, cursor=cursor or None)
+        cursor = page.cursor
+        yield len(page.jobs), [text for job in page.jobs for text in _of(store, job)]
+    start: str | None = ""
+    while start is not None:
+        signals = store.signals(None, start=start)
+        start = signals[-1].key if signals else None
+        yield 0, [Text("signal", "", each.key, each.value) for each in signals]
+    yield 0, [Text("note", key, "", value) for key, value in store.notes(ONCE).items()]
+
+
+def _of(store: Store, job: JobView) -> Iterator[Text]:
+    for field in _ALWAYS:
+        text = getattr(job, field)
+        if text is not None:
+            yield Text(field, job.id, "", text)
+    if job.message is not None and not job.message.startswith(CLEARED):
+        yield Text("message", job.id, "", job.message)
+    if EDITS in job.meta:
+        yield Text("meta", job.id, "", json_of(job.meta))
+    failed = set[str]()  # of what stands beside an error, only that of a failure is text of the app's code
+    if job.attempt > (job.state is State.COMPLETED):
+        for each in store.attempts(job.id):
+            if each.outcome == "failed" or is_sealed(each.error):
+                failed.add(each.error)
+                yield Text("attempt", job.id, str(each.attempt), each.error)
+    if job.error is not None and (job.error in failed or is_sealed(job.error)):
+        yield Text("error", job.id, "", job.error)
+    if job.attempt:
+        yield from (Text("log", job.id, str(number), text) for number, text in store.logs(job.id).items())
+        yield from (Text("once", job.id, key, text) for key, text in store.records(job.id).items())
+    yield from (Text("signal", job.id, each.key, each.value) for each in store.signals(job.id))

@@ -1,0 +1,71 @@
+"""A rolling upgrade from the release before this code, and the way back, under faults: no promise is broken."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import previous
+from crash.conftest import Tell
+from crash.harness import FULL
+
+from . import evidence, faults, history, upgrade
+from .history import Event
+from .run import play
+from .stage import STORES
+
+SECONDS = 300.0 if FULL else 40.0
+IN_SHORT = ("sqlite", "postgres", "redis")
+
+
+def began(events: Sequence[Event]) -> dict[str, set[str]]:
+    """By phase, between two changes: the releases whose workers began attempts, and whose clients enqueued."""
+    found = defaultdict[str, set[str]](set)
+    now = upgrade.PHASES[0].name
+    for event in events:
+        if event.op == "phase":
+            now = event.data["name"] if event.phase == "ok" else ""
+        asked = event.op == "begin" or (event.op == "enqueue" and event.phase == "invoke")
+        if now and asked and event.actor.startswith(("host", "client")):
+            found[now].add(f"{event.actor.partition('-')[0]} {event.actor.split('-')[-2]}")
+    return found
+
+
+@pytest.mark.timeout(1800 if FULL else 600)
+@pytest.mark.parametrize("place", STORES if FULL else IN_SHORT)
+def test_two_releases_on_one_store_break_no_promise(place: str, tmp_path: Path, tell: Tell) -> None:
+    seed = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
+
+    result = play(place, tmp_path, seconds=SECONDS, seed=seed, upgraded=True)
+
+    tell(evidence.summary(result))
+    assert not result.verdict.violations and not result.oddities, evidence.summary(result)
+    assert result.verdict.kills >= len(upgrade.PHASES) and result.verdict.rescues, evidence.summary(result)
+    old, new = {"host 1", "client 1"}, {"host 2", "client 2"}
+    events = history.read(tmp_path / "history.jsonl")
+    assert began(events) == {"old": old, "mixed": old | new, "new": new, "back": old | new, "old again": old}
+    waited = {event.key for event in events if event.op == "waits"}
+    assert waited & {event.key for event in events if event.op == "given"}, "no flow ran to its end"
+
+
+def test_each_phase_of_an_upgrade_kills_a_worker_first() -> None:
+    kinds = faults.possible(["server", "transactions"])
+
+    for number, phase in enumerate(upgrade.PHASES):
+        first, *_ = faults.plan(7, SECONDS / len(upgrade.PHASES), 3.0, phase.of(kinds), number)
+        assert (first.name, first.phase) == ("kill worker", number)
+
+
+def test_a_clone_without_the_release_before_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = tmp_path / "previous.txt"
+    named.write_text("1" * 40)
+    monkeypatch.setattr(previous, "NAMED", named)
+    monkeypatch.setattr(previous, "_tags", list)
+
+    with pytest.raises(previous.PreviousMissing, match=r"git fetch --unshallow --tags"):
+        previous.commit()
