@@ -65,6 +65,17 @@ def previous() -> Release:
     return Release("1", str(python), (tests / "crash/other_clock", tests))
 
 
+NO_HISTORY = "the release before is built from the history of a clone, which is not here: git fetch --unshallow --tags"
+
+
+def has_history() -> bool:
+    """Is this a whole clone? An archive, or a shallow clone, has nothing to build the release before from."""
+    try:
+        return _run("git", "rev-parse", "--is-shallow-repository", cwd=ROOT).strip() == b"false"
+    except (OSError, PreviousMissing):
+        return False
+
+
 def commit() -> str:
     """The commit of the release before this code, whole. Raises PreviousMissing."""
     name = next(iter(_tags()), NAMED.read_text().strip())

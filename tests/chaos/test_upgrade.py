@@ -36,6 +36,7 @@ def began(events: Sequence[Event]) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.skipif(not previous.has_history(), reason=previous.NO_HISTORY)
 @pytest.mark.timeout(1800 if FULL else 600)
 @pytest.mark.parametrize("place", STORES if FULL else IN_SHORT)
 def test_two_releases_on_one_store_break_no_promise(place: str, tmp_path: Path, tell: Tell) -> None:
@@ -61,6 +62,7 @@ def test_each_phase_of_an_upgrade_kills_a_worker_first() -> None:
         assert (first.name, first.phase) == ("kill worker", number)
 
 
+@pytest.mark.skipif(not previous.has_history(), reason=previous.NO_HISTORY)
 def test_a_clone_without_the_release_before_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = tmp_path / "previous.txt"
     named.write_text("1" * 40)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from previous import previous
+from previous import NO_HISTORY, has_history, previous
 from tenure.config import load
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
@@ -45,6 +45,9 @@ print(json.dumps({
 }))
 shop.jobs.__exit__(None, None, None)
 """
+
+
+pytestmark = pytest.mark.skipif(not has_history(), reason=NO_HISTORY)
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from previous import NO_HISTORY, has_history
+
 ROOT = Path(__file__).parents[2]
 CHANGES = "# Changes\n\n## Unreleased\n\n## 1.4.0\n\n### Added\n\n- A thing.\n\n## 1.3.0\n\n- Another.\n"
 
@@ -142,6 +144,7 @@ def test_a_wheel_that_is_not_what_is_committed_is_refused(
         release["check"](project, release["plan"](project), wheel, folder / "tenure-1.4.0.tar.gz")
 
 
+@pytest.mark.skipif(not has_history(), reason=NO_HISTORY)
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_a_clone_of_this_repository_is_built_checked_installed_and_tagged(tmp_path: Path) -> None:
