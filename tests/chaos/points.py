@@ -30,7 +30,7 @@ import tenure.maintenance.maintenance
 import tenure.tasks.once
 from tenure.config import Settings
 from tenure.core.lifecycle import Cancelled, Failed, Released, Snoozed
-from tenure.ports import Landed, Notifier, Store
+from tenure.ports import Draft, Landed, Notifier, OnLoop, Store
 from tenure.worker.worker import Worker
 
 # ── The table ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -63,6 +63,7 @@ READS = frozenset(
             "updates",
             "counts",
             "attempts",
+            "records",
             "workers",
             "queues",
         ),
@@ -115,6 +116,8 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
     "client": (
         Spot("enqueue"),
         Spot("enqueue a batch", "enqueue"),
+        Spot("enqueue alone", "enqueue_on_loop"),
+        Spot("rewrite"),
         *_JOINS,
         *map(Spot, ("announce", "cancel", "promote_now", "signal", "skip", "replay", "delete", "pause", "swap")),
     ),
@@ -338,6 +341,19 @@ def _watch(port: Any, verb: str) -> None:
     setattr(port, verb, watched)
 
 
+def _watch_on_loop(store: Store) -> None:
+    call, here = store.enqueue_on_loop, process()
+
+    def watched(draft: Draft) -> OnLoop:
+        here.reach("before enqueue alone")
+        answer = yield from call(draft)
+        if answer is not None:
+            here.reach("after enqueue alone")
+        return answer
+
+    store.enqueue_on_loop = watched  # type: ignore[method-assign]
+
+
 def _watch_transactions(store: Store) -> None:
     begin, here = store.transaction, process()
 
@@ -365,6 +381,8 @@ def _open_store(settings: Settings) -> Store:
     for verb in changing(Store):
         if verb == "transaction":
             _watch_transactions(store)
+        elif verb == "enqueue_on_loop":
+            _watch_on_loop(store)
         else:
             _watch(store, verb)
     return store

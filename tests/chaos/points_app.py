@@ -21,7 +21,7 @@ from crash.shop import note
 from tenure import Fail, Job, Retry, Snooze, Task, Tenure
 from tenure.backends import open_store
 from tenure.core.lifecycle import Released, State
-from tenure.ports import Store
+from tenure.ports import Store, Text
 from tenure.processes import load_app
 from tenure.worker.executor import Attempt
 
@@ -226,9 +226,12 @@ class Client:
         jobs.enqueue_many([new(plain, name).bind(0.0) for name in BATCH])
         new(plain, "later", delay="200ms").enqueue(0.0)
         new(plain, "far", delay=FAR).enqueue(0.0)
+        asyncio.run(new(plain, "lone").aenqueue(0.0))
         keyed = new(plain, "keyed", unique=f"key {number}").enqueue(0.0)
         new(plain, "then", after=[keyed]).enqueue(0.0)
         self._store.signal(str(id_of(number, "far")), "own:go", "1")
+        if far := self._store.get(str(id_of(number, "far"))):
+            self._store.rewrite([(Text("payload", far.id, "", far.payload), far.payload)])
         if self._joins:
             new(hands_in, "hands_in").enqueue()
             self._join(number)

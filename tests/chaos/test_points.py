@@ -441,7 +441,7 @@ class Judge:
 
     def _names(self) -> list[str]:
         joins = ["hands_in", "joined"] if TRANSACTIONS in self.walk.has else []
-        return [*SINGLES, *BATCH, *joins, "later", "keyed", "then", "far"]
+        return [*SINGLES, *BATCH, *joins, "lone", "later", "keyed", "then", "far"]
 
     def _said(self, job: str, event: str) -> list[Line]:
         return [line for line in self.of[job] if line.event.startswith(event)]
