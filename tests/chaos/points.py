@@ -98,7 +98,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
         *_FINISHES,
         Spot("finish in a transaction", "finish", TRANSACTIONS),
         Spot("commit", "transaction", TRANSACTIONS),
-        Spot("enqueue"),
+        Spot("enqueue alone", "enqueue_on_loop"),
         Spot("announce"),
         Spot("refused"),
         Spot("settle permits", "settle", PERMITS),
@@ -347,8 +347,7 @@ def _watch_on_loop(store: Store) -> None:
     def watched(draft: Draft) -> OnLoop:
         here.reach("before enqueue alone")
         answer = yield from call(draft)
-        if answer is not None:
-            here.reach("after enqueue alone")
+        here.reach("after enqueue alone")  # also if it is left to a thread
         return answer
 
     store.enqueue_on_loop = watched  # type: ignore[method-assign]
