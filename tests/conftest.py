@@ -61,8 +61,8 @@ def _leave_empty() -> None:
     while _taken:
         schema = _taken.pop()
         with _emptying().transaction():
-            # The deletion of a job may store an ask, so these go last.
-            named = "SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY tablename = 'asks'"
+            # The deletion of a job may store asks, so these go last.
+            named = "SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY tablename LIKE '%%asks'"
             tables = _emptying().execute(named, [schema]).fetchall()
             for (table,) in tables:
                 if table != "migrations":

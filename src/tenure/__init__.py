@@ -21,6 +21,7 @@ from tenure.tasks.flow import Flow, Step, outputs
 from tenure.tasks.flow_handle import FlowHandle, FlowStatus
 from tenure.tasks.handle import JobHandle
 from tenure.tasks.job import Job
+from tenure.tasks.limits import Limit
 from tenure.tasks.task import NewJob, Task
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Job",
     "JobHandle",
     "JobStopped",
+    "Limit",
     "NewJob",
     "Retry",
     "Secret",

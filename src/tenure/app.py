@@ -29,6 +29,7 @@ from tenure.core.durations import Duration, seconds
 from tenure.core.imports import import_named
 from tenure.core.retry import Retry
 from tenure.errors import InvalidOption
+from tenure.operations.app_limits import WithLimits
 from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
@@ -37,6 +38,7 @@ from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.hints import APP, foreign_names, unknown_option
 from tenure.tasks.job import Job, valid_key
+from tenure.tasks.limits import DeclaredLimits
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.named import ByName
 from tenure.tasks.once import decode_result
@@ -47,7 +49,6 @@ from tenure.worker.program import Program
 
 if TYPE_CHECKING:
     from tenure.guards.guard import Guard, GuardOptions
-    from tenure.schedules.timetable import Declared
     from tenure.tasks.client import Client
     from tenure.tasks.registry import TaskDecorator
     from tenure.testing import TestQueue
@@ -58,7 +59,7 @@ R = TypeVar("R")
 
 
 @foreign_names("the app", APP)
-class Tenure(ByName, WithFlows, Traced):
+class Tenure(ByName, WithFlows, WithLimits, Traced):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
@@ -99,6 +100,7 @@ class Tenure(ByName, WithFlows, Traced):
         self._imports = tuple(imports)
         self._registry = Registry()
         self._declarations = Declarations(calling_app(1))
+        self._limits = DeclaredLimits()
         self._resources: list[Callable[[], Any]] = []
         self._arounds: list[Callable[[Job[Any]], Any]] = []
         self._client = OpenClient()
@@ -254,15 +256,20 @@ class Tenure(ByName, WithFlows, Traced):
 
     @contextmanager
     def testing(
-        self, *, resources: Mapping[type, object] = MappingProxyType({}), elsewhere: Sequence[str] = ()
+        self,
+        *,
+        resources: Mapping[type, object] = MappingProxyType({}),
+        elsewhere: Sequence[str] = (),
+        limits: bool = False,
     ) -> Generator[TestQueue]:
         """Keep jobs in memory, under a virtual clock, and run them when the test says so.
 
         Example: `with jobs.testing() as queue: signup(); queue.assert_enqueued(send_welcome, "a@b.c"); queue.drain()`
         `elsewhere` names tasks of other processes, which `jobs.enqueue("name", …)` may name: `drain` leaves their jobs.
+        `limits=True`: limits hold; else every job is due at once, and nothing pauses a key.
         """
         before = self._testing
-        self._testing = queue = backends.test_queue(self, self.program, self._new_client, resources, elsewhere)
+        self._testing = queue = backends.test_queue(self, self.program, self._new_client, resources, elsewhere, limits)
         try:
             yield queue
         finally:
@@ -279,21 +286,14 @@ class Tenure(ByName, WithFlows, Traced):
     @property
     def program(self) -> Program:
         """What a worker runs."""
-        own = self._declarations
-        return Program(self.tasks, tuple(self._resources), tuple(self._arounds), own.source, own.all, self.tracing)
+        own, around = self._declarations, tuple(self._arounds)
+        resources, limits = tuple(self._resources), self._limits.rows
+        return Program(self.tasks, resources, around, own.source, own.all, limits, self.tracing)
 
     @property
     def schedules(self) -> Sequence[Schedule]:
         """Its schedules as declared, including those of `imports`. Raises InvalidOption."""
         return self.program.schedules()
-
-    def declare(self, *, force: bool = False) -> Declared:
-        """Put its schedules into the store, as its workers do at start. `force`: override those of a newer release."""
-        from tenure.schedules.timetable import Timetable
-
-        client, program = self.client(), self.program
-        timetable = Timetable(client.store, client.notifier)
-        return timetable.declare(program.source, self.settings.release or "", program.schedules(), force=force)
 
     # ── for its tasks ──
 

@@ -197,6 +197,7 @@ def test_queue(
     new_client: Callable[[Store, Notifier], Client],
     resources: Mapping[type, object],
     elsewhere: Sequence[str],
+    limits: bool,
 ) -> TestQueue:
     """The queue of `jobs.testing()`: in memory, under a virtual clock."""
     from tenure.notifiers.poll import PollNotifier
@@ -205,7 +206,7 @@ def test_queue(
 
     clock = VirtualClock()
     client = new_client(MemoryStore(clock.clock), PollNotifier())
-    return TestQueue(app, program, client, clock, resources, elsewhere, _fates)
+    return TestQueue(app, program, client, clock, resources, elsewhere, _fates, limits=limits)
 
 
 def _fates() -> Fates:

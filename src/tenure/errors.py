@@ -50,6 +50,10 @@ class UnknownFlow(TenureError, LookupError):
     """The store has no flow with this id: it was never enqueued, or all of its jobs were deleted or pruned."""
 
 
+class UnknownLimit(TenureError, LookupError):
+    """The store has no limit of this name, and none that gives this key."""
+
+
 class UnknownWorker(TenureError, LookupError):
     """No worker of the last day has this id."""
 

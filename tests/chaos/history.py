@@ -22,7 +22,8 @@ A client's call is two events: `invoke`, then
                             is asked for
                signal       value: invoke; ok: taken (it was the first)
                read         ok: state, and the event's attempt (what the store answered to a read of this job)
-    handlers   begin        checkpoint (as this attempt was given it), pid
+    handlers   begin        checkpoint (as this attempt was given it), pid; of a limited job: places (how many at a
+                            time, by key), pace (how many begins in how many seconds, by key)
                alive        still running, every 50 ms or so
                effect       something that can't be undone, in the world outside
                checkpoint   value: invoke, then ok, fail (refused: the lease is lost) or info
@@ -140,6 +141,8 @@ class Dump:
     ticks: Mapping[str, Mapping[int, tuple[str, ...]]] = field(default_factory=dict[str, Mapping[int, tuple[str, ...]]])
     #: by schedule and tick: when it was fired, by the store's Unix time
     decided: Mapping[str, Mapping[int, float]] = field(default_factory=dict[str, Mapping[int, float]])
+    #: of each key of a limit: its name, the places that are held, and how many jobs wait for one
+    places: tuple[tuple[str, int, int], ...] = ()
 
 
 def write_dump(path: Path, dump: Dump) -> None:
@@ -156,6 +159,7 @@ def read_dump(path: Path) -> Dump:
         handed_in=tuple((key, attempt) for key, attempt in found["handed_in"]),
         ticks={name: {int(at): tuple(jobs) for at, jobs in ticks.items()} for name, ticks in found["ticks"].items()},
         decided={name: _by_number(ticks) for name, ticks in found["decided"].items()},
+        places=tuple((key, held, waiting) for key, held, waiting in found.get("places", ())),
     )
 
 

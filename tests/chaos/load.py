@@ -71,10 +71,10 @@ class Load:
         self._owed -= whole
         return whole
 
-    async def many(self, jobs: Sequence[tuple[str, NewJob[Any]]], due: float = 0.0) -> None:
+    async def many(self, jobs: Sequence[tuple[str, NewJob[Any]]], due: float = 0.0, must: str = "any") -> None:
         """Enqueue them in one call."""
         keys = [key for key, _ in jobs]
-        pen().note_each("enqueue", "invoke", keys, must="any", script=[], due=due, unique="")
+        pen().note_each("enqueue", "invoke", keys, must=must, script=[], due=due, unique="")
         try:
             handles = await workload.jobs.aenqueue_many([job for _, job in jobs])
         except StoreError as error:
@@ -429,9 +429,39 @@ class Flows(Load):
         self.ids.clear()
 
 
+class Limits(Load):
+    """More than their places could take at once, and fewer than they take in a second."""
+
+    name = "limits"
+    pause = 0.5
+    shops = 8
+
+    async def prepare(self) -> None:
+        self._next_paced = time.monotonic()
+
+    async def turn(self) -> None:
+        tasks = (workload.one_of_a_shop, workload.three_of_a_shop, workload.ten_in_all)
+        some = [(self.key(), self.draw.choice(tasks)) for _ in range(self.count(40))]
+        if self._next_paced <= time.monotonic():
+            self._next_paced += 1.5  # its pace is one a second
+            some.append((self.key(), workload.at_a_pace))
+        await self.many([(key, self._bound(task, key)) for key, task in some], must="completed")
+
+    def _bound(self, task: Any, key: str) -> NewJob[Any]:
+        queue = self.draw.choice(("default", profiles.LOAD))
+        return task.using(queue=queue).bind(key, self.draw.randrange(self.shops), round(self.draw.uniform(0, 0.15), 3))
+
+    async def end(self) -> None:
+        """What it has asked for ends by itself."""
+        self.ids.clear()
+
+
 LOADS = {
     each.name: each
-    for each in (Lane, Light, Trickle, Avalanche, Heavy, HotKey, FullMemory, ManyQueues, Waiters, Flows, BulkCancel)
+    for each in (
+        *(Lane, Light, Trickle, Avalanche, Heavy, HotKey, FullMemory, ManyQueues, Waiters, Flows, Limits),
+        BulkCancel,
+    )
 }
 
 

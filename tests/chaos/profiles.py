@@ -87,6 +87,11 @@ PROFILES: tuple[Profile, ...] = (
         slots=20,
     ),
     Profile(
+        name="limits",
+        about="40 jobs a second with limits: one of a shop, three of a shop, ten in all, and a few at a pace",
+        slots=20,
+    ),
+    Profile(
         name="bulk cancel",
         about="500 delayed jobs are cancelled every second, beside 100 running jobs of 200 KB",
         slots=50,

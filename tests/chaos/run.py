@@ -210,6 +210,7 @@ def _dump(stage: Stage) -> Dump:
             name: {int(tick.tick.timestamp()): tick.decided_at.timestamp() for tick in mine if tick.job_id}
             for name, mine in ticks.items()
         },
+        places=tuple((view.key, view.held, view.waiting) for view in store.keys(limit=10_000)),
     )
 
 

@@ -42,6 +42,9 @@ LOADS = [
     pytest.param("postgres", "flows", 0.6, 30, id="flows on postgres"),
     pytest.param("sqlite", "flows", 0.6, 30, id="flows on sqlite"),
     pytest.param("redis", "flows", 0.6, 30, id="flows on redis"),
+    pytest.param("postgres", "limits", 0.6, 100, id="limits on postgres"),
+    pytest.param("sqlite", "limits", 0.6, 100, id="limits on sqlite"),
+    pytest.param("redis", "limits", 0.6, 100, id="limits on redis"),
 ]
 LOAD_SECONDS = 10.0
 BOUNDS = {"I15", "I16", "I17", "I18"}  #: what so few seconds on a machine with other tests tell too little about

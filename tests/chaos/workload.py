@@ -176,6 +176,46 @@ async def listener(job: Job[Any], key: str, seconds: float) -> str:
     return value
 
 
+# ── Limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_one = jobs.limit("one:{shop}", concurrency=1)
+_three = jobs.limit("three:{shop}", concurrency=3)
+_ten = jobs.limit("ten", concurrency=10)
+_pace = jobs.limit("pace", rate="20/20s", burst=5)
+
+
+@jobs.task(max_crashes=MAX_CRASHES, limit=_one)
+async def one_of_a_shop(job: Job[Any], key: str, shop: int, seconds: float) -> str:
+    return await _within(job, key, seconds, places={f"one:{shop}": 1})
+
+
+@jobs.task(max_crashes=MAX_CRASHES, limit=(_three, _ten))
+async def three_of_a_shop(job: Job[Any], key: str, shop: int, seconds: float) -> str:
+    return await _within(job, key, seconds, places={f"three:{shop}": 3, "ten": 10})
+
+
+@jobs.task(max_crashes=MAX_CRASHES, limit=_ten)
+async def ten_in_all(job: Job[Any], key: str, shop: int, seconds: float) -> str:
+    return await _within(job, key, seconds, places={"ten": 10})
+
+
+@jobs.task(max_crashes=MAX_CRASHES, limit=_pace)
+async def at_a_pace(job: Job[Any], key: str, shop: int, seconds: float) -> str:
+    return await _within(job, key, seconds, pace={"pace": (20, 20.0)})
+
+
+async def _within(job: Job[Any], key: str, seconds: float, **limits: Any) -> str:
+    note(job, key, "begin", pid=os.getpid(), **limits)
+    value = f"{key}/{job.attempt}"
+    try:
+        await _sleep(job, key, seconds)
+    except BaseException as error:
+        note(job, key, "end", how=_how(error))
+        raise
+    note(job, key, "end", how="return", value=value)
+    return value
+
+
 def short(result: Any) -> Any:
     """A result as the history tells it: without its ballast, if that is whole."""
     if not (isinstance(result, dict) and "ballast" in result):

@@ -110,9 +110,12 @@ def claim_one(store: Store, worker_id: str, *, solo: bool = False) -> Lease:
 
 
 def running(store: Store, worker_id: str | None = None, **options: Any) -> Lease:
-    """A job that a living worker has just claimed."""
+    """A job that a living worker has just claimed. `limits`: keys that have room."""
+    worker_id = worker_id or start(store)
     job_id = put(store, **options)
-    lease = claim_one(store, worker_id or start(store), solo=options.get("isolated", False))
+    if options.get("limits"):
+        store.admit()
+    lease = claim_one(store, worker_id, solo=options.get("isolated", False))
     assert lease.job_id == job_id
     return lease
 
@@ -137,13 +140,17 @@ def bring(store: Store, state: State, **options: Any) -> Lease:
     ways: dict[State, Outcome] = {
         State.SCHEDULED: Failed("not yet", retry_in=60),
         State.WAITING: Suspended("for a word", signal="own:go"),
-        State.QUEUED: Released("drained"),
+        State.QUEUED: Released("drained"),  # with limits, it is then admitted again
         State.COMPLETED: Completed('"done"'),
         State.DEAD: Failed("for good", final=True),
         State.CANCELLED: Cancelled("not wanted"),
     }
     if state in ways:
-        assert finish(store, lease, ways[state]) is state
+        limited = state is State.QUEUED and options.get("limits")
+        assert finish(store, lease, ways[state]) is (State.WAITING if limited else state)
+        if limited:
+            store.admit()
+            assert look(store, lease.job_id).state is state
     return lease
 
 

@@ -30,6 +30,7 @@ from tenure.core.lifecycle import (
     Completed,
     Crashed,
     Failed,
+    Key,
     Lease,
     Outcome,
     Released,
@@ -60,6 +61,7 @@ FLAVOURS: dict[str, dict[str, Any]] = {
     "last failure": {"max_failures": 1},
     "no crash allowed": {"max_crashes": 0},
     "isolated": {"isolated": True},
+    "limited": {"limits": (Key("shop:7", "shop:{shop}"),)},
 }
 
 
@@ -77,6 +79,7 @@ def charges(view: JobView) -> Charges:
         solo=view.solo,
         together=view.together,
         cancel_asked=view.cancel_reason is not None,
+        limited=bool(view.limits),
     )
 
 
@@ -102,6 +105,8 @@ class Case:
             self.world.advance(8 * DAY)
         if verb == "admit":
             self.store.signal(self.lease.job_id, "own:go", "1")
+        if verb == "withdraw":
+            self.store.pause("default", paused=True)
 
 
 def enqueued(case: Case) -> bool:
@@ -117,11 +122,16 @@ def started(case: Case) -> bool:
 
 def promoted(case: Case) -> bool:
     case.world.advance(61)
-    return "default" in case.store.promote().jobs
+    found = case.store.promote()
+    return "default" in found.jobs or found.limited == 1
 
 
 def admitted(case: Case) -> bool:
     return bool(case.store.admit().jobs)
+
+
+def withdrawn(case: Case) -> bool:
+    return case.store.withdraw().jobs == 1
 
 
 def claimed(case: Case) -> bool:
@@ -175,6 +185,7 @@ APPLY: dict[str, Callable[[Case], bool]] = {
     "start": started,
     "promote": promoted,
     "admit": admitted,
+    "withdraw": withdrawn,
     "claim": claimed,
     "progress": progressed,
     "once": recorded,
@@ -188,11 +199,17 @@ APPLY: dict[str, Callable[[Case], bool]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
+#: Nobody holds places for a job without limits, so there is nothing to withdraw.
+MATRIX = [
+    (verb, flavour) for verb in VERBS for flavour in ("fresh", "limited") if (verb, flavour) != ("withdraw", "fresh")
+]
+
+
+@pytest.mark.parametrize(("verb", "flavour"), MATRIX)
 @pytest.mark.parametrize("state", State)
-def test_a_verb_lands_exactly_where_the_table_allows_it(state: State, verb: str, world: World) -> None:
+def test_a_verb_lands_exactly_where_the_table_allows_it(state: State, verb: str, flavour: str, world: World) -> None:
     case = Case(world, world.store(), Lease("", 0, ""))
-    case.lease = bring(case.store, state)
+    case.lease = bring(case.store, state, **FLAVOURS[flavour])
     case.prepare(verb)
     before = memory_of(case.store, case.lease.job_id)
 

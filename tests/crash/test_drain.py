@@ -258,7 +258,7 @@ def test_until_empty_does_not_wait_for_the_jobs_of_tomorrow(site: Site) -> None:
 
     assert supervisor.exit_code(60) == 0
     assert site.job(after).state == "waiting"
-    assert "1 waiting in default, for other jobs or a signal" in supervisor.log()
+    assert "1 waiting in default, for other jobs, a signal or a place" in supervisor.log()
 
 
 def test_until_empty_waits_for_a_job_that_must_run_alone(site: Site) -> None:

@@ -148,3 +148,12 @@ def flows() -> None:
     jobs.task(signals=["approved"])  # type: ignore[call-overload]
     plain.handle("0192…").signal("approved", 1, 2)  # type: ignore[call-arg]
     print(number)
+
+
+def limits() -> None:
+    jobs.limit("github", rate=100)  # type: ignore[arg-type]
+    jobs.limit("github", at_most=3)  # type: ignore[call-arg]
+    jobs.task(limit="github")  # type: ignore[arg-type]
+    plain.using(limit="github")  # type: ignore[arg-type]
+    Snooze("30s", limit="github")  # type: ignore[arg-type]
+    jobs.limits.pause(7)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from tenure import (
     FlowStatus,
     Job,
     JobHandle,
+    Limit,
     NewJob,
     Retry,
     Secret,
@@ -349,3 +350,28 @@ def signals() -> None:
 async def async_signals() -> None:
     assert_type(await approval.handle("0192…").asignal("approved", Approval("ada")), bool)
     assert_type(await jobs.asignal("paid:7", 40), bool)
+
+
+per_shop = jobs.limit("shop:{shop}", concurrency=2, rate="100/1m", burst=10)
+assert_type(per_shop, Limit)
+
+
+@jobs.task(limit=per_shop)
+def limited(shop: int) -> int:
+    raise Snooze("30s", limit=per_shop)
+
+
+@jobs.task(limit=(per_shop, jobs.limit("renders", concurrency=50)))
+async def limited_twice(shop: int) -> int:
+    await jobs.limits.apause(per_shop, "30s")
+    return (await jobs.limits.astatus(per_shop.key(shop=shop))).key.held
+
+
+def limits() -> None:
+    assert_type(limited.using(limit=()).enqueue(7), JobHandle[int])
+    assert_type(limited.using(limit=[per_shop]).enqueue(7), JobHandle[int])
+    assert_type(jobs.limits.resume("shop:42"), bool)
+    jobs.limits.set("shop:42", concurrency=10)
+    assert_type([each.bounds.concurrency for each in jobs.limits.list()], list[int | None])
+    with jobs.testing(limits=True) as queue:
+        queue.assert_waiting(limited.enqueue(7), limit="shop:7")

@@ -376,7 +376,7 @@ def test_promote_and_replay_say_what_a_job_waits_for(store: Store, admin: Admin,
     assert acted.says == "cancelled"
     bell.rung.clear()
     ((acted,),) = admin.jobs.act("replay", [admin.jobs.ref(child.id)])
-    assert (acted.landed, acted.says) == (True, "waiting again, for the jobs before it")
+    assert (acted.landed, acted.says) == (True, "waiting again, for what must happen first")
     assert [ring.kind for ring in bell.rung] == ["due"]
 
 

@@ -29,9 +29,11 @@ from tenure.stores.postgres import (
     admission,
     drafts,
     jobs,
+    limits,
     links,
     operated,
     reads,
+    serving,
     steps,
     wait_reads,
     waiting,
@@ -51,6 +53,7 @@ BY_PLACE: Scan = ("Tid Scan", "")
 OF_WORKER: Scan = ("Index Scan", "jobs_processing")
 IN_ORDER: Scan = ("Index Scan", "jobs_queued")
 UNIQUE: Scan = ("Index Scan", "jobs_unique")
+PARKED: Scan = ("Index Scan", "jobs_parked")
 DUE: Scan = ("Index Scan", "jobs_scheduled")
 WAITING: Scan = ("Index Only Scan", "jobs_waiting")
 
@@ -124,7 +127,7 @@ CASES: Mapping[str, Case] = {
     "KNOWN": Case(links.KNOWN, (json.dumps(ids(BATCH)),), {("Index Only Scan", "jobs_pkey")}),
     "SUSPEND": Case(links.SUSPEND, (leases(),), {PKEY}),
     "LOOK": Case(waiting.LOOK, (), {WAITING}),
-    "LEFT": Case(waiting.LEFT, ([],), {WAITING}),
+    "LEFT": Case(waiting.LEFT, ([], []), {WAITING}),
     "TIMED_OUT": Case(admission.TIMED_OUT, (200,), {("Index Scan", "jobs_waiting")}),
     "FOR_SHARED": Case(admission.FOR_SHARED, ("shared:go", ids(1)[0], 200), {("Index Only Scan", "jobs_shared")}),
     "of asks, LOCK": Case(admission.LOCK, (ids(200),), {PKEY}),
@@ -136,7 +139,17 @@ CASES: Mapping[str, Case] = {
     "LOCK_TO_RELEASE": Case(admission.LOCK_TO_RELEASE, (ids(200),), {PKEY}),
     "RELEASE": Case(admission.RELEASE, (ids(200),), {PKEY}),
     "ADMIT": Case(admission.ADMIT, (ids(200),), {PKEY}),
-    "TIME_OVER": Case(admission.TIME_OVER, (ids(200),), {PKEY}),
+    "TIME_OVER": Case(admission.TIME_OVER, ("late", ids(200)), {PKEY}),
+    "SETTINGS": Case(serving.SETTINGS, (["a", "b"], ["a", "b"]), {("Index Only Scan", "jobs_parked")}),
+    "CANDIDATES": Case(serving.CANDIDATES, (["a"], [5], [""], ["a", "b"], 200), {PARKED}),
+    "GIVE": Case(serving.GIVE, (["a"] * 200, ["a"] * 200, ids(200), ["a"] * 200, ids(200)), {PKEY}),
+    "EXPIRE": Case(serving.EXPIRE, ("late", ids(200)), {PKEY}),
+    "MOVE": Case(serving.MOVE, (ids(200), ["a"] * 200), {PKEY}),
+    "STILL": Case(serving.STILL, (["a"], ["a", "b"]), {("Index Only Scan", "jobs_parked")}),
+    "PARKED_KEYS": Case(serving.PARKED_KEYS, ("", 200), {PARKED}),
+    "UNBEGUN": Case(limits.UNBEGUN, (*limits.START, 1000), {("Index Only Scan", "jobs_parked")}),
+    "TAKE_BACK": Case(limits.TAKE_BACK, (ids(200),), {PKEY}),
+    "HOLDERS": Case(limits.HOLDERS, ("a", 50), {PKEY}),
     "INPUTS": Case(waiting.INPUTS, (ids(1)[0], 0, 200), {PKEY}),
     "DEPENDENTS": Case(waiting.DEPENDENTS, (*ids(2), 200), {PKEY}),
     "MEMBERS": Case(wait_reads.MEMBERS, (*ids(2), 1000), {("Index Scan", "jobs_flow")}),

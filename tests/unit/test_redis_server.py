@@ -50,10 +50,11 @@ from tenure.backends import open_notifier, open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
 from tenure.core.conditions import Condition
-from tenure.core.lifecycle import Completed, Edge, Failed, Lease, Released, Snoozed, State
+from tenure.core.lifecycle import Completed, Edge, Failed, Key, Lease, Released, Snoozed, State
+from tenure.core.limits import Bounds, Rate
 from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.notifiers.redis import RedisNotifier
-from tenure.ports import Draft, Edit, Filter, Landed, Links, NotLanded, Progress, Ring
+from tenure.ports import Draft, Edit, Filter, Landed, LimitRow, Links, NotLanded, Progress, Ring
 from tenure.ports.schedules import Change
 from tenure.stores.redis import SCHEMA, RedisStore, fitness, reads, scripts
 from tenure.stores.redis import server as module
@@ -255,6 +256,7 @@ def use_every_verb(store: RedisStore) -> None:
     assert_sound(store)
     use_schedules_and_notes(store)
     use_waits(store)
+    use_limits(store)
 
 
 def use_waits(store: RedisStore) -> None:
@@ -280,6 +282,28 @@ def use_waits(store: RedisStore) -> None:
     until(lambda: not store.admit().more, "its edges to be dropped")
     until(lambda: store.prune(keep=0, keep_dead=0) == 0 and store.flows() == [], "all to be old")
     until(lambda: store.prune(keep=0, keep_dead=0) == 0 and store.signals(None) == [], "the signal to be old")
+
+
+def use_limits(store: RedisStore) -> None:
+    shop = Key("shop:7", "shop:{shop}")
+    row = LimitRow(name=shop.limit, declared=Bounds(1, Rate(5, 60.0, 2)))
+    assert store.change_limits([row]) == [True]
+    (idle, _) = store.enqueue([draft(limits=(shop,), queue="idle") for _ in range(2)])
+    assert store.admit().jobs == {}
+    worker = start(store, queues=("idle",))
+    assert store.withdraw().asked
+    assert store.admit().jobs == {"idle": [idle.id]}
+    assert store.pause("idle", paused=True)
+    assert store.withdraw().jobs == 1
+    assert store.pause("idle", paused=False)
+    store.withdraw()
+    assert store.admit().jobs == {"idle": [idle.id]}
+    assert [each.id for each in store.claim(worker, {"idle": 1}, 1)] == [idle.id]
+    assert store.finish([(Lease(idle.id, 1, worker), Snoozed(60, pause=shop))]) == [Landed(State.SCHEDULED)]
+    store.admit()
+    assert [each.paused_until is None for each in store.keys(limit=50)] == [False]
+    assert len(store.parked(shop.key)) == 1
+    assert (store.holders(shop.key), len(store.limits(keys=True))) == ([], 1)
 
 
 def use_schedules_and_notes(store: RedisStore) -> None:

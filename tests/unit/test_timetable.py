@@ -288,7 +288,7 @@ class Rivals(MemoryStore):
 
 def test_who_loses_reads_again_and_says_so_when_it_never_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("tenure.schedules.timetable.sleep", waits.append)
+    monkeypatch.setattr("tenure.schedules.releases.sleep", waits.append)
     world = World(Rivals)
     store = world.store()
     assert isinstance(store, Rivals)

@@ -8,6 +8,8 @@
 
     enqueue, or suspended ──► waiting ──admit──► queued  (what had to happen first has happened)
 
+    A job with a limit is waiting wherever another would be queued; admit gives it its places, withdraw takes them back.
+
     start ──► processing: a guard's job begins under its guard's lease, and ends completed, dead or cancelled.
 
 A *claim* grants a **lease**: (job, attempt, worker). Every later write of the owner carries it and lands only
@@ -30,7 +32,7 @@ from tenure.core.retry import full_jitter
 
 
 class State(StrEnum):
-    WAITING = "waiting"  #: something must happen first: jobs before it must end, or a signal arrive
+    WAITING = "waiting"  #: something must happen first: jobs before it must end, a signal arrive, a limit have room
     SCHEDULED = "scheduled"  #: due later: delayed by the caller, snoozed, or to be retried
     QUEUED = "queued"  #: due, owned by no worker
     PROCESSING = "processing"  #: owned by exactly one worker, under one lease
@@ -88,10 +90,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler asked to run again later, or this worker can't run it. Nothing is charged."""
+    """The handler asked to run again later, or this worker can't run it. Nothing is charged.
+
+    `pause`: no job of this key is admitted until then.
+    """
 
     delay: float
     reason: str = ""
+    pause: Key | None = None
     ours: bool = False  #: the reason is the engine's own, not text of the handler: readable without a key
 
 
@@ -100,6 +106,13 @@ class Released:
     """Handed back: a drain, a self-fence, another job's fault. Nothing is charged, and it keeps its place."""
 
     reason: str = ""
+
+
+class Key(NamedTuple):
+    """A key of a limit: the limit's template with the arguments of a job, as `shop:42`; `limit` is the template."""
+
+    key: str
+    limit: str
 
 
 class Edge(NamedTuple):
@@ -172,8 +185,9 @@ _C, _D, _X = State.COMPLETED, State.DEAD, State.CANCELLED
 MOVES: tuple[Move, ...] = (
     Move("enqueue", _NEW, _states(_Q, _S, _W), Needs.NOTHING),
     Move("start", _NEW, _states(_P), Needs.LIVE_WORKER),  # a guard's own job, which no worker claims
-    Move("promote", _states(_S), _states(_Q), Needs.DUE),
+    Move("promote", _states(_S), _states(_Q, _W), Needs.DUE),
     Move("admit", _states(_W), _states(_Q, _S, _X), Needs.CONDITION),
+    Move("withdraw", _states(_Q), _states(_W), Needs.CONDITION),  # a limited job, whose queue does not use its places
     Move("claim", _states(_Q), _states(_P), Needs.LIVE_WORKER),
     Move("progress", _states(_P), _states(_P), Needs.LEASE),
     Move("once", _states(_P), _states(_P), Needs.LEASE),
@@ -181,11 +195,11 @@ MOVES: tuple[Move, ...] = (
     Move("finish", _states(_P), _states(_S, _D, _X), Needs.LEASE, Failed),
     Move("finish", _states(_P), _states(_S, _X), Needs.LEASE, Snoozed),
     Move("finish", _states(_P), _states(_W, _X), Needs.LEASE, Suspended),
-    Move("finish", _states(_P), _states(_Q, _X), Needs.LEASE, Released),
+    Move("finish", _states(_P), _states(_Q, _X, _W), Needs.LEASE, Released),
     Move("finish", _states(_P), _states(_X), Needs.LEASE, Cancelled),
-    Move("finish", _states(_P), _states(_Q, _S, _D, _X), Needs.LEASE, Crashed),
-    Move("rescue", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
-    Move("redelivered", _states(_P), _states(_Q, _S, _D, _X), Needs.DEAD_OWNER, Crashed),
+    Move("finish", _states(_P), _states(_Q, _S, _D, _X, _W), Needs.LEASE, Crashed),
+    Move("rescue", _states(_P), _states(_Q, _S, _D, _X, _W), Needs.DEAD_OWNER, Crashed),
+    Move("redelivered", _states(_P), _states(_Q, _S, _D, _X, _W), Needs.DEAD_OWNER, Crashed),
     Move("cancel", _states(_W, _S, _Q), _states(_X), Needs.OPERATOR),
     Move("cancel", _states(_P), _states(_P), Needs.OPERATOR),  # a request: the owner stops the code, then finishes
     Move("replay", _states(_C, _D, _X), _states(_Q, _S, _W), Needs.OPERATOR),
@@ -233,6 +247,7 @@ class Charges(NamedTuple):
     cancel_asked: bool
     slots: int = 1  #: of the worker, for a job that was not solo
     neighbours: bool = True  #: the same worker owned other jobs when the attempt ended
+    limited: bool = False  #: it has a limit: it waits for its places again where another would be queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +295,11 @@ def decide(job: Charges, outcome: Outcome, draw: float) -> Decision:
             assert_never(outcome)
     if job.cancel_asked:
         return replace(decision, state=State.CANCELLED, delay=None)
-    return replace(decision, state=State.DEAD, delay=None) if dead else decision
+    if dead:
+        return replace(decision, state=State.DEAD, delay=None)
+    if job.limited and decision.state is State.QUEUED:
+        return replace(decision, state=State.WAITING)
+    return decision
 
 
 def _crashed(job: Charges, crash: Crashed, draw: float) -> tuple[bool, Decision]:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, Protocol
 
 from tenure.core.durations import Duration, seconds
 from tenure.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from tenure.core.lifecycle import Key
 
 Raises = type[Exception] | tuple[type[Exception], ...]
 
@@ -106,16 +109,29 @@ class Retry:
         return None if asked is None else seconds(asked, "delay")
 
 
+class Pausable(Protocol):
+    """A limit, from `jobs.limit(…)`."""
+
+    def key_of(self, payload: str) -> Key:
+        """The key of a job with this payload."""
+        ...
+
+
 class Snooze(Exception):
     """Raise it in a handler to run the job again after `delay`; nothing is charged.
 
-    Example: `raise Snooze("10m", "market closed")`
+    With `limit` no job of its key begins before that: the key that this job's arguments give is paused.
+
+    Example: `raise Snooze("10m", "market closed")`, or `raise Snooze(answer.retry_after, limit=github)`
     """
 
-    def __init__(self, delay: Duration, reason: str = "") -> None:
+    def __init__(self, delay: Duration, reason: str = "", *, limit: Pausable | None = None) -> None:
         super().__init__(reason or f"snoozed for {delay}")
         self.delay = seconds(delay, "Snooze delay")
         self.reason = str(reason)  # people write `raise Fail(error)`
+        if limit is not None and not hasattr(limit, "key_of"):
+            raise InvalidOption(f"Snooze limit: expected jobs.limit(…), got {limit!r:.80}")
+        self.limit = limit
 
 
 class Fail(Exception):

@@ -79,14 +79,18 @@ class DjangoApp(Tenure):
 
     @contextmanager
     def testing(
-        self, *, resources: Mapping[type, object] = MappingProxyType({}), elsewhere: Sequence[str] = ()
+        self,
+        *,
+        resources: Mapping[type, object] = MappingProxyType({}),
+        elsewhere: Sequence[str] = (),
+        limits: bool = False,
     ) -> Generator[TestQueue]:
         """Keep jobs in memory, and run them when the test says so, on the test's own database connections.
 
         A job that is enqueued inside `transaction.atomic()` is in the queue once that block has committed. In a
         `TestCase` write `with self.captureOnCommitCallbacks(execute=True):` around the code that enqueues it.
         """
-        with lent(), super().testing(resources=resources, elsewhere=elsewhere) as queue:
+        with lent(), super().testing(resources=resources, elsewhere=elsewhere, limits=limits) as queue:
             yield queue
 
     def _new_client(self, store: Store, notifier: Notifier) -> Client:

@@ -22,17 +22,18 @@ from tenure.liveness.holder import provably_gone
 from tenure.liveness.host import end_leftovers, token_of
 from tenure.liveness.lifeline import in_time
 from tenure.maintenance.judge import Judge
+from tenure.maintenance.limits import declare_limits
 from tenure.maintenance.rollups import SLOT, RollUps
 from tenure.maintenance.roster import Lag, Roster, Row, Turn
-from tenure.ports import Notifier, Promoted, Rescued, Ring, Store
+from tenure.ports import LimitRow, Notifier, Promoted, Rescued, Ring, Store
 from tenure.ports.schedules import Schedule
 from tenure.schedules.timetable import Declared, Timetable
 
-_log = logging.getLogger("tenure.schedules")
 _DONE = Turn()
 RESCUE_BATCH = 100
 PROMOTE_BATCH = 1000
 ADMIT_BATCH = 200
+WITHDRAW_BATCH = 200
 FIRE_BATCH = 500
 PRUNE_BATCH = 1000
 LOOK_SECONDS = 1.0  #: between two looks for due jobs and ticks, if nothing is known to be due earlier
@@ -43,11 +44,12 @@ PROMOTE_SPACING = 0.02  #: jobs that fall due one after another are promoted tog
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """The schedules of an app, as one of its workers declares them."""
+    """The schedules and limits of an app, as one of its workers declares them."""
 
     source: str
     release: str
     schedules: tuple[Schedule, ...]
+    limits: tuple[LimitRow, ...] = ()
     force: bool = False  #: overwrite also what a newer release has declared
 
 
@@ -85,6 +87,7 @@ class Maintenance:
         self.urgent = self._roster(
             Row("promote", self.promote, LOOK_SECONDS, PROMOTE_BATCH, spacing=PROMOTE_SPACING),
             Row("admit", self.admit, LOOK_SECONDS, ADMIT_BATCH),
+            Row("withdraw", self.withdraw, LOOK_SECONDS, WITHDRAW_BATCH),
             Row("fire", self.fire, LOOK_SECONDS, FIRE_BATCH),
             Row("rescue", self.rescue, scan, RESCUE_BATCH),
         )
@@ -179,7 +182,9 @@ class Maintenance:
         if promoted.jobs:
             self._notifier.announce(_rings_of(promoted))
             self.hurry("solo")
-        return Turn(sum(map(len, promoted.jobs.values())) >= limit, promoted.next_due)
+        if promoted.limited:
+            self.hurry("admit")
+        return Turn(sum(map(len, promoted.jobs.values())) + promoted.limited >= limit, promoted.next_due)
 
     def admit(self, limit: int) -> Turn:
         """Queue the jobs whose wait is over."""
@@ -191,10 +196,25 @@ class Maintenance:
             self.hurry("promote")
         return Turn(admitted.more, admitted.next_due)
 
+    def withdraw(self, limit: int) -> Turn:
+        """Take back the places that queued jobs do not use, and have `admit` give them to others."""
+        withdrawn = self._store.withdraw(limit=limit)
+        if withdrawn.asked:
+            self.hurry("admit")
+        return Turn(withdrawn.more)
+
     def fire(self, limit: int) -> Turn:
         """Turn due ticks into jobs."""
         next_due = self._timetable.fire_due(limit)
         return Turn(next_due == 0.0, next_due)
+
+    def declare_limits(self, declaration: Declaration) -> None:
+        """Store these limits now, before a worker of this app is registered: nothing it claims runs without them."""
+        source, release, limits = declaration.source, declaration.release, declaration.limits
+        log_declared(
+            source, release, "limits", declare_limits(self._store, source, release, limits, force=declaration.force)
+        )
+        self.hurry("admit")
 
     def declare(self, declaration: Declaration) -> None:
         """Store these schedules as soon as the store answers."""
@@ -205,9 +225,11 @@ class Maintenance:
         declaration = self._undeclared
         if declaration is not None:
             try:
-                _log_declared(declaration, self._declared(declaration))
+                log_declared(declaration.source, declaration.release, "schedules", self._declared(declaration))
             except (InvalidOption, BadData) as error:  # a retry would fail again; the other schedules are still fired
-                _log.error("the schedules of %s can't be declared: %s", declaration.source, error)
+                logging.getLogger("tenure.schedules").error(
+                    "the schedules of %s can't be declared: %s", declaration.source, error
+                )
             if self._undeclared is declaration:
                 self._undeclared = None
             self.hurry("fire")
@@ -240,9 +262,11 @@ class Maintenance:
             self._events.emit(JobRescued(rescued=each, outcome=outcomes.get(each.id, "crashed"), may_run=may_run))
             if each.state is State.QUEUED:
                 rings.append(Ring("queued", each.queue, (each.id,), each.message))
-            elif each.state is State.SCHEDULED:
+            elif each.state in (State.SCHEDULED, State.WAITING):
                 rings.append(Ring("due", each.queue))
         self._notifier.announce(rings)
+        if rescued:
+            self.hurry("admit")  # each may have held places
         return rescued
 
 
@@ -258,22 +282,26 @@ def _rings_of(promoted: Promoted) -> list[Ring]:
     return rings
 
 
-def _log_declared(declaration: Declaration, done: Declared) -> None:
+def log_declared(source: str, release: str, what: str, done: Declared) -> None:
+    """Say what a declaration has changed. `what`: schedules, or limits."""
+    log = logging.getLogger(f"tenure.{what}")
     if done.older:
-        _log.warning(
-            "the schedules of %s stay as release %s declares them, which was first seen later than %s; to use these "
+        log.warning(
+            "the %s of %s stay as release %s declares them, which was first seen later than %s; to use these "
             "instead: tenure schedules declare --force",
-            declaration.source,
+            what,
+            source,
             done.older,
-            declaration.release or "this one",
+            release or "this one",
         )
-    for what, names in (("created", done.made), ("changed", done.changed)):
+    for how, names in (("created", done.made), ("changed", done.changed)):
         if names:
-            _log.info("schedules %s: %s", what, ", ".join(names))
+            log.info("%s %s: %s", what, how, ", ".join(names))
     if done.retired:
-        _log.warning(
-            "schedules retired, as %s no longer declares them: %s (if it never did, two apps have modules of the same "
+        log.warning(
+            "%s retired, as %s no longer declares them: %s (if it never did, two apps have modules of the same "
             "name: rename one of them)",
-            declaration.source,
+            what,
+            source,
             ", ".join(done.retired),
         )

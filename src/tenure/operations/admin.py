@@ -17,6 +17,7 @@ from tenure.operations.audit import Entries
 from tenure.operations.causes import Problem
 from tenure.operations.flows import Flows
 from tenure.operations.job_actions import Jobs
+from tenure.operations.limits import Limits
 from tenure.operations.neighbours import NeighbourReads
 from tenure.operations.problems import problems
 from tenure.operations.queues import Queues
@@ -57,6 +58,7 @@ class Admin:
         self.schedules = Schedules(self._access)
         self.trends = Trends(self._access)
         self.flows = Flows(self._access)
+        self.limits = Limits(self._access)
         self.signals = SignalActions(self._access)
         self.neighbours = NeighbourReads(self._access)
 

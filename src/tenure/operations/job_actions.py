@@ -33,6 +33,7 @@ from tenure.operations.stacks import JobStack
 from tenure.ports import EDITS, Answer, Draft, Edit, Enqueued, Filter, Landed, NotLanded, Ring
 from tenure.tasks.arguments import redacted
 from tenure.tasks.client import Client, rings_of
+from tenure.tasks.limits import key_of
 
 if TYPE_CHECKING:
     from tenure.tasks.task import Task
@@ -169,6 +170,12 @@ class Jobs(JobReads):
             raise InvalidArguments(f"job {job_id}: its arguments would be {len(payload.encode())} bytes, over {most}")
         if task is not None:
             task.arguments.load(payload)
+        if moved := [key for key in job.limits if key_of(key.limit, after, job.task) != key]:
+            to = key_of(moved[0].limit, after, job.task).key
+            raise InvalidArguments(
+                f"job {job_id}: it needs a place of {moved[0].key!r}, and with these arguments of {to!r}: the keys of "
+                "a job stay; enqueue a new one"
+            )
         edits = [*edits_in(job.meta), Edited(self._access.store.now(), self._access.who, job.payload)][-_EDITS_KEPT:]
         meta = {**job.meta, EDITS: msgspec.json.encode(edits).decode()}
         edit = Edit(payload, msgspec.json.encode(meta).decode())
@@ -232,7 +239,7 @@ _CANCELLED = {
 _REPLAYED = {
     State.QUEUED: "queued again",
     State.SCHEDULED: "due again later",
-    State.WAITING: "waiting again, for the jobs before it",
+    State.WAITING: "waiting again, for what must happen first",
 }
 _PROMOTED = {State.QUEUED: "queued", State.PROCESSING: "already processing"}
 

@@ -37,6 +37,16 @@ from tenure.ports.jobs import (
     Retried,
     may_be_cut,
 )
+from tenure.ports.limits import (
+    FOREVER,
+    MOST_KEYS,
+    UNBEGUN_SECONDS,
+    KeyView,
+    LimitReads,
+    LimitRow,
+    LimitStore,
+    Withdrawn,
+)
 from tenure.ports.notifier import ANY, Listener, Notifier, Permit, Permits, Ring
 from tenure.ports.reads import (
     GONE,
@@ -55,6 +65,7 @@ from tenure.ports.reads import (
 from tenure.ports.store import Capabilities, Store
 from tenure.ports.texts import Field, Place, Text, TextStore
 from tenure.ports.waiting import (
+    LINKS_PROTOCOL,
     MOST_EDGES,
     NEWEST_FLOWS,
     PROTOCOL,
@@ -74,14 +85,18 @@ __all__ = [
     "ANY",
     "BATCH_BYTES",
     "EDITS",
+    "FOREVER",
     "GONE",
+    "LINKS_PROTOCOL",
     "MOST_EDGES",
+    "MOST_KEYS",
     "NEWEST_FLOWS",
     "NONE_KNOWN",
     "NO_DELAYS",
     "NO_EDITS",
     "PROTOCOL",
     "RESERVED",
+    "UNBEGUN_SECONDS",
     "Admitted",
     "Answer",
     "AttemptView",
@@ -102,7 +117,11 @@ __all__ = [
     "Input",
     "JobStore",
     "JobView",
+    "KeyView",
     "Landed",
+    "LimitReads",
+    "LimitRow",
+    "LimitStore",
     "Links",
     "Listener",
     "Member",
@@ -133,6 +152,7 @@ __all__ = [
     "WaitReads",
     "WaitStore",
     "Waits",
+    "Withdrawn",
     "WorkerIdentity",
     "WorkerStore",
     "WorkerView",

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from tenure.core.lifecycle import Edge, Lease, Outcome, State
+from tenure.core.lifecycle import Edge, Key, Lease, Outcome, State
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -55,6 +55,7 @@ class Draft:
     retry_cap: float = 30.0
     meta: str = "{}"
     links: Links | None = None  #: what it waits for, and its flow; None: nothing, and none
+    limits: tuple[Key, ...] = ()  #: under each of which it needs a place
 
 
 class Enqueued(NamedTuple):
@@ -93,7 +94,8 @@ class Claimed(NamedTuple):
     stale_after: float | None
     enqueued_ms: int  #: Unix milliseconds; converted to a datetime only when a handler reads it
     expired: bool  #: it was claimed after its `expires`: finish it as Cancelled, do not run it
-    linked: bool = False  #: another job may wait for it: ring `due` when it has ended
+    linked: bool = False  #: another job may wait for its end: ring `due` then
+    limited: bool = False  #: it holds places: ring `due` when the attempt has ended
 
 
 def may_be_cut(claimed: Iterable[Claimed]) -> bool:
@@ -168,12 +170,14 @@ Answer = Landed | NotLanded
 class Promoted(NamedTuple):
     """The promoted ids by queue, and the seconds until the next job is due (None: no job is scheduled).
 
-    `cleared`: the messages of those that had been rescued and then waited, by id.
+    `cleared`: the messages of those that had been rescued and then waited, by id. `limited`: how many more there were,
+    which wait for their places now.
     """
 
     jobs: Mapping[str, Sequence[str]]
     next_due: float | None
     cleared: Mapping[str, str] = MappingProxyType({})
+    limited: int = 0
 
 
 class Awaited(NamedTuple):
@@ -202,6 +206,8 @@ class JobStore(Protocol):
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         """nothing → queued, scheduled when due later, or waiting. All or none; idempotent by id, answers in order.
+
+        Wherever this or another verb would queue a job, one with limits is waiting, and parked under its first key.
 
         A draft with edges (`links.after`) is waiting until `admit` finds that they are closed. Each parent must be
         stored, or stand earlier in `drafts`; where that one was not created, its edges lead from the job that stands.
@@ -236,7 +242,10 @@ class JobStore(Protocol):
         ...
 
     def promote(self, *, limit: int = 1000) -> Promoted:
-        """scheduled and due → queued, in order of `run_at`; at most `limit`: call again while any were promoted."""
+        """scheduled and due → queued, or waiting if limited, in order of `run_at`; at most `limit`.
+
+        Call again while as many were promoted.
+        """
         ...
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:

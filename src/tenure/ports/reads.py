@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from tenure.core.conditions import Condition, Part
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import Key, State
 from tenure.ports.workers import WorkerIdentity
 
 
@@ -67,7 +67,10 @@ class JobView:
     flow: str | None = None  #: the id of its flow
     linked: bool = False  #: it waits for other jobs, or they for it
     wait_for: str | None = None  #: the key of the signal for which it waits
-    wait_until: datetime | None = None  #: when that wait times out
+    wait_until: datetime | None = None  #: when that wait times out; of a parked job: when it expires
+    limits: tuple[Key, ...] = ()  #: its keys
+    parked: str | None = None  #: the key under which it waits for a place
+    due_at: datetime | None = None  #: of a limited job: when it was due first, which is its order under its keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tenure.ports.jobs import JobStore
+from tenure.ports.limits import LimitStore
 from tenure.ports.reads import ReadStore
 from tenure.ports.schedules import ScheduleStore
 from tenure.ports.texts import TextStore
@@ -25,7 +26,7 @@ class Capabilities:
     sealed: bool = False  #: values are encrypted before it keeps them: no log may show them either
 
 
-class Store(JobStore, WorkerStore, WaitStore, ScheduleStore, ReadStore, TextStore, Protocol):
+class Store(JobStore, WorkerStore, WaitStore, LimitStore, ScheduleStore, ReadStore, TextStore, Protocol):
     """The source of truth. Each verb is one atomic step; under concurrency exactly one caller wins it.
 
     Every method may raise StoreAway (unreachable, full, locked for too long: nothing or all of it happened, retry

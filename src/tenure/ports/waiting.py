@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 NEWEST_FLOWS = 200  #: among which `waits` counts the open ones
 MOST_EDGES = 10_000  #: jobs that one job waits for
-PROTOCOL = 2  #: of this code's workers; those of 1 know nothing of jobs that wait
+PROTOCOL = 3  #: of this code's workers: those of 2 know nothing of limits, those of 1 nothing of jobs that wait
+LINKS_PROTOCOL = 2  #: what a worker must know where jobs wait for jobs and signals
 
 
 class Admitted(NamedTuple):
@@ -106,8 +107,8 @@ class Waits(NamedTuple):
 class WaitReads(Protocol):
     """The reads of waiting, for people and their tools. None of them changes anything, or walks the jobs that wait."""
 
-    def outdated(self) -> list[str]:
-        """The ids of live workers with an older protocol: while there is one, `admit` admits nothing."""
+    def outdated(self, protocol: int = PROTOCOL) -> list[str]:
+        """The ids of live workers that know less than this protocol."""
         ...
 
     def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:
@@ -153,7 +154,7 @@ class WaitStore(WaitReads, Protocol):
     """The verbs of waiting. Each is one atomic step, or a bounded number of them that may be cut anywhere."""
 
     def admit(self, *, limit: int = 200) -> Admitted:
-        """waiting → queued, or scheduled when due later, or cancelled; works through at most `limit` asks.
+        """waiting → queued, or scheduled when due later, or cancelled; works through at most `limit` asks and jobs.
 
         A job is admitted when none of its edges is open and the signal it waits for has arrived or timed out. An edge
         closes when its parent has completed, or for `ended` when it has ended in any way or is gone. A parent that is
@@ -162,7 +163,15 @@ class WaitStore(WaitReads, Protocol):
         cancels the live jobs that it gathers. At its admission a job is due at once, or when it was to be due, and
         `expires` counts from then.
 
-        Nothing is admitted while a live worker with an older protocol is registered: call again while there is `more`.
+        A job with limits is then parked, due or not, until each of its keys has room: there are fewer places held than
+        the key has, it has a token more than there are jobs that hold a place and have not begun, and nobody has paused
+        it. Of those parked under a key, the highest priority goes first, then the one that was due first, then the
+        smaller id; only those whose queue is not paused, and is served by a live worker. An admitted job is due at
+        once: a long backlog of one key is not always first in its queue. One that has never begun and has expired
+        meanwhile is cancelled.
+
+        Nothing is admitted while a live worker is registered that knows nothing of jobs that wait, and none with limits
+        while one is that knows nothing of them. Call again while there is `more`.
         """
         ...
 

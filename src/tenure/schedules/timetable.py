@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from random import random
-from time import sleep
 from typing import NamedTuple
 
 import msgspec
@@ -23,12 +21,11 @@ from tenure.ports import Notifier, Ring, Store
 from tenure.ports.schedules import BROKEN, Change, Former, RunStatus, Schedule, Standing, Tick
 from tenure.schedules.guard_plan import EARLY, expect_guard
 from tenure.schedules.plan import Plan, Refused, overdue_by, rule_of, same_definition, set_back
+from tenure.schedules.releases import release_of, tries
 
 _log = logging.getLogger("tenure.schedules")
 _BATCH = 500
 HELD_SECONDS = 0.5
-_TRIES = 20
-_RELEASES_KEPT = 50
 _NAMES_KEPT = 10
 _MOMENT = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -36,7 +33,6 @@ MOST_BACKFILLED = 10_000
 CANCEL = Ring("cancel", "")
 
 
-_decode_seen = msgspec.json.Decoder(dict[str, datetime]).decode
 encode_schedules = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -153,7 +149,7 @@ class Timetable:
         `force` makes this one the newest: a rollback.
         """
         key = release or sha256(encode_schedules(schedules)).hexdigest()[:12]
-        released_at, newest = self._release(f"declared:{source}", key, force=force)
+        released_at, newest = release_of(self.store, f"declared:{source}", key, force=force)
         if key != newest:
             return Declared(older=newest)
         known = {standing.schedule.name: standing for standing in self.store.schedules()}
@@ -181,19 +177,6 @@ class Timetable:
             changed=tuple(s.name for s in put if s.name in known and not same_definition(known[s.name].schedule, s)),
             retired=tuple(s.name for s in left if s.name in steps),
         )
-
-    def _release(self, note: str, key: str, *, force: bool) -> tuple[datetime, str]:
-        """The time when this release was first seen, and the newest release."""
-        for _ in self._tries():
-            old = self.store.notes(note).get(note)
-            seen = _decode_seen(old) if old else dict[str, datetime]()
-            if key not in seen or force:  # later than all others, even if the store's clock was set back
-                seen[key] = max([self.store.now(), *(each + _MOMENT for each in seen.values())])
-            newest = dict(sorted(seen.items(), key=lambda each: each[1])[-_RELEASES_KEPT:])
-            new = msgspec.json.encode(newest).decode()
-            if old == new or self.store.swap(note, old, new).landed:
-                return seen[key], max(newest, key=lambda each: newest[each])
-        raise AssertionError("the tries end with an error")
 
     def put(self, schedule: Schedule) -> Standing:
         """Create or change one schedule for an operator."""
@@ -303,7 +286,7 @@ class Timetable:
 
     def remove(self, name: str) -> None:
         """Delete it and its history; its jobs stay. Raises UnknownSchedule."""
-        for _ in self._tries():
+        for _ in tries("a schedule"):
             s = self.get(name).schedule
             others = [each.schedule for each in self.store.schedules() if each.schedule.name != name]
             until: dict[str, datetime] = {}  # others had the name so long: those ticks are theirs
@@ -319,7 +302,7 @@ class Timetable:
     def rename(self, name: str, new: str) -> Standing:
         """Give it a new name; its history goes along. Raises UnknownSchedule, and Refused during a run, or if another
         schedule has that name."""
-        for _ in self._tries():
+        for _ in tries("a schedule"):
             self.settle([self.get(name)])
             standing = self.get(name)
             s = standing.schedule
@@ -349,7 +332,7 @@ class Timetable:
         return [existing.get((each.tick, each.cause)) or each.job_id or "" for each in began]
 
     def _act(self, name: str, decide: Callable[[Plan], Plan], new: Schedule | None = None) -> Standing:
-        for _ in self._tries():
+        for _ in tries("a schedule"):
             found = self.store.schedules([name])
             standing = found[0] if found else self.get(name) if new is None else Standing(new.but(rev=0))
             plan = decide(Plan(standing, self.store.now()).close(self.store.attempts))
@@ -357,12 +340,6 @@ class Timetable:
             if change is None or self._write([change])[0]:
                 return self.get(name)
         raise AssertionError("the tries end with an error")
-
-    def _tries(self) -> Iterable[int]:
-        for attempt in range(_TRIES):
-            yield attempt
-            sleep(0.01 * random() * (attempt + 1))
-        raise StoreError(f"a schedule was changed by other processes {_TRIES} times in a row; retry later")
 
 
 def ticks_of(store: Store, s: Schedule, *, limit: int, before: datetime | None = None) -> list[Tick]:

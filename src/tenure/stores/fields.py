@@ -12,7 +12,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from tenure.core.lifecycle import LIVE, Charges, State
+from tenure.core.lifecycle import LIVE, Charges, Key, State
 from tenure.ports import Claimed, Draft, EndedJob, JobView, QueueView, Status, Update, WorkerIdentity, WorkerView
 from tenure.stores.rules import Beside, json_of
 
@@ -24,7 +24,13 @@ _TEXTS: Decoders = {
     "State": State,
     "Mapping[str, str]": json.loads,
     "tuple[str, ...]": lambda text: tuple(json.loads(text)),
+    "tuple[Key, ...]": lambda text: tuple(Key(*each) for each in json.loads(text)),
 }
+
+
+def keys_of(text: str) -> tuple[Key, ...]:
+    """The keys of a job, from the column of `limits_text`."""
+    return tuple(Key(*each) for each in json.loads(text))
 
 
 def names_of(kind: type[Any]) -> tuple[str, ...]:
@@ -65,10 +71,12 @@ CLAIMED = Claimed._fields
 CHARGED = tuple(
     "cancel_reason" if name == "cancel_asked" else name for name in Charges._fields if name not in Beside._fields
 )
+LIMITS = "coalesce(limits, '[]')"
+LIMITED = "limits IS NOT NULL"
 COMPLETED_BY = "CASE WHEN state = 'completed' THEN last_worker_id END"
 
 #: The fields of a draft that are stored unchanged; the store turns the others into times.
-_KEPT = tuple(name for name in names_of(Draft) if name not in ("delay", "run_at", "expires", "links"))
+_KEPT = tuple(name for name in names_of(Draft) if name not in ("delay", "run_at", "expires", "links", "limits"))
 kept = attrgetter(*_KEPT)
 #: The columns of a new job: those fields, and what the store adds.
 NEW = (

@@ -21,8 +21,10 @@ from tenure.core.lifecycle import (
     Crashed,
     Edge,
     Failed,
+    Key,
     Lease,
     Outcome,
+    Snoozed,
     State,
     Suspended,
     decide,
@@ -41,6 +43,7 @@ from tenure.ports import (
     Filter,
     JobView,
     Landed,
+    LimitRow,
     NotLanded,
     Progress,
     Promoted,
@@ -105,6 +108,8 @@ def check_drafts(drafts: Iterable[Draft], *, ranges: bool = False) -> None:
     """`ranges`: check the numbers too, for a store whose rows have no constraints."""
     for draft in drafts:
         check_text(draft.id, draft.task, draft.payload, draft.queue, draft.unique, draft.meta)
+        if draft.limits:
+            check_text(*(text for key in draft.limits for text in key))
         if ranges:
             _check_range("priority", draft.priority, -100, 100)
 
@@ -130,6 +135,8 @@ def check_outcome(outcome: Outcome) -> None:
         check_text(reason_of(outcome))
         if isinstance(outcome, Suspended):
             check_text(outcome.signal)
+        elif isinstance(outcome, Snoozed) and outcome.pause is not None:
+            check_text(*outcome.pause)
 
 
 def check_replay(ids: Collection[str], edits: Mapping[str, Edit], delays: Mapping[str, float]) -> None:
@@ -258,6 +265,19 @@ def too_late(state: State) -> NotLanded:
 def sent_before(key: str, sent_at: datetime) -> NotLanded:
     name = key.partition(":")[2]
     return NotLanded(f"signal {name!r} was sent at {sent_at:%Y-%m-%d %H:%M:%S} UTC: it arrives once")
+
+
+# ── Limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def limits_text(limits: Iterable[Key]) -> str | None:
+    """The column of a job's keys; None: it has none."""
+    return json_of([*limits]) if limits else None
+
+
+def check_limit_rows(rows: Iterable[LimitRow]) -> None:
+    for row in rows:
+        check_text(row.name, row.limit, row.source, row.release, row.why)
 
 
 # ── What an operator asks ───────────────────────────────────────────────────────────────────────────────────────
@@ -437,7 +457,7 @@ def rescued(lease: Lease, task: str, queue: str, cause: Cause, state: State, out
     )
 
 
-def promoted(rows: Iterable[tuple[str, str, str | None]], next_due: float | None) -> Promoted:
+def promoted(rows: Iterable[tuple[str, str, str | None]], next_due: float | None, limited: int = 0) -> Promoted:
     """What `promote` answers. Each row: queue, id, and the message if the last attempt ended in a crash."""
     jobs: dict[str, list[str]] = {}
     messages: dict[str, str] = {}
@@ -445,4 +465,4 @@ def promoted(rows: Iterable[tuple[str, str, str | None]], next_due: float | None
         jobs.setdefault(queue, []).append(job_id)
         if message and message.startswith(CLEARED):
             messages[job_id] = message
-    return Promoted(jobs, next_due, messages)
+    return Promoted(jobs, next_due, messages, limited)

@@ -235,6 +235,9 @@ class Supervisor:
         self._traces.wanted |= hello.get("traces", False)
         try:
             parts = self._found = self._found or self._open(_settings(hello))
+            # In development releases go back and forth: the current code always wins.
+            declares = replace(msgspec.convert(hello["declares"], Declaration), force=self._options.reload)
+            parts.shared.maintenance.declare_limits(declares)
             slots = self._register(worker, parts.shared)
         except errors.TenureError as error:
             if self._found is None:
@@ -247,11 +250,10 @@ class Supervisor:
             self._drain(worker, 0.0)
             return
         queues = hello["queues"]
-        declares = msgspec.convert(hello["declares"], Declaration)
-        # In development releases go back and forth: the current code always wins.
-        parts.shared.maintenance.declare(replace(declares, force=self._options.reload))
+        parts.shared.maintenance.declare(declares)
         self._processes.served = frozenset(queues)
-        parts.shared.maintenance.hurry("solo")  # jobs of these queues that must run alone may be waiting already
+        # Jobs of these queues may be there already that must run alone, or that are parked as nobody served them.
+        parts.shared.maintenance.hurry("solo", "withdraw")
         worker.link.send("start", worker_id=worker.id, runner=worker.runner, queues=queues, slots=slots)
         pid, replaces = worker.process.pid, worker.replaces
         if replaces:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from tenure.core.lifecycle import Lease, State
-from tenure.maintenance.maintenance import ADMIT_BATCH
+from tenure.maintenance.maintenance import ADMIT_BATCH, WITHDRAW_BATCH
 from tenure.maintenance.roster import Row, Turn
 from tenure.supervisor.process import HUNG_GRACE_SECONDS
 from tenure.supervisor.shared import Shared, suspects_waiting
@@ -84,6 +84,7 @@ class Upkeep:
         if any(counts[State.SCHEDULED] for counts in left.values()):
             turns.append(self._maintenance.promote(1))
         if any(counts[State.WAITING] for counts in left.values()):
+            turns.append(self._maintenance.withdraw(WITHDRAW_BATCH))  # first: it asks for jobs that nobody served
             turns.append(self._maintenance.admit(ADMIT_BATCH))
         soon = any(turn.more or (turn.next_due is not None and turn.next_due < SOON_SECONDS) for turn in turns)
         return not soon and (not turns or self._left()[0] == left)  # else a job has moved between the reads
@@ -98,7 +99,7 @@ class Upkeep:
                     counts[view.name] = {**view.counts, State.QUEUED: 0}
                     held.append(f"{view.counts[State.QUEUED]:,} queued in {view.name}, which is paused")
                 if waiting := view.counts[State.WAITING]:
-                    held.append(f"{waiting:,} waiting in {view.name}, for other jobs or a signal")
+                    held.append(f"{waiting:,} waiting in {view.name}, for other jobs, a signal or a place")
         return counts, held
 
     def _check_files(self, changed: Callable[[str], None]) -> None:

@@ -430,6 +430,10 @@ class Arguments:
         self._decode(encoded, decoder(msgspec.defstruct(self._task, fields)))
         return encoded.decode(), holes
 
+    def kind_of(self, name: str) -> Any:
+        """The annotation of an argument."""
+        return self._hints[name]
+
     def stream_of(self, name: str) -> Any:
         """What an argument declared as an Iterator or Iterable yields; None: it is declared otherwise."""
         kind = self._hints.get(name)

@@ -333,7 +333,7 @@ class Client:
             return False
         state = self.store.cancel([job_id], reason)[job_id]
         rings = [Ring("cancel", before.queue)]
-        if before.linked:  # others may wait for it
+        if before.linked or before.limits:  # others may wait for it, or for its places
             rings.append(Ring("due", before.queue))
         self.notifier.announce(rings)
         return state in (State.CANCELLED, State.PROCESSING)

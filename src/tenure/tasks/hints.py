@@ -11,7 +11,10 @@ from tenure.errors import InvalidOption
 T = TypeVar("T")
 
 #: The options of `task.using`.
-USING = ("queue", "priority", "delay", "run_at", "expires", "unique", "retry", "timeout", "meta", "id", "tx", "after")
+USING = (
+    *("queue", "priority", "delay", "run_at", "expires", "unique", "retry", "timeout", "meta", "id", "tx", "after"),
+    "limit",
+)
 #: Options of Celery, RQ, Dramatiq, Huey and arq, and what does the same here.
 _OPTIONS = {
     "delay": 'delay="5s"',
@@ -44,6 +47,7 @@ _OPTIONS = {
     "queue_name": "queue=…",
     "routing_key": "queue=…",
     "headers": "meta=…",
+    "rate_limit": 'limit=jobs.limit("mails", rate="100/1m")',
     "bind": "a first parameter job: Job",
     "broker": 'Tenure("redis://…")',
     "broker_url": 'Tenure("redis://…")',
@@ -51,7 +55,6 @@ _OPTIONS = {
 }
 #: Options that nothing here is for, and why.
 _NEEDLESS = {
-    "rate_limit": "rates are not limited here; docs/coming-from.md says what to do",
     "ignore_result": "results are always kept, for the setting `keep`; what returns None keeps none",
     **dict.fromkeys(
         ("acks_late", "reject_on_worker_lost", "task_acks_late"),

@@ -23,6 +23,7 @@ from tenure.tasks.task import NewJob, Task
 if TYPE_CHECKING:
     from tenure.tasks.client import Client
     from tenure.tasks.edges import After
+    from tenure.tasks.limits import Limits
 
 _NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 
@@ -42,6 +43,7 @@ class Using(TypedDict, total=False):
     id: UUID | None
     tx: object
     after: After | None
+    limit: Limits | None
 
 
 class NamedTasks(AppPort, Protocol):

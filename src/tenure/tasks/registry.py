@@ -17,6 +17,7 @@ from tenure.tasks.arguments import Arguments
 from tenure.tasks.handle import AppPort
 from tenure.tasks.hints import option_of_one_job, unknown_option
 from tenure.tasks.job import Job
+from tenure.tasks.limits import Limits, limits_of
 from tenure.tasks.signals import declared_signals
 from tenure.tasks.task import Task, positive, priority_of
 
@@ -50,6 +51,7 @@ class TaskDecorator(Protocol):
         max_crashes: int = 3,
         aliases: Sequence[str] = (),
         signals: Mapping[str, Any] | None = None,
+        limit: Limits = (),
     ) -> TaskDecorator: ...
 
 
@@ -81,6 +83,7 @@ def declared(
     max_crashes: int = 3,
     aliases: Sequence[str] = (),
     signals: Mapping[str, Any] | None = None,
+    limit: Limits = (),
 ) -> Task[..., Any]:
     """The task that this function and these options make. Raises InvalidOption."""
     if not callable(fn) or isinstance(fn, type | Task):
@@ -115,6 +118,7 @@ def declared(
         max_crashes=max_crashes,
         aliases=tuple(valid_name(alias, "alias") for alias in aliases),
         signals=declared_signals(label, signals),
+        limits=limits_of(label, app, limit),
     )
     with suppress(NameError):  # a forward reference: `resolve` checks it later
         task.check()

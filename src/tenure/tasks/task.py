@@ -41,11 +41,13 @@ from tenure.tasks.edges import edges_to
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
 from tenure.tasks.hints import TASK, USING, foreign_names, unknown_option
 from tenure.tasks.job import DetachedAttempt, Job, valid_key
+from tenure.tasks.limits import Limit, check_limits, keys_of, limits_of
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder, shaped_like_a_marker
 
 if TYPE_CHECKING:
     from tenure.tasks.edges import After
+    from tenure.tasks.limits import Limits
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,6 +78,7 @@ class Task(Generic[P, R_co]):
     max_crashes: int
     aliases: tuple[str, ...]
     signals: Mapping[str, Any] = field(default_factory=dict[str, Any])  #: their types, by name
+    limits: tuple[Limit, ...] = ()
     # What `using` adds for one enqueue:
     key: str | None = None
     numbers: Retry | None = None
@@ -112,12 +115,13 @@ class Task(Generic[P, R_co]):
         id: UUID | None = None,  # noqa: A002
         tx: object = None,
         after: After | None = None,
+        limit: Limits | None = None,
         **unknown: Never,
     ) -> Self:
         """A copy with these options. Example: `analyse.using(delay="5s", unique=f"repo:{url}").enqueue(url)`
 
         `after`: handles of jobs that must have completed first, and steps of a flow that is stored; they may have ended
-        already.
+        already. `limit` replaces those of the task; `limit=()`: none.
         `expires` counts from when the job is due, not from now: with `delay="1h", expires="5m"` it is cancelled if it
         has not started 1 h 5 min from now. Raises InvalidOption.
         """
@@ -136,6 +140,7 @@ class Task(Generic[P, R_co]):
             "id": None if id is None else canonical(id),
             "tx": tx,
             "after": None if after is None else edges_to(self.app, after, f"{self.name}.using: after"),
+            "limits": None if limit is None else limits_of(f"{self.name}.using", self.app, limit),
         }
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
@@ -217,6 +222,7 @@ class Task(Generic[P, R_co]):
             )
         if self.signals and not self.takes_job:
             raise InvalidOption(f"{self.name}: signals: only a Job can expect one; add a first parameter job: Job")
+        check_limits(self.name, self.limits, self.arguments)
         for name in _fields(self.unique or ""):
             if name not in self.arguments.names:
                 raise InvalidOption(f"{self.name}: unique: no argument is named {name!r}; it takes {self.arguments}")
@@ -347,7 +353,7 @@ _NO_HOLES: Mapping[str, Placeholder] = {}
 class NewJob(Generic[R_co]):
     """A validated job that is not yet stored. Enqueued twice, it is stored once. `meta` may still be changed."""
 
-    __slots__ = ("_holes", "_id", "_key", "_payload", "_task", "meta")
+    __slots__ = ("_holes", "_id", "_key", "_limits", "_payload", "_task", "meta")
 
     def __init__(
         self, task: Task[..., R_co], payload: str, key: str | None, holes: Mapping[str, Placeholder] = _NO_HOLES
@@ -356,6 +362,7 @@ class NewJob(Generic[R_co]):
         self._payload = payload  #: as JSON, without the holes
         self._key = key
         self._holes = holes  #: the arguments that other steps of a flow will return, by name
+        self._limits = keys_of(task.name, task.limits, payload, holes) if task.limits else ()
         self._id = task.id or new_id()
         self.meta: dict[str, str] = dict(task.meta)
 
@@ -419,6 +426,7 @@ class NewJob(Generic[R_co]):
             retry_cap=retry.cap,
             meta=dump(_meta(self.meta), "meta", task.app.settings.max_payload).decode() if self.meta else "{}",
             links=links,
+            limits=self._limits,
         )
 
     def stored(self, answer: Enqueued) -> JobHandle[R_co]:

@@ -47,10 +47,13 @@ class Listing:
         """The same for a task of another process: `queue.assert_enqueued_by_name("charge", {"order": 7})`."""
         return self._newest(elsewhere(self._app, task), payload_of(self._app, task, args))
 
-    def assert_waiting(self, job: JobHandle[Any], *, signal: str = "", after: JobHandle[Any] | None = None) -> None:
-        """The job waits: for this signal, or for this other job, or for anything. Else an AssertionError.
+    def assert_waiting(
+        self, job: JobHandle[Any], *, signal: str = "", after: JobHandle[Any] | None = None, limit: str = ""
+    ) -> None:
+        """The job waits: for this signal, this other job, a place of this key, or for anything. Else an AssertionError.
 
-        Example: `queue.assert_waiting(handle, signal="approved")`. `signal` is also the key of a shared one.
+        Example: `queue.assert_waiting(handle, signal="approved")`. `signal` is also the key of a shared one; `limit`
+        is a key, as "shop:7", with `jobs.testing(limits=True)`.
         """
         view = self._store.get(str(job.id))
         if view is None:
@@ -60,8 +63,11 @@ class Listing:
         asked = (view.wait_for or "").partition(":")[2]
         open_ = [each for each in self._inputs(view.id) if each.open]
         waits = [*([f"the signal {asked!r}"] if asked else []), *(f"{each.task} {each.parent}" for each in open_)]
-        if (signal and asked != signal) or (after is not None and str(after.id) not in [each.parent for each in open_]):
-            wanted = f"the signal {signal!r}" if signal else f"job {after and after.id}"
+        waits += [f"a place of {view.parked!r}"] if view.parked else []
+        wrong_parent = after is not None and str(after.id) not in [each.parent for each in open_]
+        if (signal and asked != signal) or wrong_parent or (limit and view.parked != limit):
+            place = f"a place of {limit!r}" if limit else f"job {after and after.id}"
+            wanted = f"the signal {signal!r}" if signal else place
             raise AssertionError(f"{view.task} {view.id} does not wait for {wanted}; it waits for {', '.join(waits)}")
 
     def _inputs(self, job_id: str) -> Iterator[Input]:

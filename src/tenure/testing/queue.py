@@ -37,7 +37,6 @@ from tenure.core.durations import Duration, seconds, spell
 from tenure.core.lifecycle import ENDED, EXPIRED, Cancelled, Crashed, Failed, Lease, Outcome, Snoozed, State
 from tenure.errors import InvalidOption, JobFailed, StoreError
 from tenure.events import MISFIT
-from tenure.liveness.holder import LeaseHolder, identity
 from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, Store
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
@@ -45,6 +44,7 @@ from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.task import NewJob, Task
 from tenure.testing.listing import Listing
+from tenure.testing.owner import LEASE, Owner
 from tenure.testing.transactions import Fates, Transactions, wait_for_django
 from tenure.testing.trap import Call, Killed, Trap
 from tenure.worker.executor import Attempt, run_inline
@@ -56,7 +56,6 @@ R = TypeVar("R")
 Failures = Literal["raise", "retry"]
 Point = str | Callable[..., object]  #: a name as above, or a function: the end of its first call
 
-_LEASE = 60.0
 _ELSEWHERE_SECONDS = 300.0
 _MOST_POINTS = 1000
 _MOST_ATTEMPTS = 100  # a job that always snoozes never ends
@@ -90,6 +89,8 @@ class TestQueue(Listing):
         resources: Mapping[type, object],
         elsewhere: Sequence[str],
         new_fates: Callable[[], Fates],
+        *,
+        limits: bool,
     ) -> None:
         self.client = client
         client.test_thread = get_ident()
@@ -99,12 +100,12 @@ class TestQueue(Listing):
         self._program = replace(program, arounds=(self._watch, *program.arounds))
         super().__init__(app, client.store)
         self._transactions = Transactions(client.store, new_fates)
-        self._owner = _Gate(client.store, self._transactions)  # a handler's: its lease is checked
-        self._gate = _Gate(client.store, self._transactions)
+        self._owner = _Gate(client.store, self._transactions, limits)  # a handler's: its lease is checked
+        self._gate = _Gate(client.store, self._transactions, limits)
+        self._limits = limits
         client.store = cast("Store", self._gate)
         self._trap: Trap | None = None
-        self._workers = 0
-        self._start_worker()
+        self._me = Owner(self._store, clock.clock, self._program, self._elsewhere)
 
     def drain(self, *, failures: Failures = "raise") -> int:
         """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here.
@@ -122,7 +123,7 @@ class TestQueue(Listing):
         count = 0
         while claimed := self._claim():
             if claimed.task in self._elsewhere:  # as a worker does with a task that it does not know
-                lease = Lease(claimed.id, claimed.attempt, self._holder.id)
+                lease = Lease(claimed.id, claimed.attempt, self._me.id)
                 self._store.finish([(lease, Snoozed(_ELSEWHERE_SECONDS, "its task runs elsewhere"))])
                 continue
             count += 1
@@ -207,13 +208,6 @@ class TestQueue(Listing):
 
     # ── inside ──
 
-    def _start_worker(self) -> None:
-        """Register a new worker: an id that was declared dead is never used again."""
-        self._workers += 1
-        me = identity("embedded", (), (*self._program.tasks.names, *self._elsewhere), 1, _LEASE)
-        self._holder = LeaseHolder(self._store, replace(me, id=f"test-worker-{self._workers}"), self._clock.clock)
-        self._holder.register()
-
     def close(self) -> None:
         """Warn of jobs in transactions that are still open."""
         self._transactions.close()
@@ -224,19 +218,21 @@ class TestQueue(Listing):
 
     def _claim(self) -> Claimed | None:
         self._transactions.settle()
-        self._holder.renew()  # time may have advanced past the end of its lease
-        while self._store.promote().jobs:
+        self._me.renew()
+        wants = {queue.name: 1 for queue in self._store.queues()}
+        if self._limits:
+            self._me.limit(frozenset(wants))
+        while (promoted := self._store.promote()).jobs or promoted.limited:
             pass
         while self._store.admit().more:
             pass
-        wants = {queue.name: 1 for queue in self._store.queues()}
         for solo in (False, True):
-            if claimed := self._store.claim(self._holder.id, wants, 1, solo=solo):
+            if claimed := self._store.claim(self._me.id, wants, 1, solo=solo):
                 return claimed[0]
         return None
 
     async def _run(self, claimed: Claimed, trap: Trap | None = None, *, failures: Failures = "raise") -> None:
-        lease = Lease(claimed.id, claimed.attempt, self._holder.id)
+        lease = Lease(claimed.id, claimed.attempt, self._me.id)
         if claimed.expired:
             self._store.finish([(lease, Cancelled(EXPIRED))])
             return
@@ -251,7 +247,7 @@ class TestQueue(Listing):
             self._trap = None
             if trap is not None and trap.struck is not None:
                 self._gate.shut = False
-                self._start_worker()
+                self._me.start()
         job = self._store.get(claimed.id)
         if job is None or (job.state is not State.DEAD and not (failed and failures == "raise")):
             return
@@ -273,6 +269,8 @@ class TestQueue(Listing):
         if trap is not None:
             trap.at("end")
         failed = False
+        if isinstance(outcome, Snoozed) and not self._limits:
+            outcome = replace(outcome, pause=None)
         if outcome is not None:
             (answer,) = self._store.finish([(lease, outcome)])
             landed = isinstance(answer, Landed) and answer.state is not State.CANCELLED
@@ -311,11 +309,11 @@ class TestQueue(Listing):
     def _kill(self, point: str) -> None:
         self._gate.shut = True
         died = Crashed(f"its process was killed at {point!r}, by a test", process_died=True)
-        self._store.settle(self._holder.id, {}, died)
+        self._store.settle(self._me.id, {}, died)
         raise Killed(point)
 
     def _steal(self, point: str) -> None:
-        self._clock.advance(_LEASE + 1)
+        self._clock.advance(LEASE + 1)
         self._store.declare_expired()
         self._store.rescue()
 
@@ -389,7 +387,8 @@ def _unreachable(handle: JobHandle[Any], job: JobView | None, wait: float) -> As
             what = f"is due in {spell(wait)}: queue.advance(…) first"
         case State.WAITING:
             signal = (job.wait_for or "").partition(":")[2]
-            what = f"waits for {f'the signal {signal!r}' if signal else 'other jobs'}: let that happen first"
+            for_ = f"the signal {signal!r}" if signal else f"a place of {job.parked}" if job.parked else "other jobs"
+            what = f"waits for {for_}: let that happen first"
         case State.QUEUED:
             what = f"is queued, and its queue {job.queue!r} is paused: resume it first"
         case _:
@@ -408,9 +407,10 @@ def _is_misfit(outcome: Outcome) -> bool:
 class _Gate:
     """The store as the app sees it: shut while the code of a killed process is still running."""
 
-    def __init__(self, store: Store, transactions: Transactions) -> None:
+    def __init__(self, store: Store, transactions: Transactions, limits: bool) -> None:
         self._store = store
         self._transactions = transactions
+        self._limits = limits
         self.shut = False
 
     def __getattr__(self, name: str) -> Any:
@@ -424,6 +424,8 @@ class _Gate:
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         self._refuse("enqueue")
+        if not self._limits:
+            drafts = [replace(draft, limits=()) if draft.limits else draft for draft in drafts]
         waiting = wait_for_django(self._store, drafts, tx)
         if waiting is not None:
             return waiting

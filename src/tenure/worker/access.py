@@ -36,7 +36,7 @@ class StoreAccess:
         self._loop = asyncio.get_running_loop()
         self._claims = ThreadPoolExecutor(1, "tenure-claims")
         self._writes = ThreadPoolExecutor(1, "tenure-writes")
-        self._background = ThreadPoolExecutor(1, "tenure-background")  # for writes that no caller waits for
+        self._background = ThreadPoolExecutor(1, "tenure-background")  # for writes that no job waits for
         self._failing: dict[Duty, int] = {}  #: how often in a row
         self._answered = asyncio.Event()  #: a duty that had failed has succeeded: the others may, too
         self._asked_at = self._wrote_at = 0.0
@@ -56,6 +56,10 @@ class StoreAccess:
         """Run the call in the thread for outcomes and progress."""
         self._wrote_at = self._loop.time()
         return self._loop.run_in_executor(self._writes, call, *args)
+
+    def beside(self, call: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        """Run the call in the thread for writes that neither claims nor outcomes wait for."""
+        return self._loop.run_in_executor(self._background, call, *args)
 
     def refused(self, lease: Lease, why: str) -> None:
         """Record with the job that a write under this lease was refused. Called from any thread."""

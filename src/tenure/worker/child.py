@@ -36,7 +36,6 @@ from tenure.errors import TenureError
 from tenure.events import Events
 from tenure.liveness.host import die_with_parent, kill_group
 from tenure.liveness.lifeline import Lifeline
-from tenure.maintenance.maintenance import Declaration
 from tenure.ports import Notifier, Rescued, Store
 from tenure.worker import stacks
 from tenure.worker.executor import open_resources
@@ -45,7 +44,7 @@ from tenure.worker.program import Program
 from tenure.worker.rescues import FLUSH_SECONDS, RescueTraces
 from tenure.worker.slots import Plan
 from tenure.worker.tally import Tally, timed
-from tenure.worker.worker import Worker, own_threads, queue_caps, run_loop
+from tenure.worker.worker import Worker, declaration, own_threads, queue_caps, run_loop
 
 SOLO_IDLE_SECONDS = 10.0
 DUE_SECONDS = 0.2  #: between two messages that a job is due earlier than known
@@ -164,7 +163,7 @@ def reset_signals_in_forks() -> None:
 
 def _hello(loaded: Loaded) -> dict[str, Any]:
     settings, program = loaded.settings, loaded.program
-    tasks, declares = program.tasks, Declaration(program.source, settings.release or "", tuple(program.schedules()))
+    tasks, declares = program.tasks, declaration(program, settings)
     functions: dict[str, list[str]] = {}
     for task in tasks:
         code = getattr(inspect.unwrap(task.fn), "__code__", None)  # the function's own, under any decorator

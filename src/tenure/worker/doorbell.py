@@ -54,7 +54,7 @@ class Doorbell:
     def announce_rescued(self, redelivered: Redelivered) -> None:
         for each in (*redelivered.rescued, *redelivered.beside):
             self._events.emit(JobRescued(rescued=each))
-            if each.state is State.SCHEDULED:
+            if each.state in (State.SCHEDULED, State.WAITING):
                 self._notifier.announce([Ring("due", each.queue)])
             elif each.state is State.QUEUED and each in redelivered.beside:
                 self._notifier.announce([Ring("queued", each.queue, (each.id,), each.message)])

@@ -27,7 +27,7 @@ from tenure.events import Events, StoreAway
 from tenure.liveness.duty import Duty
 from tenure.liveness.holder import LeaseHolder, identity
 from tenure.liveness.host import memories
-from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
+from tenure.maintenance.maintenance import Alarm, Maintenance, NewAlarm
 from tenure.maintenance.orders import LOOK_SECONDS as LOOK_FOR_ORDERS_SECONDS
 from tenure.maintenance.roster import Row, Turn
 from tenure.ports import Notifier, Store
@@ -37,7 +37,7 @@ from tenure.worker.orders import carry_out
 from tenure.worker.program import Program
 from tenure.worker.rescues import RescueTraces
 from tenure.worker.slots import Plan
-from tenure.worker.worker import Worker, own_threads, run_loop
+from tenure.worker.worker import Worker, declaration, own_threads, run_loop
 
 _log = logging.getLogger("tenure.worker")
 
@@ -336,7 +336,7 @@ class Embedded:
         self._check_tasks()
         self._is_open, self._closes_once = False, threading.Lock()
         settings, program, events = self._settings, self._program, Events()
-        declares = Declaration(program.source, settings.release or "", tuple(program.schedules()))
+        declares = declaration(program, settings)
         store, renewals = self._open_store(settings), self._open_store(settings)
         notifier = self._open_notifier(settings, store)
         self._opened = _Opened(store, renewals, notifier)
@@ -348,6 +348,7 @@ class Embedded:
         serving = self._serving = _Serving(program, self._plan, self._opened, maintenance, events, caller)
         maintenance.rest.add(Row("orders", self._carry_out_orders, LOOK_FOR_ORDERS_SECONDS))
         self._beating = Duty("tenure_beat", self._beat, failed=self._duty_failed)
+        maintenance.declare_limits(declares)
         serving.register()
         tracing = program.tracing
         self._rescues = RescueTraces(store, tracing, lambda: serving.holder.id, events) if tracing else None

@@ -348,8 +348,9 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
     match signal_in(error):
         case Fail(final=True) if len(leaves(error)) > 1:
             return Failed(describe(error), final=True)
-        case Snooze(delay=delay, reason=reason) as snooze:
-            return Snoozed(delay, clean(reason, MAX_ERROR), ours=isinstance(snooze, Misfit))
+        case Snooze(delay=delay, reason=reason, limit=limit) as snooze:
+            pause = None if limit is None else limit.key_of(attempt.claimed.payload)
+            return Snoozed(delay, clean(reason, MAX_ERROR), pause, ours=isinstance(snooze, Misfit))
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
         case LeaseLost():

@@ -22,6 +22,7 @@ from tenure.events import (
 from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Rescued, Ring
 from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
+from tenure.worker.hand_over import HandOver
 from tenure.worker.progress import ProgressFlusher
 from tenure.worker.slots import MAX_UNFLUSHED, End, Slots
 from tenure.worker.tally import Tally
@@ -38,6 +39,7 @@ class OutcomeFlusher:
         self,
         slots: Slots,
         progress: ProgressFlusher,
+        hand_over: HandOver,
         notifier: Notifier,
         events: Events,
         tally: Tally,
@@ -45,7 +47,7 @@ class OutcomeFlusher:
         traced: bool,
     ) -> None:
         self._slots, self._access, self._progress = slots, slots.access, progress
-        self._notifier, self._events, self._tally = notifier, events, tally
+        self._hand_over, self._notifier, self._events, self._tally = hand_over, notifier, events, tally
         self._portion, self._traced = Portion(MAX_UNFLUSHED), traced
         self.released = 0
 
@@ -82,6 +84,8 @@ class OutcomeFlusher:
             elif type(answer) is Landed and answer.state in _LATER:
                 rings.add(Ring("due", end.claimed.queue))
         rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked}  # others may wait for it
+        if any(end.claimed.limited for end in ends):
+            self._hand_over.wake.set()
         if rings:
             self._notifier.announce(rings)
         log_jobs(_completed(ends, answers))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tenure.errors import InvalidOption
+from tenure.ports import LimitRow
 from tenure.ports.schedules import Schedule
 from tenure.tasks.job import Job
 from tenure.tasks.registry import Registry
@@ -21,8 +22,9 @@ class Program:
     tasks: Registry
     resources: tuple[Callable[[], Any], ...] = ()
     arounds: tuple[Callable[[Job[Any]], Any], ...] = ()
-    source: str = ""  #: the module where the app is created, which owns these schedules
+    source: str = ""  #: the module where the app is created, which owns these schedules and limits
     schedules: Callable[[], Sequence[Schedule]] = tuple
+    limits: Callable[[], Sequence[LimitRow]] = tuple
     tracing: Tracing | None = None
     queues: frozenset[str] = frozenset()  #: queues that its tasks may be put into, besides their own
 

@@ -31,6 +31,7 @@ from typing import TypeVar
 from tenure.config import Settings
 from tenure.core.lifecycle import Outcome, Released
 from tenure.events import Drained, Events
+from tenure.maintenance.maintenance import Declaration
 from tenure.ports import Notifier, Store
 from tenure.worker.access import StoreAccess
 from tenure.worker.attempts import Attempts
@@ -40,6 +41,7 @@ from tenure.worker.claims import ClaimLoop, PermitLoop
 from tenure.worker.doorbell import Doorbell
 from tenure.worker.executor import Attempt
 from tenure.worker.flusher import OutcomeFlusher
+from tenure.worker.hand_over import HandOver
 from tenure.worker.job_log import JobLogHandler
 from tenure.worker.permits import HeldPermits
 from tenure.worker.program import Program
@@ -57,6 +59,11 @@ CHECK_SECONDS = 1.0  #: between two checks whether the block has ended
 def queue_caps(program: Program, settings: Settings) -> dict[str, int | None]:
     """The queues to serve, with their caps: those in the settings, else all that tasks name."""
     return dict(settings.queues) or dict.fromkeys(sorted(program.named_queues))
+
+
+def declaration(program: Program, settings: Settings) -> Declaration:
+    """What a worker of this program declares before it claims anything."""
+    return Declaration(program.source, settings.release or "", tuple(program.schedules()), tuple(program.limits()))
 
 
 class Worker:
@@ -100,12 +107,12 @@ class Worker:
             # No message says which jobs must run alone, so the workers that run those use rings instead of permits.
             slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
             claims = PermitLoop
-        tracing = program.tracing
-        self._flusher = OutcomeFlusher(slots, progress, notifier, events, tally, traced=tracing is not None)
+        hand_over, tracing = HandOver(slots, notifier), program.tracing
+        self._flusher = OutcomeFlusher(slots, progress, hand_over, notifier, events, tally, traced=tracing is not None)
         if tracing is not None:
             tracing.counts(tally.counted)
         stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
-        self._parts = (self._flusher, progress, beat, stops, claiming, doorbell)
+        self._parts = (self._flusher, hand_over, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
         self._log_handler = JobLogHandler(slots.running_as)
 

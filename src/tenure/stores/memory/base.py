@@ -23,6 +23,7 @@ from tenure.core.lifecycle import (
     Edge,
     Lease,
     Outcome,
+    Snoozed,
     State,
     Suspended,
     decide,
@@ -46,6 +47,7 @@ from tenure.stores.rules import (
     waits_for_itself,
 )
 
+_HOLDS = frozenset({State.QUEUED, State.PROCESSING})  #: a limited job has its places
 P = ParamSpec("P")
 R = TypeVar("R")
 Base = TypeVar("Base", bound="MemoryBase")
@@ -109,7 +111,25 @@ class MemoryBase:
         row = self._keep(row, state=to, **changes)
         if row.view.linked and to in ENDED:
             self._known.ask(row.view.id)
+        for key in row.view.limits:
+            if source in _HOLDS and to not in _HOLDS:
+                self._known.tell(key, "look")
+            elif source is State.QUEUED:
+                self._known.tell(key, "begun", self._clock.unix())
         return row
+
+    def _due(self, verb: str, row: Row, **changes: Any) -> Row:
+        """A job that would be queued; one with limits waits for its places."""
+        if not row.view.limits:
+            return self._move(verb, row, State.QUEUED, **changes)
+        return self._move(verb, row, State.WAITING, **{**changes, **self._parking(row, changes.get("run_at"))})
+
+    def _parking(self, row: Row, due: datetime | None = None) -> dict[str, Any]:
+        """What changes in a job that is parked under its first key. `due`: it is due anew."""
+        key, view = row.view.limits[0], row.view
+        self._known.tell(key, "look")
+        until = view.expires_at if view.attempt == 0 else None
+        return {"parked": key.key, "due_at": due or view.due_at or view.run_at, "wait_until": until}
 
     def _keep(self, row: Row, **changes: Any) -> Row:
         row = replace(row, view=replace(row.view, **changes))
@@ -125,7 +145,11 @@ class MemoryBase:
         state = State.SCHEDULED if due > now else State.QUEUED
         if links is not None and links.after:
             state = State.WAITING
-        row = self._jobs[draft.id] = Row(draft, new_view(draft, state, now, due))
+        row = Row(draft, new_view(draft, state, now, due))
+        if state is State.QUEUED and draft.limits:
+            state = State.WAITING
+            row = self._keep(row, state=state, **self._parking(row))
+        self._jobs[draft.id] = row
         if owner is not None:
             self._claim(row, owner)
             state = State.PROCESSING
@@ -133,7 +157,8 @@ class MemoryBase:
 
     def _enqueue_all(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         """All or none. The edges of a draft lead from the jobs that stand for its parents."""
-        before, known = self._jobs.copy(), self._known.copy() if any(draft.links for draft in drafts) else self._known
+        waits = any(draft.links or draft.limits for draft in drafts)
+        before, known = self._jobs.copy(), self._known.copy() if waits else self._known
         try:
             return self._enqueue_each(drafts)
         except BadData:
@@ -209,7 +234,7 @@ class MemoryBase:
             if view.cancel_reason is None:
                 self._keep(row, cancel_reason=reason)
         elif legal("cancel", view.state):
-            blank = dict.fromkeys(("wait_for", "wait_until"))
+            blank = dict.fromkeys(("wait_for", "wait_until", "parked"))
             self._move("cancel", row, State.CANCELLED, cancel_reason=reason, error=reason, ended_at=self.now(), **blank)
         return self._jobs[view.id].view.state
 
@@ -246,6 +271,7 @@ class MemoryBase:
         return Claimed(
             **{name: getattr(view, name) for name in CLAIMED},
             meta=row.draft.meta,
+            limited=bool(view.limits),
             enqueued_ms=round(view.enqueued_at.timestamp() * 1000),
             expired=view.attempt == 1 and view.expires_at is not None and self.now() > view.expires_at,
         )
@@ -262,6 +288,7 @@ class MemoryBase:
             cancel_asked=view.cancel_reason is not None,
             slots=beside.slots,
             neighbours=beside.neighbours,
+            limited=bool(view.limits),
         )
         decision = decide(charges, outcome, self._random.random())
         error = error_after(outcome, decision.state, view.cancel_reason)
@@ -280,6 +307,10 @@ class MemoryBase:
             changes |= {"started_at": None, "last_activity_at": None}
         if isinstance(outcome, Suspended) and decision.state is State.WAITING:
             changes |= self._suspend(view, outcome)
+        elif decision.state is State.WAITING:
+            changes |= self._parking(row)
+        if isinstance(outcome, Snoozed) and outcome.pause is not None:
+            self._known.tell(outcome.pause, "pause", self._clock.unix() + outcome.delay)
         after = self._move(
             verb,
             row,

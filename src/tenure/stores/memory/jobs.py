@@ -101,18 +101,19 @@ class MemoryJobs(MemoryBase):
         waiting.sort(key=lambda row: (row.view.run_at, row.view.id))
         due = [row for row in waiting if row.view.run_at <= now][:limit]
         for row in due:
-            self._move("promote", row, State.QUEUED)
+            self._due("promote", row, run_at=row.view.run_at)
         later = [max((row.view.run_at - now).total_seconds(), 0.0) for row in waiting[len(due) : len(due) + 1]]
         crashed = {row.view.id for row in due if row.attempts and row.attempts[-1].outcome == "crashed"}
-        moved = [(view.queue, view.id, view.message if view.id in crashed else None) for view in (r.view for r in due)]
-        return promoted(moved, later[0] if later else None)
+        queued = [row.view for row in due if not row.view.limits]
+        moved = [(view.queue, view.id, view.message if view.id in crashed else None) for view in queued]
+        return promoted(moved, later[0] if later else None, len(due) - len(queued))
 
     @atomic
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         states: dict[str, State | None] = {}
         for name, row in self._named(ids):
             if row and legal("promote", row.view.state):
-                row = self._move("promote", row, State.QUEUED, run_at=self.now())
+                row = self._due("promote", row, run_at=self.now())
             states[name] = row.view.state if row else None
         return states
 
@@ -271,8 +272,11 @@ class MemoryJobs(MemoryBase):
         if self._known.waits(view.id):
             to = State.WAITING
             self._known.ask(view.id)
-        linked = bool(self._known.before(view.id) or self._live_child(view.id))
-        self._move("replay", row, to, linked=linked, run_at=due, solo=view.isolated, together=1, **fresh)
+        fresh["linked"] = bool(self._known.before(view.id) or self._live_child(view.id))
+        fresh |= {"run_at": due, "due_at": None, "solo": view.isolated, "together": 1}
+        to = (
+            self._due("replay", row, **fresh) if to is State.QUEUED else self._move("replay", row, to, **fresh)
+        ).view.state
         for key, tick in self._ticks.items():
             # The job is a run of its schedule again; the new rev refuses a writer that still saw the run as ended.
             stands = self._schedules.get(tick.schedule)
@@ -322,7 +326,9 @@ class MemoryJobs(MemoryBase):
         """Its parents are looked at: they may be kept for this job only."""
         for edge in self._known.before(job_id):
             self._known.ask(edge.parent)
-        del self._jobs[job_id]
+        view = self._jobs.pop(job_id).view
+        for key in view.limits if view.state is State.QUEUED else ():
+            self._known.tell(key, "look")
         self._known.forget(job_id)
 
     def _forget_waits(self, keep: float) -> None:

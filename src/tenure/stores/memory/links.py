@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from tenure.core.lifecycle import Key
+from tenure.core.limits import Bucket
+from tenure.ports import LimitRow
 
 
 @dataclass(slots=True)
@@ -22,9 +26,16 @@ class Edge:
     skipped: bool = False
 
 
+class Told(NamedTuple):
+    """An ask for a key: look at it; a job began then; it is paused until then (Unix times)."""
+
+    what: Literal["look", "begun", "pause"]
+    at: float
+
+
 @dataclass(slots=True)
 class Known:
-    """Edges by child and by parent, asks in their order, signals and flows."""
+    """Edges by child and by parent, asks in their order, signals, flows and limits."""
 
     parents: dict[str, dict[str, Edge]] = field(default_factory=dict[str, dict[str, Edge]])
     children: dict[str, dict[str, Edge]] = field(default_factory=dict[str, dict[str, Edge]])
@@ -33,6 +44,16 @@ class Known:
         default_factory=dict[tuple[str, str], tuple[str, datetime]]
     )
     flows: dict[str, tuple[str, datetime]] = field(default_factory=dict[str, tuple[str, datetime]])
+    limits: dict[tuple[bool, str], LimitRow] = field(default_factory=dict[tuple[bool, str], LimitRow])  #: of keys: True
+    told: dict[Key, list[Told]] = field(default_factory=dict[Key, list[Told]])
+    buckets: dict[Key, Bucket] = field(default_factory=dict[Key, Bucket])  #: those that are not full
+    #: when a key may have room again by itself, and when that was found: a later time means that the clock was set back
+    dues: dict[Key, tuple[float, float]] = field(default_factory=dict[Key, tuple[float, float]])
+    slow: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    idle: set[tuple[str, Key]] = field(default_factory=set[tuple[str, Key]])  #: queues that were passed over
+
+    def tell(self, key: Key, what: Literal["look", "begun", "pause"], at: float = 0.0) -> None:
+        self.told.setdefault(key, []).append(Told(what, at))
 
     def copy(self) -> Known:
         return deepcopy(self)

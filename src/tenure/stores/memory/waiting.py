@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from tenure.core.lifecycle import ENDED, LIVE, State, legal
 from tenure.ports import (
+    LINKS_PROTOCOL,
     NEWEST_FLOWS,
     PROTOCOL,
     Admitted,
@@ -21,7 +22,8 @@ from tenure.ports import (
     SignalView,
     Waits,
 )
-from tenure.stores.memory.base import MemoryBase, atomic
+from tenure.stores.memory.base import atomic
+from tenure.stores.memory.limits import MemoryLimits
 from tenure.stores.memory.links import Edge
 from tenure.stores.memory.rows import Row
 from tenure.stores.rules import (
@@ -36,14 +38,14 @@ from tenure.stores.rules import (
 )
 
 
-class MemoryWaiting(MemoryBase):
+class MemoryWaiting(MemoryLimits):
     """The verbs of `WaitStore`."""
 
     @atomic
     def admit(self, *, limit: int = 200) -> Admitted:
         jobs: dict[str, list[str]] = {}
         scheduled, cancelled = False, 0
-        if self.outdated():
+        if self.outdated(LINKS_PROTOCOL):
             return Admitted({})
         for row in self._rows():
             if row.view.wait_until is not None and row.view.wait_until <= self.now():
@@ -60,14 +62,33 @@ class MemoryWaiting(MemoryBase):
                         cancelled += 1
                     case _:
                         pass
-        ends = [row.view.wait_until for row in self._rows() if row.view.wait_until is not None]
-        next_due = max((min(ends) - self.now()).total_seconds(), 0.0) if ends else None
-        return Admitted(jobs, scheduled, cancelled, bool(self._known.asks), next_due)
+        limited = not self.outdated()
+        for job_id, state in self._give_places(limit) if limited else ():
+            if state is State.QUEUED:
+                jobs.setdefault(self._jobs[job_id].view.queue, []).append(job_id)
+            else:
+                cancelled += 1
+        ends = [row.view.wait_until.timestamp() for row in self._rows() if row.view.wait_until is not None]
+        ends += [due for due, _ in self._known.dues.values()] if limited else []
+        next_due = max(min(ends) - self._clock.unix(), 0.0) if ends else None
+        more = bool(self._known.asks or (limited and self._known.told))
+        return Admitted(jobs, scheduled, cancelled, more, next_due)
+
+    def _give_places(self, most: int) -> list[tuple[str, State]]:
+        done: list[tuple[str, State]] = []
+        now = self._clock.unix()
+        for key in [key for key, (due, found) in self._known.dues.items() if due <= now or found > now]:
+            del self._known.dues[key]
+            self._known.tell(key, "look")
+        for key in list(self._known.told)[:most]:
+            if len(done) < most:
+                done += self._serve(key, most - len(done))
+        return done
 
     @atomic
-    def outdated(self) -> list[str]:
+    def outdated(self, protocol: int = PROTOCOL) -> list[str]:
         living = [worker for worker in self._workers.values() if not worker.died_at and not self._lease_over(worker)]
-        return sorted(worker.identity.id for worker in living if worker.identity.protocol < PROTOCOL)
+        return sorted(worker.identity.id for worker in living if worker.identity.protocol < protocol)
 
     @atomic
     def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
@@ -161,6 +182,9 @@ class MemoryWaiting(MemoryBase):
     def _look(self, row: Row) -> State:
         """A waiting job: close what can be closed, and admit it if nothing is left."""
         view = row.view
+        if view.parked is not None:  # only a key lets it go, but it may have expired
+            expired = view.wait_until is not None and view.wait_until <= self.now()
+            return self._expired(view.id) if expired else State.WAITING
         for edge in self._known.before(view.id):
             if edge.open:
                 parent = self._jobs.get(edge.parent)
@@ -177,9 +201,12 @@ class MemoryWaiting(MemoryBase):
         now = self.now()
         due = view.run_at if view.run_at > max(now, view.enqueued_at) else now
         expires = None if view.expires_at is None else view.expires_at + (due - view.run_at)
-        state = State.SCHEDULED if due > now else State.QUEUED
-        row = self._move("admit", row, state, run_at=due, expires_at=expires, wait_for=None, wait_until=None)
-        return row.view.state
+        changes = {"run_at": due, "expires_at": expires, "wait_for": None, "wait_until": None}
+        if view.limits and due <= now:
+            row = self._keep(row, **changes)
+            self._keep(row, **self._parking(row, due))
+            return State.WAITING
+        return self._move("admit", row, State.SCHEDULED if due > now else State.QUEUED, **changes).view.state
 
     def _closed(self, edge: Edge, parent: Row | None) -> State | None:
         """Close the edge if its parent's state allows it; CANCELLED: its child was cancelled instead."""

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
-from tenure.core.lifecycle import ENDED, State
+from tenure.core.lifecycle import ENDED, EXPIRED, State
 from tenure.stores.postgres.server import Connection, Sql
 from tenure.stores.rules import SHARED, closes, gatherer_ended, is_id, parent_lost
 
@@ -97,7 +97,7 @@ CANCEL = """
     WITH free AS MATERIALIZED (
         SELECT j.id, g.reason FROM unnest(%s::uuid[], %s::text[]) AS g (id, reason) JOIN @.jobs AS j ON j.id = g.id
         WHERE j.ended_at IS NULL ORDER BY j.id FOR NO KEY UPDATE OF j SKIP LOCKED)
-    UPDATE @.jobs AS j SET wait_for = NULL, wait_until = NULL,
+    UPDATE @.jobs AS j SET wait_for = NULL, wait_until = NULL, parked = NULL,
         state = CASE j.state WHEN 'processing' THEN j.state ELSE 'cancelled' END,
         cancel_reason = CASE j.state WHEN 'processing' THEN coalesce(j.cancel_reason, free.reason) ELSE free.reason END,
         error = CASE j.state WHEN 'processing' THEN j.error ELSE free.reason END,
@@ -111,22 +111,27 @@ RELEASE = """
     UPDATE @.jobs AS j SET linked = false WHERE id = ANY (%s::uuid[])
       AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.parent = j.id AND e.live)"""
 
-#: At its admission a job is due at once, or when it was to be due, and `expires` counts from then.
+#: At its admission a job is due at once, or when it was to be due, and `expires` counts from then. One with limits that
+#: is due is parked by this write, as a trigger sees to; one that is parked waits for its keys alone.
 ADMIT = """
     UPDATE @.jobs AS j SET state = CASE WHEN d.due > @now THEN 'scheduled' ELSE 'queued' END, run_at = d.due,
         expires_at = j.expires_at + (d.due - j.run_at), wait_for = NULL, wait_until = NULL
     FROM (
         SELECT w.id, CASE WHEN w.run_at > greatest(@now, w.enqueued_at) THEN w.run_at ELSE @now END AS due
-        FROM @.jobs AS w WHERE w.id = ANY (%s::uuid[]) AND (w.state || '') = 'waiting'
+        FROM @.jobs AS w WHERE w.id = ANY (%s::uuid[]) AND (w.state || '') = 'waiting' AND w.parked IS NULL
           AND NOT EXISTS (SELECT FROM @.edges AS e WHERE e.child = w.id AND e.state IN ('new', 'armed'))
           AND (w.wait_for IS NULL OR w.wait_until <= @now
             OR (SELECT true FROM @.signals AS s WHERE s.job_id = w.id AND s.key = w.wait_for LIMIT 1)
             OR (SELECT true FROM @.shared_signals AS s WHERE s.key = w.wait_for LIMIT 1))) AS d
-    WHERE j.id = d.id RETURNING j.queue, j.id::text, j.state"""
-#: A wait that has timed out is over, also while other jobs are waited for: it would be found again and again.
+    WHERE j.id = d.id RETURNING j.queue, j.id::text, j.state, j.limits IS NOT NULL"""
+#: A wait that has timed out is over, also while other jobs are waited for: it would be found again and again. A parked
+#: job has expired then.
 TIME_OVER = """
-    UPDATE @.jobs SET wait_for = NULL, wait_until = NULL
-    WHERE id = ANY (%s::uuid[]) AND (state || '') = 'waiting' AND wait_until <= @now"""
+    UPDATE @.jobs SET wait_for = NULL, wait_until = NULL, parked = NULL,
+        state = CASE WHEN parked IS NULL THEN state ELSE 'cancelled' END,
+        error = CASE WHEN parked IS NULL THEN error ELSE %s END,
+        ended_at = CASE WHEN parked IS NULL THEN ended_at ELSE @now END
+    WHERE id = ANY (%s::uuid[]) AND (state || '') = 'waiting' AND wait_until <= @now RETURNING state"""
 
 _FIRST = "00000000-0000-0000-0000-000000000000"
 _Pairs = set[tuple[str, str]]
@@ -325,12 +330,14 @@ class Admission:
                 self._again.append(ask._replace(start=last[ask.item][-1]))
 
     def _admit(self, ids: list[str]) -> None:
-        for queue, job_id, state in sorted(self._rows(ADMIT, ids)):
-            if state == State.QUEUED:
-                self._done.jobs[queue].append(job_id)
-            else:
+        for queue, job_id, state, limited in sorted(self._rows(ADMIT, ids)):
+            if state == State.SCHEDULED:
                 self._done.scheduled = True
-        self._write(TIME_OVER, ids)
+            elif not limited:
+                self._done.jobs[queue].append(job_id)
+        if ids:
+            over = self._rows(TIME_OVER, EXPIRED, ids)
+            self._done.cancelled += sum(state == State.CANCELLED for (state,) in over)
 
     # ── writes that wait for no lock ──
 

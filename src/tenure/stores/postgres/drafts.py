@@ -14,7 +14,7 @@ from tenure.ports import BATCH_BYTES, Draft, Enqueued
 from tenure.stores.fields import NEW, listed
 from tenure.stores.postgres.links import ASK, FLOWS, KNOWN, MAKE, MAKE_SOON, WAITS, link, linked, make_once, unmake
 from tenure.stores.postgres.server import Steps
-from tenure.stores.rules import check_links, is_id, no_parent
+from tenure.stores.rules import check_links, is_id, limits_text, no_parent
 
 COPY_FROM = 50  #: from this many drafts on, COPY is worth it
 COPY_AT_ONCE = 500
@@ -23,7 +23,9 @@ _MOST_AT_ONCE = 5000  #: drafts in one statement
 
 _COLUMN = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "datetime": "timestamptz"}
 _TYPES = {
-    each.name: _COLUMN[str(each.type).removesuffix(" | None")] for each in fields(Draft) if each.name != "links"
+    each.name: _COLUMN[str(each.type).removesuffix(" | None")]
+    for each in fields(Draft)
+    if each.name not in ("links", "limits")
 } | {"id": "uuid"}
 _RECORD = ", ".join(f'"{name}" {kind}' for name, kind in _TYPES.items())
 _STATE = "CASE WHEN due > @now THEN 'scheduled' ELSE 'queued' END"
@@ -42,21 +44,29 @@ _ENQUEUE = f"""
         SELECT *, coalesce(@now + delay * interval '1 second', run_at, @now) AS due{{waits}}
         FROM ROWS FROM (json_to_recordset(:p::json) AS ({_RECORD}{{record}})) WITH ORDINALITY AS d
     ), stored AS (
-        INSERT INTO @.jobs ({listed(NEW)}{{columns}}) SELECT {{given}}{{columns}} FROM given ORDER BY ordinality
-        ON CONFLICT DO NOTHING RETURNING id, state
-    )
+        INSERT INTO @.jobs ({listed(NEW)}{{columns}}) SELECT {{given}} FROM given ORDER BY ordinality
+        ON CONFLICT DO NOTHING RETURNING id, state{{parked}}
+    ){{asked}}
     SELECT id::text, state, pg_current_xact_id()::text FROM stored"""
-ENQUEUE = _ENQUEUE.format(waits="", record="", columns="", given=_GIVEN)
+_PLAIN = {"record": "", "columns": "", "given": _GIVEN, "parked": "", "asked": ""}
+ENQUEUE = _ENQUEUE.format(waits="", **_PLAIN)
 
 #: The same where the statement is a transaction of the store's own: StoreBusy after a moment.
-ENQUEUE_SOON = _ENQUEUE.format(waits=WAITS, record="", columns="", given=_GIVEN)
+ENQUEUE_SOON = _ENQUEUE.format(waits=WAITS, **_PLAIN)
 
+_PARKED = "NOT waiting AND keys IS NOT NULL AND due <= @now"
 _LINKED = {
-    "record": ", waiting boolean, linked boolean, flow uuid",
-    "columns": ", linked, flow",
-    "given": _GIVEN.replace(_STATE, f"CASE WHEN waiting THEN 'waiting' ELSE {_STATE} END"),
+    "record": ", waiting boolean, linked boolean, flow uuid, keys text",
+    "columns": ", linked, flow, limits, parked, due_at, wait_until",
+    "given": _GIVEN.replace(_STATE, f"CASE WHEN waiting OR {_PARKED} THEN 'waiting' ELSE {_STATE} END")
+    + f""", linked, flow, keys, CASE WHEN {_PARKED} THEN keys::json -> 0 ->> 0 END, CASE WHEN {_PARKED} THEN due END,
+            CASE WHEN {_PARKED} THEN due + expires * interval '1 second' END""",
+    "parked": ", limits, parked",
+    "asked": """, asked AS (
+        INSERT INTO @.key_asks (key, limit_name)
+        SELECT DISTINCT parked, limits::json -> 0 ->> 1 FROM stored WHERE parked IS NOT NULL)""",
 }
-#: The same for drafts with links, each of which says whether it waits, and whether anything waits for it.
+#: The same for drafts with links or limits, each of which says whether it waits, and whether anything waits for it.
 ENQUEUE_LINKED = _ENQUEUE.format(waits="", **_LINKED)
 ENQUEUE_LINKED_SOON = _ENQUEUE.format(waits=WAITS, **_LINKED)
 
@@ -132,7 +142,7 @@ def enqueue_steps(drafts: Sequence[Draft], *, soon: bool = False) -> Steps[tuple
     Also returns the id of the transaction, if anything was inserted. `soon`: StoreBusy after a moment, where another
     open transaction holds a key. Drafts with links need a transaction.
     """
-    if any(draft.links for draft in drafts):
+    if any(draft.links or draft.limits for draft in drafts):
         make, enqueue = (MAKE_SOON, ENQUEUE_LINKED_SOON) if soon else (MAKE, ENQUEUE_LINKED)
         return (yield from _linked_steps(drafts, make, enqueue))
     return (yield from _stored_steps(drafts, ENQUEUE_SOON if soon else ENQUEUE))
@@ -158,7 +168,7 @@ def _linked_steps(drafts: Sequence[Draft], make: str, enqueue: str) -> Steps[tup
 
 
 class Marks:
-    """What the rows of new jobs say of their links."""
+    """What the rows of new jobs say of their links and limits."""
 
     def __init__(self, drafts: Sequence[Draft]) -> None:
         given = [draft.links for draft in drafts if draft.links]
@@ -167,7 +177,13 @@ class Marks:
     def of(self, draft: Draft) -> dict[str, Any]:
         after, gatherer, flow = (draft.links.after, draft.links.gatherer, draft.links.flow) if draft.links else _BARE
         linked = bool(after) or gatherer is not None or draft.id in self._parents
-        return {**facts_of(draft), "waiting": bool(after), "linked": linked, "flow": flow}
+        return {
+            **facts_of(draft),
+            "waiting": bool(after),
+            "linked": linked,
+            "flow": flow,
+            "keys": limits_text(draft.limits),
+        }
 
 
 _BARE: tuple[tuple[Any, ...], None, None] = ((), None, None)

@@ -79,6 +79,7 @@ _CLAIMED = listed(
     | {
         "id": "j.id::text",
         "enqueued_ms": "(date_part('epoch', j.enqueued_at) * 1000)::bigint",
+        "limited": "j.limits IS NOT NULL",
         "expired": "coalesce(j.attempt = 1 AND j.expires_at < @now, false)",
     },
 )
@@ -205,15 +206,16 @@ ONCE_WRITE = f"""
     SELECT coalesce((SELECT value FROM recorded), o.value)
     FROM held LEFT JOIN @.once AS o ON o.job_id = held.id AND o.key = held.key"""
 
-#: In the order of the index alone: by id, too, all that are due at one instant would be sorted for each batch.
+#: In the order of the index alone: by id, too, all that are due at one instant would be sorted for each batch. A
+#: trigger parks those that have limits.
 PROMOTE = """
     WITH due AS MATERIALIZED (
         SELECT ctid AS place FROM @.jobs WHERE state = 'scheduled' AND run_at <= @now
         ORDER BY run_at LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
     ), moved AS (
-        UPDATE @.jobs AS j SET state = 'queued' FROM due WHERE j.ctid = due.place RETURNING j.queue, j.id, j.run_at,
-        CASE WHEN j.last_outcome = 'crashed' THEN j.message END AS message)
-    SELECT queue, id::text, message FROM moved ORDER BY run_at, id"""
+        UPDATE @.jobs AS j SET state = 'queued' FROM due WHERE j.ctid = due.place
+        RETURNING j.queue, j.id, j.run_at, j.limits, CASE WHEN j.last_outcome = 'crashed' THEN j.message END AS message)
+    SELECT queue, id::text, message, limits IS NOT NULL FROM moved ORDER BY run_at, id"""
 
 NEXT_DUE = "SELECT date_part('epoch', min(run_at) - @now) FROM @.jobs WHERE state = 'scheduled'"
 
@@ -235,6 +237,17 @@ OLD_FLOWS = """
 PRUNE_FLOWS = """
     DELETE FROM @.flows AS f WHERE id = ANY (%s::uuid[]) AND NOT EXISTS (SELECT FROM @.jobs WHERE flow = f.id)"""
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
+
+#: Of keys of which nothing is known any more: their buckets are full, and nothing waits there for a time.
+PRUNE_KEYS = """
+    DELETE FROM @.limit_keys WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.limit_keys WHERE greatest(full_at, slow_until, 0) <= date_part('epoch', @now) AND due IS NULL
+        LIMIT %s FOR UPDATE SKIP LOCKED))"""
+PRUNE_IDLE = """
+    DELETE FROM @.idle_keys WHERE ctid = ANY (ARRAY (
+        SELECT ctid FROM @.idle_keys AS i
+        WHERE NOT EXISTS (SELECT FROM @.jobs AS j WHERE j.parked = i.key AND (j.queue || '') = i.queue)
+        LIMIT %s FOR UPDATE SKIP LOCKED))"""
 
 PRUNE_WORKERS = "DELETE FROM @.workers WHERE died_at < @now - interval '1 day'"
 
@@ -285,13 +298,14 @@ class PostgresJobs(PostgresBase):
             return answers
         if any(draft.links for draft in drafts):
             return self._locking(lambda connection: self._drive_on(connection, enqueue_steps(drafts, soon=True))[0])
-        if len(drafts) >= COPY_FROM and not any(draft.unique for draft in drafts):
+        limited = any(draft.limits for draft in drafts)
+        if len(drafts) >= COPY_FROM and not limited and not any(draft.unique for draft in drafts):
             try:
                 return self._server.run(lambda connection: self._copy(connection, drafts))
             except BadData as error:
                 if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
                     raise
-        if len(drafts) == 1:
+        if len(drafts) == 1 and not limited:
             one, facts = self._sql(ENQUEUE_ONE), facts_of(drafts[0])
             rows = self._server.run(lambda connection: connection.execute(one, facts).fetchall())
             if rows:
@@ -329,8 +343,10 @@ class PostgresJobs(PostgresBase):
             return Promoted({}, then)
         moved = self._server.fetch(PROMOTE, limit)
         then = next_due()
+        queued = [(queue, job_id, message) for queue, job_id, message, limited in moved if not limited]
         # Due but not promoted: another transaction has locked it. Calling again at once would be a busy loop.
-        return promoted(moved, then if moved or then is None else max(then, HELD_SECONDS))
+        then = then if moved or then is None else max(then, HELD_SECONDS)
+        return promoted(queued, then, len(moved) - len(queued))
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._each(ids, lambda connection, job_id: operated.promote(connection, self._sql, job_id))
@@ -374,6 +390,8 @@ class PostgresJobs(PostgresBase):
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_WORKERS)))
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_SHARED), (keep, limit)))
         self._prune_flows(keep, limit)
+        for sql in (PRUNE_KEYS, PRUNE_IDLE):
+            self._server.run(lambda connection, sql=sql: connection.execute(self._sql(sql), (limit,)))  # type: ignore[misc]
         return gone
 
     def _prune_flows(self, keep: float, limit: int) -> None:

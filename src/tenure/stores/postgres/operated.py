@@ -90,7 +90,7 @@ def cancel(connection: Connection, sql: Sql, job_id: str, reason: str) -> State 
     connection.execute(
         sql(
             "UPDATE @.jobs SET cancel_reason = %(reason)s, state = 'cancelled', ended_at = @now, error = %(reason)s, "
-            "wait_for = NULL, wait_until = NULL "
+            "wait_for = NULL, wait_until = NULL, parked = NULL "
             "WHERE id = %(id)s AND (state || '') IN ('waiting', 'scheduled', 'queued')"
         ),
         {"id": job_id, "reason": reason},
@@ -179,7 +179,7 @@ def _again(connection: Connection, sql: Sql, job_id: str, edit: Edit | None, del
         ),
         (to, delay, edges, *values, job_id),
     )
-    return to
+    return _state(connection, sql, job_id) or to  # with limits it is parked, not queued
 
 
 def delete(connection: Connection, sql: Sql, job_id: str) -> Answer | None:

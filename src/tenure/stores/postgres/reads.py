@@ -34,7 +34,14 @@ FEW = 10_000  #: up to this many matches of an index are sorted; beyond, all job
 
 _FOLDED = 'lower({} COLLATE "C")'  #: A to Z only, whatever the database's collation
 
-JOB = listed(VIEW, id="id::text", unique="unique_key", flow="flow::text", completed_by=COMPLETED_BY)
+JOB = listed(
+    VIEW,
+    id="id::text",
+    unique="unique_key",
+    flow="flow::text",
+    completed_by=COMPLETED_BY,
+    limits="coalesce(limits, '[]')",
+)
 job_of = reader(JobView)
 _attempt = reader(AttemptView)
 _worker = worker_reader()

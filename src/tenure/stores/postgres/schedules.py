@@ -110,7 +110,7 @@ _DECIDE = """
         decided_at = excluded.decided_at, body = excluded.body"""
 
 _CANCEL = """
-    UPDATE @.jobs SET cancel_reason = %(reason)s, wait_for = NULL, wait_until = NULL,
+    UPDATE @.jobs SET cancel_reason = %(reason)s, wait_for = NULL, wait_until = NULL, parked = NULL,
         state = CASE state WHEN 'processing' THEN state ELSE 'cancelled' END,
         ended_at = CASE state WHEN 'processing' THEN ended_at ELSE @now END,
         error = CASE state WHEN 'processing' THEN error ELSE %(reason)s END

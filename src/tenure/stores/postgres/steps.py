@@ -7,7 +7,7 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State
+from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, Snoozed, State
 from tenure.errors import LeaseLost
 from tenure.ports import Answer, Busy, NotLanded
 from tenure.stores.fields import CHARGED, listed
@@ -29,7 +29,7 @@ from tenure.stores.rules import (
 # A row has a worker if and only if it is processing (a CHECK ensures it), so the condition need not name the state.
 UNDER_LEASE = "j.id = {lease}.id AND j.attempt = {lease}.attempt AND j.worker_id = {lease}.worker"
 
-CHARGES = listed(f"j.{name}" for name in CHARGED)
+CHARGES = listed(CHARGED, **{name: f"j.{name}" for name in CHARGED} | {"limited": "j.limits IS NOT NULL"})
 
 _COMPLETE = """
     UPDATE @.jobs AS j SET state = 'completed', result = e.result, ended_at = @now, last_worker_id = j.worker_id,
@@ -79,6 +79,12 @@ END = f"""
         worker_id = NULL, started_at = NULL, last_activity_at = NULL
     FROM e WHERE {UNDER_LEASE.format(lease="e")}
     RETURNING j.id::text"""
+
+#: A job asked that nothing begins under its key for a while.
+PAUSE = """
+    INSERT INTO @.key_asks (key, limit_name, what, at)
+    SELECT p.key, p.name, 'pause', date_part('epoch', @now) + p.delay
+    FROM json_to_recordset(:p::json) AS p (key text, name text, delay float8) RETURNING seq"""
 
 STANDS = """
     SELECT l.ordinality, j.state, j.attempt, j.worker_id, j.last_worker_id, j.last_outcome, j.result,
@@ -144,8 +150,8 @@ def end(
     for lease, outcome, message in ends:
         if lease not in charges or lease in answers:
             continue
-        *budgets, cancel_reason = charges[lease]
-        charged = Charges._make((*budgets, cancel_reason is not None, *beside.get(lease, AMONG_OTHERS)))
+        *budgets, cancel_reason, limited = charges[lease]
+        charged = Charges._make((*budgets, cancel_reason is not None, *beside.get(lease, AMONG_OTHERS), limited))
         facts = ending(lease, outcome, charged, cancel_reason, message)
         rows.append({**facts, "evidence": json_of(evidence_of(outcome))})
         answers[lease] = landed(outcome, facts, charged.max_failures)
@@ -154,6 +160,13 @@ def end(
         waiting = {row["id"] for row in rows if row["state"] is State.WAITING}
         if waiting:
             yield from suspend((lease, outcome) for lease, outcome, _ in ends if lease.job_id in waiting)
+        pauses = [
+            {"key": outcome.pause.key, "name": outcome.pause.limit, "delay": outcome.delay}
+            for lease, outcome, _ in ends
+            if lease in answers and isinstance(outcome, Snoozed) and outcome.pause is not None
+        ]
+        if pauses:
+            yield PAUSE, pauses
     return answers
 
 

@@ -8,27 +8,36 @@ from datetime import datetime
 from typing import Any
 
 from tenure.core.lifecycle import ENDED, State
-from tenure.ports import PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
+from tenure.errors import StoreBusy
+from tenure.ports import LINKS_PROTOCOL, PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
 from tenure.stores.postgres import operated
 from tenure.stores.postgres.admission import Admission, Step
 from tenure.stores.postgres.jobs import HELD_SECONDS, PostgresJobs
+from tenure.stores.postgres.limits import PostgresLimits
 from tenure.stores.postgres.server import Connection
+from tenure.stores.postgres.serving import Given, Serving
 from tenure.stores.rules import check_text, is_id, sent_before, too_late
 
 MOST_ASKS = 200  #: in one transaction
 MOST_SIGNALS = 1_000
 
-_OLDER = f"died_at IS NULL AND expires_at > @now AND protocol < {PROTOCOL}"
+_LIVES = "died_at IS NULL AND expires_at > @now"
 _NEXT_DUE = """(
     SELECT date_part('epoch', wait_until - @now) FROM @.jobs
     WHERE state = 'waiting' AND wait_until IS NOT NULL ORDER BY wait_until LIMIT 1)"""
+#: Seconds until a key may have room by itself; 0 also after the clock was set back.
+_KEYS_DUE = """CASE WHEN EXISTS (
+        SELECT FROM @.limit_keys WHERE due IS NOT NULL AND due_found_at > date_part('epoch', @now)) THEN 0
+        ELSE (SELECT due FROM @.limit_keys WHERE due IS NOT NULL ORDER BY due LIMIT 1) - date_part('epoch', @now) END"""
 #: What every supervisor asks, again and again: it costs the same however many jobs wait.
-LOOK = f"SELECT EXISTS (SELECT FROM @.workers WHERE {_OLDER}), EXISTS (SELECT FROM @.asks), {_NEXT_DUE}"
+LOOK = f"""
+    SELECT coalesce((SELECT min(protocol) FROM @.workers WHERE {_LIVES}), {PROTOCOL}), EXISTS (SELECT FROM @.asks),
+        {_NEXT_DUE}, EXISTS (SELECT FROM @.key_asks), {_KEYS_DUE}"""
 #: Asks that nobody has taken, but for those that were left because of a lock.
 LEFT = f"""
     SELECT EXISTS (SELECT FROM (
         SELECT id FROM @.asks WHERE id <> ALL (%s::bigint[]) ORDER BY id LIMIT 1 FOR UPDATE SKIP LOCKED) AS free),
-        {_NEXT_DUE}"""
+        {_NEXT_DUE}, EXISTS (SELECT FROM @.key_asks WHERE seq <> ALL (%s::bigint[]) LIMIT 1), {_KEYS_DUE}"""
 
 SENT = """
     INSERT INTO @.signals (job_id, key, value, sent_at) VALUES (%s, %s, %s, @now)
@@ -50,27 +59,38 @@ DEPENDENTS = f"""
 _BEFORE_ALL = "00000000-0000-0000-0000-000000000000"
 
 
-class PostgresWaiting(PostgresJobs):
+class PostgresWaiting(PostgresJobs, PostgresLimits):
     """The verbs of `WaitStore`."""
 
     def admit(self, *, limit: int = MOST_ASKS) -> Admitted:
-        outdated, asked, due = self._server.fetch(LOOK)[0]
-        if outdated:
+        protocol, asked, due, told, keys_due = self._server.fetch(LOOK)[0]
+        if protocol < LINKS_PROTOCOL:
             return Admitted({})
-        if not asked and (due is None or due > 0):
-            return Admitted({}, next_due=due)
-        most = min(limit, MOST_ASKS)
-        done: Step = self._locking(lambda connection: Admission(connection, self._sql).run(most))
-        left, due = self._server.fetch(LEFT, done.left)[0]
-        if due is not None and due <= 0 and not done.full:  # its row is locked: to ask at once would be a busy loop
+        limited, most = protocol >= PROTOCOL, min(limit, MOST_ASKS)
+        looks, serves = asked or _is_due(due), limited and (told or _is_due(keys_due))
+        if not looks and not serves:
+            return Admitted({}, next_due=_first(due, keys_due if limited else None))
+        done, given, busy = Step(), Given(), False
+        if looks:
+            done = self._locking(lambda connection: Admission(connection, self._sql).run(most))
+        if serves:
+            try:
+                given = self._locking(lambda connection: Serving(connection, self._sql).run(most))
+            except StoreBusy:  # another one gives places for long: what was told is left
+                busy = True
+        left, due, told, keys_due = self._server.fetch(LEFT, done.left, given.left)[0]
+        if _is_due(due) and not done.full:  # its row is locked: to ask at once would be a busy loop
             due = HELD_SECONDS
-        if done.left:
-            due = HELD_SECONDS if due is None else min(due, HELD_SECONDS)
-        more = left or done.full
-        return Admitted(done.jobs, done.scheduled, done.cancelled, more, None if due is None else max(due, 0.0))
+        held = HELD_SECONDS if done.left or given.left or busy else None
+        due = _first(due, held, keys_due if limited and not busy else None)
+        for queue, jobs in given.jobs.items():
+            done.jobs[queue] += jobs
+        more = left or done.full or (limited and told and not busy)
+        return Admitted(done.jobs, done.scheduled, done.cancelled + given.cancelled, more, due)
 
-    def outdated(self) -> list[str]:
-        return [row[0] for row in self._server.fetch(f"SELECT id FROM @.workers WHERE {_OLDER} ORDER BY id")]
+    def outdated(self, protocol: int = PROTOCOL) -> list[str]:
+        sql = f"SELECT id FROM @.workers WHERE {_LIVES} AND protocol < %s ORDER BY id"
+        return [row[0] for row in self._server.fetch(sql, protocol)]
 
     def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
         check_text(key, value)
@@ -153,6 +173,15 @@ class PostgresWaiting(PostgresJobs):
         for flow, state, number in self._server.read(sql, flows) if flows else ():
             counts[flow][State(state)] = number
         return counts
+
+
+def _is_due(seconds: float | None) -> bool:
+    return seconds is not None and seconds <= 0
+
+
+def _first(*dues: float | None) -> float | None:
+    """The earliest of these times, in seconds from now."""
+    return max(0.0, min(known)) if (known := [each for each in dues if each is not None]) else None
 
 
 def _input(row: Sequence[Any]) -> Input:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import Any, TypeVar
 
+from tenure.core.lifecycle import Key
 from tenure.ports import Draft
 from tenure.stores.redis.facts import encode_facts, millis
+from tenure.stores.rules import limits_text
 
 T = TypeVar("T")
 
@@ -40,16 +42,18 @@ def cost(end: str) -> int:
 
 def values(drafts: Sequence[Draft]) -> list[Any]:
     """The arguments of `enqueue` in common.lua."""
-    groups: dict[tuple[str, str], int] = {}
+    groups: dict[tuple[str, str, tuple[Key, ...]], int] = {}
     heads: list[Any] = []
     jobs: list[Any] = []
     for draft in drafts:
         facts = encode_facts(draft)
-        group = groups.get((facts, draft.queue))
+        shared = facts, draft.queue, draft.limits
+        group = groups.get(shared)
         if group is None:
-            group = groups[facts, draft.queue] = len(groups) + 1
+            group = groups[shared] = len(groups) + 1
             stale = "" if draft.stale_after is None else millis(draft.stale_after)
-            heads += (facts, draft.queue, 100 - draft.priority, int(draft.isolated), stale)
+            limits = limits_text(draft.limits) or ""
+            heads += (facts, draft.queue, 100 - draft.priority, int(draft.isolated), stale, limits)
         if draft.delay is not None:
             when: Any = f"+{millis(draft.delay)}"
         else:

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 import msgspec
 
+from tenure.core.lifecycle import Key
 from tenure.errors import BadData
 from tenure.ports import Draft
 
@@ -34,6 +35,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(Facts)
+_keys = msgspec.json.Decoder(tuple[Key, ...]).decode
 
 
 _of = attrgetter(*Facts.__struct_fields__)
@@ -60,6 +62,11 @@ def with_meta(text: str, meta: str) -> str:
 def task_in(task: str) -> str:
     """The prefix of the facts of this task's jobs."""
     return _encoder.encode(Facts(task)).decode().removesuffix("}")
+
+
+def keys_of(text: str | None) -> tuple[Key, ...]:
+    """The keys of a job, from `limits_text`."""
+    return () if text is None else _keys(text)
 
 
 def millis(seconds: float) -> int:

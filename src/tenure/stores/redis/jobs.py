@@ -63,7 +63,7 @@ MOST_KEPT = 1000  #: jobs that others need, over which one `prune` steps
 FACTS = 1024  #: bytes of a job's facts that `claim` does not count: few jobs have more
 _REPLAYED = {1: State.QUEUED, 3: State.SCHEDULED, 4: State.WAITING}
 CHANGED, MANY_EDGES, NO_ROOM = 2, 5, 6  #: `replay` did nothing: see replay.lua
-_NO_PAST = ("0", "0", None, 0, 0)
+_NO_PAST = ("0", "0", None, 0, 0, 0)
 NO_TRANSACTIONS = (
     "tx: a job in Redis can't join a transaction of another database, and Redis has none to lend: enqueue after the "
     "commit, or keep the jobs in PostgreSQL or SQLite"
@@ -102,12 +102,15 @@ class RedisJobs(RedisBase):
 
     def promote(self, *, limit: int = 1000) -> Promoted:
         moved: list[tuple[str, str, str | None]] = []
+        limited = 0
         while True:
-            next_due, *batch = self._server.call("promote", min(limit, MOST))
+            next_due, waiting, *batch = self._server.call("promote", min(limit, MOST))
             moved += zip(batch[::3], batch[1::3], batch[2::3], strict=True)
-            limit -= len(batch) // 3
-            if not limit or len(batch) // 3 < MOST:
-                return promoted(moved, None if next_due is None else next_due / 1000)
+            limited += waiting
+            number = waiting + len(batch) // 3
+            limit -= number
+            if not limit or number < MOST:
+                return promoted(moved, None if next_due is None else next_due / 1000, limited)
 
     def promote_now(self, ids: Iterable[str]) -> dict[str, State | None]:
         return self._states("promote_now", ids)
@@ -322,7 +325,7 @@ def _claimed(
     job_id: str, attempt: str, facts_text: str, payload: str, enqueued_at: str, past: Sequence[Any] | None
 ) -> Claimed:
     facts = decode_facts(facts_text)
-    failures, crashes, checkpoint, expired, linked = past or _NO_PAST
+    failures, crashes, checkpoint, expired, linked, limited = past or _NO_PAST
     return Claimed(
         job_id,
         int(attempt),
@@ -338,6 +341,7 @@ def _claimed(
         int(enqueued_at),
         bool(expired),
         bool(linked),
+        bool(limited),
     )
 
 

@@ -26,7 +26,7 @@ from tenure.ports import (
 from tenure.stores.fields import VIEW, ended_job
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST
-from tenure.stores.redis.facts import Facts, decode_facts, instant, maybe_instant, millis_at, task_in
+from tenure.stores.redis.facts import Facts, decode_facts, instant, keys_of, maybe_instant, millis_at, task_in
 from tenure.stores.redis.server import Server
 from tenure.stores.rules import bad_cursor, is_id, matches
 
@@ -38,8 +38,8 @@ FEW = 5_000  #: up to this many ids are sorted here; beyond, all jobs are scanne
 _FACTS = tuple(name for name in VIEW if name in Facts.__struct_fields__ and name != "meta")
 _QUEUE_COUNTS = (State.WAITING, State.SCHEDULED, State.QUEUED, State.PROCESSING)
 _NUMBERS = ("attempt", "failures", "crashes", "crashes_total")
-_TEXTS = ("error", "stage", "message", "checkpoint", "cancel_reason", "flow", "wait_for")
-_TIMES = ("enqueued_at", "run_at", "expires_at", "started_at", "wait_until")
+_TEXTS = ("error", "stage", "message", "checkpoint", "cancel_reason", "flow", "wait_for", "parked")
+_TIMES = ("enqueued_at", "run_at", "expires_at", "started_at", "wait_until", "due_at")
 
 
 class RedisReads(RedisBase):
@@ -229,6 +229,7 @@ def _job(job_id: str, flat: Sequence[str], ended_at: str | None = None) -> JobVi
         result=row.get("result", "null" if state is State.COMPLETED else None),
         solo=row.get("solo") == "1",
         linked=row.get("linked") == "1",
+        limits=keys_of(row.get("limits")),
         together=int(row.get("together", 1)),
         unique=None if unique is None else unique.partition("\0")[2],
         worker_id=row.get("worker_id") if state is State.PROCESSING else None,

@@ -29,8 +29,10 @@ _WAITS = frozenset(
         "stage",
         "tie",
         "unpack",
+        "give",
     )
 )
+_KEYS = frozenset(("give", "idle", "withdraw"))  #: those that give and withdraw places, which share keys.lua
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class Scripts:
 def compose(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
     """`lua/NAME.lua` with the code that all scripts share. Its first line has its flags, such as `allow-oom`."""
     first, _, rest = _text(name).partition("\n")
-    shared = _text("common") + (_text("waits") if name in _WAITS else "")
+    shared = _text("common") + (_text("waits") if name in _WAITS else "") + (_text("keys") if name in _KEYS else "")
     head = (_GIVEN_TIME if given_time else _TIME) + _used(shared, rest + _text("rings"))
     if shebang:
         head = f"{first}\n{head}"

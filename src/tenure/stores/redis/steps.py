@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State, Suspended
+from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, Snoozed, State, Suspended
 from tenure.ports import Answer, Landed, Rescued
 from tenure.stores.redis.facts import decode_facts, millis
 from tenure.stores.redis.links import edges_of
@@ -76,7 +76,7 @@ def decided(
     beside: Beside = AMONG_OTHERS,
 ) -> tuple[Landed, str]:
     """The answer once this is written, and the argument of the script `end`, with the charges it is based on."""
-    facts_text, failures, crashes, total, cancel_reason, solo, together = found
+    facts_text, failures, crashes, total, cancel_reason, solo, together, limits = found
     facts = decode_facts(facts_text)
     seen = [int(failures), int(crashes), int(total)]
     charges = Charges(
@@ -94,6 +94,7 @@ def decided(
         cancel_asked=cancel_reason is not None,
         slots=beside.slots,
         neighbours=beside.neighbours,
+        limited=limits is not None,
     )
     end = ending(lease, outcome, charges, cancel_reason, message)
     answer = landed(outcome, end, charges.max_failures)
@@ -107,4 +108,6 @@ def decided(
     if isinstance(outcome, Suspended) and end["state"] is State.WAITING:
         end["after"], end["wait_for"] = edges_of(outcome), outcome.signal
         end["timeout"] = None if outcome.timeout is None else millis(outcome.timeout)
+    if isinstance(outcome, Snoozed) and outcome.pause is not None:
+        end["pause"] = [*outcome.pause, millis(outcome.delay)]
     return answer, json_of({name: value for name, value in end.items() if value is not None})

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from tenure.core.lifecycle import ENDED, EXPIRED, State
-from tenure.ports import PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
-from tenure.stores.redis.base import RedisBase
+from tenure.ports import LINKS_PROTOCOL, PROTOCOL, Admitted, Answer, FlowView, Input, Landed, SignalView
 from tenure.stores.redis.drafts import MOST
 from tenure.stores.redis.facts import decode_facts, instant, millis_at
+from tenure.stores.redis.limits import STEPS, RedisLimits
 from tenure.stores.redis.links import ANY_END, MINE, SKIPPED
 from tenure.stores.rules import (
     check_text,
@@ -21,7 +21,6 @@ from tenure.stores.rules import (
     too_late,
 )
 
-STEPS = 20  #: scripts of one `admit`
 AT_ONCE = 50  #: edges per read, since results may be long
 COUNTED = 1000  #: jobs of a flow whose states one script reads
 SIGNALS = 1000
@@ -33,33 +32,34 @@ _REASONS = (
 )
 
 
-class RedisWaiting(RedisBase):
+class RedisWaiting(RedisLimits):
     """The verbs of `WaitStore`."""
 
     def admit(self, *, limit: int = 200) -> Admitted:
         jobs: dict[str, list[str]] = {}
-        cancelled, scheduled, more, next_due = 0, False, True, None
+        room, cancelled, scheduled, more, keys, next_due = limit, 0, False, True, False, None
         for _ in range(STEPS):
-            answered, left, next_due, stopped, later, *queued = self._server.call(
-                "admit", limit, PROTOCOL, EXPIRED, *_REASONS
+            answered, left, next_due, stopped, later, keys, *queued = self._server.call(
+                "admit", room, LINKS_PROTOCOL, EXPIRED, *_REASONS
             )
             for queue, job_id in zip(queued[::2], queued[1::2], strict=True):
                 jobs.setdefault(queue, []).append(job_id)
             cancelled, scheduled, more = cancelled + stopped, scheduled or bool(later), bool(left)
             if more:
                 self._store_sealed()
-            limit -= answered
-            if not more or limit <= 0:
+            room -= answered
+            if not more or room <= 0:
                 break
-        return Admitted(jobs, scheduled, cancelled, more, None if next_due is None else next_due / 1000)
+        found = Admitted(jobs, scheduled, cancelled, more, None if next_due is None else next_due / 1000)
+        return self.give(found, limit) if keys else found
 
     def _store_sealed(self) -> None:
         """Store a part of a call whose caller may be gone."""
         for call in self._server.run("ZRANGE", f"{self._server.prefix}sealed", 0, 0):
             self._server.call("unpack", call)
 
-    def outdated(self) -> list[str]:
-        return sorted(self._server.call("outdated", PROTOCOL))
+    def outdated(self, protocol: int = PROTOCOL) -> list[str]:
+        return sorted(self._server.call("outdated", protocol))
 
     # ── signals ──
 

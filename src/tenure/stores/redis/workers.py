@@ -32,7 +32,8 @@ class RedisWorkers(RedisBase):
 
     def register(self, worker: WorkerIdentity) -> None:
         check_text(worker.id)
-        if not self._server.call("register", worker.id, millis(worker.lease), json_of(worker), worker.protocol):
+        facts = (millis(worker.lease), json_of(worker), worker.protocol, *worker.queues)
+        if not self._server.call("register", worker.id, *facts):
             raise used_before(worker.id)
 
     def renew(

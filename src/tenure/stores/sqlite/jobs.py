@@ -37,7 +37,7 @@ from tenure.ports import (
     Progress,
     Promoted,
 )
-from tenure.stores.fields import CLAIMED, listed
+from tenure.stores.fields import CLAIMED, LIMITED, listed
 from tenure.stores.rules import (
     COMPLETED,
     MANY_QUEUES,
@@ -53,9 +53,10 @@ from tenure.stores.rules import (
     promoted,
     why_not_replayed,
 )
-from tenure.stores.sqlite import links, steps
+from tenure.stores.sqlite import links, places, steps
 from tenure.stores.sqlite.base import SqliteBase
 from tenure.stores.sqlite.file import Transaction, fetch, first
+from tenure.stores.sqlite.limits import FORGET_KEYS
 from tenure.stores.sqlite.links import LIVE_STATES
 from tenure.stores.sqlite.schedules import open_again
 from tenure.stores.sqlite.steps import OWNS, SUSPECTS, UNDER_LEASE
@@ -68,6 +69,7 @@ _CLAIMED = listed(
     enqueued_ms="enqueued_at",
     expired="iif({attempt} = 1 AND expires_at < :now, json('true'), json('false'))",
     linked="iif(linked, json('true'), json('false'))",
+    limited=f"iif({LIMITED}, json('true'), json('false'))",
 )
 _decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
 
@@ -122,9 +124,7 @@ def _choose(connection: apsw.Connection, facts: Mapping[str, object]) -> tuple[l
 
 
 def _claimed(row: Sequence[Any]) -> Claimed:
-    return Claimed._make(
-        (*row[:-2], row[-2] == "true", row[-1] == "true")
-    )  # as SQLite spells it for the JSON of the hot path
+    return Claimed._make((*row[:-3], *(each == "true" for each in row[-3:])))  # as the JSON of the hot path spells it
 
 
 class SqliteJobs(SqliteBase):
@@ -151,11 +151,12 @@ class SqliteJobs(SqliteBase):
         rows = steps.rows_of(drafts, now)
 
         def step(connection: apsw.Connection) -> list[Enqueued]:
-            if all(draft.links is None for draft in drafts):
+            if all(draft.links is None and not draft.limits for draft in drafts):
                 return store(connection)
             links.check(connection, drafts)
             answers = store(connection)
             links.link(connection, drafts, answers, now)
+            steps.limit(connection, drafts, answers)
             return answers
 
         def store(connection: apsw.Connection) -> list[Enqueued]:
@@ -197,13 +198,17 @@ class SqliteJobs(SqliteBase):
         def step(connection: apsw.Connection) -> Promoted:
             rows = fetch(  # in the order of the index: by id, too, all that are due at one instant would be sorted
                 connection,
-                "UPDATE jobs SET state = 'queued' WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
+                f"UPDATE jobs SET state = iif({LIMITED}, 'waiting', 'queued'), {places.PARKED.format(due_at='NULL')} "
+                "WHERE seq IN (SELECT seq FROM jobs WHERE state = 'scheduled' "
                 "AND run_at <= ? ORDER BY run_at LIMIT ?) AND state = 'scheduled' RETURNING queue, id, "
-                "CASE WHEN last_outcome = 'crashed' THEN message END",
+                "CASE WHEN last_outcome = 'crashed' THEN message END, limits",
                 (now, limit),
             )
+            limited = [limits for *_, limits in rows if limits is not None]
+            places.ask(connection, {places.keys_of(limits)[0] for limits in limited})
+            queued = [row[:3] for row in rows if row[3] is None]
             then = next_due(connection)
-            return promoted(rows, None if then is None else max(0.0, then))
+            return promoted(queued, None if then is None else max(0.0, then), len(limited))
 
         then = self._file.read(next_due)
         if then is None or then > 0:  # a read is enough: nothing is due, and a write would cost an fsync
@@ -215,9 +220,12 @@ class SqliteJobs(SqliteBase):
 
         def step(connection: apsw.Connection, job_id: str) -> State | None:
             connection.execute(
-                "UPDATE jobs SET state = 'queued', run_at = min(run_at, ?) WHERE id = ? AND state = 'scheduled'",
+                f"UPDATE jobs SET state = iif({LIMITED}, 'waiting', 'queued'), run_at = min(run_at, ?1), "
+                f"{places.PARKED.format(due_at='min(run_at, ?1)')} WHERE id = ?2 AND state = 'scheduled'",
                 (now, job_id),
             )
+            if connection.changes() == 1:
+                places.park(connection, job_id)
             return steps.state_of(connection, job_id)
 
         return self._each(ids, step)
@@ -259,6 +267,7 @@ class SqliteJobs(SqliteBase):
                 (old, limit),
             )
             connection.execute("DELETE FROM workers WHERE died_at < ?", (now - int(WORKER_KEPT * 1000),))
+            connection.execute(FORGET_KEYS, (now / 1000, limit))
             return gone
 
         return self._file.write(step)
@@ -416,10 +425,10 @@ _WITH_OTHERS = ", payload = ?, meta = ?, checkpoint = NULL, progress = NULL, sta
 
 
 def _replay(connection: apsw.Connection, job_id: str, due: int, now: int, edit: Edit | None) -> Answer | None:
-    found = first(connection, "SELECT state, task, unique_key, queue FROM jobs WHERE id = ?", (job_id,))
+    found = first(connection, f"SELECT state, task, unique_key, queue, {LIMITED} FROM jobs WHERE id = ?", (job_id,))
     if found is None:
         return None
-    state, task, unique, queue = State(found[0]), *found[1:]
+    state, task, unique, queue, is_limited = State(found[0]), *found[1:]
     refused = why_not_replayed(state, queue)
     if refused is not None:
         return refused
@@ -438,14 +447,18 @@ def _replay(connection: apsw.Connection, job_id: str, due: int, now: int, edit: 
     if links.open_again(connection, job_id):
         to = State.WAITING
         links.ask(connection, [job_id])
+    limited = to is State.QUEUED and is_limited
+    to = State.WAITING if limited else to
     connection.execute(
-        "UPDATE jobs SET state = ?, run_at = ?, solo = isolated, together = 1, failures = 0, crashes = 0, "
-        "crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
+        "UPDATE jobs SET state = ?, run_at = ?, due_at = NULL, solo = isolated, together = 1, failures = 0, "
+        "crashes = 0, crashes_total = 0, error = NULL, result = NULL, started_at = NULL, last_activity_at = NULL, "
         "active_boot = NULL, ended_at = NULL, cancel_reason = NULL, "
         f"expires_at = NULL, last_worker_id = NULL, last_outcome = NULL{others} "
         "WHERE id = ? AND state IN ('completed', 'dead', 'cancelled')",
         (to, due, *values, job_id),
     )
+    if limited:
+        places.park(connection, job_id)
     open_again(connection, job_id)
     return Landed(to)
 

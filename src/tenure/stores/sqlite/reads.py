@@ -16,6 +16,7 @@ from tenure.ports import GONE, AttemptView, Ended, Filter, JobView, Page, QueueV
 from tenure.stores.fields import (
     COMPLETED_BY,
     IDENTITY,
+    LIMITS,
     STATUS,
     VIEW,
     Decoders,
@@ -32,7 +33,7 @@ from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
 
 _DECODERS: Decoders = {"bool": bool, "datetime": instant}
-JOB = listed(VIEW, unique="unique_key", completed_by=COMPLETED_BY)
+JOB = listed(VIEW, unique="unique_key", completed_by=COMPLETED_BY, limits=LIMITS)
 job_of = reader(JobView, _DECODERS)
 _attempt = reader(AttemptView, _DECODERS)
 _worker = worker_reader(_DECODERS)

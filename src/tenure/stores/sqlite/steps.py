@@ -9,9 +9,9 @@ from typing import Any
 
 import apsw
 
-from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, State, Suspended
+from tenure.core.lifecycle import Charges, Completed, Lease, Outcome, Snoozed, State, Suspended
 from tenure.ports import Answer, Draft, Enqueued
-from tenure.stores.fields import CHARGED, NEW, kept, listed
+from tenure.stores.fields import CHARGED, LIMITED, NEW, kept, listed
 from tenure.stores.rules import (
     AMONG_OTHERS,
     ATTEMPTS_KEPT,
@@ -23,9 +23,10 @@ from tenure.stores.rules import (
     json_of,
     landed,
     lease_facts,
+    limits_text,
     standing,
 )
-from tenure.stores.sqlite import links
+from tenure.stores.sqlite import links, places
 from tenure.stores.sqlite.base import millis
 from tenure.stores.sqlite.file import first
 from tenure.stores.sqlite.links import LIVE_STATES
@@ -56,7 +57,7 @@ def _row(draft: Draft, now: int) -> tuple[Any, ...]:
     elif draft.run_at is not None:
         run_at = millis(draft.run_at)
     state = "scheduled" if run_at > now else "queued"
-    if draft.links is not None and draft.links.after:
+    if (draft.links is not None and draft.links.after) or (draft.limits and state == "queued"):
         state = "waiting"
     expires_at = None if draft.expires is None else run_at + round(draft.expires * 1000)
     return (*kept(draft), state, run_at, expires_at, now, draft.isolated)
@@ -79,13 +80,25 @@ def enqueue_one(connection: apsw.Connection, row: tuple[Any, ...]) -> Enqueued:
     return Enqueued(found[0], False, State(found[1]))
 
 
+def limit(connection: apsw.Connection, drafts: Sequence[Draft], answers: Sequence[Enqueued]) -> None:
+    """Store the keys of new jobs, and park those that are due: plain jobs have nothing of it."""
+    for draft, answer in zip(drafts, answers, strict=True):
+        if draft.limits and answer.created:
+            connection.execute("UPDATE jobs SET limits = ? WHERE id = ?", (limits_text(draft.limits), answer.id))
+            if answer.state is State.WAITING and not (draft.links and draft.links.after):
+                connection.execute(places.PARK, (answer.id,))
+    due = zip(drafts, answers, strict=True)
+    places.ask(connection, {draft.limits[0] for draft, answer in due if draft.limits and answer.created})
+
+
 # ── Cancelled ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def cancel(connection: apsw.Connection, job_id: str, reason: str, now: int) -> State | None:
     connection.execute(
         "UPDATE jobs SET state = 'cancelled', ended_at = :now, cancel_reason = :reason, error = :reason, "
-        "wait_for = NULL, wait_until = NULL WHERE id = :id AND state IN ('waiting', 'scheduled', 'queued')",
+        "wait_for = NULL, wait_until = NULL, parked = NULL "
+        "WHERE id = :id AND state IN ('waiting', 'scheduled', 'queued')",
         {"now": now, "reason": reason, "id": job_id},
     )
     connection.execute(
@@ -118,7 +131,7 @@ _END = f"""
         worker_id = NULL, started_at = NULL, last_activity_at = NULL, active_boot = NULL
     WHERE {UNDER_LEASE}"""
 
-_CHARGES = f"SELECT {listed(CHARGED)}, started_at FROM jobs WHERE {UNDER_LEASE}"
+_CHARGES = f"SELECT {listed(CHARGED, limited=LIMITED)}, started_at FROM jobs WHERE {UNDER_LEASE}"
 
 
 def complete(connection: apsw.Connection, worker_id: str, ends: Sequence[tuple[str, int, str]], now: int) -> bool:
@@ -142,9 +155,9 @@ def end(
     if isinstance(outcome, Completed):
         complete(connection, lease.worker_id, [(lease.job_id, lease.attempt, outcome.result)], now)
         return COMPLETED
-    *budgets, isolated, queue, solo, together, cancel_reason, started_at = found
+    *budgets, isolated, queue, solo, together, cancel_reason, limited, started_at = found
     suspect = bool(isolated), queue, bool(solo), together
-    charges = Charges._make((*budgets, *suspect, cancel_reason is not None, *beside))
+    charges = Charges._make((*budgets, *suspect, cancel_reason is not None, *beside, bool(limited)))
     facts = ending(lease, outcome, charges, cancel_reason, message)
     delay = facts["delay"]
     facts["run_at"] = None if delay is None else now + round(delay * 1000)
@@ -152,6 +165,10 @@ def end(
     connection.execute(_END, facts)
     if isinstance(outcome, Suspended) and facts["state"] is State.WAITING:
         _suspend(connection, lease.job_id, outcome, now)
+    elif facts["state"] is State.WAITING:
+        places.park(connection, lease.job_id)
+    if isinstance(outcome, Snoozed) and outcome.pause is not None:
+        places.ask(connection, [outcome.pause], "pause", now / 1000 + outcome.delay)
     evidence = json_of(evidence_of(outcome))
     connection.execute(
         "INSERT INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

@@ -32,7 +32,7 @@ _HOLDING = f"""
     SELECT {JOB} FROM jobs INDEXED BY jobs_holding WHERE state = 'dead' AND linked ORDER BY ended_at DESC LIMIT ?"""
 _WAITED = f"SELECT {JOB} FROM jobs INDEXED BY jobs_waited WHERE state = 'waiting' ORDER BY run_at LIMIT ?"
 _WAITS = f"""
-    SELECT (SELECT count(*) FROM (SELECT 1 FROM asks LIMIT :most)),
+    SELECT (SELECT count(*) FROM (SELECT 1 FROM asks UNION ALL SELECT 1 FROM key_asks LIMIT :most)),
         (SELECT count(*) FROM (SELECT id FROM flows ORDER BY created_at DESC LIMIT :newest) AS f WHERE EXISTS (
             SELECT 1 FROM jobs INDEXED BY jobs_flow
             WHERE flow = f.id AND flow IS NOT NULL AND state IN {links.LIVE_STATES}))"""
@@ -41,8 +41,8 @@ _WAITS = f"""
 class SqliteWaitReads(SqliteBase):
     """The verbs of `WaitReads`."""
 
-    def outdated(self) -> list[str]:
-        facts = {"protocol": PROTOCOL, "boot": self._boot(), "boot_id": self._clock.boot_id}
+    def outdated(self, protocol: int = PROTOCOL) -> list[str]:
+        facts = {"protocol": protocol, "boot": self._boot(), "boot_id": self._clock.boot_id}
         return [row[0] for row in self._fetch(_OUTDATED, facts)]
 
     def signals(self, job_id: str | None, keys: Iterable[str] | None = None, *, start: str = "") -> list[SignalView]:

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from tenure.core.lifecycle import ENDED, State
-from tenure.ports import Admitted, Answer, Landed
+from tenure.ports import LINKS_PROTOCOL, Admitted, Answer, Landed
 from tenure.stores.rules import (
     SHARED,
     check_text,
@@ -23,15 +23,18 @@ from tenure.stores.rules import (
     sent_before,
     too_late,
 )
-from tenure.stores.sqlite import links, steps
+from tenure.stores.sqlite import links, places, steps
 from tenure.stores.sqlite.base import instant
 from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.limits import SqliteLimits
 from tenure.stores.sqlite.wait_reads import SqliteWaitReads
 
 _AT_ONCE = 200  #: edges or jobs in one part of an ask
 _LEFT = """
-    SELECT EXISTS (SELECT 1 FROM asks), (SELECT min(wait_until) FROM jobs INDEXED BY jobs_wait_until
-        WHERE wait_until IS NOT NULL)"""
+    SELECT EXISTS (SELECT 1 FROM asks), EXISTS (SELECT 1 FROM key_asks),
+        (SELECT min(wait_until) / 1000.0 FROM jobs INDEXED BY jobs_wait_until WHERE wait_until IS NOT NULL),
+        (SELECT min(due) FROM limit_keys INDEXED BY limit_keys_due WHERE due IS NOT NULL),
+        EXISTS (SELECT 1 FROM limit_keys INDEXED BY limit_keys_found WHERE due IS NOT NULL AND found_at > :now)"""
 _UNARMED = """
     SELECT e.parent, e.until, p.state, p.error
     FROM edges AS e INDEXED BY edges_open LEFT JOIN jobs AS p ON p.id = e.parent
@@ -43,36 +46,47 @@ _MINE = f"""
     WHERE e.child = ? AND e.parent > ? AND e.mine AND p.state IN {links.LIVE_STATES} ORDER BY e.parent LIMIT ?"""
 _ADMIT = """
     UPDATE jobs SET wait_for = NULL, wait_until = NULL, run_at = :due, expires_at = expires_at + :due - run_at,
-        state = :state WHERE id = :id AND state = 'waiting'"""
+        state = :state WHERE id = :id AND state = 'waiting' AND parked IS NULL"""
 _SIGNALLED = """
     SELECT wait_for IS NULL OR wait_until <= :now OR EXISTS (
             SELECT 1 FROM signals AS s
             WHERE s.key = jobs.wait_for AND s.job_id IS iif(s.key GLOB 'own:*', jobs.id, NULL)),
-        run_at, enqueued_at, queue
-    FROM jobs WHERE id = :id"""
+        run_at, enqueued_at, queue, limits IS NOT NULL
+    FROM jobs WHERE id = :id AND parked IS NULL"""
 
 
-class SqliteWaiting(SqliteWaitReads):
+class SqliteWaiting(SqliteWaitReads, SqliteLimits):
     """The verbs of `WaitStore` that change something."""
 
     def admit(self, *, limit: int = 200) -> Admitted:
-        now = self._now()
+        now, limited = self._now() / 1000, True
 
         def left(connection: apsw.Connection) -> tuple[bool, float | None]:
-            asks, until = first(connection, _LEFT) or (0, None)
-            return bool(asks), None if until is None else max(0.0, (until - now) / 1000)
+            """Is something to be done now, and in how many seconds else?"""
+            asks, key_asks, until, due, set_back = first(connection, _LEFT, {"now": now}) or (0, 0, None, None, 0)
+            times = [each for each in (until, due if limited else None) if each is not None]
+            then = max(0.0, min(times) - now) if times else None
+            return bool(asks or (limited and (key_asks or set_back)) or then == 0), then
 
         asks, next_due = self._file.read(left)
-        if (not asks and next_due != 0) or self.outdated():
+        if asks:
+            limited = not self.outdated()
+            asks = (limited or self._file.read(left)[0]) and not self.outdated(LINKS_PROTOCOL)
+        if not asks:
             return Admitted({}, next_due=next_due or None)  # a write would cost an fsync
 
         def step(connection: apsw.Connection) -> tuple[_Admission, bool, float | None]:
-            done = _Admission(connection, self._now())
-            done.work(limit)
+            moment = self.now()
+            served = places.served(connection, self._boot(), self._clock.boot_id)
+            done = _Admission(connection, self._now(), places.Serving(connection, moment, served))
+            rest = done.work(limit)
+            if limited:
+                done.keys.work(rest)
             return done, *left(connection)
 
         done, asks, next_due = self._file.write(step)
-        return Admitted(done.jobs, done.scheduled, done.cancelled, asks or next_due == 0, next_due)
+        jobs = {queue: done.jobs.get(queue, []) + done.keys.jobs.get(queue, []) for queue in done.jobs | done.keys.jobs}
+        return Admitted(jobs, done.scheduled, done.cancelled + done.keys.cancelled, asks, next_due)
 
     def signal(self, job_id: str | None, key: str, value: str, *, replace: bool = False) -> Answer | None:
         check_text(key, value)
@@ -121,18 +135,19 @@ def _left_alone(parent: str) -> None:
 class _Admission:
     """One call of `admit`, in its transaction."""
 
-    def __init__(self, connection: apsw.Connection, now: int) -> None:
-        self._connection, self._now = connection, now
+    def __init__(self, connection: apsw.Connection, now: int, keys: places.Serving) -> None:
+        self._connection, self._now, self.keys = connection, now, keys
         self.jobs: dict[str, list[str]] = {}
         self.scheduled, self.cancelled = False, 0
         self._left = 0
 
-    def work(self, limit: int) -> None:
-        """Answer asks until there are none, or about `limit` edges and jobs have been looked at."""
+    def work(self, limit: int) -> int:
+        """Answer asks until there are none, or about `limit` edges and jobs have been looked at. What is left of it."""
         self._left = limit
         due = "SELECT id FROM jobs INDEXED BY jobs_wait_until WHERE wait_until <= ? ORDER BY wait_until LIMIT ?"
         for (job_id,) in fetch(self._connection, due, (self._now, limit)):
             self._look(job_id)
+            self.keys.expire(job_id)
             self._connection.execute(  # it waits for jobs still
                 "UPDATE jobs SET wait_for = NULL, wait_until = NULL WHERE id = ? AND wait_until IS NOT NULL", (job_id,)
             )
@@ -148,6 +163,7 @@ class _Admission:
             else:
                 self._connection.execute("UPDATE asks SET part = ?, past = ? WHERE seq = ?", (*rest, seq))
         self._connection.execute("DELETE FROM asks WHERE seq IN (SELECT value FROM json_each(?))", (json_of(done),))
+        return max(self._left, 0)
 
     def _answer(self, item: str, part: int, past: str) -> tuple[int, str] | None:
         """None: the ask is answered; else where it goes on."""
@@ -225,13 +241,15 @@ class _Admission:
         found = first(self._connection, _SIGNALLED, {"id": job_id, "now": self._now})
         if found is None or not found[0]:
             return
-        _, run_at, enqueued_at, queue = found
+        _, run_at, enqueued_at, queue, limited = found
         due = run_at if run_at > max(self._now, enqueued_at) else self._now
-        state = State.SCHEDULED if due > self._now else State.QUEUED
+        state = State.SCHEDULED if due > self._now else State.WAITING if limited else State.QUEUED
         self._connection.execute(_ADMIT, {"id": job_id, "due": due, "state": state})
         if self._connection.changes() == 0:
             return
-        if state is State.QUEUED:
+        if state is State.WAITING:
+            places.park(self._connection, job_id)
+        elif state is State.QUEUED:
             self.jobs.setdefault(queue, []).append(job_id)
         else:
             self.scheduled = True

@@ -2,7 +2,8 @@
 -- waiting → queued, scheduled or cancelled, once what a job waits for has happened. ARGV: how many asks, our protocol,
 -- the error of a job that expired; then, with \1 for a job, why one is cancelled: its parent was cancelled, is gone; its
 -- gatherer ended dead, cancelled. Returns how many asks it has answered; whether more are left; the milliseconds until
--- the next time-out, or nothing; how many it cancelled; whether any is scheduled; then per queued job its queue and id.
+-- the next time-out, or nothing; how many it cancelled; whether any is scheduled; whether `give` has to look at keys; then
+-- per queued job its queue and id. Those with limits wait for `give`.
 local most, expired, was_cancelled, was_gone = tonumber(ARGV[1]), ARGV[3], ARGV[4], ARGV[5]
 local because = {dead = ARGV[6], cancelled = ARGV[7]}
 local room, number, stopped, later, queued = 200, 0, 0, 0, {}
@@ -13,8 +14,22 @@ local function cancel_for(id, reason, other)
   return true
 end
 
+-- A job that waits for its places: only `give` lets it go on, but it may have expired.
+local function lapse(id, j)
+  local til = tonumber(redis.call('HGET', job(id), 'wait_until') or nil)
+  if til and til <= now then
+    leave(id, j)
+    redis.call('HSET', job(id), 'error', expired)
+    enter(id, j, 'cancelled')
+    stopped = stopped + 1
+  elseif til then
+    redis.call('ZADD', ns .. 'waits', til, id) -- it was taken out, and the clock stepped back
+  end
+end
+
 -- A waiting job: admit it if it waits for nothing any more. A signal for which it need not wait is over before its edges.
 local function let(id, j)
+  if j.parked then return lapse(id, j) end
   local f = redis.call('HMGET', job(id), 'wait_for', 'wait_until', 'enqueued_at', 'expires_at')
   local key, til = f[1], tonumber(f[2] or nil)
   if key and not (til and til <= now) then
@@ -29,10 +44,11 @@ local function let(id, j)
   leave(id, j)
   if f[4] then redis.call('HSET', job(id), 'expires_at', tonumber(f[4]) + due - j.run_at) end
   redis.call('HSET', job(id), 'run_at', due)
-  j.run_at = due
+  j.run_at, j.anew = due, true
   enter(id, j, due > now and 'scheduled' or 'queued')
   room = room - 2
-  if due > now then later = 1 else queued[#queued + 1], queued[#queued + 2] = j.queue, id end
+  if j.state == 'scheduled' then later = 1 end
+  if j.state == 'queued' then queued[#queued + 1], queued[#queued + 2] = j.queue, id end
 end
 
 -- An open edge, and its parent's state: it closes, or its child is cancelled, or it stays open.
@@ -46,6 +62,7 @@ end
 
 -- A waiting job looks at its parents. Returns from where to go on, if that was not all of it.
 local function look(id, j, from)
+  if j.parked then return let(id, j) end
   local asked = room
   local some = redis.call('ZRANGEBYSCORE', ns .. 'unmet:' .. id, from or '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, asked)
   for n = 1, #some, 2 do
@@ -133,7 +150,7 @@ end
 local asks, timeouts = ns .. 'asks', ns .. 'waits'
 if #outdated(tonumber(ARGV[2])) > 0 then
   redis.call('HSET', walk, 'hurry', 1, 'at', '')
-  return {0, 0, false, 0, 0}
+  return {0, 0, false, 0, 0, 0}
 end
 local over = redis.call('ZRANGEBYSCORE', timeouts, '-inf', now, 'LIMIT', 0, 100)
 for _, id in ipairs(over) do
@@ -157,6 +174,8 @@ for _, what in ipairs(redis.call('ZRANGE', asks, 0, most - 1)) do
 end
 local more = redis.call('EXISTS', asks, ns .. 'sealed') > 0 or redis.call('HEXISTS', walk, 'hurry') == 1
 local first = redis.call('ZRANGE', timeouts, 0, 0, 'WITHSCORES')
-local found = {number, more and 1 or 0, first[2] and math.max(tonumber(first[2]) - now, 0) or false, stopped, later}
+local keys = redis.call('EXISTS', ns .. 'key_asks', ns .. 'limit_asks', ns .. 'key_dues', ns .. 'placed') > 0
+local found = {number, more and 1 or 0, first[2] and math.max(tonumber(first[2]) - now, 0) or false, stopped, later,
+               keys and 1 or 0}
 for _, each in ipairs(queued) do found[#found + 1] = each end
 return found

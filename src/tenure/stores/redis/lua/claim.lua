@@ -25,8 +25,9 @@ for i = 5, #ARGV, 2 do
       local f = redis.call('HMGET', key, 'facts', 'payload', 'enqueued_at', 'attempt')
       local attempt = f[4] and string.format('%d', f[4] + 1) or '1'
       redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker_id', worker, 'started_at', stamp)
-      local earlier, hung = false, false
-      if f[4] then earlier, hung = past(key, attempt) end
+      local earlier, hung, keys = false, false, false
+      if f[4] then earlier, hung, keys = past(key, attempt) end
+      if keys then limited().begin(id, queue, keys) end
       if hung then stale[#stale + 1], stale[#stale + 2] = now + hung, id end
       held[#held + 1], held[#held + 2] = id, f[4] and attempt .. '+' or attempt
       local n = #answer

@@ -29,10 +29,99 @@ end
 -- The fields of a job that its transitions need.
 local function read(id)
   local f = redis.call('HMGET', job(id), 'state', 'queue', 'rank', 'run_at', 'solo', 'attempt', 'worker_id', 'unique',
-    'linked')
+    'linked', 'limits', 'parked')
   if not f[1] then return nil end
   return {state = f[1], queue = f[2], rank = tonumber(f[3]), run_at = tonumber(f[4]), solo = f[5] == '1',
-          attempt = tonumber(f[6]) or 0, worker = f[7], unique = f[8], linked = f[9] == '1'}
+          attempt = tonumber(f[6]) or 0, worker = f[7], unique = f[8], linked = f[9] == '1', limits = f[10],
+          parked = f[11]}
+end
+
+-- What becomes of jobs with limits, made when a script meets the first one. `text`: the keys of a job, as JSON of
+-- {key, limit} each. Only these take and free places, so that none is lost: a job is parked under one of its keys while
+-- it waits for them, and has a place of each while it is queued or processing (keys.lua gives them).
+local of_limits
+local function limited()
+  if of_limits then return of_limits end
+  local function lot(key, queue) return ns .. 'parked:' .. key .. '\0' .. queue end
+
+  -- The key has something to do for `give`, after those that were asked before.
+  local function look(key)
+    redis.call('ZADD', ns .. 'key_asks', 'NX', redis.call('HINCRBY', ns .. 'walk', 'key_asks', 1), key)
+    ring('due', '')
+  end
+
+  local function know(key, limit)
+    local name = ns .. 'key:' .. key
+    local before = redis.call('HGET', name, 'limit')
+    if before == limit then return end
+    redis.call('HSET', name, 'limit', limit)
+    redis.call('ZADD', ns .. 'keys', 0, key)
+    redis.call('ZADD', ns .. 'keys_of:' .. limit, 0, key)
+    if before then redis.call('ZREM', ns .. 'keys_of:' .. before, key) end
+  end
+
+  local function park(id, j, key, limit, due)
+    redis.call('HSET', job(id), 'parked', key)
+    redis.call('ZADD', lot(key, j.queue), score(j.rank, due), id)
+    redis.call('ZADD', ns .. 'parked_of:' .. key, 0, j.queue)
+    know(key, limit)
+    look(key)
+  end
+
+  -- A job that would be queued waits under its first key. It keeps its turn, unless it is due anew; and it expires while
+  -- it waits, if it has never begun.
+  local function wait(id, j)
+    local first, f = cjson.decode(j.limits)[1], redis.call('HMGET', job(id), 'due_at', 'expires_at')
+    local due = tonumber(not j.anew and f[1] or j.run_at)
+    redis.call('HSET', job(id), 'due_at', due)
+    if f[2] and j.attempt == 0 then
+      redis.call('HSET', job(id), 'wait_until', f[2])
+      redis.call('ZADD', ns .. 'waits', f[2], id)
+    end
+    park(id, j, first[1], first[2], due)
+  end
+
+  local function unpark(id, key, queue)
+    redis.call('ZREM', lot(key, queue), id)
+    redis.call('HDEL', job(id), 'parked')
+    if redis.call('EXISTS', lot(key, queue)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, queue) end
+  end
+
+  local function take(id, queue, text)
+    redis.call('HSET', ns .. 'placed', id, text)
+    for _, each in ipairs(cjson.decode(text)) do
+      know(each[1], each[2])
+      redis.call('ZADD', ns .. 'places:' .. each[1], now, id)
+      redis.call('SADD', ns .. 'unbegun:' .. each[1], id)
+    end
+    redis.call('ZADD', ns .. 'unbegun_of:' .. queue, now, id)
+    redis.call('SADD', ns .. 'unbegun_of', queue)
+  end
+
+  local function begin(id, queue, text)
+    for _, each in ipairs(cjson.decode(text)) do
+      redis.call('SREM', ns .. 'unbegun:' .. each[1], id)
+      if redis.call('HEXISTS', ns .. 'key:' .. each[1], 'rated') == 1 then
+        redis.call('RPUSH', ns .. 'begun:' .. each[1], now)
+        look(each[1])
+      end
+    end
+    redis.call('ZREM', ns .. 'unbegun_of:' .. queue, id)
+  end
+
+  local function free(id, queue, text)
+    for _, each in ipairs(cjson.decode(text)) do
+      redis.call('ZREM', ns .. 'places:' .. each[1], id)
+      redis.call('SREM', ns .. 'unbegun:' .. each[1], id)
+      look(each[1])
+    end
+    redis.call('HDEL', ns .. 'placed', id)
+    redis.call('ZREM', ns .. 'unbegun_of:' .. queue, id)
+  end
+
+  of_limits = {lot = lot, look = look, know = know, park = park, wait = wait, unpark = unpark, take = take,
+               begin = begin, free = free}
+  return of_limits
 end
 
 local function release_leases(worker, ids)
@@ -41,11 +130,12 @@ local function release_leases(worker, ids)
   if redis.call('EXISTS', held) == 0 then redis.call('SREM', ns .. 'owners', worker) end
 end
 
--- The fields that a claim returns for a job with earlier attempts or a time limit, and its stale_after.
+-- The fields that a claim returns for a job with earlier attempts or a time limit, its stale_after, and its keys.
 local function past(key, attempt)
-  local f = redis.call('HMGET', key, 'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after', 'linked')
+  local f = redis.call('HMGET', key, 'failures', 'crashes', 'checkpoint', 'expires_at', 'stale_after', 'linked',
+    'limits')
   local late = attempt == '1' and f[4] and tonumber(f[4]) < now
-  return {f[1] or '0', f[2] or '0', f[3], late and 1 or 0, f[6] == '1' and 1 or 0}, tonumber(f[5] or nil)
+  return {f[1] or '0', f[2] or '0', f[3], late and 1 or 0, f[6] == '1' and 1 or 0, f[7] and 1 or 0}, tonumber(f[5] or nil), f[7]
 end
 
 -- The time of its owner's last report.
@@ -58,10 +148,10 @@ end
 -- worker, and whether that owns other jobs; the job's charges.
 local function to_take(id, worker, why, since)
   local f = redis.call('HMGET', job(id), 'attempt', 'facts', 'failures', 'crashes', 'crashes_total', 'cancel_reason',
-    'solo', 'together')
+    'solo', 'together', 'limits')
   return {id, tonumber(f[1]), worker, why, since, redis.call('HGET', ns .. 'worker:' .. worker, 'identity'),
     redis.call('HLEN', ns .. 'processing:' .. worker) > 1 and 1 or 0,
-    f[2], f[3] or '0', f[4] or '0', f[5] or '0', f[6], f[7], f[8]}
+    f[2], f[3] or '0', f[4] or '0', f[5] or '0', f[6], f[7], f[8], f[9]}
 end
 
 -- A waiting job waits for no signal any more.
@@ -87,18 +177,27 @@ local function leave(id, j)
       redis.call('ZREM', ns .. 'waited', id)
       count_waiting(j.queue, -1)
       wake(id)
+      if j.parked then
+        limited().unpark(id, j.parked, j.queue)
+        if not j.admitted then limited().look(j.parked) end -- it may be the last that had to be known of its key
+        j.parked = nil
+      end
     end
   end
+  if j.limits and (j.state == 'queued' or j.state == 'processing') then limited().free(id, j.queue, j.limits) end
 end
 
 -- Set a new state and add the job to its index. An ended job releases its unique key, and lets those that wait for it
--- know.
+-- know. A job with limits that is to be queued waits for its places, unless it is `admitted`.
 local function enter(id, j, state)
+  local parks = state == 'queued' and j.limits and not j.admitted
+  if parks then state = 'waiting' end
   j.state = state
   redis.call('HSET', job(id), 'state', state)
   if state == 'queued' or state == 'scheduled' or state == 'waiting' then redis.call('SADD', ns .. 'queues', j.queue) end
   if state == 'queued' then
     redis.call('ZADD', lane(j.queue, j.solo), score(j.rank, j.run_at), id)
+    if j.limits then limited().take(id, j.queue, j.limits) end
     ring('queued', j.queue)
   elseif state == 'scheduled' then
     redis.call('ZADD', ns .. 'scheduled', j.run_at, id)
@@ -108,7 +207,7 @@ local function enter(id, j, state)
     redis.call('ZADD', ns .. 'waiting', 0, id)
     redis.call('ZADD', ns .. 'waited', j.run_at, id)
     count_waiting(j.queue, 1)
-    ask_anew(id)
+    if parks then limited().wait(id, j) else ask_anew(id) end
   else
     redis.call('ZADD', ns .. state, now, id)
     if j.unique then redis.call('HDEL', ns .. 'unique', j.unique) end
@@ -163,16 +262,16 @@ local function declare(worker, death)
 end
 
 -- nothing → queued, or scheduled when due later; processing if there is an owner, which must be alive; waiting if
--- `waits` names it. `args` from `first` to `last`: the number of groups, per group what its jobs share (facts, queue, rank, solo, stale_after), then
--- per job: id, group, payload, when (empty: now; +delay; or an instant), unique, expires. Returns per job: 1 queued, 2
+-- `waits` names it, or if it has limits and is due. `args` from `first` to `last`: the number of groups, per group what
+-- its jobs share (facts, queue, rank, solo, stale_after, limits), then per job: id, group, payload, when (empty: now; +delay; or an instant), unique, expires. Returns per job: 1 queued, 2
 -- scheduled, 3 processing, 4 waiting, or the existing job, its state, and the id that was given. A job with the field `attempt`, even if it is 0, has more fields that
 -- `claim` and `complete` have to read; most jobs have none.
 local function enqueue(args, first, last, owner, waits)
   local groups, at = {}, first + 1
   for g = 1, tonumber(args[first]) do
     groups[g] = {facts = args[at], queue = args[at + 1], rank = tonumber(args[at + 2]), solo = args[at + 3] == '1',
-                 stale = args[at + 4], ready = {}, added = 0, later = 0}
-    at = at + 5
+                 stale = args[at + 4], limits = args[at + 5] ~= '' and args[at + 5], ready = {}, later = 0}
+    at = at + 6
   end
   local answers, ids, later = {}, {}, {}
   for i = at, last, 6 do
@@ -189,7 +288,8 @@ local function enqueue(args, first, last, owner, waits)
       local run_at = now
       if when ~= '' then run_at = when:sub(1, 1) == '+' and now + tonumber(when:sub(2)) or tonumber(when) end
       local state = owner and 'processing' or run_at > now and 'scheduled' or 'queued'
-      if waits and waits[id] then state = 'waiting' end
+      local parks = group.limits and state == 'queued'
+      if parks or waits and waits[id] then state = 'waiting' end
       redis.call('HSET', key, 'state', state, 'queue', group.queue, 'rank', group.rank, 'facts', group.facts,
         'payload', payload, 'run_at', run_at, 'enqueued_at', now)
       if group.solo then redis.call('HSET', key, 'solo', '1') end
@@ -199,6 +299,7 @@ local function enqueue(args, first, last, owner, waits)
         redis.call('HSET', key, 'unique', unique, 'attempt', 0)
         redis.call('HSET', ns .. 'unique', unique, id)
       end
+      if group.limits then redis.call('HSET', key, 'limits', group.limits, 'attempt', 0) end
       ids[#ids + 1], ids[#ids + 2] = 0, id
       if state == 'queued' then
         group.ready[#group.ready + 1], group.ready[#group.ready + 2] = score(group.rank, run_at), id
@@ -208,7 +309,11 @@ local function enqueue(args, first, last, owner, waits)
         group.later = group.later + 1
         answers[#answers + 1] = 2
       elseif state == 'waiting' then
-        redis.call('HSET', key, 'linked', '1', 'attempt', 0)
+        if waits and waits[id] then
+          redis.call('HSET', key, 'linked', '1', 'attempt', 0)
+        else
+          limited().wait(id, {queue = group.queue, rank = group.rank, run_at = run_at, attempt = 0, limits = group.limits})
+        end
         redis.call('ZADD', ns .. 'waiting', 0, id)
         redis.call('ZADD', ns .. 'waited', run_at, id)
         count_waiting(group.queue, 1)

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- processing → completed, under the lease. ARGV: worker, then id, attempt and result per job. Returns per refused job
 -- its position and what the store holds instead. A worker's `processing` has each of its leases; a + after the attempt
--- means that the job also has a unique key or a stale_after to clean up, or that another job may wait for it.
+-- means that the job also has a unique key, a stale_after or places to clean up, or that another job may wait for it.
 local worker, ids, done, completed, refused = ARGV[1], {}, {}, {}, {}
 for i = 2, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
 local held, stamp = redis.call('HMGET', ns .. 'processing:' .. worker, unpack(ids)), string.format('%.0f', now)
@@ -16,9 +16,10 @@ for n, id in ipairs(ids) do
       redis.call('HSET', job(id), 'state', 'completed', 'result', result)
     end
     if more then
-      local f = redis.call('HMGET', job(id), 'unique', 'linked')
+      local f = redis.call('HMGET', job(id), 'unique', 'linked', 'limits', 'queue')
       if f[1] then redis.call('HDEL', ns .. 'unique', f[1]) end
       if f[2] == '1' then ask_anew(id) end
+      if f[3] then limited().free(id, f[4], f[3]) end
       redis.call('ZREM', ns .. 'stale', id)
     end
     done[#done + 1] = id

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- processing → the state that `decide` gave, under the lease. ARGV: a worker to declare dead in the same step, or
 -- nothing; its note then, or nothing to keep the one it has; then per end, as JSON: the lease, the charges the decision
--- is based on, the decision, and of a job that is suspended what it waits for. Returns per end: 1 if it landed; 0 if not, or if its charges have changed and need a new
--- decision. With a worker, either all ends land and are all its leases, or none lands.
+-- is based on, the decision, of a job that is suspended what it waits for, and the key that it pauses. Returns per end: 1
+-- if it landed; 0 if not, or if its charges have changed and need a new decision. With a worker, either all ends land and are all its leases, or none lands.
 local function suspend(e)
   for _, edge in ipairs(e.after or {}) do tie(e.id, edge[1], edge[2]) end
   if e.wait_for then
@@ -13,6 +13,14 @@ local function suspend(e)
     redis.call('HSET', job(e.id), 'wait_until', now + e.timeout)
     redis.call('ZADD', ns .. 'waits', now + e.timeout, e.id)
   end
+end
+
+-- No job of a key is admitted until then: `give` writes it down with what operators have set for the key.
+local function pause(key, limit, delay)
+  limited().know(key, limit)
+  local name, til = ns .. 'key:' .. key, (now + delay) / 1000
+  if til > (tonumber(redis.call('HGET', name, 'pause') or nil) or 0) then redis.call('HSET', name, 'pause', til) end
+  limited().look(key)
 end
 
 local dead, note, ends, fits, seen = ARGV[1], ARGV[2], {}, {}, {}
@@ -60,8 +68,13 @@ for n, e in ipairs(ends) do
     end
     if e.error then redis.call('HSET', job(e.id), 'error', e.error) end
     if e.message then redis.call('HSET', job(e.id), 'message', e.message) end
-    enter(e.id, j, e.state)
-    if e.state == 'waiting' then suspend(e) end
+    if e.pause then pause(unpack(e.pause)) end
+    if e.outcome == 'suspended' then
+      enter(e.id, j, e.state)
+      if e.state == 'waiting' then suspend(e) end
+    else -- `decide` says that a job with limits waits, where `enter` makes it wait
+      enter(e.id, j, e.state == 'waiting' and 'queued' or e.state)
+    end
   end
 end
 if dead ~= '' then return {1} end

@@ -64,16 +64,16 @@ for i = 2, #ARGV, 6 do
       redis.call('HDEL', job(id), 'checkpoint', 'progress', 'stage', 'message')
       redis.call('HSET', job(id), 'facts', ARGV[i + 3], 'payload', ARGV[i + 4])
     end
-    j.run_at, j.solo = now + delay, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true
+    j.anew, j.run_at, j.solo = true, now + delay, cjson.decode(redis.call('HGET', job(id), 'facts')).isolated == true
     redis.call('HDEL', job(id), 'result', 'error', 'expires_at', 'cancel_reason', 'failures', 'crashes',
-      'crashes_total', 'together', 'started_at', 'last_activity_at')
+      'crashes_total', 'together', 'started_at', 'last_activity_at', 'due_at')
     redis.call('HSET', job(id), 'run_at', j.run_at, 'solo', j.solo and '1' or '0')
     if j.unique then redis.call('HSET', ns .. 'unique', j.unique, id) end
     if number > 0 or redis.call('EXISTS', ns .. 'pins:' .. id) == 1 then link(id) end
     local waits = redis.call('EXISTS', ns .. 'unmet:' .. id) == 1
     enter(id, j, waits and 'waiting' or delay > 0 and 'scheduled' or 'queued')
     reopen(id)
-    answers[#answers + 1] = waits and 4 or delay > 0 and 3 or 1
+    answers[#answers + 1] = j.state == 'waiting' and 4 or j.state == 'scheduled' and 3 or 1
   end
 end
 return answers

@@ -2,6 +2,10 @@
 -- Forget workers that died long ago, the names of empty queues, and flows whose jobs an older release has deleted. ARGV: milliseconds that a dead worker is kept.
 local before = '(' .. string.format('%.0f', now - tonumber(ARGV[1]))
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'died', '-inf', before, 'LIMIT', 0, 200)) do
+  local identity = redis.call('HGET', ns .. 'worker:' .. worker, 'identity')
+  for _, queue in ipairs(identity and cjson.decode(identity).queues or {}) do
+    redis.call('ZREM', ns .. 'serves:' .. queue, worker)
+  end
   redis.call('UNLINK', ns .. 'worker:' .. worker)
   redis.call('ZREM', ns .. 'died', worker)
   redis.call('ZREM', ns .. 'protocols', worker)

@@ -1,0 +1,291 @@
+"""Limits and their keys: what holds, who set it, which jobs have the places; pause, resume, set and reset."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from tenure.core.durations import Duration, seconds, spell
+from tenure.core.limits import Bounds, Rate
+from tenure.core.text import clean
+from tenure.errors import InvalidOption, UnknownLimit
+from tenure.operations.access import Access
+from tenure.ports import FOREVER, JobView, KeyView, LimitRow, Ring
+from tenure.schedules.releases import tries
+from tenure.tasks.limits import bounds_of, burst_of, gives, spelled
+
+SHOWN = 20  #: jobs that have a place of a key, or are the next to get one
+_SET, _PAUSED = "limit.set:", "limit.pause:"
+_LONGEST_WHY = 500
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """Who changed it last, and when."""
+
+    who: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatus:
+    """A limit. `bounds` hold for each key of it, unless something else is set for that key."""
+
+    name: str  #: its template
+    bounds: Bounds
+    declared: Bounds | None  #: None: no app has declared it
+    set: Bounds | None  #: by an operator, or by code with `jobs.limits.set`
+    set_by: By | None
+    paused_until: float | None  #: Unix time; `tenure.ports.FOREVER`: until somebody resumes it; None: it is not paused
+    why: str  #: of the pause
+    paused_by: By | None
+    source: str  #: the module of the app that declares it
+    release: str
+    retired_at: datetime | None  #: no longer declared: it limits nothing
+
+    @property
+    def keyed(self) -> bool:
+        """Its keys are made of arguments; else its name is its only key."""
+        return "{" in self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyStatus:
+    """A key, the first jobs that have a place of it, and the next that wait for one."""
+
+    key: KeyView
+    set: Bounds | None  #: for this key alone
+    set_by: By | None
+    paused_by: By | None  #: None: a job snoozed it, or its whole limit is paused
+    holders: tuple[JobView, ...]
+    parked: tuple[JobView, ...]
+
+
+class LimitReads:
+    """Queries on limits and keys. All results have their secrets redacted."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def all(self, *, retired: bool = False) -> tuple[LimitStatus, ...]:
+        """The limits by name; with `retired` also those that no app declares any more."""
+        rows = [row for row in self._access.store.limits() if retired or row.retired_at is None]
+        sets, pauses = self._notes(_SET), self._notes(_PAUSED)
+        return tuple(self._status(row, sets, pauses) for row in rows)
+
+    def get(self, name: str) -> LimitStatus:
+        """One limit, by its template. Raises UnknownLimit."""
+        found = self._access.store.limits([name])
+        if not found:
+            raise self._unknown(name)
+        return self._status(found[0], self._notes(_SET), self._notes(_PAUSED))
+
+    def keys(self, limit: str | None = None, *, start: str = "", number: int = 50) -> list[KeyView]:
+        """Keys in order of their names, after `start`: of this limit, or of all. Raises UnknownLimit.
+
+        Known are the keys that are in use, paused or set, or that have begun something a short while ago.
+        """
+        if limit is not None and not self._access.store.limits([limit]):
+            raise self._unknown(limit)
+        return self._access.store.keys(limited_by=limit, start=start, limit=number)
+
+    def key(self, name: str) -> KeyStatus:
+        """One key, with the jobs that have its places. Raises UnknownLimit."""
+        limit = self.limit_of(name)
+        if name == limit and "{" in name:
+            raise InvalidOption(f"{name!r} is a limit with many keys: name one of them, like {_example(name)!r}")
+        store, redacted = self._access.store, self._access.redacted
+        rows, views = store.limits([name], keys=True), store.keys([name])
+        if not views:  # nothing has used it yet
+            bounds = self.get(limit).bounds
+            views = [KeyView(name, limit, bounds, 0, 0, 0, bounds.rate and float(bounds.rate.burst), None, None, "")]
+        return KeyStatus(
+            key=views[0],
+            set=rows[0].set if rows else None,
+            set_by=self._note(_SET, name, key=True),
+            paused_by=None if views[0].paused_until is None else self._note(_PAUSED, name, key=True),
+            holders=tuple(map(redacted, store.holders(name, limit=SHOWN))),
+            parked=tuple(map(redacted, store.parked(name, limit=SHOWN))),
+        )
+
+    def limit_of(self, name: str) -> str:
+        """The limit that this is the name of, or that this is a key of. Raises UnknownLimit."""
+        store = self._access.store
+        if store.limits([name]):
+            return name
+        used = store.keys([name], limit=1)
+        if used:
+            return used[0].limit
+        rows = [row for row in store.limits() if gives(row.name, name)]
+        if not rows:
+            raise self._unknown(name)
+        return min(rows, key=lambda row: (row.retired_at is not None, -len(row.name.partition("{")[0]))).name
+
+    def _unknown(self, name: str) -> UnknownLimit:
+        known = [row.name for row in self._access.store.limits()]
+        near = difflib.get_close_matches(name, known, n=3)
+        which = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known: {_listed(known)}."
+        return UnknownLimit(
+            f"no limit of this store has the name {name!r} or such a key; {which} A limit is known once a worker of "
+            "its app has started"
+        )
+
+    def _status(self, row: LimitRow, sets: Mapping[str, By], pauses: Mapping[str, By]) -> LimitStatus:
+        paused = row.paused_until is not None and row.paused_until > self._access.store.now().timestamp()
+        return LimitStatus(
+            name=row.name,
+            bounds=effective(row.set, row.declared),
+            declared=row.declared,
+            set=row.set,
+            set_by=None if row.set is None else sets.get(_about(row.name, key=False)),
+            paused_until=row.paused_until if paused else None,
+            why=row.why if paused else "",
+            paused_by=pauses.get(_about(row.name, key=False)) if paused else None,
+            source=row.source,
+            release=row.release,
+            retired_at=row.retired_at,
+        )
+
+    def _note(self, kind: str, name: str, *, key: bool) -> By | None:
+        return self._notes(kind, _about(name, key=key)).get(_about(name, key=key))
+
+    def _notes(self, kind: str, about: str = "limit:") -> Mapping[str, By]:
+        texts = self._access.store.notes(kind + about).items()
+        return {note.removeprefix(kind): _decode(text) for note, text in texts}
+
+
+class Limits(LimitReads):
+    """Queries and actions on limits. Example: `admin.limits.pause("shop:42", "10m", "too many 429")`"""
+
+    def pause(self, name: str, for_: Duration | None = None, why: str = "") -> float:
+        """Let no job of this key, or of any key of this limit, begin: for so long, or until `resume`.
+
+        Returns the Unix time of its end. A pause that stands is replaced. Raises UnknownLimit, InvalidOption.
+        """
+        length = None if for_ is None else seconds(for_, "pause: for")
+        if length == 0:
+            raise InvalidOption(f"pause: for: expected how long, like 30s, got {for_!r}; to end a pause, resume it")
+        why = clean(why.strip(), _LONGEST_WHY)
+        limit = self.limit_of(name)
+        detail = {"for": "until resumed" if length is None else spell(length), **({"why": why} if why else {})}
+        until = FOREVER if length is None else self._access.store.now().timestamp() + length
+        with self._access.recorded("limits.pause", name, **detail) as said:
+            self._change(name, limit, paused_until=until, why=why)
+            self._record(_PAUSED, name, limit, by=True)
+            said.append("paused")
+        return until
+
+    def resume(self, name: str) -> bool:
+        """End the pause of a key or a limit. False: it was not paused. Raises UnknownLimit."""
+        limit = self.limit_of(name)
+        with self._access.recorded("limits.resume", name) as said:
+            resumed = self._change(name, limit, paused_until=None, why="")
+            if name == limit and "{" not in name:  # its only key has a row of its own when a job has snoozed it
+                resumed |= self._change(name, limit, key=True, paused_until=None, why="")
+            self._record(_PAUSED, name, limit, by=False)
+            said.append("resumed" if resumed else "it was not paused")
+        return resumed
+
+    def set(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+    ) -> Bounds:
+        """Let this hold for a key, or a limit, in place of what is declared. What is not given stays.
+
+        Returns what holds now. Lowered below what runs, it lets that end. Raises UnknownLimit, InvalidOption.
+        """
+        limit = self.limit_of(name)
+        if concurrency is None and rate is None and burst is None:
+            raise InvalidOption(f"limit {name!r}: expected concurrency, rate or burst, got nothing; to undo it: reset")
+        given = bounds_of(f"limit {name!r}", concurrency, rate, None if rate is None else burst)
+        if burst is not None and rate is None:
+            given = given._replace(rate=self._with_burst(name, limit, burst))
+        row = self._row(name, key=name != limit)
+        stands = effective(given, row.set if row else None)
+        with self._access.recorded("limits.set", name, to=spelled(stands)) as said:
+            self._change(name, limit, set=stands)
+            self._record(_SET, name, limit, by=True)
+            said.append(spelled(stands))
+        return effective(stands, self._bounds(limit))
+
+    def _with_burst(self, name: str, limit: str, burst: int) -> Rate:
+        row = self._row(name, key=True) if name != limit else None
+        rate = effective(row.set if row else None, self._bounds(limit)).rate
+        if rate is None:
+            raise InvalidOption(f'limit {name!r}: burst: it has no rate; give rate="100/1m" too')
+        return rate._replace(burst=burst_of(f"limit {name!r}", burst, rate.most))
+
+    def reset(self, name: str) -> bool:
+        """Let hold again what is declared. False: nothing was set. Raises UnknownLimit."""
+        limit = self.limit_of(name)
+        with self._access.recorded("limits.reset", name) as said:
+            reset = self._change(name, limit, set=None)
+            self._record(_SET, name, limit, by=False)
+            said.append("reset" if reset else "nothing was set")
+        return reset
+
+    # ── inside ──
+
+    def _bounds(self, limit: str) -> Bounds:
+        row = self._row(limit, key=False)
+        return effective(row.set, row.declared) if row else Bounds()
+
+    def _row(self, name: str, *, key: bool) -> LimitRow | None:
+        return next(iter(self._access.store.limits([name], keys=key)), None)
+
+    def _change(self, name: str, limit: str, *, key: bool | None = None, **changes: object) -> bool:
+        """Write these changes of a row; False: it was so already."""
+        of_key = name != limit if key is None else key
+        for _ in tries(f"limit {name!r}"):
+            old = self._row(name, key=of_key) or LimitRow(name=name, key=of_key, limit=limit if of_key else "")
+            new = old.but(**changes)
+            if new == old:
+                return False
+            if self._access.store.change_limits([new])[0]:
+                self._access.notifier.announce([Ring("due", "")])
+                return True
+        raise AssertionError("the tries end with an error")
+
+    def _record(self, kind: str, name: str, limit: str, *, by: bool) -> None:
+        """Keep who changed it, or forget that."""
+        note, store = kind + _about(name, key=name != limit), self._access.store
+        old = store.notes(note).get(note)
+        new = msgspec.json.encode(By(self._access.who, store.now())).decode() if by else None
+        if old != new:
+            store.swap(note, old, new)
+
+
+def effective(first: Bounds | None, then: Bounds | None) -> Bounds:
+    """What holds of two bounds: of the first what it gives, else of the second."""
+    known = [each for each in (first, then) if each is not None]
+    return Bounds(
+        next((each.concurrency for each in known if each.concurrency is not None), None),
+        next((each.rate for each in known if each.rate is not None), None),
+    )
+
+
+def _about(name: str, *, key: bool) -> str:
+    return f"{'key' if key else 'limit'}:{name}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - _NAMED} more" if known[_NAMED:] else ""
+    return ", ".join(map(repr, known[:_NAMED])) + more if known else "none"
+
+
+def _example(template: str) -> str:
+    head, _, rest = template.partition("{")
+    return f"{head}42{rest.partition('}')[2]}" if "{" not in rest else f"{head}…"
+
+
+_decode = msgspec.json.Decoder(By).decode

@@ -1,0 +1,202 @@
+"""Limits in memory: the verbs of `LimitStore`, and how `admit` gives places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import islice
+
+from tenure.core.lifecycle import EXPIRED, Key
+from tenure.core.lifecycle import State as JobState
+from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
+from tenure.stores.memory.base import MemoryBase, atomic
+from tenure.stores.memory.rows import Row
+from tenure.stores.places import SLOW_SECONDS, Candidate, State, key_view, paused, paused_by_jobs, serve, state_of
+from tenure.stores.rules import check_limit_rows
+
+
+class MemoryLimits(MemoryBase):
+    """The verbs of `LimitStore`."""
+
+    @atomic
+    def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
+        check_limit_rows(rows)
+        return [self._change_limit(row) for row in rows]
+
+    def _change_limit(self, row: LimitRow) -> bool:
+        stands = self._known.limits.get((row.key, row.name))
+        if (stands.rev if stands else 0) != row.rev:
+            return False
+        if row.blank:
+            self._known.limits.pop((row.key, row.name), None)
+        else:
+            self._known.limits[row.key, row.name] = row.but(rev=row.rev + 1)
+        if row.key:
+            self._known.tell(Key(row.name, row.limit), "look")
+        for key in {key for each in self._rows() for key in each.view.limits if key.key == each.view.parked}:
+            if not row.key and key.limit == row.name:
+                self._known.tell(key, "look")
+        return True
+
+    @atomic
+    def withdraw(self, *, limit: int = 200) -> Withdrawn:
+        served, asked = self._served(), False
+        for queue, key in sorted(self._known.idle):
+            if queue in served:
+                self._known.idle.discard((queue, key))
+                self._known.tell(key, "look")
+                asked = True
+        unused = [row for row in self._limited() if row.view.state is JobState.QUEUED and self._unused(row, served)]
+        for row in unused[:limit]:
+            self._due("withdraw", row)
+        return Withdrawn(len(unused[:limit]), asked or bool(unused), len(unused) > limit)
+
+    def _unused(self, row: Row, served: set[str]) -> bool:
+        """Does this job's queue hold places that it does not use, or for too long while another waits?"""
+        queue = row.view.queue
+        if queue not in served:
+            return True
+        if (self.now() - row.view.run_at).total_seconds() < UNBEGUN_SECONDS:
+            return False
+        names = {key.key for key in row.view.limits}
+        wait = {each.view.parked for each in self._rows() if each.view.queue in served - {queue}}
+        for name in names & wait:
+            self._known.slow[str(name)] = (queue, self._clock.unix() + SLOW_SECONDS)
+        return bool(names & wait)
+
+    @atomic
+    def limits(self, names: Iterable[str] | None = None, *, keys: bool = False) -> list[LimitRow]:
+        known = {name: row for (key, name), row in self._known.limits.items() if key is keys}
+        return [known[name] for name in sorted(known if names is None else known.keys() & set(names))][:10_000]
+
+    @atomic
+    def keys(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        limited_by: str | None = None,
+        start: str = "",
+        limit: int = 50,
+        most: int = 10_000,
+    ) -> list[KeyView]:
+        known = {key.key: key for key in self._known.buckets}
+        known |= {row.name: Key(row.name, row.limit) for (key, _), row in self._known.limits.items() if key}
+        known |= {key.key: key for row in self._limited() for key in row.view.limits}
+        wanted = known.keys() if names is None else known.keys() & set(names)
+        found = [known[name] for name in sorted(wanted) if name > start]
+        found = [key for key in found if limited_by is None or key.limit == limited_by][:limit]
+        now = self._clock.unix()
+        parked = [row.view.parked for row in self._rows()]
+        return [
+            key_view(
+                self._state(key),
+                waiting=min(parked.count(key.key), most),
+                why=paused(*self._settings(key), now)[1],
+                now=now,
+            )
+            for key in found
+        ]
+
+    @atomic
+    def holders(self, key: str, *, limit: int = 50) -> list[JobView]:
+        found = [row.view for row in self._limited() if row.view.parked is None and self._needs(row, key)]
+        held = [view for view in found if view.state in (JobState.QUEUED, JobState.PROCESSING)]
+        return sorted(held, key=lambda view: (view.run_at, view.id))[:limit]
+
+    @atomic
+    def parked(self, key: str, *, limit: int = 50) -> list[JobView]:
+        return [self._jobs[each.id].view for each in self._next(key)][:limit]
+
+    # ── places ──
+
+    def _limited(self) -> list[Row]:
+        return [row for row in self._rows() if row.view.limits]
+
+    def _needs(self, row: Row, key: str) -> bool:
+        return any(each.key == key for each in row.view.limits)
+
+    def _settings(self, key: Key) -> tuple[LimitRow | None, LimitRow | None]:
+        return self._known.limits.get((False, key.limit)), self._known.limits.get((True, key.key))
+
+    def _state(self, key: Key) -> State:
+        states = [row.view.state for row in self._limited() if self._needs(row, key.key)]
+        unbegun, begun = states.count(JobState.QUEUED), states.count(JobState.PROCESSING)
+        told = self._known.told.get(key, [])
+        begins = [each.at for each in told if each.what == "begun"]
+        bucket = self._known.buckets.get(key)
+        state = state_of(key, self._settings(key), bucket, begins, unbegun + begun, unbegun, self._clock.unix())
+        state.slow_queue, state.slow_until = self._known.slow.get(key.key, (None, 0.0))
+        return state
+
+    def _opened(self, key: Key) -> State:
+        """The state of a key, with what it was told written down."""
+        now, told = self._clock.unix(), self._known.told.get(key, [])
+        row = paused_by_jobs(self._settings(key)[1], key, [each.at for each in told if each.what == "pause"])
+        if row is not None:
+            self._known.limits[True, key.key] = row
+        state = self._state(key)
+        self._known.told[key] = [each for each in told if each.what == "look"]
+        if not self._known.told[key]:
+            del self._known.told[key]
+        if state.bucket is not None and state.full_at() > now:
+            self._known.buckets[key] = state.bucket
+        else:
+            self._known.buckets.pop(key, None)
+        return state
+
+    def _serve(self, key: Key, most: int) -> list[tuple[str, JobState]]:
+        """Give the places of a key, at most so many; what became of which jobs."""
+        states: dict[Key, State] = {}
+
+        def state(key: Key) -> State:
+            if key not in states:
+                states[key] = self._opened(key)
+            return states[key]
+
+        self._known.told[key] = [each for each in self._known.told.get(key, []) if each.what != "look"]
+        mine = state(key)
+        room = mine.room()
+        served = self._served()
+        waiting = self._next(key.key)
+        self._known.idle |= {(each.queue, key) for each in waiting if each.queue not in served}
+        waiting = [each for each in waiting if each.queue in served]
+        if mine.slow_until > self._clock.unix():
+            waiting.sort(key=lambda each: each.queue == mine.slow_queue)
+        found = list(islice(waiting, most if room is None else min(room, most)))
+        done = serve(found, state)
+        for job_id, other in done.moved:
+            self._keep(self._jobs[job_id], parked=other.key)
+            self._known.tell(other, "look")
+        if len(found) < len(waiting) and (found or mine.room() != 0):
+            self._known.tell(key, "look")  # there are more than this step takes, or some were parked elsewhere
+        due = mine.due(self._clock.unix())
+        if waiting and mine.room() == 0 and due is not None:
+            self._known.dues[key] = due, self._clock.unix()
+        return [(each.id, self._admitted(each.id)) for each in done.admitted] + [
+            (job_id, self._expired(job_id)) for job_id in done.expired
+        ]
+
+    def _admitted(self, job_id: str) -> JobState:
+        now = self.now()
+        row = self._move("admit", self._jobs[job_id], JobState.QUEUED, run_at=now, parked=None, wait_until=None)
+        return row.view.state
+
+    def _expired(self, job_id: str) -> JobState:
+        blank = dict.fromkeys(("parked", "wait_until"))
+        row = self._move("admit", self._jobs[job_id], JobState.CANCELLED, error=EXPIRED, ended_at=self.now(), **blank)
+        return row.view.state
+
+    def _next(self, key: str) -> list[Candidate]:
+        found = [_candidate(row.view, self.now()) for row in self._rows() if row.view.parked == key]
+        return sorted(found)
+
+    def _served(self) -> set[str]:
+        """The queues that are not paused, and that a live worker serves."""
+        living = [worker for worker in self._workers.values() if not worker.died_at and not self._lease_over(worker)]
+        return {queue for worker in living for queue in worker.identity.queues} - self._paused.keys()
+
+
+def _candidate(view: JobView, now: datetime) -> Candidate:
+    due = view.due_at or view.run_at
+    expired = view.attempt == 0 and view.expires_at is not None and view.expires_at < now
+    return Candidate((-view.priority, round(due.timestamp() * 1000)), view.id, view.queue, view.limits, expired)

@@ -1,0 +1,154 @@
+"""How `admit` gives places, as every store does it: what a key allows now, and which of the jobs parked there go on.
+
+A store reads a key's `State` and the jobs that come next, in one transaction in which no other gives places; `serve`
+decides; the store writes what it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tenure.core.lifecycle import Key
+from tenure.core.limits import Bounds, Bucket, after_begins, next_token, room
+from tenure.ports import KeyView, LimitRow
+
+SLOW_SECONDS = 30.0  #: for which a queue that did not use its places comes last
+
+
+class Candidate(NamedTuple):
+    """A parked job. Jobs are served in the order of these fields."""
+
+    order: tuple[int, int]  #: minus its priority, and when it was due
+    id: str
+    queue: str
+    limits: tuple[Key, ...]
+    expired: bool  #: it has never begun, and was to begin earlier
+
+
+@dataclass(slots=True)
+class State:
+    """What is known of a key, with the places that this call has given."""
+
+    key: Key
+    bounds: Bounds
+    paused_until: float | None
+    bucket: Bucket | None  #: if it has a rate: its tokens now
+    held: int
+    unbegun: int
+    slow_queue: str | None = None
+    slow_until: float = 0.0
+
+    def room(self) -> int | None:
+        """How many more jobs may be admitted; None: any number."""
+        if self.paused_until is not None:
+            return 0
+        return room(self.bounds, self.bucket, held=self.held, unbegun=self.unbegun)
+
+    def take(self) -> None:
+        self.held += 1
+        self.unbegun += 1
+
+    def due(self, now: float) -> float | None:
+        """When it may have room again by itself, in Unix time; None: only when a place is freed."""
+        if self.paused_until is not None:
+            return self.paused_until
+        if self.bucket is None or self.bounds.rate is None:
+            return None
+        if self.bounds.concurrency is not None and self.held >= self.bounds.concurrency:
+            return None
+        return now + next_token(self.bucket, self.bounds.rate, self.unbegun)
+
+    def full_at(self) -> float:
+        """When its bucket will be full, in Unix time: nothing has to be known of it then."""
+        if self.bucket is None or self.bounds.rate is None:
+            return 0.0
+        return self.bucket.at + max(0.0, self.bounds.rate.burst - self.bucket.tokens) / self.bounds.rate.refill
+
+
+@dataclass(slots=True)
+class Served:
+    """What becomes of the candidates: their ids, and the keys under which some are parked from now on."""
+
+    admitted: list[Candidate] = field(default_factory=list[Candidate])
+    moved: list[tuple[str, Key]] = field(default_factory=list[tuple[str, Key]])
+    expired: list[str] = field(default_factory=list[str])
+
+
+def bounds_of(limit: LimitRow | None, key: LimitRow | None) -> Bounds:
+    """What holds for a key: what is set for it, for its limit, and what is declared, in this order, each by itself.
+
+    A limit that is no longer declared limits nothing.
+    """
+    if limit is None or limit.retired_at is not None:
+        return Bounds()
+    known = [each for each in (key.set if key else None, limit.set, limit.declared) if each is not None]
+    concurrency = next((each.concurrency for each in known if each.concurrency is not None), None)
+    return Bounds(concurrency, next((each.rate for each in known if each.rate is not None), None))
+
+
+def paused(limit: LimitRow | None, key: LimitRow | None, now: float) -> tuple[float | None, str]:
+    """Until when a key is paused, and why; None: it is not."""
+    ends = [(row.paused_until, row.why) for row in (limit, key) if row is not None and row.paused_until is not None]
+    return max(((until, why) for until, why in ends if until > now), default=(None, ""))
+
+
+def state_of(
+    key: Key,
+    rows: tuple[LimitRow | None, LimitRow | None],
+    bucket: Bucket | None,
+    begins: Iterable[float],
+    held: int,
+    unbegun: int,
+    now: float,
+) -> State:
+    """`rows`: of its limit, and of the key. `bucket`: as it was stored; `begins`: those since then."""
+    bounds = bounds_of(*rows)
+    tokens = None if bounds.rate is None else after_begins(bucket, bounds.rate, begins, now)
+    return State(key, bounds, paused(*rows, now)[0], tokens, held, unbegun)
+
+
+def paused_by_jobs(row: LimitRow | None, key: Key, until: Sequence[float]) -> LimitRow | None:
+    """The row of a key, with the pauses that its jobs asked for; None: nothing changes."""
+    if not until or (row is not None and row.paused_until is not None and row.paused_until >= max(until)):
+        return None
+    row = row or LimitRow(name=key.key, key=True, limit=key.limit)
+    return row.but(paused_until=max(until), why="a job snoozed it", rev=row.rev + 1)
+
+
+def serve(candidates: Iterable[Candidate], state: Callable[[Key], State]) -> Served:
+    """Give places to these jobs, in their order, while there is room under each of their keys.
+
+    A job that one key refuses is parked under that key: only what happens there can help it.
+    """
+    served = Served()
+    for job in candidates:
+        if job.expired:
+            served.expired.append(job.id)
+            continue
+        states = [state(key) for key in job.limits]
+        refused = next((each.key for each in states if each.room() == 0), None)
+        if refused is not None:
+            served.moved.append((job.id, refused))
+            continue
+        for each in states:
+            each.take()
+        served.admitted.append(job)
+    return served
+
+
+def key_view(state: State, *, waiting: int, why: str, now: float) -> KeyView:
+    due = state.due(now)
+    return KeyView(
+        key=state.key.key,
+        limit=state.key.limit,
+        bounds=state.bounds,
+        held=state.held,
+        unbegun=state.unbegun,
+        waiting=waiting,
+        tokens=None if state.bucket is None else state.bucket.tokens,
+        next_token=None if state.bucket is None or due is None else max(0.0, due - now),
+        paused_until=state.paused_until,
+        why=why,
+    )

@@ -1,0 +1,336 @@
+"""How places are given in PostgreSQL: to some keys at a time, in one transaction under one lock.
+
+1. The lock is waited for, and everything that follows is read in later statements: of two that give places, the second
+   sees what the first has given. Claims, outcomes and callers' transactions never take it.
+2. Counts of places, and what was told of a key, are read by one statement: a job that has just begun is counted either
+   as not begun, or as a begin, never as neither.
+3. Candidates are locked, and no lock is waited for. Who holds one may leave it as it is, so its key is asked again.
+4. A session that stops in this transaction is ended by the server after a while: nobody waits for a paused machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tenure.core.lifecycle import EXPIRED, Key
+from tenure.core.limits import Bucket
+from tenure.ports import LimitRow
+from tenure.ports.limits import decode_limit
+from tenure.stores.fields import keys_of
+from tenure.stores.places import Candidate, State, bounds_of, paused_by_jobs, serve, state_of
+from tenure.stores.postgres.server import Connection, Sql
+from tenure.stores.rules import json_of
+
+_SERVING = 0x54454E56  # beside the lock of a migration
+WAIT_MS = 500  #: for the lock: whoever has it does what we would do
+IDLE_MS = 5_000  #: after which the server ends a session that stopped while it had the lock
+KEYS_AT_ONCE = 200  #: of one limit
+MOST_QUEUES = 1_000  #: of one key
+
+#: The queues that are not paused, and that a live worker serves.
+SERVED = """ARRAY (
+        SELECT DISTINCT q.name
+        FROM @.workers AS w CROSS JOIN LATERAL json_array_elements_text(w.queues::json) AS q (name)
+        WHERE w.died_at IS NULL AND w.expires_at > @now
+          AND NOT EXISTS (SELECT FROM @.queues AS paused WHERE paused.name = q.name))"""
+LOCK = f"""
+    SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_MS}ms', true),
+        set_config('lock_timeout', '{WAIT_MS}ms', true), pg_advisory_xact_lock({_SERVING}, hashtext('@.places'))"""
+
+#: Keys that were asked, then those that may have room again by themselves, or were found so by a clock set back since.
+TAKE = f"""
+    WITH now AS (SELECT date_part('epoch', @now) AS at)
+    SELECT a.*, now.at, {SERVED} FROM now CROSS JOIN LATERAL (
+        (SELECT key, limit_name, what, seq FROM @.key_asks ORDER BY seq LIMIT %(most)s)
+        UNION ALL
+        (SELECT key, limit_name, 'look', 0 FROM @.limit_keys WHERE due <= now.at ORDER BY due LIMIT %(most)s)
+        UNION ALL
+        (SELECT key, limit_name, 'look', 0 FROM @.limit_keys WHERE due IS NOT NULL AND due_found_at > now.at
+            ORDER BY due_found_at LIMIT %(most)s)) AS a"""
+
+#: The queues in which jobs are parked under a key: a look into the index for each.
+_LANES = f"""ARRAY (
+        WITH RECURSIVE lanes AS (
+            (SELECT queue FROM @.jobs WHERE parked = a.key ORDER BY queue LIMIT 1)
+            UNION ALL
+            SELECT (SELECT queue FROM @.jobs WHERE parked = a.key AND queue > lanes.queue ORDER BY queue LIMIT 1)
+            FROM lanes WHERE lanes.queue IS NOT NULL)
+        SELECT queue FROM lanes WHERE queue IS NOT NULL LIMIT {MOST_QUEUES})"""
+SETTINGS = f"""
+    SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.slow_queue, s.slow_until,
+        s.key IS NOT NULL, {_LANES}
+    FROM unnest(%s::text[], %s::text[]) AS a (key, limit_name)
+    LEFT JOIN @.limits AS l ON NOT l.key AND l.name = a.limit_name
+    LEFT JOIN @.limits AS k ON k.key AND k.name = a.key
+    LEFT JOIN @.limit_keys AS s ON s.key = a.key"""
+
+COUNTED = """
+    SELECT a.key, p.held, p.unbegun, ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'begun'),
+        ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause')
+    FROM unnest(%(keys)s::text[], %(most)s::integer[]) AS a (key, most)
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS held, count(*) FILTER (WHERE NOT begun) AS unbegun
+        FROM (SELECT begun FROM @.places WHERE key = a.key LIMIT a.most) AS counted) AS p"""
+#: Only of keys whose jobs are looked at in this transaction an ask to look is done.
+OPEN = f"""
+    WITH told AS (
+        DELETE FROM @.key_asks WHERE key = ANY (%(keys)s::text[]) AND what <> 'all' AND (%(looked)s OR what <> 'look')
+        RETURNING key, what, at)
+{COUNTED}"""
+
+#: The first of each key, in the order of the keys; those whose queue was slow come last.
+CANDIDATES = """
+    SELECT a.key, j.id::text, -j.priority, (date_part('epoch', j.due_at) * 1000)::bigint, j.queue, j.limits,
+        coalesce(j.attempt = 0 AND j.expires_at < @now, false)
+    FROM unnest(%s::text[], %s::integer[], %s::text[]) AS a (key, want, slow)
+    CROSS JOIN LATERAL (
+        SELECT p.* FROM unnest(%s::text[]) AS q (queue) CROSS JOIN LATERAL (
+            SELECT id, priority, due_at, queue, limits, attempt, expires_at FROM @.jobs
+            WHERE parked = a.key AND queue = q.queue
+            ORDER BY (-priority), due_at, id LIMIT a.want FOR NO KEY UPDATE SKIP LOCKED) AS p
+        ORDER BY p.queue IS NOT DISTINCT FROM a.slow, (-p.priority), p.due_at, p.id LIMIT a.want) AS j
+    LIMIT %s"""
+
+GIVE = """
+    WITH given AS (
+        INSERT INTO @.places (key, limit_name, job_id, queue, admitted_at)
+        SELECT p.key, p.name, p.id, p.queue, @now
+        FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::text[]) AS p (key, name, id, queue))
+    UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now WHERE id = ANY (%s::uuid[])"""
+EXPIRE = """
+    UPDATE @.jobs SET state = 'cancelled', parked = NULL, wait_until = NULL, error = %s, ended_at = @now
+    WHERE id = ANY (%s::uuid[])"""
+MOVE = """
+    UPDATE @.jobs AS j SET parked = m.key FROM unnest(%s::uuid[], %s::text[]) AS m (id, key) WHERE j.id = m.id"""
+STILL = """
+    SELECT a.key FROM unnest(%s::text[]) AS a (key) WHERE EXISTS (
+        SELECT FROM unnest(%s::text[]) AS q (queue)
+        CROSS JOIN LATERAL (SELECT FROM @.jobs WHERE parked = a.key AND queue = q.queue LIMIT 1) AS j)"""
+KEEP = """
+    INSERT INTO @.limit_keys (key, limit_name, tokens, at, full_at, due, due_found_at)
+    SELECT * FROM unnest(%s::text[], %s::text[], %s::float8[], %s::float8[], %s::float8[], %s::float8[], %s::float8[])
+    ON CONFLICT (key) DO UPDATE SET limit_name = excluded.limit_name, tokens = excluded.tokens, at = excluded.at,
+        full_at = excluded.full_at, due = excluded.due, due_found_at = excluded.due_found_at"""
+PASSED_OVER = """
+    INSERT INTO @.idle_keys (queue, key, limit_name) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[])
+    ON CONFLICT DO NOTHING"""
+ASK = """
+    INSERT INTO @.key_asks (key, limit_name, what, at) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[],
+        %s::float8[]) RETURNING seq"""
+PAUSED = """
+    INSERT INTO @.limits (key, name, rev, body) VALUES (true, %s, %s, %s)
+    ON CONFLICT (key, name) DO UPDATE SET rev = excluded.rev, body = excluded.body
+    WHERE limits.rev = excluded.rev - 1"""
+
+#: The next keys under which jobs are parked, each with the limits of one of these jobs.
+PARKED_KEYS = """
+    WITH RECURSIVE keys AS (
+        (SELECT parked, limits FROM @.jobs WHERE parked > %s ORDER BY parked LIMIT 1)
+        UNION ALL
+        SELECT following.* FROM keys CROSS JOIN LATERAL (
+            SELECT parked, limits FROM @.jobs WHERE parked > keys.parked ORDER BY parked LIMIT 1) AS following)
+    SELECT parked, limits FROM keys LIMIT %s"""
+DONE_WITH = "DELETE FROM @.key_asks WHERE seq = ANY (%s::bigint[])"
+
+
+class Ask(NamedTuple):
+    key: str
+    limit: str
+    what: str = "look"
+    at: float | None = None
+
+
+class Known(NamedTuple):
+    """A key as it was read: what limits it, its bucket, when it may have room again, and where jobs are parked."""
+
+    key: Key
+    rows: tuple[LimitRow | None, LimitRow | None]
+    bucket: Bucket | None
+    due: float | None
+    slow: tuple[str | None, float]
+    stored: bool
+    queues: Sequence[str]
+
+    @property
+    def most(self) -> int | None:
+        """How many places must be counted to know whether it has room; None: all."""
+        bounds = bounds_of(*self.rows)
+        return None if bounds.rate is not None else bounds.concurrency or 0
+
+
+def known_of(row: Sequence[Any]) -> Known:
+    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_until, stored, queues = row
+    rows = tuple(None if body is None else decode_limit(body) for body in (of_limit, of_key))
+    bucket, slow = None if tokens is None else Bucket(tokens, at), (slow_queue, slow_until or 0.0)
+    return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, slow, stored, queues)
+
+
+@dataclass(slots=True)
+class Given:
+    """What one transaction has done."""
+
+    jobs: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
+    cancelled: int = 0
+    left: list[int] = field(default_factory=list[int])  #: the asks that it left because of a lock
+
+
+class Serving:
+    """One transaction of `admit` that gives places."""
+
+    def __init__(self, connection: Connection, sql: Sql) -> None:
+        self._connection = connection
+        self._sql = sql
+        self._done = Given()
+        self._again: list[Ask] = []
+        self._known: dict[str, Known] = {}
+        self._states: dict[str, State] = {}
+        self._dues: dict[str, float | None] = {}
+        self._now = 0.0
+
+    def run(self, most: int) -> Given:
+        lock(self._connection, self._sql)
+        rows = self._rows(TAKE, {"most": most})
+        if not rows:
+            return self._done
+        self._now, served = rows[0][4], set(rows[0][5])
+        for key, limit, what, seq, *_ in rows:
+            if what == "all":
+                self._expand(key, limit, seq)
+        mine = {key: Key(key, limit) for key, limit, what, *_ in rows if what != "all"}
+        if mine:
+            self._open(mine.values(), looked=True)
+            self._serve(list(mine), served, most)
+            self._remember()
+        if self._again:
+            self._ask(self._again)
+        return self._done
+
+    def _rows(self, statement: str, values: Any) -> list[tuple[Any, ...]]:
+        return self._connection.execute(self._sql(statement), values).fetchall()
+
+    def _write(self, statement: str, *values: object) -> int:
+        return self._connection.execute(self._sql(statement), values).rowcount
+
+    def _ask(self, asks: list[Ask]) -> list[int]:
+        return [row[0] for row in self._rows(ASK, list(map(list, zip(*asks, strict=True))))]
+
+    def _expand(self, start: str, limit: str, seq: int) -> None:
+        """A limit has changed: each of its keys is asked."""
+        found = self._rows(PARKED_KEYS, (start, KEYS_AT_ONCE))
+        self._again += [Ask(key, limit) for key, keys in found if Key(key, limit) in keys_of(keys)]
+        if len(found) == KEYS_AT_ONCE:
+            self._again.append(Ask(found[-1][0], limit, "all"))
+        self._write(DONE_WITH, [seq])
+
+    # ── keys ──
+
+    def _open(self, keys: Iterable[Key], *, looked: bool) -> None:
+        """Read the states of these keys, with what was told of them."""
+        rows = self._rows(SETTINGS, list(map(list, zip(*keys, strict=True))))
+        found = {row[0]: known_of(row) for row in rows}
+        facts = {"keys": list(found), "most": [each.most for each in found.values()], "looked": looked}
+        for key, held, unbegun, begins, pauses in self._rows(OPEN, facts):
+            known = found[key]
+            if pauses:
+                known = known._replace(rows=(known.rows[0], self._paused(known, pauses)))
+            state = state_of(known.key, known.rows, known.bucket, begins, held, unbegun, self._now)
+            state.slow_queue, state.slow_until = known.slow
+            self._known[key], self._states[key] = known, state
+            if not looked:
+                self._dues[key] = known.due
+
+    def _paused(self, known: Known, until: Sequence[float]) -> LimitRow | None:
+        row = paused_by_jobs(known.rows[1], known.key, until)
+        if row is None:
+            return known.rows[1]
+        if not self._write(PAUSED, row.name, row.rev, json_of(row)):  # an operator has changed it just now
+            self._again.append(Ask(*known.key, "pause", max(until)))
+        return row
+
+    def _remember(self) -> None:
+        rows: list[tuple[Any, ...]] = []
+        for key, state in self._states.items():
+            known, due = self._known[key], self._dues.get(key)
+            full_at = state.full_at()
+            tokens, at = state.bucket if state.bucket is not None and full_at > self._now else (None, None)
+            if known.stored or tokens is not None or due is not None:
+                found = None if due is None else self._now
+                rows.append((*known.key, tokens, at, None if tokens is None else full_at, due, found))
+        if rows:
+            self._write(KEEP, *map(list, zip(*rows, strict=True)))
+
+    # ── jobs ──
+
+    def _serve(self, mine: list[str], served: set[str], most: int) -> None:
+        lanes = {key: served.intersection(self._known[key].queues) for key in mine}
+        self._pass_over(mine, served)
+        rooms = {key: self._states[key].room() for key in mine if lanes[key]}
+        wants = {key: most if room is None else min(room, most) for key, room in rooms.items() if room != 0}
+        found = self._candidates(wants, sorted(set[str]().union(*lanes.values())), most)
+        others = {key.key: key for jobs in found.values() for job in jobs for key in job.limits}
+        others = {key: others[key] for key in others.keys() - self._states.keys()}
+        if others:
+            self._open(others.values(), looked=False)
+        cut = sum(map(len, found.values())) == most
+        last = next(reversed(found), None)
+        admitted, expired, moved = list[Candidate](), list[str](), list[tuple[str, str]]()
+        held: list[str] = []
+        reached = True  # the keys after the one at which the candidates were cut off have not been looked at
+        for key, want in wants.items():
+            jobs = found.get(key, [])
+            done = serve(jobs, lambda each: self._states[each.key])
+            admitted += done.admitted
+            expired += done.expired
+            moved += [(job_id, to.key) for job_id, to in done.moved if to.key != key]
+            reached = reached and not (cut and key == last)
+            if (len(jobs) == want or not reached) and self._states[key].room() != 0:
+                self._again.append(Ask(*self._known[key].key))
+            elif len(jobs) < want and reached:
+                held.append(key)
+        self._put(admitted, expired, moved)
+        if held:
+            rows = self._rows(STILL, (held, sorted(served)))
+            full = {key for (key,) in rows if self._states[key].room() == 0}
+            waits = [Ask(*self._known[key].key) for (key,) in rows if key not in full]
+            self._done.left += self._ask(waits) if waits else []
+        for key in {*rooms, *(to for _, to in moved)}:
+            if self._states[key].room() == 0:
+                self._dues[key] = self._states[key].due(self._now)
+
+    def _pass_over(self, mine: list[str], served: set[str]) -> None:
+        lanes = [(queue, self._known[key]) for key in mine for queue in self._known[key].queues]
+        idle = [(queue, *known.key) for queue, known in lanes if queue not in served]
+        if idle:
+            self._write(PASSED_OVER, *map(list, zip(*sorted(idle), strict=True)))
+
+    def _candidates(self, wants: dict[str, int], queues: list[str], most: int) -> dict[str, list[Candidate]]:
+        if not wants:
+            return {}
+        states = [self._states[key] for key in wants]
+        slow = [each.slow_queue if each.slow_until > self._now else None for each in states]
+        found: defaultdict[str, list[Candidate]] = defaultdict(list)
+        for key, job_id, rank, due, queue, keys, expired in self._rows(
+            CANDIDATES, (list(wants), list(wants.values()), slow, queues, most)
+        ):
+            found[key].append(Candidate((rank, due), job_id, queue, keys_of(keys), expired))
+        return found
+
+    def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, str]]) -> None:
+        if admitted:
+            places = [(*key, job.id, job.queue) for job in admitted for key in job.limits]
+            self._write(GIVE, *map(list, zip(*places, strict=True)), [job.id for job in admitted])
+            for job in admitted:
+                self._done.jobs[job.queue].append(job.id)
+        if expired:
+            self._write(EXPIRE, EXPIRED, expired)
+            self._done.cancelled += len(expired)
+        if moved:
+            self._write(MOVE, *map(list, zip(*moved, strict=True)))
+
+
+def lock(connection: Connection, sql: Sql) -> None:
+    """Nobody else gives places until this transaction ends. Raises psycopg's LockNotAvailable after a moment."""
+    connection.execute(sql(LOCK))

@@ -1,0 +1,234 @@
+#!lua flags=allow-oom
+-- waiting → queued: the places of keys, as `serve` in places.py gives them; or cancelled, if a job has expired. ARGV: how
+-- many jobs and keys, our protocol, the error of a job that expired. Returns how many jobs; whether more is left; the
+-- milliseconds until a key may have room by itself, or nothing; how many it cancelled; then per queued job its queue and
+-- id.
+local most, expired, stopped, queued = tonumber(ARGV[1]), ARGV[3], 0, {}
+local budget, keys, asks = most, limited(), ns .. 'key_asks'
+
+-- The settings of a limit, or of a key.
+local rows = {}
+local function row(of, name)
+  rows[of] = rows[of] or {}
+  if rows[of][name] == nil then
+    local body = redis.call('HGET', ns .. of, name)
+    rows[of][name] = body and cjson.decode(body) or false
+  end
+  return rows[of][name]
+end
+
+-- A job has paused its key. The end of the text is changed, and no number is written anew but these.
+local function write_pause(key, limit, til)
+  local mine = row('key_limits', key)
+  if (field(mine, 'paused_until') or 0) >= til then return end
+  local body, rev = redis.call('HGET', ns .. 'key_limits', key), mine and mine.rev or 0
+  local head = body and body:match('^(.*),"paused_until":')
+    or '{"name":' .. cjson.encode(key) .. ',"key":true,"limit":' .. cjson.encode(limit)
+  local tail = string.format(',"paused_until":%.17g,"why":"a job snoozed it","rev":%d}', til, rev + 1)
+  redis.call('HSET', ns .. 'key_limits', key, head .. tail)
+  redis.call('ZADD', ns .. 'limited_keys', 0, key)
+  rows.key_limits[key] = nil
+end
+
+-- The state of a key, with what it was told written down, and the places that this step has given.
+local states = {}
+local function opened(key, limit)
+  if states[key] then return states[key] end
+  local name, begun = ns .. 'key:' .. key, ns .. 'begun:' .. key
+  keys.know(key, limit)
+  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_queue', 'slow_until', 'rated')
+  if f[3] then
+    write_pause(key, limit, tonumber(f[3]))
+    redis.call('HDEL', name, 'pause')
+  end
+  local of_limit, of_key = row('limits', limit), row('key_limits', key)
+  local state = {
+    limit = limit, bounds = bounds_of(of_limit, of_key), paused = paused_until(of_limit, of_key),
+    held = redis.call('ZCARD', ns .. 'places:' .. key), unbegun = redis.call('SCARD', ns .. 'unbegun:' .. key),
+    slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4],
+  }
+  states[key] = state
+  local rate = state.bounds.rate
+  if not rate then
+    if f[6] then
+      redis.call('HDEL', name, 'rated', 'tokens', 'at')
+      redis.call('UNLINK', begun)
+    end
+    return state
+  end
+  local told = redis.call('LRANGE', begun, 0, 999)
+  if #told > 0 then redis.call('LTRIM', begun, #told, -1) end
+  if #told == 1000 then -- there are more: nothing is given before all of them are counted
+    state.paused = second
+    keys.look(key)
+  end
+  for n, at in ipairs(told) do told[n] = at / 1000 end
+  state.bucket = after_begins(f[1] and {tokens = tonumber(f[1]), at = tonumber(f[2])}, rate, told)
+  redis.call('HSET', name, 'rated', 1)
+  if full_of(state) > second then
+    redis.call('HSET', name, 'tokens', state.bucket.tokens, 'at', state.bucket.at)
+  else
+    redis.call('HDEL', name, 'tokens', 'at')
+  end
+  return state
+end
+
+-- A parked job goes on: it is queued, or parked under a key that refuses it, or has expired.
+local function go_on(key, id, queue)
+  local j = read(id)
+  if not j or j.state ~= 'waiting' or j.parked ~= key or j.queue ~= queue then -- older code has ended it
+    redis.call('ZREM', keys.lot(key, queue), id)
+    return
+  end
+  local f = redis.call('HMGET', job(id), 'expires_at', 'due_at')
+  if j.attempt == 0 and f[1] and tonumber(f[1]) < now then
+    j.admitted = true
+    leave(id, j)
+    redis.call('HSET', job(id), 'error', expired)
+    enter(id, j, 'cancelled')
+    stopped = stopped + 1
+    return
+  end
+  local needed = cjson.decode(j.limits)
+  for _, each in ipairs(needed) do
+    if room_of(opened(each[1], each[2])) == 0 then
+      keys.unpark(id, key, queue)
+      return keys.park(id, j, each[1], each[2], tonumber(f[2]))
+    end
+  end
+  for _, each in ipairs(needed) do
+    local state = states[each[1]]
+    state.held, state.unbegun = state.held + 1, state.unbegun + 1
+  end
+  j.admitted = true
+  leave(id, j)
+  j.run_at = now
+  redis.call('HSET', job(id), 'run_at', now)
+  enter(id, j, 'queued')
+  queued[#queued + 1], queued[#queued + 2] = queue, id
+end
+
+-- The first one of a lot. Whichever goes on leaves it, so that the next ones are its first ones then.
+local function head(lot)
+  if lot.at > #lot.some then
+    lot.some, lot.at = redis.call('ZRANGE', lot.key, 0, 31, 'WITHSCORES'), 1
+  end
+  return lot.some[lot.at], tonumber(lot.some[lot.at + 1])
+end
+
+-- Give the places of a key: to the more urgent first, then to those that were due first, of the queues that are served. A
+-- queue that was slow to use its places comes last.
+local function serve(key)
+  local limit = redis.call('HGET', ns .. 'key:' .. key, 'limit')
+  if not limit then return end
+  local mine, lots, left = opened(key, limit), {}, 0
+  for _, queue in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
+    if served(queue) then
+      local lot = {key = keys.lot(key, queue), queue = queue, some = {}, at = 1, slow = mine.slow == queue and 1 or 0}
+      lots[#lots + 1], left = lot, left + redis.call('ZCARD', lot.key)
+    else
+      redis.call('SADD', ns .. 'idle:' .. queue, key)
+      redis.call('SADD', ns .. 'idle', queue)
+    end
+  end
+  local waiting = left
+  for _ = 1, math.min(room_of(mine), budget, left) do
+    local best, first, at
+    for _, lot in ipairs(lots) do
+      local id, rank = head(lot)
+      if id and (not best or lot.slow < best.slow
+        or lot.slow == best.slow and (rank < at or rank == at and id < first)) then
+        best, first, at = lot, id, rank
+      end
+    end
+    if not best then break end
+    best.at, budget, left = best.at + 2, budget - 1, left - 1
+    go_on(key, first, best.queue)
+  end
+  redis.call('ZREM', ns .. 'key_dues', key)
+  redis.call('ZREM', ns .. 'key_found', key)
+  if left > 0 and room_of(mine) ~= 0 then keys.look(key) end -- more than this step takes, or some were parked elsewhere
+  local due = waiting > 0 and due_of(mine)
+  if due then
+    redis.call('ZADD', ns .. 'key_dues', math.ceil(due * 1000), key)
+    redis.call('ZADD', ns .. 'key_found', now, key)
+  end
+end
+
+-- Nothing has to be known of a key that nobody uses, once its bucket is full.
+local function forget_unused(key, state)
+  local name = ns .. 'key:' .. key
+  if redis.call('EXISTS', ns .. 'places:' .. key, ns .. 'parked_of:' .. key, ns .. 'begun:' .. key) > 0
+    or redis.call('ZSCORE', asks, key) or redis.call('HEXISTS', ns .. 'key_limits', key) == 1 then
+    return
+  end
+  local full = full_of(state)
+  if full > second then
+    redis.call('ZADD', ns .. 'key_fades', math.ceil(full * 1000), key)
+  else
+    redis.call('UNLINK', name)
+    redis.call('ZREM', ns .. 'keys', key)
+    redis.call('ZREM', ns .. 'keys_of:' .. state.limit, key)
+    for _, each in ipairs({'key_dues', 'key_found', 'key_fades'}) do redis.call('ZREM', ns .. each, key) end
+  end
+end
+
+-- Of a limit that was changed, each key has something to do.
+local function look_at_keys_of(limit)
+  local from = redis.call('HGET', ns .. 'limit_asked', limit)
+  local low = from and '(' .. from or '-'
+  local some = redis.call('ZRANGEBYLEX', ns .. 'keys_of:' .. limit, low, '+', 'LIMIT', 0, 200)
+  for _, key in ipairs(some) do keys.look(key) end
+  if #some == 200 then return redis.call('HSET', ns .. 'limit_asked', limit, some[200]) end
+  redis.call('HDEL', ns .. 'limit_asked', limit)
+  redis.call('ZREM', ns .. 'limit_asks', limit)
+end
+
+-- What was begun or ended unseen: older code knows nothing of places. 100 a step after its workers are gone; and at all
+-- times 100 in ten seconds, for clients that are no workers.
+local walk = ns .. 'walk'
+local function look_at_places()
+  local f = redis.call('HMGET', walk, 'places_hurry', 'places_at', 'places_stepped_at')
+  if not f[1] and math.abs(now - (tonumber(f[3] or nil) or 0)) < 10000 then return end
+  local page = redis.call('HSCAN', ns .. 'placed', f[2] or '0', 'COUNT', 100)
+  for n = 1, #page[2], 2 do
+    local id, text = page[2][n], page[2][n + 1]
+    local j = redis.call('HMGET', job(id), 'state', 'queue')
+    if j[1] == 'processing' then
+      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. j[2], id) then keys.begin(id, j[2], text) end
+    elseif j[1] ~= 'queued' then
+      keys.free(id, j[2] or '', text)
+    end
+  end
+  redis.call('HSET', walk, 'places_at', page[1], 'places_stepped_at', now)
+  if page[1] == '0' then redis.call('HDEL', walk, 'places_hurry') end
+end
+
+if #outdated(tonumber(ARGV[2])) > 0 then
+  redis.call('HSET', walk, 'places_hurry', 1, 'places_at', '0')
+  return {0, 0, false, 0}
+end
+look_at_places()
+local limit = redis.call('ZRANGE', ns .. 'limit_asks', 0, 0)[1]
+if limit then look_at_keys_of(limit) end
+local due = redis.call('ZRANGEBYSCORE', ns .. 'key_dues', '-inf', now, 'LIMIT', 0, 100)
+-- Found at a later time: the clock was set back, and it is not known when there will be room.
+local later = redis.call('ZRANGEBYSCORE', ns .. 'key_found', '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, 100)
+for _, some in ipairs({due, later}) do
+  for _, key in ipairs(some) do
+    redis.call('ZREM', ns .. 'key_dues', key)
+    redis.call('ZREM', ns .. 'key_found', key)
+    keys.look(key)
+  end
+end
+for _, key in ipairs(redis.call('ZRANGE', asks, 0, most - 1)) do
+  if budget <= 0 then break end
+  redis.call('ZREM', asks, key)
+  serve(key)
+end
+for key, state in pairs(states) do forget_unused(key, state) end
+local more = redis.call('EXISTS', asks, ns .. 'limit_asks')
+local first = redis.call('ZRANGE', ns .. 'key_dues', 0, 0, 'WITHSCORES')
+local found = {most - budget, more > 0 and 1 or 0, first[2] and math.max(tonumber(first[2]) - now, 0) or false, stopped}
+for _, each in ipairs(queued) do found[#found + 1] = each end
+return found

@@ -1,0 +1,161 @@
+"""Limits in SQLite: the verbs of `LimitStore`."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import apsw
+
+from tenure.core.lifecycle import Key
+from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
+from tenure.ports.limits import decode_limit
+from tenure.stores.places import SLOW_SECONDS, key_view, paused
+from tenure.stores.rules import check_limit_rows, json_of
+from tenure.stores.sqlite import places
+from tenure.stores.sqlite.base import SqliteBase
+from tenure.stores.sqlite.file import fetch, first
+from tenure.stores.sqlite.reads import JOB, job_of
+
+_ANYTHING = "SELECT EXISTS (SELECT 1 FROM idle_keys) OR EXISTS (SELECT 1 FROM places WHERE NOT begun)"
+_WITHDRAW = f"""
+    UPDATE jobs SET state = 'waiting', {places.PARKED.format(due_at="due_at")} WHERE id = ? AND state = 'queued'"""
+_UNBEGUN = """
+    SELECT key, job_id FROM places INDEXED BY places_unbegun
+    WHERE NOT begun AND queue = ? AND admitted_at <= ? ORDER BY admitted_at LIMIT ?"""
+_SLOW = "UPDATE limit_keys SET slow_queue = ?, slow_until = ? WHERE key = ?"
+FORGET_KEYS = """
+    DELETE FROM limit_keys WHERE key IN (SELECT key FROM limit_keys AS k
+        WHERE full_at <= ? AND due IS NULL
+          AND NOT EXISTS (SELECT 1 FROM places WHERE key = k.key)
+          AND NOT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = k.key)
+          AND NOT EXISTS (SELECT 1 FROM key_asks WHERE key = k.key)
+          AND NOT EXISTS (SELECT 1 FROM limits WHERE key = 1 AND name = k.key) LIMIT ?)"""
+
+
+class SqliteLimits(SqliteBase):
+    """The verbs of `LimitStore`."""
+
+    def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
+        check_limit_rows(rows)
+        return self._file.write(lambda connection: [_change(connection, row) for row in rows])
+
+    def withdraw(self, *, limit: int = 200) -> Withdrawn:
+        if not self._fetch(_ANYTHING)[0][0]:  # a write would cost an fsync
+            return Withdrawn(0)
+
+        def step(connection: apsw.Connection) -> Withdrawn:
+            served = places.served(connection, self._boot(), self._clock.boot_id)
+            asked = _ask_again(connection, served, limit)
+            unused = _unused(connection, served, self._now(), limit + 1)
+            for job_id in unused[:limit]:
+                connection.execute(_WITHDRAW, (job_id,))
+                places.park(connection, job_id)
+            return Withdrawn(len(unused[:limit]), bool(asked or unused), asked == limit or len(unused) > limit)
+
+        return self._file.write(step)
+
+    def limits(self, names: Iterable[str] | None = None, *, keys: bool = False) -> list[LimitRow]:
+        wanted = "" if names is None else "AND name IN (SELECT value FROM json_each(:names))"
+        facts: dict[str, Any] = {"key": keys, **({} if names is None else {"names": json_of(list(names))})}
+        rows = self._fetch(f"SELECT body FROM limits WHERE key = :key {wanted} ORDER BY name LIMIT 10000", facts)
+        return [decode_limit(body) for (body,) in rows]
+
+    def keys(
+        self,
+        names: Iterable[str] | None = None,
+        *,
+        limited_by: str | None = None,
+        start: str = "",
+        limit: int = 50,
+        most: int = 10_000,
+    ) -> list[KeyView]:
+        asked, facts = ["key > :start"], {"start": start, "limit": limit}
+        if names is not None:
+            asked.append("key IN (SELECT value FROM json_each(:names))")
+            facts["names"] = json_of(list(names))
+        if limited_by is not None:
+            asked.append("limit_name = :limit_name")
+            facts["limit_name"] = limited_by
+        sql = f"SELECT key, limit_name FROM limit_keys WHERE {' AND '.join(asked)} ORDER BY key LIMIT :limit"
+        now = self._now() / 1000
+
+        def step(connection: apsw.Connection) -> list[KeyView]:
+            return [_view(connection, Key(*row), now, most) for row in fetch(connection, sql, facts)]
+
+        return self._file.read(step)
+
+    def holders(self, key: str, *, limit: int = 50) -> list[JobView]:
+        sql = (
+            f"SELECT {JOB} FROM jobs JOIN (SELECT job_id, admitted_at FROM places WHERE key = ?) AS p ON p.job_id = id "
+            "ORDER BY p.admitted_at, id LIMIT ?"
+        )
+        return [job_of(row) for row in self._fetch(sql, (key, limit))]
+
+    def parked(self, key: str, *, limit: int = 50) -> list[JobView]:
+        now = self._now()
+
+        def step(connection: apsw.Connection) -> list[JobView]:
+            found = places.next_of(connection, key, places.queues_of(connection, key), limit, now)
+            rows = [first(connection, f"SELECT {JOB} FROM jobs WHERE id = ?", (job.id,)) for job in found]
+            return [job_of(row) for row in rows if row is not None]
+
+        return self._file.read(step)
+
+
+def _change(connection: apsw.Connection, row: LimitRow) -> bool:
+    found = first(connection, "SELECT body ->> 'rev' FROM limits WHERE key = ? AND name = ?", (row.key, row.name))
+    if (0 if found is None else found[0]) != row.rev:
+        return False
+    if row.blank:
+        connection.execute("DELETE FROM limits WHERE key = ? AND name = ?", (row.key, row.name))
+    else:
+        places.write_row(connection, row.but(rev=row.rev + 1))
+    if row.key:
+        connection.execute("INSERT OR IGNORE INTO limit_keys (key, limit_name) VALUES (?, ?)", (row.name, row.limit))
+    connection.execute(
+        "INSERT INTO key_asks (key, limit_name, what) SELECT key, limit_name, 'look' FROM limit_keys "
+        f"WHERE {'key' if row.key else 'limit_name'} = ?",
+        (row.name,),
+    )
+    return True
+
+
+def _view(connection: apsw.Connection, key: Key, now: float, most: int) -> KeyView:
+    begins = fetch(connection, "SELECT at FROM key_asks WHERE key = ? AND what = 'begun'", (key.key,))
+    found = places.state(connection, key, [at for (at,) in begins], now)
+    sql = "SELECT count(*) FROM (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ? LIMIT ?)"
+    (waiting,) = first(connection, sql, (key.key, most)) or (0,)
+    return key_view(found, waiting=waiting, why=paused(*places.settings(connection, key), now)[1], now=now)
+
+
+def _ask_again(connection: apsw.Connection, served: set[str], limit: int) -> int:
+    """The keys of queues that are served again."""
+    left = limit
+    for (queue,) in fetch(connection, "SELECT DISTINCT queue FROM idle_keys"):
+        if queue in served and left > 0:
+            keys = fetch(
+                connection,
+                "DELETE FROM idle_keys WHERE queue = ? AND key IN (SELECT key FROM idle_keys WHERE queue = ? LIMIT ?) "
+                "RETURNING key, limit_name",
+                (queue, queue, left),
+            )
+            places.ask(connection, [Key(*row) for row in keys])
+            left -= len(keys)
+    return limit - left
+
+
+def _unused(connection: apsw.Connection, served: set[str], now: int, limit: int) -> list[str]:
+    """The jobs whose queue does not use their places, or not while another waits for them."""
+    found: dict[str, None] = {}
+    since = now - round(UNBEGUN_SECONDS * 1000)
+    for (queue,) in fetch(connection, "SELECT DISTINCT queue FROM places INDEXED BY places_unbegun WHERE NOT begun"):
+        for key, job_id in fetch(connection, _UNBEGUN, (queue, since if queue in served else now, limit)):
+            if queue in served:
+                if served.isdisjoint(each for each in places.queues_of(connection, key) if each != queue):
+                    continue
+                connection.execute(_SLOW, (queue, now / 1000 + SLOW_SECONDS, key))
+            found[job_id] = None
+    return list(found)[:limit]

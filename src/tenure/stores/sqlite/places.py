@@ -1,0 +1,206 @@
+"""Places of keys in SQLite, as steps inside a transaction: a job is parked, and `admit` lets the next ones go on."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# (apsw's stubs leave the type of a blob open)
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable
+from datetime import datetime
+from math import ceil
+
+import apsw
+
+from tenure.core.lifecycle import EXPIRED, Key
+from tenure.core.limits import Bucket
+from tenure.ports import LimitRow
+from tenure.ports.limits import decode_limit
+from tenure.stores.places import Candidate, State, paused_by_jobs, serve, state_of
+from tenure.stores.rules import json_of
+from tenure.stores.sqlite.file import fetch, first
+
+#: Wherever another job would be queued: `state` is set beside it.
+PARKED = """
+    parked = limits ->> '$[0][0]', due_at = iif(limits IS NULL, NULL, coalesce({due_at}, run_at)),
+    wait_until = iif(limits IS NOT NULL AND attempt = 0, expires_at, NULL)"""
+PARK = f"UPDATE jobs SET {PARKED.format(due_at='due_at')} WHERE id = ?"
+_ASK_FOR = """
+    INSERT INTO key_asks (key, limit_name, what)
+    SELECT limits ->> '$[0][0]', limits ->> '$[0][1]', 'look' FROM jobs WHERE id = ? AND parked IS NOT NULL"""
+_SERVED = """
+    SELECT DISTINCT q.value FROM workers AS w, json_each(w.queues) AS q
+    WHERE w.died_at IS NULL AND w.boot_id = :boot_id AND w.expires_boot > :boot
+      AND NOT EXISTS (SELECT 1 FROM queues WHERE name = q.value AND paused_at IS NOT NULL)"""
+#: The queues of which jobs are parked under a key: one look into the index for each.
+_QUEUES = """
+    WITH RECURSIVE names (queue) AS (
+        SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = :key
+        UNION ALL
+        SELECT (SELECT min(queue) FROM jobs INDEXED BY jobs_parked WHERE parked = :key AND queue > names.queue)
+        FROM names WHERE names.queue IS NOT NULL)
+    SELECT queue FROM names WHERE queue IS NOT NULL"""
+_NEXT = """
+    SELECT -priority, due_at, id, queue, limits, attempt = 0 AND expires_at < ? FROM jobs INDEXED BY jobs_parked
+    WHERE parked = ? AND queue = ? ORDER BY priority DESC, due_at, id LIMIT ?"""
+_HELD = "SELECT count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key = ?"
+_KEEP = """
+    INSERT INTO limit_keys (key, limit_name, tokens, at, full_at) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT DO UPDATE SET tokens = excluded.tokens, at = excluded.at, full_at = excluded.full_at"""
+_ASK_DUE = """
+    INSERT INTO key_asks (key, limit_name, what)
+    SELECT key, limit_name, 'look' FROM limit_keys WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)"""
+_ADMIT = """
+    UPDATE jobs SET state = 'queued', run_at = ?, parked = NULL, wait_until = NULL
+    WHERE id = ? AND state = 'waiting' AND parked IS NOT NULL"""
+EXPIRE = f"""
+    UPDATE jobs SET state = 'cancelled', ended_at = ?1, error = '{EXPIRED}', parked = NULL, wait_until = NULL
+    WHERE id = ?2 AND state = 'waiting' AND parked IS NOT NULL AND wait_until <= ?1"""
+
+
+def ask(connection: apsw.Connection, keys: Iterable[Key], what: str = "look", at: float | None = None) -> None:
+    connection.executemany(
+        "INSERT INTO key_asks (key, limit_name, what, at) VALUES (?, ?, ?, ?)", [(*key, what, at) for key in keys]
+    )
+
+
+def park(connection: apsw.Connection, job_id: str) -> None:
+    """A limited job that is waiting now: under its first key, in its order."""
+    connection.execute(PARK, (job_id,))
+    connection.execute(_ASK_FOR, (job_id,))
+
+
+def keys_of(limits: str | None) -> tuple[Key, ...]:
+    return () if limits is None else tuple(Key(*each) for each in json.loads(limits))
+
+
+def settings(connection: apsw.Connection, key: Key) -> tuple[LimitRow | None, LimitRow | None]:
+    """The rows of its limit and of the key."""
+    rows = dict(
+        fetch(
+            connection,
+            "SELECT key, body FROM limits WHERE (key, name) IN (VALUES (0, ?), (1, ?))",
+            (key.limit, key.key),
+        )
+    )
+    of_limit, of_key = rows.get(0), rows.get(1)
+    return None if of_limit is None else decode_limit(of_limit), None if of_key is None else decode_limit(of_key)
+
+
+def write_row(connection: apsw.Connection, row: LimitRow) -> None:
+    connection.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", (row.key, row.name, json_of(row)))
+
+
+def state(connection: apsw.Connection, key: Key, begins: Iterable[float], now: float) -> State:
+    bucket = first(connection, "SELECT tokens, at, slow_queue, slow_until FROM limit_keys WHERE key = ?", (key.key,))
+    held, unbegun = first(connection, _HELD, (key.key,)) or (0, 0)
+    known = None if bucket is None or bucket[0] is None else Bucket(*bucket[:2])
+    found = state_of(key, settings(connection, key), known, begins, held, unbegun, now)
+    if bucket is not None:
+        found.slow_queue, found.slow_until = bucket[2:]
+    return found
+
+
+def queues_of(connection: apsw.Connection, key: str) -> list[str]:
+    return [queue for (queue,) in fetch(connection, _QUEUES, {"key": key})]
+
+
+def next_of(
+    connection: apsw.Connection, key: str, queues: Iterable[str], most: int, now: int, slow: str | None = None
+) -> list[Candidate]:
+    """The jobs parked under this key in their order, those of these queues; those of a slow queue come last."""
+    found = [
+        Candidate((priority, due), job_id, queue, keys_of(limits), bool(expired))
+        for each in queues
+        for priority, due, job_id, queue, limits, expired in fetch(connection, _NEXT, (now, key, each, most))
+    ]
+    return sorted(found, key=lambda job: (job.queue == slow, job))[:most]
+
+
+def served(connection: apsw.Connection, boot: int, boot_id: str) -> set[str]:
+    """The queues that are not paused, and that a live worker serves."""
+    return {queue for (queue,) in fetch(connection, _SERVED, {"boot": boot, "boot_id": boot_id})}
+
+
+class Serving:
+    """One call of `admit`, in its transaction: the keys that somebody asked for, at most `limit` jobs of them."""
+
+    def __init__(self, connection: apsw.Connection, now: datetime, served: Collection[str]) -> None:
+        self._connection, self._now, self._served = connection, now.timestamp(), served
+        self._millis = round(self._now * 1000)
+        self._states: dict[Key, State] = {}
+        self.jobs: dict[str, list[str]] = {}
+        self.cancelled = 0
+
+    def work(self, limit: int) -> None:
+        self._connection.execute(_ASK_DUE, {"now": self._now})
+        self._connection.execute(
+            "UPDATE limit_keys SET due = NULL WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)",
+            {"now": self._now},
+        )
+        asks = fetch(self._connection, "SELECT key, limit_name FROM key_asks ORDER BY seq LIMIT ?", (max(limit, 1),))
+        for key in dict.fromkeys(Key(*each) for each in asks):
+            if limit > 0:
+                limit -= max(self._serve(key, limit), 1)
+
+    def _serve(self, key: Key, most: int) -> int:
+        """How many jobs were looked at."""
+        self._connection.execute("DELETE FROM key_asks WHERE key = ? AND what = 'look'", (key.key,))
+        mine, room = self._state(key), self._state(key).room()
+        queues = queues_of(self._connection, key.key)
+        idle = [queue for queue in queues if queue not in self._served]
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO idle_keys VALUES (?, ?, ?)", [(queue, *key) for queue in idle]
+        )
+        ready = [queue for queue in queues if queue in self._served]
+        want = most if room is None else min(room, most)
+        slow = mine.slow_queue if mine.slow_until > self._now else None
+        found = next_of(self._connection, key.key, ready, want, self._millis, slow) if want else []
+        done = serve(found, self._state)
+        for job in done.admitted:
+            self._admit(job)
+        for job_id, other in done.moved:
+            self._connection.execute("UPDATE jobs SET parked = ? WHERE id = ?", (other.key, job_id))
+        ask(self._connection, {other for _, other in done.moved})
+        for job_id in done.expired:
+            self.expire(job_id)
+        if found and len(found) == want and mine.room() != 0:
+            ask(self._connection, [key])  # there may be more than this step takes
+        due = mine.due(self._now) if ready and mine.room() == 0 else None
+        if due is not None:
+            self._connection.execute(
+                "UPDATE limit_keys SET due = ?, found_at = ? WHERE key = ?",
+                (ceil(due * 1000) / 1000, self._now, key.key),
+            )
+        return len(found)
+
+    def _state(self, key: Key) -> State:
+        """What is known of a key, with what its jobs have told since: that is written down."""
+        if key not in self._states:
+            told = fetch(
+                self._connection,
+                "DELETE FROM key_asks WHERE key = ? AND what <> 'look' RETURNING what, at",
+                (key.key,),
+            )
+            row = paused_by_jobs(settings(self._connection, key)[1], key, [at for what, at in told if what == "pause"])
+            if row is not None:
+                write_row(self._connection, row)
+            found = state(self._connection, key, [at for what, at in told if what == "begun"], self._now)
+            bucket = found.bucket or (None, None)
+            self._connection.execute(_KEEP, (*key, *bucket, found.full_at()))
+            self._states[key] = found
+        return self._states[key]
+
+    def _admit(self, job: Candidate) -> None:
+        self._connection.execute(_ADMIT, (self._millis, job.id))
+        rows = [
+            (*key, job.id, job.queue, self._states[key].bounds.rate is not None, self._millis) for key in job.limits
+        ]
+        self._connection.executemany(
+            "INSERT INTO places (key, limit_name, job_id, queue, rated, admitted_at) VALUES (?, ?, ?, ?, ?, ?)", rows
+        )
+        self.jobs.setdefault(job.queue, []).append(job.id)
+
+    def expire(self, job_id: str) -> None:
+        """A job that is to be cancelled, as its time to begin is over."""
+        self._connection.execute(EXPIRE, (self._millis, job_id))
+        self.cancelled += self._connection.changes()

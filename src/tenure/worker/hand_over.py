@@ -1,0 +1,40 @@
+"""Gives the places of jobs that have ended to those that wait for them.
+
+Not after a ring: one key of a few places may be handed on hundreds of times a second. And beside the flushes: while
+one look at the asks is in flight, the places of several flushes accumulate for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tenure.errors import StoreError
+from tenure.ports import Notifier, Ring
+from tenure.worker.slots import Slots
+
+
+class HandOver:
+    """Admits waiting jobs, whenever limited ones have ended here."""
+
+    def __init__(self, slots: Slots, notifier: Notifier) -> None:
+        self._slots, self._notifier = slots, notifier
+        self.wake = asyncio.Event()  #: an outcome that freed places is stored
+
+    async def run(self) -> None:
+        while True:
+            await self.wake.wait()
+            self.wake.clear()
+            rings = await self._admit()
+            if rings:
+                self._notifier.announce(rings)
+
+    async def _admit(self) -> list[Ring]:
+        slots = self._slots
+        try:
+            admitted = await slots.access.beside(slots.access.store.admit)
+        except StoreError:  # the asks are stored, and the maintenance answers them
+            return [Ring("due", "")]
+        if slots.permits is None and any(queue in slots.plan.queues for queue in admitted.jobs):
+            slots.wake.set()
+        rings = [Ring("queued", queue, tuple(ids)) for queue, ids in admitted.jobs.items()]
+        return [*rings, Ring("due", "")] if admitted.more or admitted.scheduled else rings
