@@ -558,6 +558,24 @@ def test_a_job_that_expires_while_it_waits_for_a_place_is_cancelled(store: Store
     assert (view.state, view.error, view.parked) == (State.CANCELLED, EXPIRED, None)
 
 
+def test_a_replayed_job_that_had_expired_waits_as_long_as_it_must(store: Store, world: World) -> None:
+    start(store)
+    declare(store, SHOP.limit, 1)
+    (holder,) = limited(store)
+    (late,) = limited(store, expires=10.0)
+    settle_waits(store)
+    world.advance(11)
+    start(store)
+    settle_waits(store)
+
+    assert store.replay([late]) == {late: Landed(State.WAITING)}
+
+    settle_waits(store)
+    assert state(store, late) is State.WAITING
+    store.cancel([holder], "enough")
+    assert settle_waits(store) == [late]
+
+
 def test_an_older_worker_stops_limited_jobs_and_no_others(store: Store) -> None:
     old = start(store, protocol=2)
     parent = put(store)

@@ -122,7 +122,8 @@ class MemoryBase:
         """A job that would be queued; one with limits waits for its places."""
         if not row.view.limits:
             return self._move(verb, row, State.QUEUED, **changes)
-        return self._move(verb, row, State.WAITING, **{**changes, **self._parking(row, changes.get("run_at"))})
+        row = replace(row, view=replace(row.view, **changes))
+        return self._move(verb, row, State.WAITING, **self._parking(row, changes.get("run_at")))
 
     def _parking(self, row: Row, due: datetime | None = None) -> dict[str, Any]:
         """What changes in a job that is parked under its first key. `due`: it is due anew."""
