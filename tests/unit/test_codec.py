@@ -131,6 +131,7 @@ PASSED_ON = frozenset(
         *("cancel", "promote", "promote_now", "delete", "prune", "pause", "paused", "queues", "refused", "skip"),
         *("admit", "register", "renew", "declare_dead", "declare_expired", "rescue", "redelivered", "hung"),
         *("solo_waiting", "workers", "outdated", "flows", "members", "edges", "waits"),
+        *("limits", "keys", "change_limits", "withdraw"),
         # What runs of a schedule show stays encrypted, so that nothing copies it into a tick.
         *("due", "schedules", "ticks", "decided", "forget"),
     )
@@ -140,7 +141,7 @@ READABLE = frozenset(
     (
         *("id", "task", "queue", "unique", "state", "worker_id", "completed_by", "last_worker_id", "outcome"),
         *("meta", "cancel_reason", "flow", "wait_for", "job_id", "evidence", "key", "parent", "until", "lease"),
-        *("signal", "mark", "links", "ours"),
+        *("signal", "mark", "links", "ours", "parked"),
     )
 )
 ENCRYPTED = frozenset(("payload", "result", "checkpoint", "error", "stage", "message", "log", "value"))

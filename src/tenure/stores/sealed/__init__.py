@@ -180,6 +180,12 @@ class SealedStore:
     def waited_longest(self, *, limit: int = 50) -> list[JobView]:
         return list(map(self.seal.view, self.beneath.waited_longest(limit=limit)))
 
+    def holders(self, key: str, *, limit: int = 50) -> list[JobView]:
+        return list(map(self.seal.view, self.beneath.holders(key, limit=limit)))
+
+    def parked(self, key: str, *, limit: int = 50) -> list[JobView]:
+        return list(map(self.seal.view, self.beneath.parked(key, limit=limit)))
+
     def logs(self, job_id: str) -> dict[int, str]:
         return {attempt: self.seal.log(job_id, text) for attempt, text in self.beneath.logs(job_id).items()}
 
