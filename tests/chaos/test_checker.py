@@ -29,6 +29,7 @@ class Run:
     handed_in: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     ticks: dict[str, dict[int, tuple[str, ...]]] = field(default_factory=dict[str, dict[int, tuple[str, ...]]])
     decided: dict[str, dict[int, float]] = field(default_factory=dict[str, dict[int, float]])
+    places: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     allowed: Allowed = field(default_factory=Allowed)
     now: float = 1000.0
 
@@ -52,8 +53,8 @@ class Run:
         if phase is not None:
             self.note("client-1", "enqueue", phase, key, **told)
 
-    def begin(self, key: str, attempt: int, pid: int = 11, checkpoint: Any = None) -> None:
-        self.note(f"worker-{pid}", "begin", "ok", key, attempt, checkpoint=checkpoint, pid=pid)
+    def begin(self, key: str, attempt: int, pid: int = 11, checkpoint: Any = None, **limits: Any) -> None:
+        self.note(f"worker-{pid}", "begin", "ok", key, attempt, checkpoint=checkpoint, pid=pid, **limits)
 
     def write(self, op: str, key: str, attempt: int, phase: Phase | None, pid: int = 11, **data: Any) -> None:
         asked = {
@@ -136,6 +137,7 @@ class Run:
             handed_in=tuple(self.handed_in),
             ticks=self.ticks,
             decided=self.decided,
+            places=tuple(self.places),
         )
         return check(self.events, dump, self.allowed)
 
@@ -156,6 +158,7 @@ def eventful() -> Run:
     _scheduled(run)
     _on_time(run)
     _waiting(run)
+    _limited(run)
     run.calm()
     return run
 
@@ -378,6 +381,31 @@ def _waiting(run: Run) -> None:
     run.keep("deaf")
 
 
+def _limited(run: Run) -> None:
+    """Two at a time in a shop, one of which is killed; two in any five seconds at a pace."""
+    shop, pace = {"places": {"shop:7": 2, "all": 9}}, {"pace": {"pace": (2, 5.0)}}
+    for key in ("one of a shop", "two of a shop", "three of a shop", "one paced", "two paced", "three paced"):
+        run.enqueue(key)
+        run.keep(key)
+    run.begin("one of a shop", 1, pid=61, **shop)
+    run.begin("two of a shop", 1, **shop)
+    run.kill(61)
+    run.begin("one of a shop", 2, **shop)
+    run.keep("one of a shop", attempt=2, outcomes={1: "crashed"}, crashes=1)
+    run.end("two of a shop", 1)
+    run.begin("three of a shop", 1, **shop)
+    run.end("one of a shop", 2)
+    run.end("three of a shop", 1)
+    run.begin("one paced", 1, **pace)
+    run.end("one paced", 1)
+    run.begin("two paced", 1, **pace)
+    run.end("two paced", 1)
+    run.now += 1.0
+    run.begin("three paced", 1, **pace)
+    run.end("three paced", 1)
+    run.places = [("shop:7", 0, 0), ("all", 0, 0), ("pace", 0, 0)]
+
+
 def test_nothing_is_wrong_with_a_healthy_history() -> None:
     assert eventful().judge().violations == ()
 
@@ -564,6 +592,14 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("I21", "two signals are taken", lambda r: r.change("signal", "listener", data={"taken": True}, nth=1)),
     ("I21", "what was heard is reversed",
         lambda r: (r.again("heard", "listener", 2), r.change("heard", "listener", 2, data={"value": "stop"}))),
+    ("I22", "three begin where two may run",
+        lambda r: r.later("begin", "three of a shop", 1, at=r.find("begin", "two of a shop", 1).at + 0.001)),
+    ("I22", "one begins while the code of one that has ended runs", lambda r: r.events.append(
+        Event(r.find("begin", "three of a shop", 1).at + 0.001, "worker-11", "alive", "ok", "two of a shop", "", 1))),
+    ("I23", "three begin in a period of two",
+        lambda r: r.later("begin", "three paced", 1, at=r.find("begin", "one paced", 1).at + 0.99)),
+    ("I24", "a place is held when all is over", lambda r: r.places.append(("shop:8", 1, 0))),
+    ("I24", "a job waits for a place when all is over", lambda r: r.places.append(("shop:8", 0, 1))),
 ]  # fmt: skip
 
 
@@ -592,7 +628,8 @@ LOSSES = {
     "two make what once keeps", "a job begins before what it waits for has ended",
     "a gatherer goes on before its child has ended",
     "a job is given less than was left", "a gatherer is given another result", "a signal is lost",
-    "two signals are taken", "what was heard is reversed",
+    "two signals are taken", "what was heard is reversed", "three begin where two may run",
+    "one begins while the code of one that has ended runs", "three begin in a period of two",
 }  # fmt: skip
 
 
@@ -678,6 +715,19 @@ def test_of_a_paused_worker_no_old_code_runs() -> None:
     assert run.broken() == {"I3", "I6"}
 
 
+def test_a_begin_is_not_held_against_its_limit_when_its_worker_was_paused_or_its_host_wakes_up() -> None:
+    run = eventful()
+    run.later("begin", "three paced", 1, at=run.find("begin", "one paced", 1).at + 0.99)
+    run.later("begin", "three of a shop", 1, at=run.find("begin", "two of a shop", 1).at + 0.001)
+    assert run.broken() == {"I22", "I23"}
+
+    for phase, kind in (("invoke", "fault"), ("invoke", "pause"), ("ok", "pause"), ("ok", "fault")):
+        told = {"kind": "pause host"} if kind == "fault" else {"pids": [11]}
+        run.note("nemesis", kind, phase, **told)  # type: ignore[arg-type]
+        run.later(kind, phase=phase, nth=-1, at=run.find("begin", "one of a shop", 1).at)
+    assert run.broken() == set()
+
+
 def _lossy(seconds: float) -> Run:
     """A job that was acknowledged so long before the server was killed, and another one long before."""
     run = Run(allowed=LOSSY)
@@ -759,14 +809,14 @@ def test_a_report_is_given_its_figures() -> None:
     verdict = eventful().judge()
 
     assert verdict.jobs == len(eventful().jobs)
-    assert verdict.attempts == 51
-    assert verdict.kills == 6
-    assert verdict.faults == {"kill worker": 6, "pause host": 1}
+    assert verdict.attempts == 58
+    assert verdict.kills == 7
+    assert verdict.faults == {"kill worker": 7, "pause host": 1}
     assert verdict.refusals == 1
-    assert verdict.rescues == 8
-    assert verdict.redeliveries == 7
+    assert verdict.rescues == 9
+    assert verdict.redeliveries == 8
     assert verdict.effects[2] == 4
-    assert {name: len(times) for name, times in verdict.recoveries.items()} == {"kill worker": 6, "pause host": 1}
+    assert {name: len(times) for name, times in verdict.recoveries.items()} == {"kill worker": 7, "pause host": 1}
     assert all(0 < seconds < 1 for times in verdict.recoveries.values() for seconds in times)
     assert bites(verdict) == []
 
