@@ -5,6 +5,7 @@ It writes down what it asked for before it asks, and what it was told. It is tol
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -15,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from tenure.backends import open_store
-from tenure.errors import StoreError
+from tenure.errors import StoreError, UnknownLimit
 from tenure.ports import Landed
 
 from . import workload
@@ -23,6 +24,7 @@ from .history import pen
 
 RECENT = 200
 ENDED = ("completed", "dead", "cancelled")
+LIMITED = "TENURE_TEST_LIMITED"  #: set: whatever runs in this run knows limits
 
 
 class Stop(Exception):
@@ -54,6 +56,8 @@ class Client:
             (8, self._enqueue_later),
             (6, self._enqueue_unique),
             (8 if self._transactions else 0, self._enqueue_within),
+            (10 if LIMITED in os.environ else 0, self._enqueue_limited),
+            (1 if LIMITED in os.environ else 0, self._pause_key),
             (4, self._cancel),
             (2, self._replay),
             (2, self._delete),
@@ -69,10 +73,13 @@ class Client:
 
     # ── enqueues ──
 
+    def _key(self) -> str:
+        self._count += 1
+        return f"{self._pen.actor}-{self._count}"
+
     def _bind(self, **options: Any) -> tuple[str, Any]:
         """A new job, and its key: what we are about to ask for is written down."""
-        self._count += 1
-        key = f"{self._pen.actor}-{self._count}"
+        key = self._key()
         kind, script, must = workload.draw_script(self._draw, transactions=self._transactions, lease=self._lease)
         if "unique" in options:
             kind, script, must = "act", [["sleep", 0.3], ["effect"]], "completed"
@@ -96,7 +103,9 @@ class Client:
             self._pen.note("enqueue", "info", key=key, error=repr(error)[:300])
 
     def _enqueue(self, **options: Any) -> None:
-        key, job = self._bind(**options)
+        self._send(*self._bind(**options))
+
+    def _send(self, key: str, job: Any) -> None:
         try:
             handle = job.enqueue()
         except StoreError as error:
@@ -113,6 +122,13 @@ class Client:
     def _enqueue_unique(self) -> None:
         """The same few names for all clients."""
         self._enqueue(unique=f"only-{self._draw.randrange(3)}")
+
+    def _enqueue_limited(self) -> None:
+        key = self._key()
+        drawn = workload.paced if self._draw.random() < 0.1 else workload.limited
+        job = drawn(self._draw, key)
+        self._pen.note("enqueue", "invoke", key=key, must="completed", script=[], due=0.0, unique="")
+        self._send(key, job)
 
     def _enqueue_many(self) -> None:
         bound = [self._bind() for _ in range(5)]
@@ -145,6 +161,11 @@ class Client:
             self._told(key, handle)
 
     # ── what operators do ──
+
+    def _pause_key(self) -> None:
+        """Nobody needs to know: the jobs of the key go on by themselves."""
+        with suppress(StoreError, UnknownLimit):
+            workload.jobs.limits.pause(f"one:{self._draw.randrange(workload.SHOPS)}", "500ms")
 
     def _one(self) -> tuple[str, str] | None:
         return self._draw.choice(self._mine) if self._mine else None

@@ -434,22 +434,18 @@ class Limits(Load):
 
     name = "limits"
     pause = 0.5
-    shops = 8
 
     async def prepare(self) -> None:
         self._next_paced = time.monotonic()
 
     async def turn(self) -> None:
-        tasks = (workload.one_of_a_shop, workload.three_of_a_shop, workload.ten_in_all)
-        some = [(self.key(), self.draw.choice(tasks)) for _ in range(self.count(40))]
+        drawn = [workload.limited] * self.count(40)
         if self._next_paced <= time.monotonic():
-            self._next_paced += 1.5  # its pace is one a second
-            some.append((self.key(), workload.at_a_pace))
-        await self.many([(key, self._bound(task, key)) for key, task in some], must="completed")
-
-    def _bound(self, task: Any, key: str) -> NewJob[Any]:
-        queue = self.draw.choice(("default", profiles.LOAD))
-        return task.using(queue=queue).bind(key, self.draw.randrange(self.shops), round(self.draw.uniform(0, 0.15), 3))
+            self._next_paced += 2.0  # of 1.25 s that its pace allows
+            drawn.append(workload.paced)
+        keys = [(self.key(), self.draw.choice(("default", profiles.LOAD))) for _ in drawn]
+        jobs = [(key, draw(self.draw, key, queue=queue)) for draw, (key, queue) in zip(drawn, keys, strict=True)]
+        await self.many(jobs, must="completed")
 
     async def end(self) -> None:
         """What it has asked for ends by itself."""

@@ -1,7 +1,7 @@
 """I22 to I24: limits hold by what handlers saw, and no place is held when all is over.
 
-A begin tells what its limits allow (`places`: how many at a time, by key; `pace`: begins in so many seconds, by key), so
-the checker knows no definition. A load without limits is judged too, and has none.
+A begin tells what its limits allow (`places`: how many at a time, by key; `pace`: begins in so many seconds, by key),
+so the checker knows no definition. A load without limits is judged too, and has none.
 """
 
 from __future__ import annotations

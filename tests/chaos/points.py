@@ -50,6 +50,7 @@ READS = frozenset(
             "waited_longest",
             "waits",
         ),
+        *("limits", "keys", "holders", "parked"),
         *("open", "close", "capabilities", "url", "now", "owned", "hung", "solo_waiting", "paused", "due", "schedules"),
         *(
             "ticks",
@@ -101,6 +102,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
         Spot("enqueue alone", "enqueue_on_loop"),
         Spot("announce"),
         Spot("refused"),
+        Spot("admit"),
         Spot("settle permits", "settle", PERMITS),
     ),
     "solo worker": tuple(map(Spot, ("claim", "progress", "finish"))),
@@ -109,6 +111,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
             Spot,
             ("register", "renew", "settle", "promote", "admit", "upkeep", "rescue", "declare_dead", "declare_expired"),
         ),
+        *map(Spot, ("change_limits", "withdraw")),
         Spot("change"),
         Spot("change with a job", "change"),
         *map(Spot, ("swap", "announce", "prune", "forget")),
@@ -118,6 +121,7 @@ ROLES: Mapping[str, tuple[Spot, ...]] = {
         Spot("enqueue a batch", "enqueue"),
         Spot("enqueue alone", "enqueue_on_loop"),
         Spot("rewrite"),
+        Spot("change_limits"),
         *_JOINS,
         *map(Spot, ("announce", "cancel", "promote_now", "signal", "skip", "replay", "delete", "pause", "swap")),
     ),
@@ -292,11 +296,11 @@ def _did(verb: str, answer: Any) -> bool:
     match verb:
         case "claim" | "rescue" | "declare_dead" | "declare_expired" | "renew":
             return bool(answer)
-        case "promote" | "admit":
+        case "promote" | "admit" | "withdraw":
             return bool(answer.jobs)
         case "signal":
             return isinstance(answer, Landed)
-        case "change" | "progress":
+        case "change" | "progress" | "change_limits":
             return any(answer)
         case "finish":
             return any(isinstance(each, Landed) for each in answer)

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
@@ -21,6 +21,7 @@ from crash.shop import note
 from tenure import Fail, Job, Retry, Snooze, Task, Tenure
 from tenure.backends import open_store
 from tenure.core.lifecycle import Released, State
+from tenure.errors import UnknownLimit
 from tenure.ports import Store, Text
 from tenure.processes import load_app
 from tenure.worker.executor import Attempt
@@ -37,6 +38,7 @@ STEPS = 3
 
 jobs = Tenure(retry=Retry(30, base="50ms", cap="200ms"))
 often = jobs.task(max_crashes=20)
+one, two = jobs.limit("one", concurrency=1), jobs.limit("two", concurrency=2)
 
 if points.LEDGER in os.environ:  # not where the test itself only looks at this file
     points.install()
@@ -186,6 +188,27 @@ async def fails(job: Job) -> None:
         raise Fail("for good", final=True)
 
 
+@jobs.task(max_crashes=20, limit=one)
+async def by_itself(job: Job) -> int:
+    return await _limited(job)
+
+
+@jobs.task(max_crashes=20, limit=two)
+async def beside_one(job: Job) -> int:
+    return await _limited(job)
+
+
+@jobs.task(max_crashes=20, limit=(two, one))
+async def of_both(job: Job) -> int:
+    return await _limited(job)
+
+
+async def _limited(job: Job) -> int:
+    with noted(job):
+        await asyncio.sleep(0.02)
+    return job.attempt
+
+
 @jobs.schedule(every="1s", overlap="allow", catch_up="all")
 @often
 async def each_second(job: Job) -> None:
@@ -195,9 +218,11 @@ async def each_second(job: Job) -> None:
 
 # ── The client ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+LIMITED: tuple[Task[..., Any], ...] = (by_itself, beside_one, of_both)
 #: What every round leaves behind, by the task's name: {name: task}.
 SINGLES: dict[str, Task[..., Any]] = {
-    each.name: each for each in (threaded, alone, flaky, sleepy, steps, pays, parent, gives_away, waits, fails, lingers)
+    each.name: each
+    for each in (threaded, alone, flaky, sleepy, steps, pays, parent, gives_away, waits, fails, lingers, *LIMITED)
 }
 
 
@@ -240,6 +265,8 @@ class Client:
         jobs.once(f"round {number}", lambda: here().write(f"- 0 acted {number}"))
         for paused in (True, False):
             self._store.pause("nobody's", paused=paused)
+        with suppress(UnknownLimit):  # in the first rounds
+            jobs.limits.pause("one", "50ms")
         if number > LATER:
             self._come_back(number - LATER)
 

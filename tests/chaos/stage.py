@@ -24,6 +24,7 @@ from proxy import Answered, Proxy
 from servers import Nats, Postgres, Valkey, ValkeyCluster
 
 from . import faults, profiles, workload
+from .client import LIMITED
 from .history import Pen
 from .profiles import Profile
 from .seen import Bounds
@@ -339,6 +340,7 @@ class Stage:
     def start_client(self, release: Release) -> None:
         self._started += 1
         more = {**self._clients_env(self._clients_line, release), "TENURE_TEST_ACTOR": f"client-{release.name}"}
+        more |= {LIMITED: "1"} if self.first is TODAY else {}
         seed = str(self.seed * 1000 + self._started)
         log = (self._folder / f"client-{self._started}.log").open("wb")
         with log:

@@ -27,12 +27,12 @@ import pytest
 
 from crash.backends import BACKENDS, Backend, Place
 from crash.conftest import Tell
-from crash.harness import FULL, SOURCE, Line, Site, Supervised, boot, overlaps, runs_of, send
+from crash.harness import FULL, SOURCE, Line, Site, Supervised, boot, most_at_once, overlaps, runs_of, send
 from tenure.backends import open_notifier, open_store
 from tenure.config import load
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import ENDED, LIVE
+from tenure.core.lifecycle import ENDED, LIVE, Key
 from tenure.liveness.host import new_token, pid_namespace
 from tenure.ports import AttemptView, Draft, Filter, JobView, Listener, Notifier, Permits, Store, WorkerIdentity
 
@@ -114,6 +114,7 @@ class Walk:
         self._draw = random.Random(SEED)
         self.walked: list[str] = []
         self.torn: list[str] = []  #: what a client's death has left by halves
+        self.left: list[str] = []  #: jobs of a queue that nobody serves
         self._broken = threading.Event()
         self._releases, self._lost = count(1), count(10_000_000)
         self.supervisors = [self._supervisor() for _ in range(2)]
@@ -264,10 +265,12 @@ class Walk:
         working = self._at_work()
         if name.endswith("declare_expired"):
             self._lose_a_host()
+        elif name.endswith("withdraw"):
+            self._leave_a_queue()
         elif working and name.endswith(("register", "settle")):
             for pid in working[0].workers()[:1]:
                 self._kill(pid)
-        elif working and name.endswith(("declare_dead", "rescue", "swap")):
+        elif working and name.endswith(("declare_dead", "rescue", "swap", "change_limits")):
             self._kill(working[0].pid)
 
     def _at_work(self) -> list[Supervised]:
@@ -282,7 +285,19 @@ class Walk:
 
     def _lose_a_host(self) -> None:
         """A worker of another machine, that is never heard of again, and a job that it has."""
-        store, pid = self.site.store, next(self._lost)
+        store, worker = self.site.store, self._lost_worker("default")
+        store.enqueue([Draft(id=new_id(), task="plain", payload='{"seconds":0}', max_crashes=20, retry_base=0.05)])
+        store.claim(worker, {"default": 1}, 1)
+
+    def _leave_a_queue(self) -> None:
+        """A job that was given its place because a worker, never heard of again, served its queue."""
+        self._lost_worker("left")
+        self.left.append(new_id())
+        keys = (Key("left", "left"),)
+        self.site.store.enqueue([Draft(id=self.left[-1], task="plain", payload="{}", queue="left", limits=keys)])
+
+    def _lost_worker(self, queue: str) -> str:
+        pid = next(self._lost)
         self._say(pid, "killed by the test")
         identity = WorkerIdentity(
             id=f"lost-{pid}-{new_token()}",
@@ -292,14 +307,13 @@ class Walk:
             boot_id=system_clock().boot_id,
             pid_namespace=f"not {pid_namespace()}",
             runner="worker",
-            queues=("default",),
+            queues=(queue,),
             tasks=("plain",),
             slots=1,
             lease=1.0,
         )
-        store.register(identity)
-        store.enqueue([Draft(id=new_id(), task="plain", payload='{"seconds":0}', max_crashes=20, retry_base=0.05)])
-        store.claim(identity.id, {"default": 1}, 1)
+        self.site.store.register(identity)
+        return identity.id
 
     # ── the client, and the embedded worker ──
 
@@ -371,6 +385,7 @@ class Walk:
         assert self.embedded.code() in (0, -signal.SIGKILL, -signal.SIGTERM), self.embedded.told()
         self.guard_is_free()
         assert Other(self, "migration", "tenure", "migrate", env=_where(self._fresh)).code() == 0
+        self.site.store.cancel(self.left, "nobody serves its queue")
         self.site.until(lambda: not self._live(), "the end of all jobs", PATIENCE)
         self._start_supervisors()  # one may have died at its last point
         self.site.until(lambda: all(each.workers() for each in self.supervisors), "supervisors that can hear a signal")
@@ -437,6 +452,7 @@ class Judge:
         strangers = Counter(view.task for view in jobs.values())
         for task in strangers.keys() - KNOWN:
             found.append(f"{strangers[task]} jobs of {task} that nobody asked for")
+        found += self._of_places(expected)
         return [*found, *self._of_ticks(), *self._of_guards(), *self._of_once(), *self._of_rows()]
 
     def _names(self) -> list[str]:
@@ -490,6 +506,16 @@ class Judge:
         if each.outcome == "crashed" and any(event.startswith("outcome ") for event in said):
             yield f"attempt {each.attempt} had another outcome before it crashed: {sorted(said)}"
 
+    def _of_places(self, names: Mapping[str, str]) -> Iterator[str]:
+        """`names`: of jobs, by their ids."""
+        for limit, (places, tasks) in PLACES.items():
+            runs = [run for job, name in names.items() if name in tasks for run in self.runs.get(job, ())]
+            if (most := most_at_once(runs)) > places:
+                yield f"{most} jobs of {limit} ran at once, and {places} may"
+        for view in self.site.store.keys():
+            if view.held or view.waiting:
+                yield f"{view.held} places of {view.key} are held, {view.waiting} jobs wait for one, and no job is live"
+
     def _of_ticks(self) -> Iterator[str]:
         ticks = sorted(self.site.store.ticks("each_second", limit=100_000), key=lambda each: each.tick)
         gaps = {after.tick - before.tick for before, after in pairwise(ticks)}
@@ -540,6 +566,8 @@ class Judge:
 
 
 ENDS = {"waits": "cancelled", "fails": "dead"}
+#: Of each limit: its places, and the tasks that need one.
+PLACES = {"one": (1, {"by_itself", "of_both"}), "two": (2, {"beside_one", "of_both"})}
 #: Tasks of jobs that the site makes by itself: of ticks, guards and lost hosts.
 KNOWN = {"each_second", "nightly", "plain"}
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tenure import Fail, Job, Retry, Snooze, Tenure
+from tenure import Fail, Job, Limit, NewJob, Retry, Snooze, Tenure
 from tenure.errors import JobStopped, LeaseLost, StoreError
 from tenure.tasks.waits import Suspend
 
@@ -178,6 +178,10 @@ async def listener(job: Job[Any], key: str, seconds: float) -> str:
 
 # ── Limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+How = Literal["", "raise", "snooze", "pause", "exit"]
+HOWS: tuple[How, ...] = ("", "raise", "snooze", "pause", "exit")
+SHOPS = 8
+
 _one = jobs.limit("one:{shop}", concurrency=1)
 _three = jobs.limit("three:{shop}", concurrency=3)
 _ten = jobs.limit("ten", concurrency=10)
@@ -185,35 +189,63 @@ _pace = jobs.limit("pace", rate="20/20s", burst=5)
 
 
 @jobs.task(max_crashes=MAX_CRASHES, limit=_one)
-async def one_of_a_shop(job: Job[Any], key: str, shop: int, seconds: float) -> str:
-    return await _within(job, key, seconds, places={f"one:{shop}": 1})
+async def one_of_a_shop(job: Job[Any], key: str, shop: int, seconds: float, how: How) -> str:
+    return await _within(job, key, seconds, how, _one, places={f"one:{shop}": 1})
 
 
 @jobs.task(max_crashes=MAX_CRASHES, limit=(_three, _ten))
-async def three_of_a_shop(job: Job[Any], key: str, shop: int, seconds: float) -> str:
-    return await _within(job, key, seconds, places={f"three:{shop}": 3, "ten": 10})
+async def three_of_a_shop(job: Job[Any], key: str, shop: int, seconds: float, how: How) -> str:
+    return await _within(job, key, seconds, how, _three, places={f"three:{shop}": 3, "ten": 10})
 
 
 @jobs.task(max_crashes=MAX_CRASHES, limit=_ten)
-async def ten_in_all(job: Job[Any], key: str, shop: int, seconds: float) -> str:
-    return await _within(job, key, seconds, places={"ten": 10})
+async def ten_in_all(job: Job[Any], key: str, shop: int, seconds: float, how: How) -> str:
+    return await _within(job, key, seconds, how, _ten, places={"ten": 10})
 
 
 @jobs.task(max_crashes=MAX_CRASHES, limit=_pace)
-async def at_a_pace(job: Job[Any], key: str, shop: int, seconds: float) -> str:
-    return await _within(job, key, seconds, pace={"pace": (20, 20.0)})
+async def at_a_pace(job: Job[Any], key: str, shop: int, seconds: float, how: How) -> str:
+    return await _within(job, key, seconds, how, _pace, pace={"pace": (20, 20.0)})
 
 
-async def _within(job: Job[Any], key: str, seconds: float, **limits: Any) -> str:
+async def _within(job: Job[Any], key: str, seconds: float, how: How, limit: Limit, **limits: Any) -> str:
+    """`how`: what becomes of its first attempt."""
     note(job, key, "begin", pid=os.getpid(), **limits)
     value = f"{key}/{job.attempt}"
     try:
         await _sleep(job, key, seconds)
+        match how if job.attempt == 1 else "":
+            case "raise":
+                raise Trouble(key)
+            case "snooze":
+                raise Snooze("300ms")
+            case "pause":
+                raise Snooze("300ms", limit=limit)
+            case "exit":
+                os._exit(9)
+            case _:
+                pass
     except BaseException as error:
         note(job, key, "end", how=_how(error))
         raise
     note(job, key, "end", how="return", value=value)
     return value
+
+
+def limited(draw: random.Random, key: str, *, queue: str = "default") -> NewJob[str]:
+    """A job with a limit. Most end as they should, at once."""
+    task = draw.choice((one_of_a_shop, three_of_a_shop, ten_in_all))
+    return _drawn(task, draw, key, queue)
+
+
+def paced(draw: random.Random, key: str, *, queue: str = "default") -> NewJob[str]:
+    """A job of which so many may begin in a period: ask for fewer than one in 1.25 s."""
+    return _drawn(at_a_pace, draw, key, queue)
+
+
+def _drawn(task: Any, draw: random.Random, key: str, queue: str) -> Any:
+    how = draw.choices(HOWS, (90, 4, 3, 2, 1))[0]
+    return task.using(queue=queue).bind(key, draw.randrange(SHOPS), round(draw.uniform(0, 0.15), 3), how)
 
 
 def short(result: Any) -> Any:

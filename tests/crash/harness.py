@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -384,6 +384,12 @@ def overlaps(runs: Mapping[str, Sequence[Run]]) -> list[str]:
             if after.begin < end:
                 found.append(f"{job}: attempt {after.attempt} began {end - after.begin:.3f} s too early")
     return found
+
+
+def most_at_once(runs: Iterable[Run]) -> int:
+    """How many of these ran at the same time, at most."""
+    edges = [edge for run in runs for edge in ((run.begin, 1), (max(run.last, run.end or 0.0), -1))]
+    return max(accumulate(step for _, step in sorted(edges)), default=0)
 
 
 # ── Figures ─────────────────────────────────────────────────────────────────────────────────────────────────────
