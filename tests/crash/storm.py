@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +41,7 @@ class Report:
     attempts: Counter[int]  #: how many jobs needed how many
     recoveries: Sequence[float]  #: from a kill to the next start of what it ended
     charged: int
-    wrong: Sequence[str]
+    wrong: list[str]
 
     def __str__(self) -> str:
         spent = ", ".join(f"{count} × {number}" for number, count in sorted(self.attempts.items()))
@@ -55,18 +55,21 @@ class Report:
 
 
 class Storm:
+    app, slots = "shop", SLOTS
+    env: Mapping[str, str] = {"TENURE_LOG_LEVEL": "warning"}
+
     def __init__(self, site: Site, jobs: int, kills: int, seed: int) -> None:
         self._site, self._kills, self._seed = site, kills, seed
         self._draw = random.Random(seed)
         # Long enough, all together, for every kill to find work.
-        mean = kills * 0.5 * sum(SIZES) * SLOTS / jobs
+        mean = kills * 0.5 * sum(SIZES) * self.slots / jobs
         self._seconds = [self._draw.uniform(0.1, 1.9) * mean for _ in range(jobs)]
         self._killed: dict[int, float] = {}
         self._count: Counter[str] = Counter()
 
     def run(self) -> Report:
         site, began = self._site, boot()
-        handles = shop.jobs.enqueue_many([shop.effect.bind(round(seconds, 3)) for seconds in self._seconds])
+        handles = self._enqueue()
         supervisors = [self._start(size) for size in SIZES]
         for _ in range(self._kills):
             time.sleep(self._draw.uniform(0.2, 0.8))
@@ -78,8 +81,11 @@ class Storm:
         codes = [supervisor.stop() for supervisor in supervisors]
         return self._judge(handles, seconds, codes)
 
+    def _enqueue(self) -> list[JobHandle[int]]:
+        return shop.jobs.enqueue_many([shop.effect.bind(round(seconds, 3)) for seconds in self._seconds])
+
     def _start(self, workers: int) -> Supervised:
-        return self._site.supervisor(workers=workers, concurrency=SLOTS, env={"TENURE_LOG_LEVEL": "warning"})
+        return self._site.supervisor(app=self.app, workers=workers, concurrency=self.slots, env=self.env)
 
     def _left(self) -> int:
         return sum(sum(view.counts.values()) for view in self._site.store.queues())
