@@ -1,4 +1,4 @@
-"""An app whose jobs have limits. Its handlers write down when they run; `PLACES` and `PACE` say what its keys allow."""
+"""An app whose jobs have limits. Its handlers write down when they run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tenure import Job, Retry, Task, Tenure
 
-from .shop import note
+from .shop import note, until_told
 
 PLACES: Mapping[str, int] = {"one": 1, "three": 3, "fifty": 50}
 MOST, BURST = 100, 10
@@ -18,6 +18,9 @@ PERIOD = float(os.environ.get("TENURE_TEST_PERIOD", "6"))  #: seconds
 jobs = Tenure(retry=Retry(10, base="50ms", cap="200ms"))
 one, three, fifty = (jobs.limit(name, concurrency=places) for name, places in PLACES.items())
 pace = jobs.limit("pace", rate=f"{MOST}/{PERIOD:g}s", burst=BURST)
+#: A release may allow more places than the one before, or have no such limit (0).
+DEPLOYED = int(os.environ.get("TENURE_TEST_PLACES", "1"))
+deployed = (jobs.limit("deployed", concurrency=DEPLOYED),) if DEPLOYED else ()
 
 
 async def _run(job: Job[Any], seconds: float) -> int:
@@ -54,6 +57,13 @@ async def paced(job: Job, fails: bool) -> int:
     if fails and attempt == 1:
         raise RuntimeError("the first time")
     return attempt
+
+
+@jobs.task(limit=deployed)
+async def held(job: Job) -> None:
+    note(job, "begin")
+    await until_told()
+    note(job, "end")
 
 
 #: The keys of each task's jobs.

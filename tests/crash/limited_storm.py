@@ -35,7 +35,7 @@ SHARES = {
 class LimitedStorm(Storm):
     """…whose jobs have one or two limits each."""
 
-    app, slots = "crash.limited", 40
+    app, slots = "crash.limited", 20
     env = {**Storm.env, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE.parent}"}
 
     def __init__(self, site: Site, kills: int, seed: int) -> None:

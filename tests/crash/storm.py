@@ -91,7 +91,7 @@ class Storm:
         return sum(sum(view.counts.values()) for view in self._site.store.queues())
 
     def _kill_one(self, supervisors: list[Supervised]) -> None:
-        place, victim = self._site.until(lambda: self._at_work(supervisors), "a worker that runs something")
+        place, victim = self._site.until(lambda: self._at_work(supervisors), "a worker that runs something", 120)
         chosen, workers = supervisors[place], supervisors[place].workers()
         if self._draw.random() < 0.15:
             now = boot()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import pytest
+
+from tenure.core.limits import Bounds
 
 from . import limited
 from .conftest import Tell
 from .harness import FULL, Site
-from .limited_storm import storm
+from .limited_storm import LimitedStorm, storm
 from .pace import pace
 
 KILLS = 200 if FULL else 20
@@ -40,3 +44,41 @@ def test_no_more_begin_in_any_period_than_the_rate_says_whoever_was_away_failed_
     assert paces.states == {"completed"}
     assert all(claimed <= may for claimed, may in zip(paces.claimed, paces.may, strict=True)), paces
     assert paces.claimed[0] > 0.8 * limited.MOST, "there was always more to do than may begin"
+
+
+@pytest.fixture
+def deploy(site: Site) -> Iterator[Callable[[str, int], None]]:
+    """Start a release of the app, with so many places, and wait for its worker."""
+
+    def release(name: str, places: int) -> None:
+        before = len(site.store.workers())
+        more = {"TENURE_RELEASE": name, "TENURE_TEST_PLACES": str(places)}
+        site.supervisor(app="crash.limited", concurrency=20, env={**LimitedStorm.env, **more})
+        site.until(lambda: len(site.store.workers()) > before, f"release {name}")
+
+    limited.jobs.configure(asdict(site.place))
+    with limited.jobs:
+        yield release
+
+
+def test_the_newest_release_says_how_many_run_and_one_without_the_limit_lets_all_go(
+    site: Site, deploy: Callable[[str, int], None]
+) -> None:
+    def begun() -> int:
+        return len(site.lines(event="begin"))
+
+    jobs = [limited.held.enqueue() for _ in range(6)]
+    deploy("1", 1)
+    site.until(lambda: begun() == 1, "the first one")
+    deploy("2", 3)
+    site.until(lambda: begun() == 3, "three")
+    deploy("1", 1)  # it was started late
+    assert site.store.limits(["deployed"])[0].declared == Bounds(3)
+    deploy("3", 2)
+    assert (begun(), site.store.keys(["deployed"])[0].held) == (3, 3), "those that run go on"
+    deploy("4", 0)
+    site.until(lambda: begun() == 6, "all of them")
+
+    site.go()
+    assert {view.state for view in site.ended(*jobs)} == {"completed"}
+    assert [view for view in site.store.keys() if view.held or view.waiting] == []
