@@ -1,6 +1,6 @@
 """The protocols, searched exhaustively. Read `search.py`, then one protocol: `world.py` and `protocol.py` (ownership),
-`messages.py`, `declarations.py`, `schedules.py`, `links.py`, `admission.py` and `waiting.py`, `signals.py`, `seals.py`.
-`models.py` lists them with their bounds.
+`messages.py`, `declarations.py`, `schedules.py`, `links.py`, `admission.py` and `waiting.py`, `signals.py`,
+`places.py`, `rates.py`, `seals.py`. `models.py` lists them with their bounds.
 """
 
 from __future__ import annotations

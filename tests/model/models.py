@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from tenure.core.lifecycle import State
 
-from . import declarations, links, messages, schedules, seals, signals, waiting, world
+from . import declarations, links, messages, places, rates, schedules, seals, signals, waiting, world
 from .declarations import Declarations, Net
 from .messages import Messages
+from .places import Places
 from .protocol import Protocol
+from .rates import RATES, Rates
 from .schedules import POLICIES, Schedules
 from .seals import Seals
 from .search import Machine, Model
@@ -51,6 +53,16 @@ def _seals(guards: seals.Guards, mishaps: int) -> Iterator[Machine[seals.World]]
     yield Seals(guards, mishaps)
 
 
+def _places(guards: places.Guards, mishaps: int) -> Iterator[Machine[places.World]]:
+    for scene in places.scenes(guards):
+        yield Places(guards, mishaps, scene)
+
+
+def _rates(guards: rates.Guards, mishaps: int) -> Iterator[Machine[rates.World]]:
+    for rate in RATES:
+        yield Rates(guards, mishaps, rate)
+
+
 MODELS = (
     Model("ownership", world.Guards(), _ownership, world.MISHAPS, frozenset(State) - {State.WAITING}),
     Model(
@@ -66,5 +78,7 @@ MODELS = (
     ),
     Model("waiting", links.Guards(), _waiting, links.MISHAPS, waiting.SIGHTS),
     Model("signals", signals.Guards(), _signals, signals.MISHAPS, signals.SIGHTS),
+    Model("places", places.Guards(), _places, places.MISHAPS, places.SIGHTS),
+    Model("rates", rates.Guards(), _rates, rates.MISHAPS, rates.SIGHTS),
     Model("seals", seals.Guards(), _seals, seals.MISHAPS, seals.SIGHTS),
 )

@@ -17,10 +17,10 @@ whom the table allows; settle is as finish. Two asks for one job are as good as 
 the transaction that wants it has committed is not needed yet. An older worker that starts while a transaction admits
 is as one that starts right after it.
 
-Left out: signals and time-outs, which are in `signals.py`; limits (W4); when an admitted job is due, and when it
-expires (W6), which is arithmetic. Nobody breaks a deadlock: one would never come to rest. Where a store has one writer
-at a time (memory, SQLite, a script in Redis), a verb is one step, and so its orders are some of those searched here.
-Flows that Redis stores in parts (W8) are in `seals.py`.
+Left out: signals and time-outs, which are in `signals.py`; limits, which are in `places.py` and `rates.py`; when an
+admitted job is due, and when it expires (W6), which is arithmetic. Nobody breaks a deadlock: one would never come to
+rest. Where a store has one writer at a time (memory, SQLite, a script in Redis), a verb is one step, and so its orders
+are some of those searched here. Flows that Redis stores in parts (W8) are in `seals.py`.
 """
 
 from __future__ import annotations
