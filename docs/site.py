@@ -25,7 +25,7 @@ PAGES = {
     **{
         f"docs/{name}.md": name
         for name in (
-            *("tasks", "flows", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
+            *("tasks", "flows", "limits", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
             *("stores", "encryption", "sql", "operations", "dashboard", "search", "metrics", "tracing"),
             *("glossary", "lifecycle", "delivery", "evidence", "bench", "scale"),
         )
