@@ -6,6 +6,7 @@ TenureError
 ├── UnknownTask         no task of this name; also a LookupError
 ├── UnknownJob          no job with this id; also a LookupError
 ├── UnknownFlow         no flow with this id; also a LookupError
+├── UnknownLimit        no limit of this name, and none that gives this key; also a LookupError
 ├── WouldBlock          a synchronous call on a running event loop
 ├── JobFailed           .result() of a job that is dead or cancelled
 ├── Locked              an encrypted value can't be read here: no key, or it was altered

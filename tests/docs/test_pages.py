@@ -31,7 +31,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _BEFORE = re.compile(r"^(?:\$ |[A-Z_]+=\S+ |(?:[\d*/,-]+ ){5})+(?=tenure )")  # a prompt, a setting, when cron calls
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-_NOUNS = {"jobs", "dead", "flows", "signals", "queues", "workers", "schedules"}
+_NOUNS = {"jobs", "dead", "flows", "signals", "queues", "limits", "workers", "schedules"}
 _COMMANDS = [sys.executable, "-c", "from tenure.cli.main import run; run()"]
 
 

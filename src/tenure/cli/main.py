@@ -18,6 +18,7 @@ from tenure.errors import (
     InvalidOption,
     StoreAway,
     TenureError,
+    UnknownLimit,
     UnknownQueue,
     UnknownTask,
     UnknownWorker,
@@ -60,6 +61,7 @@ _COMMANDS = {
     "signals": ("signals:signals", "Signals: what a job was sent; send one."),
     "codec": ("codec:codec", "Encryption at rest: make a key; encrypt what is stored with the newest one."),
     "queues": ("queues:queues", "Queues: their backlog; pause and resume."),
+    "limits": ("limits:limits", "Limits: what holds, which keys jobs wait for; set, pause, resume."),
     "workers": ("workers:workers", "Workers: which ones are alive; drain and restart."),
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
     "guard": ("guard:guards", "Run a crontab line's command at most once per tick, and never twice at a time."),
@@ -78,6 +80,7 @@ _NOUNS = {
     "signals",
     "codec",
     "queues",
+    "limits",
     "workers",
     "schedules",
     "guard",
@@ -130,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
     except CycloptsError as error:
         print_error(f"{error} See {' '.join(['tenure', *(error.command_chain or ())])} --help.")
         return BAD_INPUT
-    except (InvalidOption, InvalidArguments, UnknownQueue, UnknownTask, UnknownWorker) as error:
+    except (InvalidOption, InvalidArguments, UnknownLimit, UnknownQueue, UnknownTask, UnknownWorker) as error:
         print_error(str(error))
         return BAD_INPUT
     except StoreAway as error:

@@ -14,22 +14,14 @@ from tenure.core.limits import Bounds, Rate
 from tenure.core.text import clean
 from tenure.errors import InvalidOption, UnknownLimit
 from tenure.operations.access import Access
+from tenure.operations.keys import PAUSED, SET, By, Paused, Usage, about, note_of, notes_of, pause_of, usage
 from tenure.ports import FOREVER, JobView, KeyView, LimitRow, Ring
 from tenure.schedules.releases import tries
 from tenure.tasks.limits import bounds_of, burst_of, gives, spelled
 
 SHOWN = 20  #: jobs that have a place of a key, or are the next to get one
-_SET, _PAUSED = "limit.set:", "limit.pause:"
 _LONGEST_WHY = 500
 _NAMED = 10
-
-
-@dataclass(frozen=True, slots=True)
-class By:
-    """Who changed it last, and when."""
-
-    who: str
-    at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +53,14 @@ class KeyStatus:
     key: KeyView
     set: Bounds | None  #: for this key alone
     set_by: By | None
-    paused_by: By | None  #: None: a job snoozed it, or its whole limit is paused
+    pause: Paused | None  #: its own, or that of its whole limit; None: it is not paused
     holders: tuple[JobView, ...]
     parked: tuple[JobView, ...]
+
+    @property
+    def paused_by(self) -> By | None:
+        """None: it is not paused, or a job snoozed it."""
+        return None if self.pause is None else self.pause.by
 
 
 class LimitReads:
@@ -75,7 +72,7 @@ class LimitReads:
     def all(self, *, retired: bool = False) -> tuple[LimitStatus, ...]:
         """The limits by name; with `retired` also those that no app declares any more."""
         rows = [row for row in self._access.store.limits() if retired or row.retired_at is None]
-        sets, pauses = self._notes(_SET), self._notes(_PAUSED)
+        sets, pauses = notes_of(self._access.store, SET), notes_of(self._access.store, PAUSED)
         return tuple(self._status(row, sets, pauses) for row in rows)
 
     def get(self, name: str) -> LimitStatus:
@@ -83,7 +80,7 @@ class LimitReads:
         found = self._access.store.limits([name])
         if not found:
             raise self._unknown(name)
-        return self._status(found[0], self._notes(_SET), self._notes(_PAUSED))
+        return self._status(found[0], notes_of(self._access.store, SET), notes_of(self._access.store, PAUSED))
 
     def keys(self, limit: str | None = None, *, start: str = "", number: int = 50) -> list[KeyView]:
         """Keys in order of their names, after `start`: of this limit, or of all. Raises UnknownLimit.
@@ -93,6 +90,15 @@ class LimitReads:
         if limit is not None and not self._access.store.limits([limit]):
             raise self._unknown(limit)
         return self._access.store.keys(limited_by=limit, start=start, limit=number)
+
+    def usage(self, limit: str | None = None) -> Usage:
+        """The keys of this limit, or of all, the most waited-for first. Raises UnknownLimit.
+
+        With more than 2,000 keys these are the first by name, and those of the jobs that have waited longest.
+        """
+        if limit is not None and not self._access.store.limits([limit]):
+            raise self._unknown(limit)
+        return usage(self._access.store, limit)
 
     def key(self, name: str) -> KeyStatus:
         """One key, with the jobs that have its places. Raises UnknownLimit."""
@@ -107,8 +113,8 @@ class LimitReads:
         return KeyStatus(
             key=views[0],
             set=rows[0].set if rows else None,
-            set_by=self._note(_SET, name, key=True),
-            paused_by=None if views[0].paused_until is None else self._note(_PAUSED, name, key=True),
+            set_by=note_of(store, SET, name, key=True),
+            pause=pause_of(store, views[0]),
             holders=tuple(map(redacted, store.holders(name, limit=SHOWN))),
             parked=tuple(map(redacted, store.parked(name, limit=SHOWN))),
         )
@@ -142,21 +148,14 @@ class LimitReads:
             bounds=effective(row.set, row.declared),
             declared=row.declared,
             set=row.set,
-            set_by=None if row.set is None else sets.get(_about(row.name, key=False)),
+            set_by=None if row.set is None else sets.get(about(row.name, key=False)),
             paused_until=row.paused_until if paused else None,
             why=row.why if paused else "",
-            paused_by=pauses.get(_about(row.name, key=False)) if paused else None,
+            paused_by=pauses.get(about(row.name, key=False)) if paused else None,
             source=row.source,
             release=row.release,
             retired_at=row.retired_at,
         )
-
-    def _note(self, kind: str, name: str, *, key: bool) -> By | None:
-        return self._notes(kind, _about(name, key=key)).get(_about(name, key=key))
-
-    def _notes(self, kind: str, about: str = "limit:") -> Mapping[str, By]:
-        texts = self._access.store.notes(kind + about).items()
-        return {note.removeprefix(kind): _decode(text) for note, text in texts}
 
 
 class Limits(LimitReads):
@@ -176,7 +175,7 @@ class Limits(LimitReads):
         until = FOREVER if length is None else self._access.store.now().timestamp() + length
         with self._access.recorded("limits.pause", name, **detail) as said:
             self._change(name, limit, paused_until=until, why=why)
-            self._record(_PAUSED, name, limit, by=True)
+            self._record(PAUSED, name, limit, by=True)
             said.append("paused")
         return until
 
@@ -187,7 +186,7 @@ class Limits(LimitReads):
             resumed = self._change(name, limit, paused_until=None, why="")
             if name == limit and "{" not in name:  # its only key has a row of its own when a job has snoozed it
                 resumed |= self._change(name, limit, key=True, paused_until=None, why="")
-            self._record(_PAUSED, name, limit, by=False)
+            self._record(PAUSED, name, limit, by=False)
             said.append("resumed" if resumed else "it was not paused")
         return resumed
 
@@ -213,7 +212,7 @@ class Limits(LimitReads):
         stands = effective(given, row.set if row else None)
         with self._access.recorded("limits.set", name, to=spelled(stands)) as said:
             self._change(name, limit, set=stands)
-            self._record(_SET, name, limit, by=True)
+            self._record(SET, name, limit, by=True)
             said.append(spelled(stands))
         return effective(stands, self._bounds(limit))
 
@@ -229,7 +228,7 @@ class Limits(LimitReads):
         limit = self.limit_of(name)
         with self._access.recorded("limits.reset", name) as said:
             reset = self._change(name, limit, set=None)
-            self._record(_SET, name, limit, by=False)
+            self._record(SET, name, limit, by=False)
             said.append("reset" if reset else "nothing was set")
         return reset
 
@@ -257,7 +256,7 @@ class Limits(LimitReads):
 
     def _record(self, kind: str, name: str, limit: str, *, by: bool) -> None:
         """Keep who changed it, or forget that."""
-        note, store = kind + _about(name, key=name != limit), self._access.store
+        note, store = kind + about(name, key=name != limit), self._access.store
         old = store.notes(note).get(note)
         new = msgspec.json.encode(By(self._access.who, store.now())).decode() if by else None
         if old != new:
@@ -273,10 +272,6 @@ def effective(first: Bounds | None, then: Bounds | None) -> Bounds:
     )
 
 
-def _about(name: str, *, key: bool) -> str:
-    return f"{'key' if key else 'limit'}:{name}"
-
-
 def _listed(names: Iterable[str]) -> str:
     known = list(names)
     more = f" and {len(known) - _NAMED} more" if known[_NAMED:] else ""
@@ -286,6 +281,3 @@ def _listed(names: Iterable[str]) -> str:
 def _example(template: str) -> str:
     head, _, rest = template.partition("{")
     return f"{head}42{rest.partition('}')[2]}" if "{" not in rest else f"{head}…"
-
-
-_decode = msgspec.json.Decoder(By).decode

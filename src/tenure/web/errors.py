@@ -26,6 +26,7 @@ from tenure.errors import (
     TenureError,
     UnknownFlow,
     UnknownJob,
+    UnknownLimit,
     UnknownQueue,
     UnknownTask,
     UnknownWorker,
@@ -52,6 +53,7 @@ class _Kind(NamedTuple):
 _KINDS: Mapping[type[TenureError], _Kind] = {
     UnknownFlow: _Kind(HTTPStatus.NOT_FOUND, "No such flow"),
     UnknownJob: _Kind(HTTPStatus.NOT_FOUND, "No such job"),
+    UnknownLimit: _Kind(HTTPStatus.NOT_FOUND, "No such limit"),
     UnknownQueue: _Kind(HTTPStatus.NOT_FOUND, "No such queue"),
     UnknownSchedule: _Kind(HTTPStatus.NOT_FOUND, "No such schedule"),
     UnknownTask: _Kind(HTTPStatus.NOT_FOUND, "No such task"),

@@ -1,0 +1,265 @@
+"""`tenure limits …`: what holds, which keys jobs wait for, who has the places; set, reset, pause and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+
+from tenure.cli.output import ago, jobs_table, pairs, plain, print_error, print_line, show_json, table
+from tenure.cli.shared import Shared, admin_of, print_result
+from tenure.errors import InvalidOption
+from tenure.operations.explain import stamp
+from tenure.operations.keys import Paused, Sum, allowed, held_of, next_of
+
+if TYPE_CHECKING:
+    from tenure.operations.keys import Usage
+    from tenure.operations.limits import KeyStatus, Limits, LimitStatus
+    from tenure.ports import KeyView
+
+limits = App(
+    name="limits", help="Limits: what holds, which keys jobs wait for; set, reset, pause, resume.", help_epilogue=""
+)
+SHARED = Shared()
+Name = Annotated[str, Parameter(help="A limit, such as 'shop:{shop}', or a key of it, such as shop:42.")]
+Number = Annotated[int, Parameter(name=["--limit", "-n"], help="At most so many keys. Default: 20.")]
+
+
+@limits.default
+@limits.command(name="list")
+def list_(
+    *,
+    retired: Annotated[bool, Parameter(help="Also those that no app declares any more.")] = False,
+    shared: Shared = SHARED,
+) -> int:
+    """List limits, what each allows, and how much it is waited for."""
+    with admin_of(shared) as admin:
+        found, usage, now = admin.limits.all(retired=retired), admin.limits.usage(), admin.now()
+    sums = usage.sums
+    if shared.json:
+        show_json([{**_described(each), "sum": plain(sums.get(each.name, Sum()))} for each in found])
+        return 0
+    rows = [_row(each, sums.get(each.name, Sum()), now) for each in found]
+    numbers = ("keys", "held", "waiting")
+    table(("limit", *numbers, "allows", "note"), rows, fixed=numbers, right=numbers, below="note")
+    if not usage.complete:
+        print_error(_SOME)
+    return 0
+
+
+_SOME = "there are many keys: counted are the first 2,000 by name, and those that were waited for longest"
+
+
+def _row(limit: LimitStatus, sums: Sum, now: datetime) -> list[str]:
+    numbers = [f"{sums.keys:,}", f"{sums.held:,}", f"{sums.waiting:,}"]
+    return [limit.name, *numbers, allowed(limit.bounds), _note(limit, sums, now)]
+
+
+def _note(limit: LimitStatus, sums: Sum, now: datetime) -> str:
+    said: list[str] = []
+    if limit.retired_at is not None:
+        said.append("no longer declared: it limits nothing")
+    if limit.set is not None:
+        said.append(f"set{f' by {limit.set_by.who}' if limit.set_by else ''}")
+    if (pause := _pause_of(limit)) is not None:
+        said.append(f"paused {pause.told(now)}")
+    elif sums.paused:
+        said.append(f"{sums.paused:,} of its keys {'is' if sums.paused == 1 else 'are'} paused")
+    return "; ".join(said)
+
+
+def _pause_of(limit: LimitStatus) -> Paused | None:
+    return None if limit.paused_until is None else Paused(limit.name, limit.paused_until, limit.why, limit.paused_by)
+
+
+@limits.command
+def show(name: Name, /, *, limit: Number = 20, shared: Shared = SHARED) -> int:
+    """Show a key, which jobs have its places and which come next; or a limit, and its most waited-for keys."""
+    if not 1 <= limit <= 1_000:
+        raise InvalidOption(f"--limit: expected 1 to 1000, got {limit}")
+    with admin_of(shared) as admin:
+        now, template = admin.now(), admin.limits.limit_of(name)
+        status = admin.limits.get(template)
+        if name == template and status.keyed:
+            usage = admin.limits.usage(template)
+            return _show_limit(status, usage, limit, now, shared)
+        key = admin.limits.key(name)
+    if shared.json:
+        show_json(_key_described(key))
+        return 0
+    _show_key(key, now)
+    return 0
+
+
+def _show_limit(status: LimitStatus, usage: Usage, number: int, now: datetime, shared: Shared) -> int:
+    if shared.json:
+        keys = [_viewed(each) for each in usage.keys[:number]]
+        show_json({**_described(status), "keys": keys, "complete": usage.complete})
+        return 0
+    pairs([("limit", status.name), *_bounds(status), *_paused(_pause_of(status), now)])
+    print_line("")
+    rows = [
+        [each.key, held_of(each), f"{each.waiting:,}", _oldest(usage, each, now), next_of(each), _key_note(each, now)]
+        for each in usage.keys[:number]
+    ]
+    fixed = ("held", "waiting", "oldest", "token")
+    table(("key", *fixed, "note"), rows, fixed=fixed, right=("held", "waiting", "oldest"), below="note")
+    if len(usage.keys) > number:
+        print_error(f"{len(usage.keys) - number:,} more keys are less waited for: --limit")
+    if not usage.complete:
+        print_error(_SOME)
+    return 0
+
+
+def _oldest(usage: Usage, key: KeyView, now: datetime) -> str:
+    at = usage.oldest.get(key.key)
+    return "" if at is None else ago(at, now)
+
+
+def _key_note(key: KeyView, now: datetime) -> str:
+    if key.paused_until is None:
+        return ""
+    return f"paused {Paused(key.key, key.paused_until, key.why, None).told(now)}"
+
+
+def _bounds(status: LimitStatus) -> list[tuple[str, str]]:
+    said = [("allows", allowed(status.bounds))]
+    if status.set is not None and status.set_by is not None:
+        said.append(("set by", f"{status.set_by.who}, {stamp(status.set_by.at)}"))
+    if status.set is not None and status.declared is not None:
+        said.append(("declared", allowed(status.declared)))
+    said.append(("app", status.source or "none has declared it"))
+    if status.retired_at is not None:
+        said.append(("retired", f"{stamp(status.retired_at)}: it limits nothing"))
+    return said
+
+
+def _paused(pause: Paused | None, now: datetime) -> list[tuple[str, str]]:
+    if pause is None:
+        return []
+    return [("paused", pause.told(now)), ("resume", f"tenure limits resume {_quoted(pause.name)}")]
+
+
+def _show_key(found: KeyStatus, now: datetime) -> None:
+    key = found.key
+    token = next_of(key)
+    pairs(
+        [
+            ("key", key.key),
+            ("limit", key.limit),
+            ("allows", allowed(key.bounds)),
+            *([("set by", f"{found.set_by.who}, {stamp(found.set_by.at)}")] if found.set and found.set_by else []),
+            *_paused(found.pause, now),
+            ("places", f"{held_of(key)} held, {key.unbegun:,} of them not begun"),
+            *(
+                [("tokens", f"{key.tokens:.1f}{f', the next one {token}' if token else ''}")]
+                if key.tokens is not None
+                else []
+            ),
+            ("waiting", f"{key.waiting:,}"),
+        ]
+    )
+    for title, jobs, total in (("held by", found.holders, key.held), ("next", found.parked, key.waiting)):
+        if jobs:
+            print_line(f"\n{title}{f', the first {len(jobs)}' if total > len(jobs) else ''}:")
+            jobs_table(jobs, now)
+
+
+def _quoted(name: str) -> str:
+    """As a shell takes it."""
+    from shlex import quote
+
+    return quote(name)
+
+
+# ── JSON ──
+
+
+def _described(status: LimitStatus) -> dict[str, Any]:
+    return {**plain(status), "paused_until": _until(status.paused_until)}
+
+
+def _viewed(key: KeyView) -> dict[str, Any]:
+    return {**plain(key), "paused_until": _until(key.paused_until)}
+
+
+def _key_described(found: KeyStatus) -> Mapping[str, Any]:
+    pause = found.pause
+    told = None if pause is None else {**plain(pause), "until": _until(pause.until)}
+    return {**plain(found), "key": _viewed(found.key), "pause": told}
+
+
+def _until(unix: float | None) -> str | None:
+    """As other times are written; "resumed" if somebody must resume it."""
+    if unix is None:
+        return None
+    at = Paused("", unix, "", None).until_at
+    return "resumed" if at is None else plain(at)
+
+
+# ── Acting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@limits.command(name="set")
+def set_(
+    name: Name,
+    /,
+    *,
+    concurrency: Annotated[int | None, Parameter(help="At most so many at a time.")] = None,
+    rate: Annotated[str | None, Parameter(help="At most so many begin in a period: 100/1m.")] = None,
+    burst: Annotated[int | None, Parameter(help="At most so many of the rate at once.")] = None,
+    shared: Shared = SHARED,
+) -> int:
+    """Let this hold in place of what the code declares, also after a deploy; what is not given stays.
+
+    Lowered below what runs, it lets that end.
+    """
+    with admin_of(shared) as admin:
+        stands = admin.limits.set(name, concurrency=concurrency, rate=rate, burst=burst)
+    return print_result(shared, {"name": name, "bounds": plain(stands)}, f"{name} allows {allowed(stands)}")
+
+
+@limits.command
+def reset(name: Name, /, *, shared: Shared = SHARED) -> int:
+    """Let hold again what the code declares."""
+    with admin_of(shared) as admin:
+        changed = admin.limits.reset(name)
+        bounds = _holds(admin.limits, name)
+    words = f"{name} allows {allowed(bounds)}" + ("" if changed else ", as before: nothing was set")
+    return print_result(shared, {"name": name, "changed": changed, "bounds": plain(bounds)}, words)
+
+
+def _holds(limits: Limits, name: str) -> Any:
+    template = limits.limit_of(name)
+    return limits.get(template).bounds if name == template else limits.key(name).key.bounds
+
+
+@limits.command
+def pause(
+    name: Name,
+    /,
+    *,
+    for_: Annotated[str | None, Parameter(name="--for", help="For so long: 10m. Default: until it is resumed.")] = None,
+    why: Annotated[str, Parameter(help="The reason, shown while it is paused.")] = "",
+    shared: Shared = SHARED,
+) -> int:
+    """Let no job of a key, or of any key of a limit, begin; running ones continue."""
+    with admin_of(shared) as admin:
+        until = admin.limits.pause(name, for_, why)
+        left = Paused(name, until, "", None).told(admin.now())
+    return print_result(shared, {"name": name, "paused_until": _until(until)}, f"{name} is paused {left}")
+
+
+@limits.command
+def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
+    """End the pause of a key, or of a limit."""
+    with admin_of(shared) as admin:
+        changed = admin.limits.resume(name)
+        template = admin.limits.limit_of(name)
+        whole = _pause_of(admin.limits.get(template)) if name != template else None
+    words = f"{name} is resumed" if changed else f"{name} was not paused"
+    if whole is not None:
+        words += f", but its limit is: tenure limits resume {_quoted(template)}"
+    return print_result(shared, {"name": name, "changed": changed, "limit_paused": whole is not None}, words)
