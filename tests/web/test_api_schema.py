@@ -20,13 +20,15 @@ from schemathesis import GenerationMode
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from conformance.factories import World, begin, bring, identity, made, put, running, tick
+from conformance.factories import World, begin, bring, draft, identity, made, put, running, tick
+from conformance.test_limits import SHOP
 from tenure import Tenure
 from tenure.config import load
 from tenure.core.lifecycle import Crashed, State
+from tenure.core.limits import Bounds, Rate
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
-from tenure.ports import Filter, Progress, Store
+from tenure.ports import Filter, LimitRow, Progress, Store
 from tenure.ports.schedules import Change
 from tenure.web.dashboard import create
 from tenure.web.server import Server, listen_at, url_of
@@ -49,6 +51,9 @@ BEYOND_SCHEMA = frozenset(
     "get_flows",
     "send_signal",
     "send_shared_signal",
+    "set_limit",
+    "pause_limit",
+    "get_key",
 }
 
 pytestmark = pytest.mark.usefixtures("unhurried")
@@ -67,6 +72,8 @@ def fill(world: World, store: Store) -> None:
         put(store, queue=queue, delay=60)
         put(store, queue=queue, task="greet", payload='{"name":"Ada"}')
     store.pause("letters", paused=True)
+    store.change_limits([LimitRow(name=SHOP.limit, declared=Bounds(1, Rate(9, 60.0, 3)))])
+    store.enqueue([draft(limits=(SHOP,), queue="default") for _ in range(2)])
     gone = identity()
     store.register(gone)
     store.declare_dead([gone.id])
@@ -165,4 +172,4 @@ def test_the_api_keeps_its_contract_whatever_it_is_asked(url: str, store: Store)
                 broken.append(f"{operation.label}, {mode.value}: {error}")
 
     assert not broken, "\n\n".join(broken)
-    assert len(operations) == 51
+    assert len(operations) == 59

@@ -16,7 +16,7 @@ from tenure.operations.keys import Paused, Sum, allowed, held_of, next_of
 
 if TYPE_CHECKING:
     from tenure.operations.keys import Usage
-    from tenure.operations.limits import KeyStatus, Limits, LimitStatus
+    from tenure.operations.limits import KeyStatus, LimitStatus
     from tenure.ports import KeyView
 
 limits = App(
@@ -226,14 +226,9 @@ def reset(name: Name, /, *, shared: Shared = SHARED) -> int:
     """Let hold again what the code declares."""
     with admin_of(shared) as admin:
         changed = admin.limits.reset(name)
-        bounds = _holds(admin.limits, name)
+        bounds = admin.limits.bounds(name)
     words = f"{name} allows {allowed(bounds)}" + ("" if changed else ", as before: nothing was set")
     return print_result(shared, {"name": name, "changed": changed, "bounds": plain(bounds)}, words)
-
-
-def _holds(limits: Limits, name: str) -> Any:
-    template = limits.limit_of(name)
-    return limits.get(template).bounds if name == template else limits.key(name).key.bounds
 
 
 @limits.command

@@ -100,6 +100,12 @@ class LimitReads:
             raise self._unknown(limit)
         return usage(self._access.store, limit)
 
+    def bounds(self, name: str) -> Bounds:
+        """What holds for a key, or for the keys of a limit. Raises UnknownLimit."""
+        limit = self.limit_of(name)
+        row = next(iter(self._access.store.limits([name], keys=True)), None) if name != limit else None
+        return effective(row.set if row else None, self.get(limit).bounds)
+
     def key(self, name: str) -> KeyStatus:
         """One key, with the jobs that have its places. Raises UnknownLimit."""
         limit = self.limit_of(name)

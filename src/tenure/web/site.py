@@ -13,6 +13,7 @@ from tenure.config import Settings
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.operations.admin import Admin
 from tenure.operations.backlogs import STEP_SECONDS, Backlogs, Growth
+from tenure.operations.keys import Usage
 from tenure.operations.pulse import Pulse
 from tenure.operations.queues import with_idle
 from tenure.operations.trends import RollUp, Trend, span_of
@@ -128,6 +129,10 @@ class Site:
 
     def schedules(self) -> Sequence[Standing]:
         return self.memo.get("schedules", self.admin.schedules.all, fresh=0.5)
+
+    def usage(self, limit: str | None = None) -> Usage:
+        """The keys of this limit, or of all, the most waited-for first. Raises UnknownLimit."""
+        return self.memo.get(("usage", limit), lambda: self.admin.limits.usage(limit), fresh=0.5)
 
     def problems(self) -> Sequence[Problem]:
         """What is wrong right now."""

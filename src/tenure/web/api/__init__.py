@@ -12,18 +12,19 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from tenure.config import Role
-from tenure.web.api import common, events, flows, jobs, origin, overview, schedules
+from tenure.web.api import common, events, flows, jobs, limits, origin, overview, schedules
 from tenure.web.models.jobs import JobUpdate
 from tenure.web.models.values import ProblemDetails
 from tenure.web.site import Site
 
-_V1 = (overview.router, jobs.router, flows.router, schedules.router, events.router)
+_V1 = (overview.router, jobs.router, flows.router, limits.router, schedules.router, events.router)
 _ROOT = (origin.router, overview.health)
 _ALL = (*_V1, *_ROOT)
 _TAGS = {
     "overview": "Statistics, queues, workers and the audit trail.",
     "jobs": "Find jobs, enqueue them, act on them.",
     "flows": "Flows, and the signals for which jobs wait.",
+    "limits": "What limits allow, their keys, and the jobs that have the places.",
     "schedules": "What runs when, whether it ran, and the operator's actions.",
     "events": "Live changes.",
     "health": "For monitoring the dashboard itself.",

@@ -227,7 +227,11 @@ class Job(JobSummary):
     timeout: float | None = Field(description="The most seconds an attempt may take.")
     stale_after: float | None = Field(description="Seconds without progress after which it counts as hung.")
     wait_for: str | None = Field(description="The signal it waits for: `own:NAME`, or `shared:KEY`.")
-    wait_until: At | None = Field(description="When that wait times out; null: never.")
+    wait_until: At | None = Field(
+        description="When that wait times out, or while it is parked, when it expires; null: never."
+    )
+    limits: list[str] = Field(description="The keys of its limits.")
+    parked: str | None = Field(description="The key under which it waits for a place.")
     attempts: list[Attempt] = Field(description="Attempts that did not complete, oldest first.")
     logs: list[AttemptLog] | None = Field(description="By attempt; null if payloads are hidden.")
     edits: list[Edit] | None = Field(description="Oldest first; null if payloads are hidden.")
@@ -244,6 +248,7 @@ class Job(JobSummary):
             result=read(job.result, payloads),
             checkpoint=read(job.checkpoint, payloads),
             meta=dict(job.meta),
+            limits=[key.key for key in job.limits],
             attempts=[Attempt.of(each) for each in detail.attempts],
             logs=logs if payloads else None,
             edits=[Edit.of(each) for each in detail.edits] if payloads else None,
