@@ -12,7 +12,7 @@ from tenure.cli.output import ago, jobs_table, pairs, plain, print_error, print_
 from tenure.cli.shared import Shared, admin_of, print_result
 from tenure.errors import InvalidOption
 from tenure.operations.explain import stamp
-from tenure.operations.keys import Paused, Sum, allowed, held_of, next_of
+from tenure.operations.keys import Paused, Sum, allowed, command, held_of, next_of
 
 if TYPE_CHECKING:
     from tenure.operations.keys import Usage
@@ -139,7 +139,7 @@ def _bounds(status: LimitStatus) -> list[tuple[str, str]]:
 def _paused(pause: Paused | None, now: datetime) -> list[tuple[str, str]]:
     if pause is None:
         return []
-    return [("paused", pause.told(now)), ("resume", f"tenure limits resume {_quoted(pause.name)}")]
+    return [("paused", pause.told(now)), ("resume", command("resume", pause.name))]
 
 
 def _show_key(found: KeyStatus, now: datetime) -> None:
@@ -165,13 +165,6 @@ def _show_key(found: KeyStatus, now: datetime) -> None:
         if jobs:
             print_line(f"\n{title}{f', the first {len(jobs)}' if total > len(jobs) else ''}:")
             jobs_table(jobs, now)
-
-
-def _quoted(name: str) -> str:
-    """As a shell takes it."""
-    from shlex import quote
-
-    return quote(name)
 
 
 # ── JSON ──
@@ -256,5 +249,5 @@ def resume(name: Name, /, *, shared: Shared = SHARED) -> int:
         whole = _pause_of(admin.limits.get(template)) if name != template else None
     words = f"{name} is resumed" if changed else f"{name} was not paused"
     if whole is not None:
-        words += f", but its limit is: tenure limits resume {_quoted(template)}"
+        words += f", but its limit is: {command('resume', template)}"
     return print_result(shared, {"name": name, "changed": changed, "limit_paused": whole is not None}, words)

@@ -10,11 +10,14 @@ from datetime import datetime
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
 from tenure.events import DEPLOY, MISFIT, NO_KEY, UNKNOWN_TASK, headline
+from tenure.operations.places import refused
 from tenure.operations.waiting import Holding, few, held_by, wait_of
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
 from tenure.ports import AttemptView, Filter, JobView, QueueView, Store, WorkerView
 
-_BUTTONS = re.compile(r": tenure (?:(?:jobs|queues|flows) \S+ [^\s;]+|signals send [^;]+)")
+_BUTTONS = re.compile(
+    r": tenure (?:(?:jobs|queues|flows) \S+ [^\s;]+|limits \S+ (?:'[^']*'|[^\s;]+)(?: --\S+ \S+)?|signals send [^;]+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +131,14 @@ def _scheduled(facts: _Facts) -> Explanation:
     else:
         verdict = f"{waits}, has been due for {facts.ago(job.run_at)}, and is queued at the next scan"
         advice = ""
-    reasons += [f"when it is due: {blocker}" for blocker, _ in blockers]
+    reasons += [*_places(job), *(f"when it is due: {blocker}" for blocker, _ in blockers)]
     return Explanation(job, verdict, tuple(reasons), advice or next((fix for _, fix in blockers), ""))
 
 
 def _waiting(store: Store, facts: _Facts) -> Explanation:
     job = facts.job
+    if job.parked is not None:
+        return _parked(store, facts)
     wait = wait_of(store, job, facts.attempts[-1] if facts.attempts else None)
     reasons = [*wait.reasons]
     if wait.signal is not None:
@@ -153,6 +158,32 @@ def _waiting(store: Store, facts: _Facts) -> Explanation:
     return Explanation(job, wait.verdict, (*reasons, *_history(facts)), advice)
 
 
+def _parked(store: Store, facts: _Facts) -> Explanation:
+    job, found = facts.job, refused(store, facts.job, facts.now)
+    causes = [*((f"{says}: it gets no place", fix) for says, fix in _unserved(facts)), *found.causes]
+    if older := store.outdated():
+        lives = f"no place is given while a worker of an older release lives: {few(older)}"
+        causes.insert(0, (lives, f"restart it on this release: tenure workers restart {older[0]}"))
+    reasons = [*(says for says, _ in causes[1:]), *found.reasons]
+    if job.wait_until is not None:
+        reasons.append(f"if it has not begun, it expires {_due(facts, job.wait_until)}")
+    verdict = f"it waits for a place of {found.key}: "
+    verdict += causes[0][0] if causes else "there is room, and it is queued at the next scan, or after those before it"
+    advice = next((fix for _, fix in causes if fix), "")
+    return Explanation(job, verdict, (*reasons, *_history(facts)), advice)
+
+
+def _places(job: JobView) -> Iterator[str]:
+    """Of a limited job that is not parked."""
+    if job.limits:
+        names = few(key.key for key in job.limits)
+        yield (
+            f"it has a place of {names}"
+            if job.state is State.QUEUED
+            else f"when it is due: it needs a place of {names}"
+        )
+
+
 def _held(held: Holding | None) -> Iterator[str]:
     if held is not None:
         yield held.says
@@ -166,9 +197,9 @@ def _queued(facts: _Facts) -> Explanation:
     if blockers:
         verdict, advice = blockers[0]
         reasons = [reason for reason, _ in blockers[1:]]
-        return Explanation(job, verdict, (waiting, *reasons, *ahead, *_history(facts)), advice)
+        return Explanation(job, verdict, (waiting, *reasons, *ahead, *_places(job), *_history(facts)), advice)
     verdict = "it is about to start: a worker that knows it has a free slot"
-    return Explanation(job, verdict, (waiting, *ahead, *_history(facts)), "")
+    return Explanation(job, verdict, (waiting, *ahead, *_places(job), *_history(facts)), "")
 
 
 def _processing(facts: _Facts) -> Explanation:
@@ -200,16 +231,9 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
     job, workers = facts.job, facts.workers
     if job.expires_at is not None and job.expires_at < facts.now:
         yield f"it expired at {stamp(job.expires_at)}: a worker cancels it instead of running it", ""
-    if facts.queue is not None and facts.queue.paused_at is not None:
-        since = _when(facts, facts.queue.paused_at)
-        yield f"its queue {job.queue} is paused since {since}", f"resume it: tenure queues resume {job.queue}"
-    if not workers:
-        yield _nobody(facts), "start a worker there: tenure worker"
-        return
+    yield from _unserved(facts)
     serving = [row for row in workers if serves(job.queue, row)]
     if not serving:
-        names = ", ".join(sorted({queue for row in workers for queue in row.identity.queues}))
-        yield f"no live worker serves queue {job.queue}; they serve {names}", f"serve it: tenure worker -q {job.queue}"
         return
     knowing = [row for row in serving if knows(job.task, row)]
     if not knowing:
@@ -232,6 +256,19 @@ def _blockers(facts: _Facts) -> Iterator[tuple[str, str]]:
     if ordinary and not any(map(has_free_slot, ordinary)):
         busy = "; ".join(f"{row.identity.id} {row.processing} of {row.identity.slots}" for row in ordinary)
         yield f"all slots are busy: {busy}", "wait, or add slots: tenure worker -c N, or more workers"
+
+
+def _unserved(facts: _Facts) -> Iterator[tuple[str, str]]:
+    """The queue is paused, or has no worker."""
+    job, workers = facts.job, facts.workers
+    if facts.queue is not None and facts.queue.paused_at is not None:
+        since = _when(facts, facts.queue.paused_at)
+        yield f"its queue {job.queue} is paused since {since}", f"resume it: tenure queues resume {job.queue}"
+    if not workers:
+        yield _nobody(facts), "start a worker there: tenure worker"
+    elif not any(serves(job.queue, row) for row in workers):
+        names = ", ".join(sorted({queue for row in workers for queue in row.identity.queues}))
+        yield f"no live worker serves queue {job.queue}; they serve {names}", f"serve it: tenure worker -q {job.queue}"
 
 
 def _nobody(facts: _Facts) -> str:
@@ -282,6 +319,8 @@ def progress_text(job: JobView) -> str:
 
 def waits_for(job: JobView) -> str:
     """What a waiting job waits for, in a few words, without a look at the store."""
+    if job.parked is not None:
+        return f"for a place of {job.parked}"
     if job.wait_for is None:
         return "for other jobs"
     until = "" if job.wait_until is None else f", until {stamp(job.wait_until)}"

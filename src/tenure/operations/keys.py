@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from shlex import quote
 from typing import NamedTuple
 
 import msgspec
@@ -157,6 +158,15 @@ def next_of(key: KeyView) -> str:
     if key.next_token is None:
         return ""
     return "now" if key.next_token == 0 else f"in {spell(key.next_token)}"
+
+
+def command(verb: str, name: str) -> str:
+    """As a shell takes it.
+
+    >>> command("resume", "shop:{shop}")
+    "tenure limits resume 'shop:{shop}'"
+    """
+    return f"tenure limits {verb} {quote(name)}"
 
 
 def most_waited(keys: Iterable[KeyView], number: int) -> list[KeyView]:

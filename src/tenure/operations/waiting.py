@@ -8,7 +8,7 @@ from datetime import datetime
 
 from tenure.core.lifecycle import ENDED, EXPIRED, State
 from tenure.events import headline
-from tenure.ports import MOST_EDGES, AttemptView, EdgeView, Input, JobView, Status, Store
+from tenure.ports import LINKS_PROTOCOL, MOST_EDGES, AttemptView, EdgeView, Input, JobView, Status, Store
 
 NAMED = 5  #: jobs that an explanation names
 MOST_LOOKED_UP = 1_000  #: jobs whose state an explanation reads
@@ -82,7 +82,7 @@ def wait_of(store: Store, job: JobView, last: AttemptView | None) -> Wait:
         over,
         None if arrived else signal,
         since,
-        store.outdated(),
+        store.outdated(LINKS_PROTOCOL),
     )
 
 

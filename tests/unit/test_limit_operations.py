@@ -1,0 +1,227 @@
+"""What operators see of limits, on every store: why a job has no place, the keys most waited for, who paused one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from conformance.factories import World, identity, look, put, start
+from conformance.test_limits import ALL, OTHER, SHOP, began, change, declare, finish, limited
+from conformance.test_waiting import settle_waits
+from tenure.core.lifecycle import Completed, Edge, Key, Snoozed
+from tenure.core.limits import Bounds, Rate
+from tenure.notifiers.poll import PollNotifier
+from tenure.operations import keys
+from tenure.operations.admin import Admin
+from tenure.operations.explain import Explanation, waits_for
+from tenure.ports import Links, Store
+
+
+@pytest.fixture
+def admin(store: Store) -> Admin:
+    return Admin(store, PollNotifier(), who="ada")
+
+
+def why(admin: Admin, job_id: str) -> Explanation:
+    return admin.jobs.explain(job_id)
+
+
+# ── Why a job has no place ──
+
+
+def test_the_holders_of_its_key_are_named(admin: Admin, store: Store, world: World) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, 2)
+    first, second, third, last = limited(store, number=4, task="render")
+    settle_waits(store)
+    (lease,) = began(store, worker, 1)
+    world.advance(3)
+
+    found = why(admin, last)
+
+    held = {lease.job_id} ^ {first, second}
+    (unbegun,) = held
+    assert found.verdict == (
+        "it waits for a place of shop:7: 2 of 2 places of shop:7 are held by "
+        + ", ".join(f"render {j}" for j in (first, second))
+    )
+    assert f"render {lease.job_id} has a place and runs for 3s on {worker}" in found.reasons
+    assert f"render {unbegun} has a place and has not begun for 3s" in found.reasons
+    assert "1 job goes before it" in found.reasons
+    assert found.what_to_do == "wait, or allow more: tenure limits set shop:7 --concurrency N"
+    assert found.in_words == "wait, or allow more"
+    assert waits_for(look(store, third)) == "for a place of shop:7"
+    assert "it has a place of shop:7" in why(admin, unbegun).reasons
+
+
+def test_the_next_token_is_told(admin: Admin, store: Store, world: World) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, rate=Rate(60, 60.0, 1))
+    first, second = limited(store, number=2)
+    settle_waits(store)
+    began(store, worker)
+    settle_waits(store)
+    world.advance(0.6)
+
+    said = "it waits for a place of shop:7: shop:7 allows 60 in 1m, 1 at once: next token in 400ms"
+    assert why(admin, second).verdict == said
+    declare(store, SHOP.limit, 1, Rate(60, 60.0, 1))
+    held = f"1 of 1 place of shop:7 is held by work {first}; next token in 400ms"
+    assert why(admin, second).verdict == f"it waits for a place of shop:7: {held}"
+
+
+@pytest.mark.parametrize("name", [SHOP.key, SHOP.limit])
+def test_a_pause_is_told_with_its_end_its_reason_and_who_made_it(name: str, admin: Admin, store: Store) -> None:
+    start(store)
+    declare(store, SHOP.limit, 1)
+    (job,) = limited(store)
+    what = "shop:7 is" if name == SHOP.key else "its limit shop:{shop} is"
+    admin.limits.pause(name, why="too many 429")
+    settle_waits(store)
+    found = why(admin, job)
+    assert found.verdict == (
+        f"it waits for a place of shop:7: {what} paused until somebody resumes it; ada paused it: too many 429"
+    )
+    assert found.what_to_do == f"resume it: {keys.command('resume', name)}"
+    assert found.in_words == "resume it"
+    admin.limits.pause(name, "1h")
+    assert ", which is in 1h; ada paused it" in why(admin, job).verdict
+
+
+def test_a_pause_by_a_job_is_nobodys_although_somebody_paused_it_before(
+    admin: Admin, store: Store, world: World
+) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, 2)
+    limited(store, number=3)
+    admin.limits.pause(SHOP.key, "1s")
+    world.advance(2)
+    settle_waits(store)
+    lease = began(store, worker)[0]
+    finish(store, lease, Snoozed(60.0, pause=SHOP))
+    settle_waits(store)
+    pause = admin.limits.key(SHOP.key).pause
+    assert pause is not None
+    assert (pause.name, pause.by, pause.why) == (SHOP.key, None, "a job snoozed it")
+
+
+def test_another_key_that_has_no_room_is_told_too(admin: Admin, store: Store) -> None:
+    start(store)
+    declare(store, SHOP.limit, 1)
+    declare(store, ALL.limit, 1)
+    first = limited(store, SHOP, ALL)
+    second = limited(store, SHOP, ALL)
+    settle_waits(store)
+    found = why(admin, second[0])
+    other = f"it needs a place of renders, too: 1 of 1 place of renders is held by work {first[0]}"
+    assert other in found.reasons
+
+
+@pytest.mark.parametrize(
+    ("how", "says", "do"),
+    [
+        ("paused", "its queue default is paused since", "resume it: tenure queues resume default"),
+        ("unserved", "no live worker serves queue default; they serve mail", "serve it: tenure worker -q default"),
+        ("nobody", "no worker", "start a worker there: tenure worker"),
+        ("older", "no place is given while a worker of an older release lives", "restart it on this release: "),
+        ("room", "there is room, and it is queued at the next scan", ""),
+    ],
+)
+def test_a_job_without_a_place_is_never_without_a_reason(
+    how: str, says: str, do: str, admin: Admin, store: Store
+) -> None:
+    if how != "nobody":
+        store.register(identity(queues=("mail",) if how == "unserved" else ("default",)))
+    if how == "older":
+        store.register(identity(protocol=2))
+    if how == "paused":
+        store.pause("default", paused=True)
+    declare(store, SHOP.limit, 1)
+    (job,) = limited(store)
+    if how != "room":
+        assert settle_waits(store) == []
+    found = why(admin, job)
+    assert found.verdict.startswith(f"it waits for a place of shop:7: {says}")
+    assert found.what_to_do.startswith(do)
+    assert bool(found.what_to_do) is bool(do)
+
+
+def test_jobs_before_it_and_its_end_are_told(admin: Admin, store: Store) -> None:
+    declare(store, SHOP.limit, 1)
+    jobs = [each for _ in range(2) for each in limited(store, expires=60.0)]
+    assert any(each.startswith("if it has not begun, it expires in ") for each in why(admin, jobs[1]).reasons)
+    limited(store, number=50, priority=1)
+    assert "at least 51 jobs go before it" in why(admin, jobs[1]).reasons
+
+
+def test_an_older_worker_that_knows_waiting_jobs_holds_only_limits(admin: Admin, store: Store) -> None:
+    store.register(identity(protocol=2))
+    child = put(store, links=Links(after=(Edge(put(store)),)))
+    assert "older release" not in why(admin, child).verdict
+
+
+# ── The keys most waited for ──
+
+
+def test_keys_are_told_in_the_order_in_which_they_are_waited_for(admin: Admin, store: Store) -> None:
+    start(store)
+    declare(store, SHOP.limit, 1)
+    declare(store, ALL.limit, 5)
+    limited(store, OTHER, number=4)
+    limited(store, number=2)
+    limited(store, ALL)
+    settle_waits(store)
+    idle = Key("shop:1", SHOP.limit)
+    change(store, idle, set=Bounds(9))
+    found = admin.limits.usage()
+    assert [each.key for each in found.keys] == ["shop:8", "shop:7", "renders", "shop:1"]
+    assert found.sums == {SHOP.limit: keys.Sum(3, 2, 4, 0), ALL.limit: keys.Sum(1, 1, 0, 0)}
+    assert (set(found.oldest), found.complete) == ({"shop:7", "shop:8"}, True)
+    assert [each.key for each in admin.limits.usage(ALL.limit).keys] == ["renders"]
+
+
+def test_a_key_that_is_waited_for_is_not_missed_among_many(
+    admin: Admin, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "MOST_LOOKED_AT", 2)
+    start(store)
+    declare(store, SHOP.limit, 1)
+    for number in range(3):
+        limited(store, Key(f"shop:{number}", SHOP.limit))
+    limited(store, Key("shop:9", SHOP.limit), number=3)
+    settle_waits(store)
+    found = admin.limits.usage()
+    assert [each.key for each in found.keys] == ["shop:9", "shop:0", "shop:1"]
+    assert not found.complete
+
+
+@pytest.mark.parametrize(
+    ("bounds", "says"),
+    [
+        (Bounds(), "any number"),
+        (Bounds(1_000), "1,000 at a time"),
+        (Bounds(2, Rate(100, 60.0, 10)), "2 at a time; 100 in 1m, 10 at once"),
+    ],
+)
+def test_bounds_are_told_in_words(bounds: Bounds, says: str) -> None:
+    assert keys.allowed(bounds) == says
+
+
+def test_a_pause_is_told_in_words(store: Store) -> None:
+    now = store.now()
+    by = keys.By("ada", now)
+    later = (now + timedelta(minutes=2)).timestamp()
+    assert keys.Paused("x", later, "429", by).told(now) == "for 2m more by ada: 429"
+    assert keys.Paused("x", keys.FOREVER, "", None).told(now) == "until somebody resumes it"
+
+
+def test_a_key_that_ended_is_no_more(admin: Admin, store: Store) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, 1)
+    limited(store)
+    settle_waits(store)
+    for lease in began(store, worker):
+        finish(store, lease, Completed())
+    settle_waits(store)
+    assert all(not each.held and not each.waiting for each in admin.limits.usage().keys)
