@@ -10,7 +10,7 @@ from projects import TASKS, new_project, postgres
 RUN = """
 import psycopg
 from orders.models import Order
-from orders.tasks import apay, hold, jobs, pay
+from orders.tasks import ahold, apay, cut_myself, hold, jobs, pay
 from django.db import connection
 
 def cut(only="true"):
@@ -25,16 +25,30 @@ with jobs.worker(concurrency=1):
 """
 
 HOLD = """
-@jobs.task(retry=2)
-def hold(path: str) -> bool:
-    from pathlib import Path
-    from django.db import connection
+from pathlib import Path
+from asgiref.sync import sync_to_async
+from django.db import connection, transaction
+
+def slow(path: str) -> bool:
     first = not Path(path).exists()
-    with connection.cursor() as cursor:
+    with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         Path(path).touch()
         cursor.execute("SELECT pg_sleep(%s)", [60 if first else 0])
     return True
+
+@jobs.task(retry=1)
+def hold(path: str) -> bool:
+    return slow(path)
+
+@jobs.task(retry=1)
+async def ahold(path: str) -> bool:
+    return await sync_to_async(slow)(path)
+
+@jobs.task(retry=1)
+def cut_myself() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 """
 
 IDLE = """
@@ -46,14 +60,26 @@ IDLE = """
 RUNNING = """
     from pathlib import Path
     from time import sleep
-    handle = hold.enqueue({mark!r})
-    while not Path({mark!r}).exists():
-        sleep(0.01)
-    cut("query LIKE '%pg_sleep%'")
-    assert handle.result("60s") is True
+    from tenure.errors import JobFailed
+    from tenure.worker import lost
+    lost.BASE_SECONDS = 0.01
+    for task in (hold, ahold):
+        mark = Path({mark!r}) / task.name
+        handle = task.enqueue(str(mark))
+        while not mark.exists():
+            sleep(0.01)
+        cut("query LIKE '%pg_sleep%'")
+        assert handle.result("60s") is True
+        found = jobs.client().store.get(str(handle.id))
+        assert (found.attempt, found.failures, found.crashes) == (2, 0, 0), found
+        assert pay.enqueue(order).result("60s") == 1
+    handle = cut_myself.enqueue()
+    try:
+        handle.result("60s")
+    except JobFailed as error:
+        assert "terminating connection" in error.error, error
     found = jobs.client().store.get(str(handle.id))
-    assert (found.attempt, found.failures) == (2, 1), found
-    assert pay.enqueue(order).result("60s") == 1
+    assert (found.state, found.attempt, found.failures) == ("dead", lost.FREE + 1, 1), found
 """
 
 
@@ -89,12 +115,12 @@ def test_a_worker_that_ended_in_a_test_leaves_no_connection_to_its_database(data
 
 @pytest.mark.parametrize("age", [pytest.param(None, marks=pytest.mark.everyday), 0, 600])
 @pytest.mark.parametrize("block", [pytest.param("idle", marks=pytest.mark.thorough), "running"])
-def test_a_lost_connection_costs_only_the_attempt_that_it_cut(
+def test_a_lost_connection_costs_no_job_a_failure(
     age: int | None, block: str, database_url: str, tmp_path: Path
 ) -> None:
     database = postgres(database_url, CONN_MAX_AGE=age)
-    project = new_project(tmp_path, database, tasks=TASKS + HOLD, tenure={"RETRY_BASE": "1ms"})
+    project = new_project(tmp_path, database, tasks=TASKS + HOLD)
     project.manage("migrate", "--run-syncdb", "-v", "0")
-    text = IDLE if block == "idle" else RUNNING.format(mark=str(tmp_path / "mark"))
+    text = IDLE if block == "idle" else RUNNING.format(mark=str(tmp_path))
 
     project.python(RUN.format(url=database_url, block=text.strip()))

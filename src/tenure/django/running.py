@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from traceback import format_exception
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.tasks import Task as DjangoTask
 from django.tasks import TaskContext, TaskResult, TaskResultStatus
@@ -18,10 +18,15 @@ from django.utils.json import normalize_json
 
 from tenure.core.retry import Fail, Snooze
 from tenure.django import jobs
+from tenure.django.connections import connection_lost
 from tenure.django.results import local, result_of, started
 from tenure.errors import JobStopped, TenureError
 from tenure.events import current
 from tenure.tasks.job import Job
+from tenure.worker.lost import judged
+
+if TYPE_CHECKING:
+    from tenure.worker.executor import Attempt
 
 
 def handler(task: DjangoTask) -> Callable[..., Any]:
@@ -120,6 +125,8 @@ class _Attempt:
                 return self._job.stopping == "cancel"
             case Fail(final=True):
                 return True
+            case Exception() if judged(cast("Attempt", self._job._attempt), connection_lost, error) is not error:
+                return False
             case Exception() if not isinstance(error, Fail) and not jobs.registry[self._job.task].retry.retries(error):
                 return True
             case _:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
-from tenure.events import DEPLOY, MISFIT, NO_KEY, UNKNOWN_TASK, headline
+from tenure.events import DEPLOY, LOST, MISFIT, NO_KEY, UNKNOWN_TASK, headline
 from tenure.operations.places import refused
 from tenure.operations.waiting import Holding, few, held_by, wait_of
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
@@ -116,6 +116,8 @@ def _scheduled(facts: _Facts) -> Explanation:
     if last is not None and last.error.startswith(MISFIT):
         waits = f"its {MISFIT}: {headline(last.error).partition(': ')[2]}"
         advice = "deploy the code that takes them, or cancel the job; after 24h it is a dead letter"
+    elif last is not None and last.error.startswith(LOST):
+        waits = f"it {LOST}, which costs it nothing"
     elif last is not None and last.error.startswith(NO_KEY):
         waits = f"the last worker that claimed it could not decrypt it: {headline(last.error).partition(': ')[2]}"
         advice = f"start a worker with that key; to try it now: tenure jobs promote {job.id}"

@@ -36,7 +36,7 @@ from tenure.core.clock import Clock
 from tenure.core.durations import Duration, seconds, spell
 from tenure.core.lifecycle import ENDED, EXPIRED, Cancelled, Crashed, Failed, Lease, Outcome, Snoozed, State
 from tenure.errors import InvalidOption, JobFailed, StoreError
-from tenure.events import MISFIT
+from tenure.events import LOST, MISFIT
 from tenure.ports import Answer, Busy, Claimed, Draft, Enqueued, JobView, Landed, Store
 from tenure.tasks.client import Client
 from tenure.tasks.handle import AppPort, JobHandle
@@ -275,7 +275,7 @@ class TestQueue(Listing):
             (answer,) = self._store.finish([(lease, outcome)])
             landed = isinstance(answer, Landed) and answer.state is not State.CANCELLED
             failed = landed and isinstance(outcome, Failed)
-            if landed and _is_misfit(outcome):
+            if landed and _is_no_fault(outcome):
                 assert raised is not None
                 failed, raised = True, raised.__cause__
         if trap is not None:
@@ -396,9 +396,9 @@ def _unreachable(handle: JobHandle[Any], job: JobView | None, wait: float) -> As
     return AssertionError(f"{job.task} {job.id} {what}")
 
 
-def _is_misfit(outcome: Outcome) -> bool:
-    """Its arguments do not fit the code. A worker waits for other code, a test has no other."""
-    return isinstance(outcome, Snoozed) and outcome.reason.startswith(MISFIT)
+def _is_no_fault(outcome: Outcome) -> bool:
+    """Its arguments do not fit, or a connection was lost. A worker tries it again; a test has to hear of it."""
+    return isinstance(outcome, Snoozed) and outcome.reason.startswith((MISFIT, LOST))
 
 
 # ── Faults ──────────────────────────────────────────────────────────────────────────────────────────────────────

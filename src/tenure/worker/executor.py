@@ -43,6 +43,7 @@ from tenure.worker.caller import CallersLoop
 from tenure.worker.inputs import load
 from tenure.worker.job_log import JobLog
 from tenure.worker.leased import Host, Leased
+from tenure.worker.lost import Lost, aexcused, excused
 from tenure.worker.misfits import Misfit, locked, misfit
 from tenure.worker.program import Program
 from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, signal_in
@@ -147,7 +148,7 @@ class Attempt(Leased):
                 raise
             outcome = self._raised(error)
         except BaseException as error:  # SystemExit too: a handler must not exit its worker
-            outcome = self._raised(error)
+            outcome = self._raised(await aexcused(self, program.lost, error))
         self._end(outcome)
 
     async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
@@ -185,7 +186,7 @@ class Attempt(Leased):
                     _enter(stack, around, self)
                 return self._returned(task.fn(*args, **kwargs))
         except BaseException as error:
-            return self._raised(error)
+            return self._raised(excused(self, program.lost, error))
 
     def _end(self, outcome: Outcome | None) -> None:
         if self._caller is None:
@@ -350,7 +351,7 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
             return Failed(describe(error), final=True)
         case Snooze(delay=delay, reason=reason, limit=limit) as snooze:
             pause = None if limit is None else limit.key_of(attempt.claimed.payload)
-            return Snoozed(delay, clean(reason, MAX_ERROR), pause, ours=isinstance(snooze, Misfit))
+            return Snoozed(delay, clean(reason, MAX_ERROR), pause, ours=isinstance(snooze, Misfit | Lost))
         case Fail(reason=reason, retry_in=retry_in, final=final):
             return Failed(clean(reason, MAX_ERROR), retry_in, final)
         case LeaseLost():

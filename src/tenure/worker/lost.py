@@ -1,0 +1,88 @@
+"""A handler that failed because a connection was lost: to the store, or to a database that its program knows of.
+
+That is no failure of the code: the job runs again, uncharged. A job may be the cause all the same, as one whose query
+takes the server down each time: after five lost connections in the kept attempts the sixth is an ordinary failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from random import random
+from typing import TYPE_CHECKING
+
+from tenure.core.retry import Fail, Snooze, full_jitter
+from tenure.errors import StoreError
+from tenure.events import LOST
+from tenure.worker.signals import leaves
+
+if TYPE_CHECKING:
+    from tenure.worker.executor import Attempt
+
+IsLost = Callable[[BaseException], bool]  #: does this error say that a connection was lost?
+
+FREE = 5  #: lost connections of one job that cost nothing
+BASE_SECONDS, CAP_SECONDS = 0.5, 30.0  #: of the wait: up to 0.5 s after the first one, 8 s after the fifth
+
+_log = logging.getLogger("tenure.worker")
+
+
+class Lost(Snooze):
+    """The reason is the engine's own."""
+
+
+def excused(attempt: Attempt, is_lost: IsLost, error: BaseException) -> BaseException:
+    """The error that decides the outcome: Lost, if this one came of a lost connection and costs nothing."""
+    return _logged(attempt, judged(attempt, is_lost, error))
+
+
+async def aexcused(attempt: Attempt, is_lost: IsLost, error: BaseException) -> BaseException:
+    """The same, for a handler on an event loop."""
+    if not _came_of_a_loss(attempt, is_lost, error):
+        return error
+    try:
+        return _logged(attempt, await asyncio.to_thread(judged, attempt, is_lost, error))
+    except asyncio.CancelledError as stopped:
+        return stopped
+
+
+def judged(attempt: Attempt, is_lost: IsLost, error: BaseException) -> BaseException:
+    """The same, without a line in the log."""
+    if not _came_of_a_loss(attempt, is_lost, error):
+        return error
+    store, claimed = attempt.host.store, attempt.claimed
+    try:
+        before = [each for each in store.attempts(claimed.id) if each.error.startswith(LOST)]
+    except StoreError:  # its outcome will wait for the store, too
+        before = []
+    if len(before) >= FREE:
+        return error
+    kind = type(error).__name__
+    why = kind if store.capabilities.sealed else f"{kind}: {error}".partition("\n")[0]
+    delay = full_jitter(len(before), BASE_SECONDS, CAP_SECONDS, random())
+    found = Lost(timedelta(seconds=delay), f"{LOST}: {why}")
+    found.__cause__ = error
+    return found
+
+
+def _logged(attempt: Attempt, error: BaseException) -> BaseException:
+    if isinstance(error, Lost):
+        raised = None if attempt.host.store.capabilities.sealed else error.__cause__
+        about = attempt.claimed
+        _log.warning("%s %s %s and runs again, uncharged", about.task, about.id, LOST, exc_info=raised)
+    return error
+
+
+def _came_of_a_loss(attempt: Attempt, is_lost: IsLost, error: BaseException) -> bool:
+    if attempt.stopping is not None or isinstance(error, attempt.task.retry.never):
+        return False
+    return all(any(map(is_lost, _causes(leaf))) for leaf in leaves(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[Exception]:
+    """The error, and those it was raised from. A Snooze or a Fail is the handler's own decision."""
+    while isinstance(error, Exception) and not isinstance(error, Snooze | Fail):
+        yield error
+        error = error.__cause__
