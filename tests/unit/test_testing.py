@@ -21,6 +21,7 @@ from tenure.core.lifecycle import State
 from tenure.errors import InvalidArguments, InvalidOption, JobFailed, LeaseLost, TenureError, UnknownTask, WouldBlock
 from tenure.testing import TestQueue
 from tenure.testing import queue as testing
+from tenure.testing import watch as waits
 
 
 @dataclass
@@ -111,6 +112,55 @@ def test_an_event_loop_drains_too(jobs: Tenure) -> None:
             return await handle.aresult("0s")
 
     assert asyncio.run(main()) == 8
+
+
+def test_a_wait_that_nothing_can_end_is_an_error(jobs: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the test itself, in a handler, and on a loop once nothing has drained for a while."""
+    monkeypatch.setattr(waits, "PATIENCE_SECONDS", 0.05)
+    drain = r"is still scheduled.*; a job of jobs.testing\(\) runs when the test calls queue.drain\(\)"
+
+    @jobs.task
+    async def child() -> int:
+        return 7
+
+    @jobs.task
+    def waits_for(child_id: str) -> None:
+        child.handle(child_id).result("1h")
+
+    @jobs.task
+    async def awaits(child_id: str) -> None:
+        await child.handle(child_id).aresult()
+
+    with jobs.testing() as queue:
+        handle = child.using(delay="1h").enqueue()
+        with pytest.raises(TimeoutError, match=drain):
+            handle.result()
+        with pytest.raises(TimeoutError, match=drain):
+            list(handle.updates())
+        with pytest.raises(TimeoutError, match=drain):
+            asyncio.run(handle.aresult())
+        for task in (waits_for, awaits):
+            task.enqueue(str(handle.id))
+            with pytest.warns(RuntimeWarning, match=r"job\.join"), pytest.raises(TimeoutError, match=drain):
+                queue.drain()
+
+
+def test_a_wait_lasts_as_long_as_the_test_drains(jobs: Tenure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "PATIENCE_SECONDS", 0.01)
+
+    @jobs.task
+    async def slow() -> int:
+        await asyncio.sleep(0.1)
+        return 7
+
+    async def main() -> list[int]:
+        with jobs.testing() as queue:
+            handles = [await slow.aenqueue() for _ in range(2)]
+            waiting = asyncio.gather(*(each.aresult() for each in handles))
+            await queue.adrain()
+            return await waiting
+
+    assert asyncio.run(main()) == [7, 7]
 
 
 def test_time_passes_only_when_it_is_told_to(jobs: Tenure) -> None:

@@ -16,7 +16,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from threading import get_ident
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -80,13 +79,13 @@ class Client:
         self._open: dict[int, _Transaction] = {}
         self._registered: dict[tuple[str, str], float] = {}
         self._gatherers: WeakKeyDictionary[asyncio.AbstractEventLoop, Gatherer] = WeakKeyDictionary()
-        self.test_thread: int | None = None  #: in `jobs.testing()`: the thread that runs the jobs, whenever it drains
-        self._watch = Watch(lambda seen: self.store.updates(seen, limit=RETURNED))
+        self.in_test = False  #: in `jobs.testing()`, where jobs run only while the test drains
+        self.watch = Watch(lambda seen: self.store.updates(seen, limit=RETURNED))
 
     def close(self) -> None:
         for gatherer in list(self._gatherers.values()):
             gatherer.close()
-        self._watch.close()
+        self.watch.close()
         self.store.close()  # before the notifier: it may still see a transaction commit, and ring
         self.notifier.close()
 
@@ -260,14 +259,12 @@ class Client:
     def result(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
-        if self.test_thread == get_ident():  # it would wait for itself
-            timeout = 0.0
-        return self._outcome(self._watch.wait(job_id, ended=True, timeout=timeout), timeout)
+        return self._outcome(self.watch.wait(job_id, ended=True, timeout=timeout), timeout)
 
     async def aresult(self, job_id: str, timeout: float | None) -> str:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
-        update = await self._watch.await_(job_id, ended=True, timeout=timeout)
+        update = await self.watch.await_(job_id, ended=True, timeout=timeout)
         if update.status is None or update.status.state in ENDED:
             return self._outcome(update, timeout)
         return await asyncio.to_thread(self._outcome, update, timeout)  # it reads the workers
@@ -281,18 +278,18 @@ class Client:
         why = self._why_queued(job) if job.state is State.QUEUED else ""
         if job.state is State.WAITING:
             why = self._why_waiting(job.id)
-        if self.test_thread is not None:
+        if self.in_test:
             later = ", after queue.advance(…)" if job.state is State.SCHEDULED else ""
             why += f"; a job of jobs.testing() runs when the test calls queue.drain(){later}"
         raise TimeoutError(_still(job, timeout or 0.0) + why)
 
     def update(self, job_id: str, seen: str = "") -> Update:
         """How the job is, once that is not as `seen`."""
-        return self._existing(self._watch.wait(job_id, seen))
+        return self._existing(self.watch.wait(job_id, seen))
 
     async def aupdate(self, job_id: str, seen: str = "") -> Update:
         """How the job is, once that is not as `seen`."""
-        return self._existing(await self._watch.await_(job_id, seen))
+        return self._existing(await self.watch.await_(job_id, seen))
 
     def _existing(self, update: Update) -> Update:
         _there(update, self.settings)

@@ -68,7 +68,7 @@ class Watch:
     """Waits for jobs. Safe from every thread and event loop."""
 
     def __init__(self, look: Look) -> None:
-        self._look = look
+        self.look = look
         self._closed = self._running = False
         self.forget(paused=True)
 
@@ -81,7 +81,7 @@ class Watch:
         waiter = _Waiter(job_id, seen, ended, _until(timeout), news.put)
         try:
             if not self._call(waiter):
-                alone = _Looks(self._look)
+                alone = _Looks(self.look)
                 alone.take(waiter, comes=True)
                 while news.empty():
                     time.sleep(pause := alone.pause())
@@ -136,7 +136,7 @@ class Watch:
     # ── the thread ──
 
     def _run(self, calls: _Calls) -> None:
-        looks = _Looks(self._look)
+        looks = _Looks(self.look)
         error: Exception = _was_closed()
         try:
             while self._hear(calls, looks):

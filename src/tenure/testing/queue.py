@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import get_ident
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from tenure.core.clock import Clock
@@ -47,6 +46,7 @@ from tenure.testing.listing import Listing
 from tenure.testing.owner import LEASE, Owner
 from tenure.testing.transactions import Fates, Transactions, wait_for_django
 from tenure.testing.trap import Call, Killed, Trap
+from tenure.testing.watch import TestWatch
 from tenure.worker.executor import Attempt, run_inline
 from tenure.worker.program import Program
 
@@ -93,7 +93,8 @@ class TestQueue(Listing):
         limits: bool,
     ) -> None:
         self.client = client
-        client.test_thread = get_ident()
+        self._drains = 0  #: those that run now
+        client.in_test, client.watch = True, TestWatch(client.watch.look, lambda: self._drains > 0)
         self.resources = resources
         self._elsewhere = frozenset(elsewhere)
         self._clock = clock
@@ -120,6 +121,13 @@ class TestQueue(Listing):
         """Run all due jobs until none is left, and return the number of attempts. The first failure is raised here."""
         if failures not in ("raise", "retry"):
             raise InvalidOption(f"failures: expected 'raise' or 'retry', got {failures!r}")
+        self._drains += 1
+        try:
+            return await self._drained(failures)
+        finally:
+            self._drains -= 1
+
+    async def _drained(self, failures: Failures) -> int:
         count = 0
         while claimed := self._claim():
             if claimed.task in self._elsewhere:  # as a worker does with a task that it does not know
