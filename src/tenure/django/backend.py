@@ -5,7 +5,6 @@ Each Django task is a task of that app, named by its module path, with the paylo
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,8 +24,9 @@ from tenure.core.ids import canonical
 from tenure.core.retry import Retry
 from tenure.django import jobs
 from tenure.django.results import ALIAS, PRIORITY, RUN_AFTER, enqueued_at, local, result_of
-from tenure.django.running import handler
+from tenure.django.running import LATER, STORED, handler, signature
 from tenure.errors import InvalidOption
+from tenure.tasks.placeholders import Placeholder
 from tenure.tasks.task import NewJob, Task
 
 
@@ -58,6 +58,17 @@ class TenureTask(DjangoTask):
             return replace(self, **given)
         except TypeError as error:
             raise TypeError(f"{self.name}.using(): {str(error).partition('() ')[2] or error}") from None
+
+    def bind(self, *args: Any, **kwargs: Any) -> NewJob[Any]:
+        """A job that is not stored yet, for `jobs.flow`. Example: `flow.add(mail.bind(report.output, to="ada"))`
+
+        Raises InvalidTask if its backend is another one, TypeError for arguments that do not fit or are no JSON.
+        """
+        backend = self.get_backend()
+        if not isinstance(backend, TenureBackend):
+            raise InvalidTask(f"{self.name}.bind(): its backend {self.backend!r} is not Tenure's")
+        backend.validate_task(self)
+        return backend.new_job(self, args, kwargs)
 
 
 def registered(task: DjangoTask) -> Task[..., Any]:
@@ -124,7 +135,7 @@ class TenureBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
-        handle = self._new_job(task, result).enqueue()
+        handle = self.new_job(task, result.args, result.kwargs).enqueue()
         if not handle.created:  # a live job holds its unique key
             return self.get_result(str(handle.id))
         object.__setattr__(result, "id", str(handle.id))
@@ -133,7 +144,8 @@ class TenureBackend(BaseTaskBackend):
         task_enqueued.send_robust(type(self), task_result=result)
         return result
 
-    def _new_job(self, task: DjangoTask, result: TaskResult) -> NewJob[Any]:
+    def new_job(self, task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NewJob[Any]:
+        """A job of this task; of its arguments some may be what other steps of a flow will return."""
         declared = registered(task)
         options: dict[str, Any] = {"queue": task.queue_name, "priority": int(task.priority)}
         meta: dict[str, str] = {} if self.alias == "default" else {ALIAS: self.alias}
@@ -144,13 +156,19 @@ class TenureBackend(BaseTaskBackend):
             options["run_at"] = task.run_after if aware else timezone.make_aware(task.run_after)
             meta[RUN_AFTER] = task.run_after.isoformat()
         if isinstance(task, TenureTask):
-            options |= {"timeout": task.timeout, "unique": _key(task, result)}
+            options |= {"timeout": task.timeout, "unique": _key(task, args, kwargs)}
             if task.retry is not None and Retry.of(task.retry) != declared.own_retry:
                 options["retry"] = task.retry
         try:
-            return declared.using(**options, meta=meta or None).bind(result.args, result.kwargs)
+            copy = declared.using(**options, meta=meta or None)
         except InvalidOption as error:
             raise InvalidTask(str(error)) from error
+        if not any(isinstance(each, Placeholder) for each in (*args, *kwargs.values())):
+            return copy.bind([*args], {**kwargs})
+        named = _named(task, args, kwargs)
+        holes = {f"{LATER}{name}": each for name, each in named.items() if isinstance(each, Placeholder)}
+        plain = copy.bind([], {name: each for name, each in named.items() if not isinstance(each, Placeholder)})
+        return NewJob(copy, plain._payload, plain._key, holes)
 
     def get_result(self, result_id: str) -> TaskResult:
         """The result of a job of a Django task, whichever process enqueued it. Raises TaskResultDoesNotExist."""
@@ -185,16 +203,21 @@ class TenureBackend(BaseTaskBackend):
         ]
 
 
-def _signature(task: DjangoTask) -> inspect.Signature:
-    found = inspect.signature(task.func)
-    names = list(found.parameters.values())
-    return found.replace(parameters=names[1:]) if task.takes_context else found
+def _named(task: DjangoTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by name, of which some are placeholders."""
+    found = signature(task)
+    if strange := [each.name for each in found.parameters.values() if each.kind not in STORED]:
+        raise TypeError(
+            f"{task.name}: what another step returns is given by name, and {strange[0]!r} has none; "
+            "write a task whose parameters are plain"
+        )
+    return dict(found.bind(*args, **kwargs).arguments)
 
 
-def _key(task: TenureTask, result: TaskResult) -> str | None:
+def _key(task: TenureTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     if task.unique is None:
         return None
-    bound = _signature(task).bind(*result.args, **result.kwargs)
+    bound = signature(task).bind(*args, **kwargs)
     bound.apply_defaults()
     return task.unique.format(**bound.arguments)
 
@@ -203,7 +226,7 @@ def _check_unique(task: DjangoTask) -> None:
     template = getattr(task, "unique", None)
     if template is None:
         return
-    names = _signature(task).parameters
+    names = signature(task).parameters
     try:
         template.format(**dict.fromkeys(names, ""))
     except (KeyError, IndexError, ValueError) as error:

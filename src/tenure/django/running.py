@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from traceback import format_exception
@@ -15,6 +15,7 @@ from django.tasks import TaskContext, TaskResult, TaskResultStatus
 from django.tasks.base import TaskError
 from django.tasks.signals import task_finished, task_started
 from django.utils.json import normalize_json
+from msgspec import UNSET
 
 from tenure.core.retry import Fail, Snooze
 from tenure.django import jobs
@@ -29,19 +30,38 @@ if TYPE_CHECKING:
     from tenure.worker.executor import Attempt
 
 
+LATER = "later_"  #: how the name begins under which an argument is stored that another step of a flow returns
+STORED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def signature(task: DjangoTask) -> inspect.Signature:
+    """What its callers give."""
+    found = inspect.signature(task.func)
+    names = list(found.parameters.values())
+    return found.replace(parameters=names[1:]) if task.takes_context else found
+
+
 def handler(task: DjangoTask) -> Callable[..., Any]:
     """The handler of this Django task's jobs."""
     run = _on_loop(task) if inspect.iscoroutinefunction(task.func) else _in_thread(task)
-    parameters = {"job": Job[Any], "args": list[Any], "kwargs": dict[str, Any]}
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    shape = inspect.Signature([inspect.Parameter(name, kind, annotation=each) for name, each in parameters.items()])
-    run.__annotations__ = {**parameters, "return": Any}
-    run.__dict__.update(__signature__=shape, __wrapped__=task.func, django_task=task)  # `__wrapped__`: where it is
+    kinds = {"job": Job[Any], "args": list[Any], "kwargs": dict[str, Any]}
+    later = {f"{LATER}{each.name}": Any for each in signature(task).parameters.values() if each.kind in STORED}
+    plain, named = STORED
+    shape = [inspect.Parameter(name, plain, annotation=each) for name, each in kinds.items()]
+    shape += [inspect.Parameter(name, named, annotation=each, default=UNSET) for name, each in later.items()]
+    run.__annotations__ = {**kinds, **later, "return": Any}
+    # `__wrapped__`: where it is
+    run.__dict__.update(__signature__=inspect.Signature(shape), __wrapped__=task.func, django_task=task)
     return run
 
 
+def _with_later(kwargs: dict[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    return kwargs | {name.removeprefix(LATER): value for name, value in later.items() if value is not UNSET}
+
+
 def _in_thread(task: DjangoTask) -> Callable[..., Any]:
-    def run(job: Job[Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def run(job: Job[Any], args: list[Any], kwargs: dict[str, Any], **later: Any) -> Any:
+        kwargs = _with_later(kwargs, later)
         attempt = _Attempt(task, job, {"args": args, "kwargs": kwargs})
         task_started.send_robust(attempt.sender, task_result=attempt.result)
         try:
@@ -58,7 +78,8 @@ def _in_thread(task: DjangoTask) -> Callable[..., Any]:
 
 
 def _on_loop(task: DjangoTask) -> Callable[..., Awaitable[Any]]:
-    async def run(job: Job[Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    async def run(job: Job[Any], args: list[Any], kwargs: dict[str, Any], **later: Any) -> Any:
+        kwargs = _with_later(kwargs, later)
         attempt = await _begun(task, job, {"args": args, "kwargs": kwargs})
         await task_started.asend_robust(attempt.sender, task_result=attempt.result)
         try:

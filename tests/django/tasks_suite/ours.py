@@ -18,6 +18,7 @@ from django.utils import timezone
 from shop import views
 from shop.tasks import native, tasks
 
+from tenure import outputs
 from tenure.core.retry import Retry
 from tenure.django import jobs
 
@@ -49,6 +50,46 @@ class Transactions(TransactionTestCase):
             raise ValueError
         with self.assertRaises(TaskResultDoesNotExist):
             lost.refresh()
+
+
+class Connections(TransactionTestCase):
+    def test_a_lost_connection_ends_no_task(self) -> None:
+        seen, keep = counted(started=task_started, finished=task_finished)
+        with jobs.testing() as queue:
+            result = tasks.loses.enqueue()
+            queue.drain(failures="retry")
+            result.refresh()
+            self.assertEqual((result.status, result.errors), (TaskResultStatus.READY, []))
+        self.assertEqual(seen, ["started RUNNING 1"])
+        for signal, receive in keep:
+            signal.disconnect(receive)
+
+
+class Flows(TransactionTestCase):
+    def test_tasks_are_steps_whose_arguments_others_return(self) -> None:
+        with jobs.testing() as queue:
+            with jobs.flow("sums") as flow:
+                first = flow.add(tasks.add.bind(1, b=2))
+                second = flow.add(tasks.aadd.bind(first.output, 10))
+                both = flow.add(tasks.keep.bind(outputs([first, second]), also=second.output))
+                native_one = flow.add(native.bind(second.output))
+                last = flow.add(tasks.add.using(priority=3).bind(7), after=[native_one])
+            queue.drain()
+            values = [each.handle.result() for each in (first, second, both, native_one, last)]
+            self.assertEqual(values, [3, 13, [[3, 13], 13], 13, 7])
+            result = tasks.keep.get_result(str(both.handle.id))
+            self.assertEqual((result.status, result.return_value), (TaskResultStatus.SUCCESSFUL, [[3, 13], 13]))
+            self.assertEqual(tasks.add.get_result(str(last.handle.id)).task.priority, 3)
+
+    def test_what_can_be_no_step_is_refused(self) -> None:
+        with self.assertRaisesMessage(TypeError, "missing a required argument"), jobs.flow("no") as flow:
+            flow.add(tasks.keep.bind(also=flow.add(tasks.add.bind(1)).output))
+        with self.assertRaisesMessage(TypeError, "'numbers' has none"), jobs.flow("no") as flow:
+            flow.add(tasks.total.bind(1, flow.add(tasks.add.bind(1)).output))
+        with self.assertRaisesMessage(TypeError, "needs a flow"):
+            with jobs.testing(), jobs.flow("yes") as flow:
+                step = flow.add(tasks.add.bind(1))
+            tasks.add.bind(step.output).enqueue()
 
 
 class Workers(TransactionTestCase):

@@ -52,6 +52,8 @@ def native(n: int) -> int:
     return n
 """,
     "shop/tasks/tasks.py": """
+import psycopg
+from django.db import OperationalError
 from django.tasks import task
 
 class Declined(Exception):
@@ -64,6 +66,18 @@ def add(a, b=0):
 @task
 async def aadd(a, b=0):
     return a + b
+
+@task
+def loses():
+    raise OperationalError("server closed the connection unexpectedly") from psycopg.OperationalError()
+
+@task
+def keep(values, *, also):
+    return [values, also]
+
+@task
+def total(*numbers):
+    return sum(numbers)
 
 @task
 def moved(n):
