@@ -609,6 +609,37 @@ def test_an_unknown_key_is_no_key(store: Store) -> None:
     assert store.holders("shop:7") == store.parked("shop:7") == []
 
 
+def test_nothing_is_kept_of_a_key_that_nobody_uses(store: Store, world: World) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, 1, Rate(60, 60.0, 1))
+    change(store, OTHER, set=Bounds(2), paused_until=world.clock.unix() + 30)
+    jobs = limited(store, SHOP) + limited(store, ALL) + limited(store, Key("shop:9", SHOP.limit), queue="unserved")
+    settle_waits(store)
+    for lease, of in zip(began(store, worker), (SHOP, ALL), strict=True):
+        finish(store, lease, Snoozed(30.0, "429", pause=of))
+    settle_waits(store)
+    store.cancel(jobs, "enough")
+    settle_waits(store)
+    assert {row.name for row in store.limits(keys=True)} == {SHOP.key, OTHER.key, ALL.key}
+    tidy(store)
+    assert {SHOP.key, OTHER.key, ALL.key} <= {view.key for view in store.keys(None)}
+
+    world.advance(31)
+    tidy(store)
+
+    assert [view.key for view in store.keys(None)] == [OTHER.key]
+    assert [row.name for row in store.limits(keys=True)] == [OTHER.key]
+    assert store.limits() == store.limits([SHOP.limit]) != []
+
+
+def tidy(store: Store) -> None:
+    """What the maintenance does again and again."""
+    while store.withdraw().more:
+        pass
+    store.prune(keep=3600.0, keep_dead=None)
+    settle_waits(store)
+
+
 def test_keys_are_listed_in_their_order_and_by_their_limit(store: Store) -> None:
     declare(store, SHOP.limit, 1)
     limited(store, OTHER)

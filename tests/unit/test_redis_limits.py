@@ -78,9 +78,11 @@ class Pair:
         return Bounds(self.random.choice([None, 1, 3, 7]), self.random.choice([None, rate, rate]))
 
     def step(self) -> None:
-        match self.random.choice(
-            ["enqueue", "claim", "finish", "advance", "advance", "set", "declare", "pause", "clock"]
-        ):
+        verb = self.random.choice(VERBS)
+        if verb in ("set", "declare", "clock"):
+            self.look()
+            self.compare()
+        match verb:
             case "enqueue":
                 drafts = [draft(limits=(SHOP,), priority=self.random.choice([0, 0, 5])) for _ in range(3)]
                 for store in self.stores:
@@ -112,8 +114,11 @@ class Pair:
                 pass
 
     def look(self) -> None:
-        """A bucket that nobody waits for is looked at by each store when it likes: have both do it now."""
-        self.write(LimitRow(name=SHOP.key, key=True, limit=SHOP.limit))
+        """A bucket that nobody waits for, and a pause that has passed: each store looks when it likes, here both do."""
+        found = self.stores[0].limits([SHOP.key], keys=True)
+        passed = found and (found[0].paused_until or 0) <= self.world.clock.unix()
+        gone: dict[str, object] = {"paused_until": None, "why": ""} if passed or not found else {}
+        self.write(LimitRow(name=SHOP.key, key=True, limit=SHOP.limit), **gone)
 
     def write(self, new: LimitRow, **changes: object) -> None:
         for store in self.stores:

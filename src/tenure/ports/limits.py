@@ -48,6 +48,11 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
         """Nothing is left in it that would have to be kept."""
         return self.declared is None and self.set is None and self.paused_until is None
 
+    @property
+    def fades(self) -> float | None:
+        """The Unix time from which on it is as good as blank; None: something is declared or set."""
+        return self.paused_until if self.declared is None and self.set is None else None
+
 
 class KeyView(NamedTuple):
     """A key as people see it. Times are Unix times by the store's clock."""
@@ -120,7 +125,8 @@ class LimitStore(LimitReads, Protocol):
 
         They are those of jobs whose queue is paused or has no live worker, and those that have not begun for 30 s
         while a job of another queue, which a worker serves, is parked under the same key. Such a queue comes last
-        under that key for a while. Also asks for the keys under which jobs of a queue are parked that is served again.
+        under that key for a while. Also asks for the keys under which jobs of a queue are parked that is served again,
+        and forgets at most `limit` keys that nobody uses, once no begin and no pause of them counts any more.
         """
         ...
 

@@ -117,6 +117,14 @@ def paused_by_jobs(row: LimitRow | None, key: Key, until: Sequence[float]) -> Li
     return row.but(paused_until=max(until), why="a job snoozed it", rev=row.rev + 1)
 
 
+def fades(state: State, row: LimitRow | None) -> float | None:
+    """From when on nothing has to be known of a key that nobody uses, in Unix time; None: something is set for it.
+
+    `row`: of the key.
+    """
+    return None if row and row.fades is None else max(state.full_at(), state.slow_until, (row and row.fades) or 0.0)
+
+
 def serve(candidates: Iterable[Candidate], state: Callable[[Key], State]) -> Served:
     """Give places to these jobs, in their order, while there is room under each of their keys.
 

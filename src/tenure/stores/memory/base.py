@@ -47,7 +47,7 @@ from tenure.stores.rules import (
     waits_for_itself,
 )
 
-_HOLDS = frozenset({State.QUEUED, State.PROCESSING})  #: a limited job has its places
+HOLDS = frozenset({State.QUEUED, State.PROCESSING})  #: a limited job has its places
 P = ParamSpec("P")
 R = TypeVar("R")
 Base = TypeVar("Base", bound="MemoryBase")
@@ -112,7 +112,7 @@ class MemoryBase:
         if row.view.linked and to in ENDED:
             self._known.ask(row.view.id)
         for key in row.view.limits:
-            if source in _HOLDS and to not in _HOLDS:
+            if source in HOLDS and to not in HOLDS:
                 self._known.tell(key, "look")
             elif source is State.QUEUED:
                 self._known.tell(key, "begun", self._clock.unix())

@@ -9,7 +9,7 @@ from itertools import islice
 from tenure.core.lifecycle import EXPIRED, Key
 from tenure.core.lifecycle import State as JobState
 from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
-from tenure.stores.memory.base import MemoryBase, atomic
+from tenure.stores.memory.base import HOLDS, MemoryBase, atomic
 from tenure.stores.memory.rows import Row
 from tenure.stores.places import SLOW_SECONDS, Candidate, State, key_view, paused, paused_by_jobs, serve, state_of
 from tenure.stores.rules import check_limit_rows
@@ -49,7 +49,19 @@ class MemoryLimits(MemoryBase):
         unused = [row for row in self._limited() if row.view.state is JobState.QUEUED and self._unused(row, served)]
         for row in unused[:limit]:
             self._due("withdraw", row)
+        self._forget_keys(self._clock.unix())
         return Withdrawn(len(unused[:limit]), asked or bool(unused), len(unused) > limit)
+
+    def _forget_keys(self, now: float) -> None:
+        used = {key.key for key in self._used()}
+        for place, row in list(self._known.limits.items()):
+            if row.fades is not None and row.fades <= now and row.name not in used:
+                del self._known.limits[place]
+        for key in list(self._known.buckets):
+            if key.key not in used and self._state(key).full_at() <= now:
+                del self._known.buckets[key]
+        parked = {(row.view.queue, row.view.parked) for row in self._rows()}
+        self._known.idle = {(queue, key) for queue, key in self._known.idle if (queue, key.key) in parked}
 
     def _unused(self, row: Row, served: set[str]) -> bool:
         """Does this job's queue hold places that it does not use, or for too long while another waits?"""
@@ -81,7 +93,7 @@ class MemoryLimits(MemoryBase):
     ) -> list[KeyView]:
         known = {key.key: key for key in self._known.buckets}
         known |= {row.name: Key(row.name, row.limit) for (key, _), row in self._known.limits.items() if key}
-        known |= {key.key: key for row in self._limited() for key in row.view.limits}
+        known |= {key.key: key for key in self._used()}
         wanted = known.keys() if names is None else known.keys() & set(names)
         found = [known[name] for name in sorted(wanted) if name > start]
         found = [key for key in found if limited_by is None or key.limit == limited_by][:limit]
@@ -111,6 +123,11 @@ class MemoryLimits(MemoryBase):
 
     def _limited(self) -> list[Row]:
         return [row for row in self._rows() if row.view.limits]
+
+    def _used(self) -> list[Key]:
+        """The keys that jobs have a place of, or are parked under."""
+        rows = self._limited()
+        return [key for row in rows for key in row.view.limits if row.view.state in HOLDS or key.key == row.view.parked]
 
     def _needs(self, row: Row, key: str) -> bool:
         return any(each.key == key for each in row.view.limits)

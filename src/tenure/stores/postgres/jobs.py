@@ -238,11 +238,6 @@ PRUNE_FLOWS = """
     DELETE FROM @.flows AS f WHERE id = ANY (%s::uuid[]) AND NOT EXISTS (SELECT FROM @.jobs WHERE flow = f.id)"""
 _FIRST_ID = "00000000-0000-0000-0000-000000000000"
 
-#: Of keys of which nothing is known any more: their buckets are full, and nothing waits there for a time.
-PRUNE_KEYS = """
-    DELETE FROM @.limit_keys WHERE ctid = ANY (ARRAY (
-        SELECT ctid FROM @.limit_keys WHERE greatest(full_at, slow_until, 0) <= date_part('epoch', @now) AND due IS NULL
-        LIMIT %s FOR UPDATE SKIP LOCKED))"""
 PRUNE_IDLE = """
     DELETE FROM @.idle_keys WHERE ctid = ANY (ARRAY (
         SELECT ctid FROM @.idle_keys AS i
@@ -390,8 +385,7 @@ class PostgresJobs(PostgresBase):
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_WORKERS)))
         self._server.run(lambda connection: connection.execute(self._sql(PRUNE_SHARED), (keep, limit)))
         self._prune_flows(keep, limit)
-        for sql in (PRUNE_KEYS, PRUNE_IDLE):
-            self._server.run(lambda connection, sql=sql: connection.execute(self._sql(sql), (limit,)))  # type: ignore[misc]
+        self._server.run(lambda connection: connection.execute(self._sql(PRUNE_IDLE), (limit,)))
         return gone
 
     def _prune_flows(self, keep: float, limit: int) -> None:

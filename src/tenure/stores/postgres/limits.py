@@ -19,8 +19,8 @@ MOST_LIMITS = 10_000
 PLACES_AT_ONCE = 1_000  #: that `withdraw` looks at
 _NAMES_AT_ONCE = 200
 
-MAKE = "INSERT INTO @.limits (rev, body, key, name) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING"
-SET = "UPDATE @.limits SET rev = %s, body = %s WHERE key = %s AND name = %s AND rev = %s"
+MAKE = "INSERT INTO @.limits (rev, body, fades, key, name) VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
+SET = "UPDATE @.limits SET rev = %s, body = %s, fades = %s WHERE key = %s AND name = %s AND rev = %s"
 REMOVE = "DELETE FROM @.limits WHERE key = %s AND name = %s AND rev = %s"
 ASK = "INSERT INTO @.key_asks (key, limit_name, what) VALUES (%s, %s, %s)"
 
@@ -38,9 +38,22 @@ UNBEGUN = f"""
         SELECT queue, admitted_at, key, job_id FROM @.places
         WHERE NOT begun AND (queue, admitted_at, key, job_id) > (%s, %s::timestamptz, %s, %s::uuid)
         ORDER BY queue, admitted_at, key, job_id LIMIT %s) AS p"""
-IDLE = f"""
-    SELECT EXISTS (SELECT FROM unnest({SERVED}) AS q (name) CROSS JOIN LATERAL (
-        SELECT FROM @.idle_keys WHERE queue = q.name LIMIT 1) AS i)"""
+#: Of keys nothing is known any more when their buckets are full and nothing waits there for a time; of a row, when
+#: nothing but a pause is in it, which has passed. And is a queue served again?
+FORGET = f"""
+    WITH now AS MATERIALIZED (SELECT date_part('epoch', @now) AS at), unused AS (
+        DELETE FROM @.limit_keys WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM @.limit_keys
+            WHERE greatest(full_at, slow_until, 0) <= (SELECT at FROM now) AND due IS NULL
+            ORDER BY greatest(full_at, slow_until, 0) LIMIT %s FOR UPDATE SKIP LOCKED))
+        RETURNING 1), past AS (
+        DELETE FROM @.limits WHERE ctid = ANY (ARRAY (
+            SELECT ctid FROM @.limits WHERE fades <= (SELECT at FROM now)
+            ORDER BY fades LIMIT %s FOR UPDATE SKIP LOCKED))
+        RETURNING 1)
+    SELECT greatest((SELECT count(*) FROM unused), (SELECT count(*) FROM past)), EXISTS (
+        SELECT FROM unnest({SERVED}) AS q (name) CROSS JOIN LATERAL (
+            SELECT FROM @.idle_keys WHERE queue = q.name LIMIT 1) AS i)"""
 #: Queues that are served again: their keys are asked.
 AWAKE = f"""
     WITH gone AS (
@@ -125,14 +138,15 @@ class PostgresLimits(PostgresBase):
 
     def _change_limit(self, connection: Connection, row: LimitRow) -> bool:
         place, rev = (row.key, row.name), row.rev + 1
+        written = rev, json_of(row.but(rev=rev)), row.fades
         if row.rev == 0:
-            landed = connection.execute(self._sql(MAKE), (rev, json_of(row.but(rev=rev)), *place)).rowcount
+            landed = connection.execute(self._sql(MAKE), (*written, *place)).rowcount
             if landed and row.blank:
                 connection.execute(self._sql(REMOVE), (*place, rev))
         elif row.blank:
             landed = connection.execute(self._sql(REMOVE), (*place, row.rev)).rowcount
         else:
-            landed = connection.execute(self._sql(SET), (rev, json_of(row.but(rev=rev)), *place, row.rev)).rowcount
+            landed = connection.execute(self._sql(SET), (*written, *place, row.rev)).rowcount
         if landed:
             ask = (row.name, row.limit, "look") if row.key else ("", row.name, "all")
             connection.execute(self._sql(ASK), ask)
@@ -149,8 +163,10 @@ class PostgresLimits(PostgresBase):
         whole = len(found) < PLACES_AT_ONCE and not more
         self._unbegun_from = START if whole else tuple(found[-1][:4])
         slow = {row[2]: row[0] for row in unused if row[5] and row[3] in taken}
-        if not taken and not self._server.fetch(IDLE)[0][0]:
-            return Withdrawn(0)
+        ((forgotten, awake),) = self._server.fetch(FORGET, limit, limit)
+        more = more or forgotten >= limit
+        if not taken and not awake:
+            return Withdrawn(0, more=more)
 
         def step(connection: Connection) -> tuple[int, int]:
             lock(connection, self._sql)

@@ -121,8 +121,8 @@ ASK = """
     INSERT INTO @.key_asks (key, limit_name, what, at) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[],
         %s::float8[]) RETURNING seq"""
 PAUSED = """
-    INSERT INTO @.limits (key, name, rev, body) VALUES (true, %s, %s, %s)
-    ON CONFLICT (key, name) DO UPDATE SET rev = excluded.rev, body = excluded.body
+    INSERT INTO @.limits (key, name, rev, body, fades) VALUES (true, %s, %s, %s, %s)
+    ON CONFLICT (key, name) DO UPDATE SET rev = excluded.rev, body = excluded.body, fades = excluded.fades
     WHERE limits.rev = excluded.rev - 1"""
 
 #: The next keys under which jobs are parked, each with the limits of one of these jobs.
@@ -246,7 +246,7 @@ class Serving:
         row = paused_by_jobs(known.rows[1], known.key, until)
         if row is None:
             return known.rows[1]
-        if not self._write(PAUSED, row.name, row.rev, json_of(row)):  # an operator has changed it just now
+        if not self._write(PAUSED, row.name, row.rev, json_of(row), row.fades):  # an operator has changed it just now
             self._again.append(Ask(*known.key, "pause", max(until)))
         return row
 

@@ -56,7 +56,7 @@ from tenure.stores.rules import (
 from tenure.stores.sqlite import links, places, steps
 from tenure.stores.sqlite.base import SqliteBase
 from tenure.stores.sqlite.file import Transaction, fetch, first
-from tenure.stores.sqlite.limits import FORGET_KEYS
+from tenure.stores.sqlite.limits import FORGET_IDLE
 from tenure.stores.sqlite.links import LIVE_STATES
 from tenure.stores.sqlite.schedules import open_again
 from tenure.stores.sqlite.steps import OWNS, SUSPECTS, UNDER_LEASE
@@ -267,7 +267,7 @@ class SqliteJobs(SqliteBase):
                 (old, limit),
             )
             connection.execute("DELETE FROM workers WHERE died_at < ?", (now - int(WORKER_KEPT * 1000),))
-            connection.execute(FORGET_KEYS, (now / 1000, limit))
+            connection.execute(FORGET_IDLE, (limit,))
             return gone
 
         return self._file.write(step)

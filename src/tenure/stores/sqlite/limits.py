@@ -19,20 +19,27 @@ from tenure.stores.sqlite.base import SqliteBase
 from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.reads import JOB, job_of
 
-_ANYTHING = "SELECT EXISTS (SELECT 1 FROM idle_keys) OR EXISTS (SELECT 1 FROM places WHERE NOT begun)"
+_ANYTHING = """
+    SELECT EXISTS (SELECT 1 FROM idle_keys) OR EXISTS (SELECT 1 FROM places WHERE NOT begun)
+        OR EXISTS (SELECT 1 FROM limits WHERE fades <= ?1) OR EXISTS (SELECT 1 FROM limit_keys WHERE fades <= ?1)"""
 _WITHDRAW = f"""
     UPDATE jobs SET state = 'waiting', {places.PARKED.format(due_at="due_at")} WHERE id = ? AND state = 'queued'"""
 _UNBEGUN = """
     SELECT key, job_id FROM places INDEXED BY places_unbegun
     WHERE NOT begun AND queue = ? AND admitted_at <= ? ORDER BY admitted_at LIMIT ?"""
 _SLOW = "UPDATE limit_keys SET slow_queue = ?, slow_until = ? WHERE key = ?"
-FORGET_KEYS = """
+#: One that is asked is looked at first: it may be in use again.
+_FORGET = """
     DELETE FROM limit_keys WHERE key IN (SELECT key FROM limit_keys AS k
-        WHERE full_at <= ? AND due IS NULL
-          AND NOT EXISTS (SELECT 1 FROM places WHERE key = k.key)
-          AND NOT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = k.key)
-          AND NOT EXISTS (SELECT 1 FROM key_asks WHERE key = k.key)
-          AND NOT EXISTS (SELECT 1 FROM limits WHERE key = 1 AND name = k.key) LIMIT ?)"""
+        WHERE fades <= ? AND NOT EXISTS (SELECT 1 FROM key_asks WHERE key = k.key) ORDER BY fades LIMIT ?)"""
+_FORGET_ROWS = """
+    DELETE FROM limits WHERE (key, name) IN (SELECT key, name FROM limits WHERE fades <= ? ORDER BY fades LIMIT ?)"""
+
+#: Queues that were passed over, and in which no job is parked any more.
+FORGET_IDLE = """
+    DELETE FROM idle_keys WHERE (queue, key) IN (SELECT queue, key FROM idle_keys AS i
+        WHERE NOT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = i.key AND queue = i.queue)
+        LIMIT ?)"""
 
 
 class SqliteLimits(SqliteBase):
@@ -43,7 +50,7 @@ class SqliteLimits(SqliteBase):
         return self._file.write(lambda connection: [_change(connection, row) for row in rows])
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
-        if not self._fetch(_ANYTHING)[0][0]:  # a write would cost an fsync
+        if not self._fetch(_ANYTHING, (self._now() / 1000,))[0][0]:  # a write would cost an fsync
             return Withdrawn(0)
 
         def step(connection: apsw.Connection) -> Withdrawn:
@@ -53,7 +60,12 @@ class SqliteLimits(SqliteBase):
             for job_id in unused[:limit]:
                 connection.execute(_WITHDRAW, (job_id,))
                 places.park(connection, job_id)
-            return Withdrawn(len(unused[:limit]), bool(asked or unused), asked == limit or len(unused) > limit)
+            forgotten = 0
+            for sql in (_FORGET_ROWS, _FORGET):
+                connection.execute(sql, (self._now() / 1000, limit))
+                forgotten = max(forgotten, connection.changes())
+            more = limit in (asked, forgotten) or len(unused) > limit
+            return Withdrawn(len(unused[:limit]), bool(asked or unused), more)
 
         return self._file.write(step)
 

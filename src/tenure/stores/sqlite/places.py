@@ -15,7 +15,7 @@ from tenure.core.lifecycle import EXPIRED, Key
 from tenure.core.limits import Bucket
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
-from tenure.stores.places import Candidate, State, paused_by_jobs, serve, state_of
+from tenure.stores.places import Candidate, State, fades, paused_by_jobs, serve, state_of
 from tenure.stores.rules import json_of
 from tenure.stores.sqlite.file import fetch, first
 
@@ -44,8 +44,12 @@ _NEXT = """
     WHERE parked = ? AND queue = ? ORDER BY priority DESC, due_at, id LIMIT ?"""
 _HELD = "SELECT count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key = ?"
 _KEEP = """
-    INSERT INTO limit_keys (key, limit_name, tokens, at, full_at) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT DO UPDATE SET tokens = excluded.tokens, at = excluded.at, full_at = excluded.full_at"""
+    INSERT INTO limit_keys (key, limit_name, tokens, at, full_at, due, found_at, fades)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7,
+        iif(EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ?1), NULL, ?8))
+    ON CONFLICT DO UPDATE SET limit_name = excluded.limit_name, tokens = excluded.tokens, at = excluded.at,
+        full_at = excluded.full_at, due = coalesce(excluded.due, due), found_at = coalesce(excluded.found_at, found_at),
+        fades = excluded.fades"""
 _ASK_DUE = """
     INSERT INTO key_asks (key, limit_name, what)
     SELECT key, limit_name, 'look' FROM limit_keys WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)"""
@@ -87,7 +91,9 @@ def settings(connection: apsw.Connection, key: Key) -> tuple[LimitRow | None, Li
 
 
 def write_row(connection: apsw.Connection, row: LimitRow) -> None:
-    connection.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?)", (row.key, row.name, json_of(row)))
+    connection.execute(
+        "INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (row.key, row.name, json_of(row), row.fades)
+    )
 
 
 def state(connection: apsw.Connection, key: Key, begins: Iterable[float], now: float) -> State:
@@ -128,6 +134,8 @@ class Serving:
         self._connection, self._now, self._served = connection, now.timestamp(), served
         self._millis = round(self._now * 1000)
         self._states: dict[Key, State] = {}
+        self._rows: dict[Key, LimitRow | None] = {}  #: of these keys
+        self._dues: dict[Key, float] = {}
         self.jobs: dict[str, list[str]] = {}
         self.cancelled = 0
 
@@ -141,6 +149,7 @@ class Serving:
         for key in dict.fromkeys(Key(*each) for each in asks):
             if limit > 0:
                 limit -= max(self._serve(key, limit), 1)
+        self._remember()
 
     def _serve(self, key: Key, most: int) -> int:
         """How many jobs were looked at."""
@@ -167,11 +176,16 @@ class Serving:
             ask(self._connection, [key])  # there may be more than this step takes
         due = mine.due(self._now) if ready and mine.room() == 0 else None
         if due is not None:
-            self._connection.execute(
-                "UPDATE limit_keys SET due = ?, found_at = ? WHERE key = ?",
-                (ceil(due * 1000) / 1000, self._now, key.key),
-            )
+            self._dues[key] = ceil(due * 1000) / 1000
         return len(found)
+
+    def _remember(self) -> None:
+        """What was found of keys, with what has become of it in this step."""
+        for key, found in self._states.items():
+            due = self._dues.get(key)
+            unused = fades(found, self._rows[key]) if found.held == 0 else None
+            times = found.full_at(), due, None if due is None else self._now, unused
+            self._connection.execute(_KEEP, (*key, *(found.bucket or (None, None)), *times))
 
     def _state(self, key: Key) -> State:
         """What is known of a key, with what its jobs have told since: that is written down."""
@@ -181,13 +195,12 @@ class Serving:
                 "DELETE FROM key_asks WHERE key = ? AND what <> 'look' RETURNING what, at",
                 (key.key,),
             )
-            row = paused_by_jobs(settings(self._connection, key)[1], key, [at for what, at in told if what == "pause"])
+            of_key = settings(self._connection, key)[1]
+            row = paused_by_jobs(of_key, key, [at for what, at in told if what == "pause"])
             if row is not None:
                 write_row(self._connection, row)
-            found = state(self._connection, key, [at for what, at in told if what == "begun"], self._now)
-            bucket = found.bucket or (None, None)
-            self._connection.execute(_KEEP, (*key, *bucket, found.full_at()))
-            self._states[key] = found
+            self._rows[key] = row or of_key
+            self._states[key] = state(self._connection, key, [at for what, at in told if what == "begun"], self._now)
         return self._states[key]
 
     def _admit(self, job: Candidate) -> None:

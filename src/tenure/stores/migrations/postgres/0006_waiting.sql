@@ -167,12 +167,14 @@ CREATE INDEX key_asks_by_key ON @.key_asks (key);
 
 -- What is declared, and what an operator has set: for a limit, or for one key.
 CREATE TABLE @.limits (
-  key  boolean NOT NULL,
-  name text COLLATE "C" NOT NULL,
-  rev  integer NOT NULL,
-  body text NOT NULL,
+  key   boolean NOT NULL,
+  name  text COLLATE "C" NOT NULL,
+  rev   integer NOT NULL,
+  body  text NOT NULL,
+  fades float8,                            -- Unix time at which it can go; none: it is kept
   PRIMARY KEY (key, name)
 );
+CREATE INDEX limits_fades ON @.limits (fades) WHERE fades IS NOT NULL;
 
 -- What is known of keys at run time, in Unix times. Only who has the lock of `admit` writes here.
 CREATE TABLE @.limit_keys (
@@ -188,7 +190,7 @@ CREATE TABLE @.limit_keys (
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX limit_keys_due ON @.limit_keys (due) WHERE due IS NOT NULL;
 CREATE INDEX limit_keys_due_found ON @.limit_keys (due_found_at) WHERE due IS NOT NULL;
-CREATE INDEX limit_keys_full ON @.limit_keys (full_at);
+CREATE INDEX limit_keys_fades ON @.limit_keys (greatest(full_at, slow_until, 0)) WHERE due IS NULL;
 
 -- Queues that were passed over because nobody served them.
 CREATE TABLE @.idle_keys (

@@ -79,11 +79,13 @@ CREATE INDEX flows_created ON flows (created_at, id);
 
 -- What an app declares and operators set, by template and by key.
 CREATE TABLE limits (
-  key  INTEGER NOT NULL,
-  name TEXT NOT NULL,
-  body TEXT NOT NULL,
+  key   INTEGER NOT NULL,
+  name  TEXT NOT NULL,
+  body  TEXT NOT NULL,
+  fades REAL,                            -- Unix time at which it can go; NULL: it is kept
   PRIMARY KEY (key, name)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX limits_fades ON limits (fades) WHERE fades IS NOT NULL;
 
 -- The keys in use. Times are Unix seconds.
 CREATE TABLE limit_keys (
@@ -95,11 +97,13 @@ CREATE TABLE limit_keys (
   due        REAL,                       -- when it may have room again by itself
   found_at   REAL,                       -- when that was found: if that is later than now, the clock was set back
   slow_queue TEXT,
-  slow_until REAL NOT NULL DEFAULT 0
+  slow_until REAL NOT NULL DEFAULT 0,
+  fades      REAL                        -- when it can be forgotten; NULL: it is in use, or something is set for it
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX limit_keys_limit ON limit_keys (limit_name, key);
 CREATE INDEX limit_keys_due ON limit_keys (due) WHERE due IS NOT NULL;
 CREATE INDEX limit_keys_found ON limit_keys (found_at) WHERE due IS NOT NULL;
+CREATE INDEX limit_keys_fades ON limit_keys (fades) WHERE fades IS NOT NULL;
 
 CREATE TABLE places (
   key         TEXT NOT NULL,
@@ -138,10 +142,15 @@ CREATE TRIGGER jobs_limited_moved AFTER UPDATE OF state ON jobs WHEN NEW.limits 
     WHERE job_id = NEW.id AND (rated OR NEW.state <> 'processing') AND NEW.state <> 'queued';
   UPDATE places SET begun = 1 WHERE job_id = NEW.id AND NEW.state = 'processing';
   DELETE FROM places WHERE job_id = NEW.id AND NEW.state NOT IN ('queued', 'processing');
+  INSERT INTO key_asks (key, limit_name, what)  -- it may be the last that uses its key
+    SELECT value ->> 0, value ->> 1, 'look' FROM json_each(NEW.limits)
+    WHERE value ->> 0 = OLD.parked AND NEW.ended_at IS NOT NULL;
 END;
 
 CREATE TRIGGER jobs_limited_deleted BEFORE DELETE ON jobs WHEN OLD.limits IS NOT NULL BEGIN
-  INSERT INTO key_asks (key, limit_name, what) SELECT key, limit_name, 'look' FROM places WHERE job_id = OLD.id;
+  INSERT INTO key_asks (key, limit_name, what)
+    SELECT key, limit_name, 'look' FROM places WHERE job_id = OLD.id
+    UNION ALL SELECT value ->> 0, value ->> 1, 'look' FROM json_each(OLD.limits) WHERE value ->> 0 = OLD.parked;
 END;
 
 DROP VIEW schedules;

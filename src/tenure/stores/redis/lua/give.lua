@@ -155,18 +155,21 @@ local function serve(key)
   end
 end
 
--- Nothing has to be known of a key that nobody uses, once its bucket is full.
+-- Nothing has to be known of a key that nobody uses, once its bucket is full and its pause has passed.
 local function forget_unused(key, state)
-  local name = ns .. 'key:' .. key
-  if redis.call('EXISTS', ns .. 'places:' .. key, ns .. 'parked_of:' .. key, ns .. 'begun:' .. key) > 0
-    or redis.call('ZSCORE', asks, key) or redis.call('HEXISTS', ns .. 'key_limits', key) == 1 then
+  local name, of_key = ns .. 'key:' .. key, row('key_limits', key)
+  local fades = math.max(full_of(state), field(of_key, 'paused_until') or 0)
+  if of_key and (field(of_key, 'declared') or field(of_key, 'set'))
+    or redis.call('EXISTS', ns .. 'places:' .. key, ns .. 'parked_of:' .. key, ns .. 'begun:' .. key) > 0
+    or redis.call('ZSCORE', asks, key) then
     return
   end
-  local full = full_of(state)
-  if full > second then
-    redis.call('ZADD', ns .. 'key_fades', math.ceil(full * 1000), key)
+  if fades > second then
+    redis.call('ZADD', ns .. 'key_fades', math.ceil(fades * 1000), key)
   else
     redis.call('UNLINK', name)
+    redis.call('HDEL', ns .. 'key_limits', key)
+    redis.call('ZREM', ns .. 'limited_keys', key)
     redis.call('ZREM', ns .. 'keys', key)
     redis.call('ZREM', ns .. 'keys_of:' .. state.limit, key)
     for _, each in ipairs({'key_dues', 'key_found', 'key_fades'}) do redis.call('ZREM', ns .. each, key) end

@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- Forget workers that died long ago, the names of empty queues, and flows whose jobs an older release has deleted. ARGV: milliseconds that a dead worker is kept.
+-- Forget workers that died long ago, the names of empty queues, flows whose jobs an older release has deleted, and the
+-- keys under which jobs of an unserved queue were parked. ARGV: milliseconds that a dead worker is kept.
 local before = '(' .. string.format('%.0f', now - tonumber(ARGV[1]))
 for _, worker in ipairs(redis.call('ZRANGEBYSCORE', ns .. 'died', '-inf', before, 'LIMIT', 0, 200)) do
   local identity = redis.call('HGET', ns .. 'worker:' .. worker, 'identity')
@@ -19,6 +20,13 @@ for _, flow in ipairs(redis.call('ZRANDMEMBER', ns .. 'flows', 20)) do
     redis.call('ZREM', ns .. 'flows', flow)
     redis.call('HDEL', ns .. 'flow_names', flow)
   end
+end
+for _, queue in ipairs(redis.call('SRANDMEMBER', ns .. 'idle', 10)) do
+  local keys = ns .. 'idle:' .. queue
+  for _, key in ipairs(redis.call('SRANDMEMBER', keys, 20)) do
+    if not redis.call('ZSCORE', ns .. 'parked_of:' .. key, queue) then redis.call('SREM', keys, key) end
+  end
+  if redis.call('EXISTS', keys) == 0 then redis.call('SREM', ns .. 'idle', queue) end
 end
 if redis.call('EXISTS', ns .. 'waiting') == 0 then redis.call('UNLINK', ns .. 'waiting_of') end
 forget_queues(redis.call('SRANDMEMBER', ns .. 'queues', 200))
