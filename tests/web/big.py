@@ -2,7 +2,7 @@
 
     python -m tests.web.big FOLDER [NAME…]
 
-200 workers on 20 hosts, 100 queues, 60 schedules with a past, 20,000 jobs over seven days with their roll-ups.
+200 workers on 20 hosts, 100 queues, 1,000 keys of limits, 60 schedules with a past, 20,000 jobs over seven days with their roll-ups.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ from argparse import ArgumentParser
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import quote
 
 from playwright.sync_api import ViewportSize, expect
 
 from tenure.core.clock import Clock, system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Completed, Failed, Lease, Outcome
+from tenure.core.lifecycle import Completed, Failed, Key, Lease, Outcome
+from tenure.core.limits import Bounds, Rate
 from tenure.maintenance.rollups import RollUps
-from tenure.ports import Draft, Store, WorkerIdentity
+from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
+from tenure.ports import Draft, LimitRow, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Tick
 from tenure.schedules.declarations import schedule
 from tenure.stores.sqlite import SqliteStore
@@ -38,6 +42,9 @@ PAGES = {
     "tasks-6h": "/tasks?span=6h",
     "tasks-7d": "/tasks?span=7d&sort=-failure_rate",
     "queues": "/queues",
+    "limits": "/limits",
+    "limit": f"/limits/show?name={quote('shop:{shop}')}",
+    "limit-key": f"/limits/show?name={quote('shop:0007')}",
     "workers": "/workers",
     "workers-sorted": "/workers?sort=-memory",
     "schedules": "/schedules",
@@ -117,7 +124,29 @@ def fill(store: Store, past: Past, seed: int = 1) -> None:
     store.enqueue(list(_drafts(chance, 900)))
     for n in range(0, QUEUES, 17):
         store.pause(f"queue-{n:02}", paused=True)
+    _limits(store, chance)
     _schedules(store, chance)
+
+
+def _limits(store: Store, chance: random.Random) -> None:
+    """A thousand keys of a limit, and a dozen limits with one key."""
+    rate = Rate(100, 60.0, 10)
+    rows = [LimitRow(name="shop:{shop}", declared=Bounds(2, rate), source="shop.tasks", release="2026-11-20")]
+    rows += [LimitRow(name=f"api-{name}", declared=Bounds(None, rate), source="shop.tasks") for name in "abcdefghijkl"]
+    assert all(store.change_limits(rows))
+    keys = [Key(f"shop:{n:04}", "shop:{shop}") for n in range(1_000)] + [Key(row.name, row.name) for row in rows[1:]]
+    for key in keys:
+        number = int(chance.paretovariate(0.9)) % 300
+        drafts = [
+            Draft(id=new_id(), task=_TASKS[0], queue="queue-01", payload="{}", limits=(key,)) for _ in range(number)
+        ]
+        store.enqueue(drafts)
+    while store.admit().more:
+        pass
+    admin = Admin(store, PollNotifier(), who="ada")
+    admin.limits.pause("shop:0007", "2h", "the shop moves to another server tonight")
+    admin.limits.pause("api-c", why="too many 429")
+    admin.limits.set("shop:0003", concurrency=20)
 
 
 def _work(store: Store, chance: random.Random, workers: list[WorkerIdentity], past: Past, count: int) -> None:

@@ -53,6 +53,7 @@ class Usage:
     keys: tuple[KeyView, ...]  #: the most waited-for first
     oldest: Mapping[str, datetime]  #: since when a job is due that waits under this key: the fifty oldest of the store
     complete: bool
+    at: datetime  #: when they were read
 
     @property
     def sums(self) -> dict[str, Sum]:
@@ -98,7 +99,7 @@ def usage(store: Store, limit: str | None = None) -> Usage:
     found = found[:MOST_LOOKED_AT]
     if not complete and (others := oldest.keys() - {key.key for key in found}):
         found += store.keys(others, limited_by=limit, limit=len(others))
-    return Usage(tuple(sorted(found, key=_order)), oldest, complete)
+    return Usage(tuple(sorted(found, key=_order)), oldest, complete, store.now())
 
 
 def _order(key: KeyView) -> tuple[int, bool, int, str]:

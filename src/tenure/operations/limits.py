@@ -91,6 +91,14 @@ class LimitReads:
             raise self._unknown(limit)
         return self._access.store.keys(limited_by=limit, start=start, limit=number)
 
+    def known(self, names: Iterable[str]) -> list[KeyView]:
+        """Those of these keys that are known."""
+        return self._access.store.keys(names)
+
+    def holders(self, key: str, *, number: int = SHOWN) -> list[JobView]:
+        """The jobs that have a place of a key, the first admitted first."""
+        return [self._access.redacted(job) for job in self._access.store.holders(key, limit=number)]
+
     def usage(self, limit: str | None = None) -> Usage:
         """The keys of this limit, or of all, the most waited-for first. Raises UnknownLimit.
 
@@ -111,7 +119,7 @@ class LimitReads:
         limit = self.limit_of(name)
         if name == limit and "{" in name:
             raise InvalidOption(f"{name!r} is a limit with many keys: name one of them, like {_example(name)!r}")
-        store, redacted = self._access.store, self._access.redacted
+        store = self._access.store
         rows, views = store.limits([name], keys=True), store.keys([name])
         if not views:  # nothing has used it yet
             bounds = self.get(limit).bounds
@@ -121,8 +129,8 @@ class LimitReads:
             set=rows[0].set if rows else None,
             set_by=note_of(store, SET, name, key=True),
             pause=pause_of(store, views[0]),
-            holders=tuple(map(redacted, store.holders(name, limit=SHOWN))),
-            parked=tuple(map(redacted, store.parked(name, limit=SHOWN))),
+            holders=tuple(self.holders(name)),
+            parked=tuple(map(self._access.redacted, store.parked(name, limit=SHOWN))),
         )
 
     def limit_of(self, name: str) -> str:

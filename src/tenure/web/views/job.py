@@ -108,7 +108,7 @@ def _look(view: View) -> Mapping[str, Any]:
         "job": job,
         "why": why,
         "reasons": [each for each in why.reasons if not _TOLD.match(each)] if why else [],
-        "held": job.state in (State.SCHEDULED, State.QUEUED) and job.queue in view.site.paused(),
+        "held": (job.state in (State.SCHEDULED, State.QUEUED) or job.parked) and job.queue in view.site.paused(),
         "steps": steps[-STEPS:],
         "earlier": max(0, len(steps) - STEPS),
         "edits": detail.edits,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenure.core.lifecycle import ENDED, State
-from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownFlow, UnknownJob
+from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownFlow, UnknownJob, UnknownLimit
 from tenure.operations.flows import Flow
+from tenure.operations.limits import KeyStatus
 from tenure.operations.neighbours import Neighbours
 from tenure.operations.signals import Signals, check_of
 from tenure.ports import JobView
@@ -26,6 +27,7 @@ def look(view: View, job: JobView) -> Mapping[str, Any]:
         behind = memo.get(("behind", job.id), lambda: neighbours.behind(job.id), fresh=0.5)
     signals = _signals(view, job)
     return {
+        "place": _place(view, job),
         "before": before,
         "behind": behind,
         "flow": _flow(view, job),
@@ -38,6 +40,17 @@ def look(view: View, job: JobView) -> Mapping[str, Any]:
         "signal_text": "",
         "signal_problem": "",
     }
+
+
+def _place(view: View, job: JobView) -> KeyStatus | None:
+    """The key under which it is parked."""
+    key = job.parked
+    if key is None:
+        return None
+    try:
+        return view.site.memo.get(("key", key), lambda: view.admin.limits.key(key), fresh=0.3)
+    except UnknownLimit:
+        return None
 
 
 def _flow(view: View, job: JobView) -> Flow | None:

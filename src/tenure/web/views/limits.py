@@ -1,0 +1,199 @@
+"""Limits: what each allows, the keys that are most waited for, the jobs that have their places; set, pause, resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+from tenure.errors import InvalidOption
+from tenure.operations.keys import Paused, Sum, Usage, allowed
+from tenure.operations.limits import KeyStatus, LimitStatus
+from tenure.ports import JobView, KeyView
+from tenure.web.pages import Action, Page, View, back, count, here
+from tenure.web.site import light
+
+SIZE = 10  #: limits, and keys, in full; the others are folded
+FOLDED = 200  #: the most that are listed there
+_HOLDERS = 3  #: of a key in the list
+_COUNTED = 10_000  #: waiting jobs; of more it is not known how many
+_LONGEST = 200
+
+
+class Row(NamedTuple):
+    """A key in a list."""
+
+    key: KeyView
+    share: float | None  #: of its places that are held; None: it has as many as wanted
+    holders: Sequence[JobView]
+    oldest: datetime | None  #: since when a job is due that waits for it, as far as that is known
+    token: Token | None
+    pause: Paused | None
+
+
+class Token(NamedTuple):
+    """The next token of a key. `at` None: there is one, or it comes within a second."""
+
+    whole: int
+    most: int
+    now: bool
+    at: datetime | None
+
+
+class Of(NamedTuple):
+    """A limit in the list."""
+
+    limit: LimitStatus
+    sum: Sum
+    pause: Paused | None
+
+
+# ── The list ──
+
+
+def look(view: View) -> Mapping[str, Any]:
+    text = view.query.get("q", "").strip()[:_LONGEST]
+    usage, sums = view.site.usage(), view.site.usage().sums
+    found = view.site.memo.get("limits", view.admin.limits.all, fresh=0.5)
+    limits = [Of(each, sums.get(each.name, Sum()), _pause_of(each)) for each in found if _matches(text, each.name)]
+    limits.sort(key=lambda each: (each.pause is None, -each.sum.waiting, -each.sum.held, each.limit.name))
+    keys = [key for key in usage.keys if _matches(text, key.key)]
+    if text and not any(key.key == text for key in keys):
+        keys = [*view.admin.limits.known([text]), *keys]
+    return {
+        **_keys(view, usage, keys),
+        "limits": limits[:SIZE],
+        "more_limits": limits[SIZE : SIZE + FOLDED],
+        "declared": len(found),
+        "text": text,
+        "here": here(view),
+        "allowed": allowed,
+        "may": view.user.may("operate"),
+    }
+
+
+def _matches(text: str, name: str) -> bool:
+    return text.casefold() in name.casefold()
+
+
+def _keys(view: View, usage: Usage, keys: Sequence[KeyView]) -> dict[str, Any]:
+    """For the table of keys."""
+    shown = tuple(key.key for key in keys[:SIZE])
+    holders = view.site.memo.get(("holders", shown), partial(_holders, view, keys[:SIZE]), fresh=0.5)
+    return {
+        "keys": [_row(key, usage, holders.get(key.key, ())) for key in keys[:SIZE]],
+        "folded": [_row(key, usage, ()) for key in keys[SIZE : SIZE + FOLDED]],
+        "left": max(0, len(keys) - SIZE - FOLDED),
+        "total": len(keys),
+        "complete": usage.complete,
+        "counted": _COUNTED,
+    }
+
+
+def _holders(view: View, keys: Iterable[KeyView]) -> dict[str, Sequence[JobView]]:
+    of = view.admin.limits.holders
+    return {key.key: [light(job) for job in of(key.key, number=_HOLDERS)] for key in keys if key.held}
+
+
+def _row(key: KeyView, usage: Usage, holders: Sequence[JobView]) -> Row:
+    places = key.bounds.concurrency
+    share = None if places is None else key.held / places
+    pause = None if key.paused_until is None else Paused(key.key, key.paused_until, key.why, None)
+    return Row(key, share, holders, usage.oldest.get(key.key), _token(key, usage.at), pause)
+
+
+def _token(key: KeyView, now: datetime) -> Token | None:
+    if key.tokens is None or key.bounds.rate is None:
+        return None
+    left = key.next_token
+    later = left is not None and left >= 1
+    at = (now + timedelta(seconds=left or 0.0)).replace(microsecond=0) if later else None  # a moment that stands still
+    return Token(max(int(key.tokens), 0), key.bounds.rate.burst, left == 0, at)
+
+
+def _pause_of(limit: LimitStatus) -> Paused | None:
+    return None if limit.paused_until is None else Paused(limit.name, limit.paused_until, limit.why, limit.paused_by)
+
+
+# ── One limit, or one key ──
+
+
+def look_at_one(view: View) -> Mapping[str, Any]:
+    """Raises UnknownLimit."""
+    name = view.query.get("name", "")
+    memo, reads = view.site.memo, view.admin.limits
+    template = memo.get(("limit of", name), lambda: reads.limit_of(name), fresh=5.0)
+    limit = memo.get(("limit", template), lambda: reads.get(template), fresh=0.3)
+    shown: dict[str, Any] = {
+        "name": name,
+        "limit": limit,
+        "pause": _pause_of(limit),
+        "set": limit.set,
+        "set_by": limit.set_by,
+        "bounds": limit.bounds,
+        "allowed": allowed,
+        "one": None,
+        "here": here(view),
+        "may": view.user.may("operate"),
+    }
+    if name == template and limit.keyed:
+        usage = view.site.usage(template)
+        return {**shown, "sum": usage.sums.get(template, Sum()), **_keys(view, usage, usage.keys)}
+    found: KeyStatus = memo.get(("key", name), lambda: reads.key(name), fresh=0.3)
+    at = memo.get("now", view.admin.now, fresh=0.3)
+    row = _row(found.key, Usage((), {}, complete=True, at=at), found.holders)
+    changed = {} if name == template else {"set": found.set, "set_by": found.set_by}
+    return {**shown, **changed, "bounds": found.key.bounds, "pause": found.pause, "one": row, "next": found.parked}
+
+
+# ── Acting ──
+
+
+def _pause(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    name = form.get("name", "")
+    view.admin.limits.pause(name, form.get("for", "").strip() or None, form.get("why", ""))
+    return f"{name} is paused: its running jobs continue, no other begins.", back(form, "/limits")
+
+
+def _resume(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    name = form.get("name", "")
+    resumed = view.admin.limits.resume(name)
+    return f"{name} {'is resumed' if resumed else 'was not paused'}.", back(form, "/limits")
+
+
+def _set(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    name, rate = form.get("name", ""), form.get("rate", "").strip() or None
+    concurrency, burst = _number(form, "concurrency"), _number(form, "burst")
+    bounds = view.admin.limits.set(name, concurrency=concurrency, rate=rate, burst=burst)
+    return f"{name} allows {allowed(bounds)}.", back(form, "/limits")
+
+
+def _number(form: Mapping[str, str], name: str) -> int | None:
+    text = form.get(name, "").strip()
+    if not text:
+        return None
+    found = count(text, -1)
+    if found < 0:
+        raise InvalidOption(f"{name}: expected a whole number, got {text[:40]!r}: go back and try again")
+    return found
+
+
+def _reset(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    name = form.get("name", "")
+    reset = view.admin.limits.reset(name)
+    says = f"allows {allowed(view.admin.limits.bounds(name))} again" if reset else "is as declared: nothing was set"
+    return f"{name} {says}.", back(form, "/limits")
+
+
+_ACTS: Mapping[str, Callable[[View, Mapping[str, str], Sequence[tuple[str, str]]], tuple[str, str]]] = {
+    "pause": _pause,
+    "resume": _resume,
+    "set": _set,
+    "reset": _reset,
+}
+PAGES: list[Page] = [
+    Page("/limits", "limits.html", look, every=0.5, title="Limits"),
+    Page("/limits/show", "limit.html", look_at_one, every=0.5),
+]
+ACTIONS: list[Action] = [Action(f"/limits/{verb}", "operate", act) for verb, act in _ACTS.items()]
