@@ -136,6 +136,31 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("tenure_flows_open", "Open flows", "Flows that never end hold their jobs: tenure flows list."),
     ),
+    "Limits": (
+        Panel(
+            "tenure_limit_waiting",
+            "Waiting, by limit",
+            "A backlog by design, until its line only rises: then the limit is too low for what comes in.",
+        ),
+        Panel("tenure_limit_places_held", "Places held, by limit", "A line at its top while jobs wait: it is used up."),
+        Panel(
+            "tenure_limit_keys",
+            "Paused keys, by limit",
+            "By a 429, or by an operator: tenure limits list says for how long and why.",
+            where='state="paused"',
+            by=("limit",),
+        ),
+        Panel("tenure_key_waiting", "Waiting, by key", "The twenty keys that are waited for most."),
+        Panel(
+            "tenure_key_oldest_waiting_seconds",
+            "Oldest wait, by key",
+            "What users of this key wait for: tenure limits show KEY names the jobs that have the places.",
+            unit="s",
+        ),
+        Panel("tenure_key_places_held", "Places held, by key", "Of those that the panel beside this one has."),
+        Panel("tenure_key_places", "Places, by key", "As it is declared, or set by an operator."),
+        Panel("tenure_key_paused", "Paused keys", "Of the twenty that are waited for most."),
+    ),
     "Faults": (
         Panel("tenure_incidents", "Open incidents by kind", "The same problems as in tenure check and its alerts."),
         Panel(
@@ -377,7 +402,7 @@ RULES = (
     ),
     Rule(
         "TenureJobsStuck",
-        _of("slots-held", "stuck-jobs", "too-long", "queue-paused"),
+        _of("slots-held", "stuck-jobs", "too-long", "queue-paused", "limit-paused"),
         "5m",
         "warning",
         "Jobs run or wait for much longer than they should ({{ $labels.kind }}).",
@@ -387,13 +412,13 @@ RULES = (
     ),
     Rule(
         "TenureWaitsHeld",
-        _of("admission-held", "flow-held", "waits-long"),
+        _of("admission-held", "flow-held", "limit-behind", "waits-long"),
         "5m",
         "warning",
-        "Jobs that wait for others or for a signal do not go on ({{ $labels.kind }}).",
+        "Jobs that wait for others, for a signal or for a place do not go on ({{ $labels.kind }}).",
         "These waits last for hours or days by design; the incident opens only for those that can't end by themselves, "
         "or have passed TENURE_ALERT_WAIT_AGE.",
-        "tenure jobs explain ID; tenure flows list",
+        "tenure jobs explain ID; tenure flows list; tenure limits list",
     ),
     Rule(
         "TenureAsksLeft",

@@ -17,17 +17,20 @@ import pytest
 
 from conformance.factories import World, claim, identity, put
 from conformance.scene import Scene
+from conformance.test_limits import SHOP, declare, limited
+from conformance.test_waiting import settle_waits
 from tenure.config import load, sink_label
 from tenure.core.lifecycle import Completed, Edge, Failed, Snoozed, State
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidOption, StoreAway
 from tenure.maintenance.roster import Lag
 from tenure.notifiers.poll import PollNotifier
+from tenure.operations.admin import Admin
 from tenure.operations.alerts import NOTES, PREFIX, Alarm, deliver_now, delivery, open_incidents
 from tenure.operations.checkup import examine
 from tenure.operations.problems import MOST_OPEN, of_duties
 from tenure.operations.sinks import OLDER, QUEUE, Incident, Message, Undelivered, open_sinks, signature
-from tenure.ports import Filter, Links, Page, Store, WorkerView
+from tenure.ports import LINKS_PROTOCOL, Filter, Links, Page, Store, WorkerView
 from tenure.ports.schedules import Change, Schedule
 from tenure.stores.memory import MemoryStore
 
@@ -229,6 +232,44 @@ def waiting_jobs_are_cancelled(scene: Scene) -> None:
     scene.store.cancel([job.id for job in waiting], "enough")
 
 
+def a_limit_is_paused(scene: Scene) -> None:
+    scene.worker()
+    declare(scene.store, SHOP.limit, 1)
+    limited(scene.store, number=2)
+    Admin(scene.store, PollNotifier(), who="ada").limits.pause(SHOP.limit, why="too many 429")
+    settle_waits(scene.store)
+    scene.passes(600)
+    assert not scene.problems("limit-paused")
+    scene.passes(1)
+
+
+def it_is_resumed(scene: Scene) -> None:
+    (problem,) = scene.problems("limit-paused")
+    assert (problem.remedy, problem.fix) == ("resume-limit", "tenure limits resume 'shop:{shop}'")
+    Admin(scene.store, PollNotifier()).limits.resume(problem.subject)
+
+
+def a_key_is_behind_for_a_day(scene: Scene) -> None:
+    worker = scene.worker()
+    declare(scene.store, SHOP.limit, 1)
+    limited(scene.store, number=3)
+    settle_waits(scene.store)
+    claim(scene.store, worker)
+    scene.world.advance(86_399)
+    scene.store.renew([worker])
+    assert not scene.problems("limit-behind")
+    scene.passes(2)
+    assert not scene.problems("waits-long")
+
+
+def an_older_worker_lives_beside_limited_jobs(scene: Scene) -> None:
+    scene.worker(protocol=LINKS_PROTOCOL)
+    declare(scene.store, SHOP.limit, 1)
+    limited(scene.store)
+    assert not scene.problems("admission-held")
+    scene.passes(61)
+
+
 def nobody_fires(scene: Scene) -> None:
     scene.scheduled()
     scene.passes(3600 + 61)
@@ -323,6 +364,24 @@ CASES = {
         a_job_waits_for_a_day,
         waiting_jobs_are_cancelled,
     ),
+    "admission-held, limits": Case(
+        "admission-held:limits",
+        "no job with a limit gets a place, since a worker of an older release lives: host-",
+        an_older_worker_lives_beside_limited_jobs,
+        lambda scene: scene.dies(scene.living[0]),
+    ),
+    "limit-paused": Case(
+        "limit-paused:shop:{shop}",
+        "shop:{shop} is paused by ada for 10m1s, until somebody resumes it (too many 429): 2 jobs wait, for up to 10m1s",
+        a_limit_is_paused,
+        it_is_resumed,
+    ),
+    "limit-behind": Case(
+        "limit-behind:shop:7",
+        "2 jobs have waited for a place of shop:7 for more than 1d, ",
+        a_key_is_behind_for_a_day,
+        waiting_jobs_are_cancelled,
+    ),
     "scheduler-silent": Case("scheduler-silent:all", "1 due for up to 1m1s (nightly)", nobody_fires, Scene.fires),
     "failures, its rule": Case(
         "failures:nightly",
@@ -382,7 +441,7 @@ def test_the_release_before_reads_no_note_and_delivers_each_message_of_a_newer_k
 
     for text in scene.store.notes(PREFIX).values():
         msgspec.json.decode(text, type=OldIncident)
-    assert [each.key for each in open_incidents(scene.store) if each.kind == name] == [CASES[name].key]
+    assert [each.key for each in open_incidents(scene.store) if each.kind == name.partition(",")[0]] == [CASES[name].key]
     sent = scene.store.search(Filter(queue=QUEUE), limit=100).jobs
     assert sent
     for job in sent:

@@ -2,7 +2,8 @@
 
     python -m tests.web.big FOLDER [NAME…]
 
-200 workers on 20 hosts, 100 queues, 1,000 keys of limits, 60 schedules with a past, 20,000 jobs over seven days with their roll-ups.
+200 workers on 20 hosts, 100 queues, 1,000 keys of limits, 60 schedules with a past, 20,000 jobs over seven days with
+their roll-ups.
 """
 
 from __future__ import annotations

@@ -209,7 +209,8 @@ SETTINGS: tuple[Setting, ...] = (
         "alert_wait_age",
         "1d",
         partial(values.length, least=0.1),
-        "An alert is sent when a job has waited for longer, for other jobs or for a signal without a time-out.",
+        "An alert is sent when a job has waited for longer: for other jobs, for a signal without a time-out, or for a "
+        "place of a limit.",
     ),
     Setting("log_level", "info", _level, "The lowest level that `tenure worker` logs."),
     Setting("log_jobs", "no", _yes, "Should `tenure worker` log a line for each job it completes? yes or no."),

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tenure.operations.sinks import KINDS, Kind
 
-Remedy = Literal["", "resume-queue", "resume-schedule", "trigger", "cancel", "promote", "replay"]
+Remedy = Literal["", "resume-queue", "resume-limit", "resume-schedule", "trigger", "cancel", "promote", "replay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Problem:
     """Something that is wrong right now."""
 
     kind: Kind
-    subject: str  #: the schedule, task or queue that it is about
+    subject: str  #: the schedule, task, queue, limit or key that it is about
     says: str
     fix: str = ""  #: what to do about it: a command, or a change of the code
     remedy: Remedy = ""  #: the action that mends it, of a queue, a schedule or `jobs`
@@ -52,7 +52,7 @@ def attributed(found: Sequence[Problem], blocked: Mapping[str, str]) -> list[Pro
     """
     by_queue, by_task, held = dict(blocked), dict[str, str](), dict[str, str]()
     died = {each.task: each.key for each in found if each.kind == "dead-letters"}
-    admission = next((each.key for each in found if each.kind == "admission-held"), "")
+    admission = {each.subject: each.key for each in found if each.kind == "admission-held"}
     for each in found:
         if each.kind == "no-worker":
             by, name = (by_queue, each.queue) if each.queue else (by_task, each.task)
@@ -70,7 +70,9 @@ def attributed(found: Sequence[Problem], blocked: Mapping[str, str]) -> list[Pro
             case "flow-held":
                 return died.get(each.task, "")
             case "waits-long":
-                return admission or each.cause
+                return admission.get("all") or each.cause
+            case "limit-behind":
+                return next(iter(admission.values()), "") or by_queue.get(each.queue) or each.cause
             case "too-long" | "stuck-jobs" if each.jobs:
                 keys = {held.get(job, "") for job in each.jobs}
                 return keys.pop() if len(keys) == 1 else ""

@@ -51,7 +51,7 @@ class Usage:
     """The keys that are known now. `complete`: there are no others than these."""
 
     keys: tuple[KeyView, ...]  #: the most waited-for first
-    oldest: Mapping[str, datetime]  #: since when a job is due that waits under this key: the fifty oldest of the store
+    oldest: Mapping[str, datetime]  #: since when the oldest waits under this key: those of the store's fifty
     complete: bool
     at: datetime  #: when they were read
 
@@ -92,8 +92,7 @@ def usage(store: Store, limit: str | None = None) -> Usage:
     longest = [job for job in store.waited_longest(limit=MOST_JOBS) if job.parked is not None]
     oldest: dict[str, datetime] = {}
     for job in longest:
-        due = job.due_at or job.run_at
-        oldest[str(job.parked)] = min(oldest.get(str(job.parked), due), due)
+        oldest.setdefault(str(job.parked), job.run_at)
     found = store.keys(limited_by=limit, limit=MOST_LOOKED_AT + 1)
     complete = len(found) <= MOST_LOOKED_AT
     found = found[:MOST_LOOKED_AT]

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -32,10 +32,11 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
 from tenure.liveness.holder import ASK_AFTER
 from tenure.operations.alerts import open_incidents
+from tenure.operations.keys import Sum, Usage, most_waited, usage
 from tenure.operations.queues import idle
 from tenure.operations.sinks import KINDS
 from tenure.operations.workers import runs_user_jobs
-from tenure.ports import QueueView, Store, Waits
+from tenure.ports import KeyView, QueueView, Store, Waits
 from tenure.worker.tally import BOUNDS, Reading, Tally, Times, Vitals
 
 FRESH_SECONDS = 1.0
@@ -46,6 +47,8 @@ MOST_REQUESTS = 16
 POLL_SECONDS = 0.25  #: how long it may take to notice that it must close
 LONGEST_HEAD = 8192
 CAUSES = ("crash", "host", "stale", "queue")
+MOST_LIMITS, MOST_KEYS = 100, 20  #: that have labels: those that are waited for most
+_KEY = ("limit", "key")
 
 Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 Health = tuple[int, dict[str, Any]]
@@ -81,6 +84,20 @@ METRICS = {
         Metric("tenure_queue_paused", "gauge", ("queue",), "store", "1 while nothing may be claimed from this queue."),
         Metric("tenure_asks", "gauge", (), "store", "Looks at waiting jobs that are left to do; counted up to 10,000."),
         Metric("tenure_flows_open", "gauge", (), "store", "Flows with a job that has not ended, among the newest 200."),
+        Metric("tenure_limit_keys", "gauge", ("limit", "state"), "store", "Keys of a limit: known, paused."),
+        Metric("tenure_limit_places_held", "gauge", ("limit",), "store", "Places held of a limit, over all its keys."),
+        Metric("tenure_limit_waiting", "gauge", ("limit",), "store", "Jobs that wait for a place, over all its keys."),
+        Metric("tenure_key_places", "gauge", _KEY, "store", "Places of a key: it allows so many at a time."),
+        Metric("tenure_key_places_held", "gauge", _KEY, "store", "Places held of a key: jobs queued or processing."),
+        Metric("tenure_key_waiting", "gauge", _KEY, "store", "Jobs that wait for a place of a key; up to 10,000."),
+        Metric(
+            "tenure_key_oldest_waiting_seconds",
+            "gauge",
+            _KEY,
+            "store",
+            "How long the job that gets the next place of a key has waited, or an older one.",
+        ),
+        Metric("tenure_key_paused", "gauge", _KEY, "store", "1 while no job of this key may begin."),
         Metric("tenure_workers", "gauge", (), "store", "Workers that are alive, of all supervisors and apps."),
         Metric("tenure_incidents", "gauge", ("kind",), "store", "Open incidents, by kind of problem."),
         Metric("tenure_claims_total", "counter", ("queue",), "supervisor", "Jobs claimed."),
@@ -134,12 +151,17 @@ class Holdings:
     workers: int
     incidents: Mapping[str, int]  #: by kind
     waits: Waits
+    limits: Mapping[str, Sum]  #: those that are waited for most
+    keys: Sequence[tuple[KeyView, float]]  #: those that are waited for most, with their oldest wait in seconds
 
     @classmethod
     def of(cls, store: Store) -> Holdings:
         workers = sum(map(runs_user_jobs, store.workers()))
         incidents = Counter(each.kind for each in open_incidents(store))
-        return cls(store.counts(), store.queues(), workers, incidents, store.waits())
+        keys = usage(store)
+        limits = sorted(keys.sums.items(), key=lambda each: (-each[1].waiting, -each[1].held, each[0]))[:MOST_LIMITS]
+        oldest = [(each, _oldest(store, keys, each)) for each in most_waited(keys.keys, MOST_KEYS)]
+        return cls(store.counts(), store.queues(), workers, incidents, store.waits(), dict(limits), oldest)
 
     def families(self, served: Iterable[str] = ()) -> Iterator[Family]:
         """For all queues that hold a job, are paused, or are served: an empty one has zeros, not gaps."""
@@ -159,11 +181,39 @@ class Holdings:
         yield from (waiting, oldest, paused)
         yield _single("tenure_asks", self.waits.asks)
         yield _single("tenure_flows_open", self.waits.flows)
+        yield from self._limits()
         yield _single("tenure_workers", self.workers)
         incidents = METRICS["tenure_incidents"].family()
         for kind in KINDS:
             incidents.add_metric([kind], self.incidents.get(kind, 0))
         yield incidents
+
+    def _limits(self) -> Iterator[Family]:
+        keys, held, waiting = (METRICS[f"tenure_limit_{name}"].family() for name in ("keys", "places_held", "waiting"))
+        for limit, found in self.limits.items():
+            for state, number in (("known", found.keys), ("paused", found.paused)):
+                keys.add_metric([limit, state], number)
+            held.add_metric([limit], found.held)
+            waiting.add_metric([limit], found.waiting)
+        yield from (keys, held, waiting)
+        names = ("places", "places_held", "waiting", "oldest_waiting_seconds", "paused")
+        places, held, waiting, oldest, paused = (METRICS[f"tenure_key_{name}"].family() for name in names)
+        for key, age in self.keys:
+            labels = [key.limit, key.key]
+            if key.bounds.concurrency is not None:
+                places.add_metric(labels, key.bounds.concurrency)
+            held.add_metric(labels, key.held)
+            waiting.add_metric(labels, key.waiting)
+            oldest.add_metric(labels, age)
+            paused.add_metric(labels, float(key.paused_until is not None))
+        yield from (places, held, waiting, oldest, paused)
+
+
+def _oldest(store: Store, keys: Usage, key: KeyView) -> float:
+    """Seconds that the job has waited that gets the next place, or one of the store's fifty oldest."""
+    since = [job.run_at for job in store.parked(key.key, limit=1)]
+    since += [keys.oldest[key.key]] if key.key in keys.oldest else []
+    return max((max((keys.at - at).total_seconds(), 0.0) for at in since), default=0.0)
 
 
 class Reader:

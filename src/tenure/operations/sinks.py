@@ -33,6 +33,7 @@ SERVICE_SECONDS = 1.0  #: between two messages to an apprise service, which may 
 Kind = Literal[
     "scheduler-silent",
     "queue-paused",
+    "limit-paused",
     "no-worker",
     "slots-held",
     "admission-held",
@@ -45,6 +46,7 @@ Kind = Literal[
     "flow-held",
     "failures",
     "queue-age",
+    "limit-behind",
     "waits-long",
     "late",
     "overdue",
@@ -61,6 +63,8 @@ OLDER: Mapping[str, Kind] = {
     "admission-held": "no-worker",
     "flow-held": "dead-letters",
     "waits-long": "queue-age",
+    "limit-paused": "queue-age",
+    "limit-behind": "queue-age",
 }
 
 

@@ -1,9 +1,9 @@
-"""What is wrong with jobs that wait: a dead one holds them, older workers hold all, or they have waited for long."""
+"""What is wrong with jobs that wait: a dead one holds them, older workers, or a pause; or they have waited for long."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from tenure.config import Settings
@@ -12,8 +12,9 @@ from tenure.core.lifecycle import State
 from tenure.core.text import clean
 from tenure.events import headline
 from tenure.operations.causes import Problem
+from tenure.operations.keys import PAUSED, command, note_of
 from tenure.operations.waiting import few, open_edges
-from tenure.ports import JobView, QueueView, Store
+from tenure.ports import FOREVER, LINKS_PROTOCOL, JobView, QueueView, Store
 
 _MOST_READ = 50  #: dead letters that hold others, and jobs that have waited longest
 _MOST_LOOKED_AT = 10  #: of these letters of one task, whose waiting jobs are counted
@@ -21,7 +22,7 @@ _LONGEST_ERROR = 300
 
 
 def of_waits(store: Store, settings: Settings, now: datetime, queues: Sequence[QueueView]) -> Iterator[Problem]:
-    """Reads at most fifty dead letters that hold others, and the fifty jobs that have waited longest."""
+    """Reads at most fifty dead letters that hold others, the fifty jobs that have waited longest, and paused limits."""
     if not any(queue.counts.get(State.WAITING, 0) for queue in queues):
         return
     held = dict[str, str]()
@@ -30,18 +31,30 @@ def of_waits(store: Store, settings: Settings, now: datetime, queues: Sequence[Q
         yield problem
     longest = store.waited_longest(limit=_MOST_READ)
     oldest = max((_waited(job, now) for job in longest), default=0.0)
-    older = store.outdated()
-    if older and oldest > 2 * settings.lease:
-        waiting = sum(queue.counts.get(State.WAITING, 0) for queue in queues)
-        many = f"{waiting:,} waiting jobs" if waiting != 1 else "a waiting job"
+    if oldest > 2 * settings.lease:
+        yield from _held_up(store, longest, queues)
+    yield from _long(store, settings, now, [job for job in longest if job.parked is None], held)
+    paused = list(_paused(store, settings, now, longest))
+    yield from paused
+    yield from _behind(settings, now, longest, {each.subject: each.key for each in paused})
+
+
+def _held_up(store: Store, longest: Sequence[JobView], queues: Sequence[QueueView]) -> Iterator[Problem]:
+    """Workers of an older release live: all that waits is held up, or only what has limits."""
+    older, subject = store.outdated(LINKS_PROTOCOL), "all"
+    waiting = sum(queue.counts.get(State.WAITING, 0) for queue in queues)
+    many = f"{waiting:,} waiting jobs" if waiting != 1 else "a waiting job"
+    says = f"nothing that waits goes on, {many} in all"
+    if not older and any(job.parked is not None for job in longest):
+        older, subject, says = store.outdated(), "limits", "no job with a limit gets a place"
+    if older:
         lives = f"a worker of an older release lives: {older[0]}"
         yield Problem(
             "admission-held",
-            "all",
-            f"nothing that waits goes on, {many} in all, since {lives if len(older) == 1 else _several(older)}",
+            subject,
+            f"{says}, since {lives if len(older) == 1 else _several(older)}",
             fix=f"restart on this release: tenure workers restart {older[0]}",
         )
-    yield from _long(store, settings, now, longest, held)
 
 
 def _several(older: Sequence[str]) -> str:
@@ -98,6 +111,63 @@ def _long(
             jobs=tuple(job.id for job in jobs),
             cause=causes.pop() if len(causes) == 1 else "",
         )
+
+
+# ── Limits ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _paused(store: Store, settings: Settings, now: datetime, longest: Sequence[JobView]) -> Iterator[Problem]:
+    """Keys and limits that somebody must resume, with jobs that have waited for them for longer than in a queue."""
+    rows = [*store.limits(), *store.limits(keys=True)]
+    for row in [each for each in rows if (each.paused_until or 0.0) >= FOREVER][:_MOST_READ]:
+        keyed = not row.key and "{" in row.name
+        found = store.keys(limited_by=row.name, limit=_MOST_READ) if keyed else store.keys([row.name])
+        waiting = sum(key.waiting for key in found)
+        first = [job for key in found if key.waiting for job in store.parked(key.key, limit=1)]
+        first += [job for job in longest if row.name in (job.parked, *_limit_of(job))]
+        age = max((_waited(job, now) for job in first), default=0.0)
+        if age <= settings.alert_queue_age:
+            continue
+        many = f"{waiting:,} jobs wait" if waiting != 1 else "a job waits"
+        by = note_of(store, PAUSED, row.name, key=row.key)
+        said = f" by {by.who} for {spell(round((now - by.at).total_seconds()))}" if by else ""
+        why = f" ({row.why})" if row.why else ""
+        yield Problem(
+            "limit-paused",
+            row.name,
+            f"{row.name} is paused{said}, until somebody resumes it{why}: {many}, for up to {spell(round(age))}",
+            fix=command("resume", row.name),
+            remedy="resume-limit",
+            jobs=tuple(job.id for job in first[:_MOST_LOOKED_AT]),
+        )
+
+
+def _behind(
+    settings: Settings, now: datetime, longest: Sequence[JobView], paused: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Keys for whose places jobs have waited for long."""
+    by_key: dict[str, list[JobView]] = defaultdict(list)
+    for job in longest:
+        if job.parked is not None and _waited(job, now) > settings.alert_wait_age:
+            by_key[job.parked].append(job)
+    for key, jobs in by_key.items():
+        queues = {job.queue for job in jobs}
+        least = "at least " if len(longest) == _MOST_READ else ""
+        many = f"{least}{len(jobs)} jobs have" if len(jobs) > 1 or least else "a job has"
+        yield Problem(
+            "limit-behind",
+            key,
+            f"{many} waited for a place of {key} for more than {spell(settings.alert_wait_age)}, {jobs[0].id} longest",
+            fix=f"tenure jobs explain {jobs[0].id}",
+            queue=queues.pop() if len(queues) == 1 else "",
+            jobs=tuple(job.id for job in jobs),
+            cause=next((paused[name] for name in (key, *_limit_of(jobs[0])) if name in paused), ""),
+        )
+
+
+def _limit_of(job: JobView) -> list[str]:
+    """Of the key under which it is parked."""
+    return [key.limit for key in job.limits if key.key == job.parked]
 
 
 def _waited(job: JobView, now: datetime) -> float:

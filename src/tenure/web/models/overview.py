@@ -184,7 +184,7 @@ class Trouble(Model):
     """Something that is wrong right now."""
 
     kind: str
-    subject: str = Field(description="The schedule, task or queue that it is about.")
+    subject: str = Field(description="The schedule, task, queue, limit or key that it is about.")
     says: str
     fix: str = Field(description="What to do about it: a command, or a change of the code. Empty: read `says`.")
     cause: str = Field(description="`kind:subject` of the problem that causes it; empty: none that is known.")

@@ -105,6 +105,7 @@ def _of(case: Case) -> Advice:
 _NOUNS: Mapping[Kind, tuple[str, str]] = {
     "scheduler-silent": ("silent scheduler", "silent schedulers"),
     "queue-paused": ("paused queue", "paused queues"),
+    "limit-paused": ("paused limit", "paused limits"),
     "no-worker": ("queue or task without a worker", "queues or tasks without a worker"),
     "slots-held": ("worker whose slots are held", "workers whose slots are held"),
     "admission-held": ("release whose workers hold up all waiting jobs", "releases whose workers hold up waiting jobs"),
@@ -118,6 +119,7 @@ _NOUNS: Mapping[Kind, tuple[str, str]] = {
     "dead-letters": ("task with new dead letters", "tasks with new dead letters"),
     "failures": ("failing schedule", "failing schedules"),
     "queue-age": ("queue that is behind", "queues that are behind"),
+    "limit-behind": ("key that is behind", "keys that are behind"),
     "late": ("late schedule", "late schedules"),
     "overdue": ("overdue schedule", "overdue schedules"),
 }
@@ -130,7 +132,7 @@ def nouns(kind: Kind, number: int) -> str:
 def advice(problem: Problem) -> Advice:
     """What to do about a problem, the page to open, and the button."""
     title, do, link = _words(problem)
-    mild = problem.kind in ("late", "queue-age", "stuck-jobs", "waits-long")
+    mild = problem.kind in ("late", "queue-age", "stuck-jobs", "limit-behind", "waits-long")
     return Advice(problem.key, title, problem.says, do, link, _button(problem), mild)
 
 
@@ -139,6 +141,7 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
     schedule = Link("Schedules", "/schedules") if several else Link("Open the schedule", f"/schedules/{subject}")
     its_jobs = Link("Its jobs", "/jobs", {"task": problem.task or subject})
     waiting = Link("Its queued jobs", "/jobs", {"queue": problem.queue, "state": "queued"} if problem.queue else {})
+    limit = Link("Limits", "/limits") if several else Link("See the limit", "/limits/show", {"name": subject})
     job = (
         Link("Open the job", f"/jobs/{problem.jobs[0]}")
         if problem.jobs
@@ -154,6 +157,10 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
                 "Resume it, if the reason for the pause is gone.",
                 waiting,
             )
+        case "limit-paused":
+            return "A limit is paused, and its jobs wait", "Resume it, if the reason for the pause is gone.", limit
+        case "limit-behind":
+            return "Jobs have waited for a place for long", "See which jobs have the places, and allow more.", limit
         case "no-worker" if problem.task or subject.startswith("task "):
             return "No worker knows a task", "Deploy the code that has it, or cancel its jobs.", its_jobs
         case "no-worker":
@@ -204,6 +211,8 @@ def _button(problem: Problem) -> Button | None:
     match problem.remedy:
         case "resume-queue":
             return Button("Resume queue", f"/queues/{problem.queue}/resume", hint=problem.queue)
+        case "resume-limit":
+            return Button("Resume it", "/limits/resume", fields={"name": problem.subject}, hint=problem.subject)
         case "resume-schedule":
             return Button("Resume the schedule", f"/schedules/{problem.subject}/resume", hint=problem.subject)
         case "trigger":

@@ -33,11 +33,11 @@ class Row(NamedTuple):
 
 
 class Token(NamedTuple):
-    """The next token of a key. `at` None: there is one, or it comes within a second."""
+    """The tokens of a key. `soon`: the next one comes within a second; `at`: it comes later."""
 
     whole: int
     most: int
-    now: bool
+    soon: bool
     at: datetime | None
 
 
@@ -54,8 +54,8 @@ class Of(NamedTuple):
 
 def look(view: View) -> Mapping[str, Any]:
     text = view.query.get("q", "").strip()[:_LONGEST]
-    usage, sums = view.site.usage(), view.site.usage().sums
-    found = view.site.memo.get("limits", view.admin.limits.all, fresh=0.5)
+    usage = view.site.usage()
+    found, sums = _all(view), usage.sums
     limits = [Of(each, sums.get(each.name, Sum()), _pause_of(each)) for each in found if _matches(text, each.name)]
     limits.sort(key=lambda each: (each.pause is None, -each.sum.waiting, -each.sum.held, each.limit.name))
     keys = [key for key in usage.keys if _matches(text, key.key)]
@@ -73,6 +73,10 @@ def look(view: View) -> Mapping[str, Any]:
     }
 
 
+def _all(view: View) -> Sequence[LimitStatus]:
+    return view.site.memo.get("limits", view.admin.limits.all, fresh=0.5)
+
+
 def _matches(text: str, name: str) -> bool:
     return text.casefold() in name.casefold()
 
@@ -81,9 +85,10 @@ def _keys(view: View, usage: Usage, keys: Sequence[KeyView]) -> dict[str, Any]:
     """For the table of keys."""
     shown = tuple(key.key for key in keys[:SIZE])
     holders = view.site.memo.get(("holders", shown), partial(_holders, view, keys[:SIZE]), fresh=0.5)
+    whole = {each.name: each.paused_until for each in _all(view) if each.paused_until is not None}
     return {
-        "keys": [_row(key, usage, holders.get(key.key, ())) for key in keys[:SIZE]],
-        "folded": [_row(key, usage, ()) for key in keys[SIZE : SIZE + FOLDED]],
+        "keys": [_row(key, usage, holders.get(key.key, ()), whole) for key in keys[:SIZE]],
+        "folded": [_row(key, usage, (), whole) for key in keys[SIZE : SIZE + FOLDED]],
         "left": max(0, len(keys) - SIZE - FOLDED),
         "total": len(keys),
         "complete": usage.complete,
@@ -96,20 +101,23 @@ def _holders(view: View, keys: Iterable[KeyView]) -> dict[str, Sequence[JobView]
     return {key.key: [light(job) for job in of(key.key, number=_HOLDERS)] for key in keys if key.held}
 
 
-def _row(key: KeyView, usage: Usage, holders: Sequence[JobView]) -> Row:
+def _row(key: KeyView, usage: Usage, holders: Sequence[JobView], whole: Mapping[str, float]) -> Row:
+    """`whole`: until when whole limits are paused."""
     places = key.bounds.concurrency
     share = None if places is None else key.held / places
-    pause = None if key.paused_until is None else Paused(key.key, key.paused_until, key.why, None)
+    pause = None
+    if key.paused_until is not None:
+        name = key.limit if whole.get(key.limit, 0.0) >= key.paused_until else key.key
+        pause = Paused(name, key.paused_until, key.why, None)
     return Row(key, share, holders, usage.oldest.get(key.key), _token(key, usage.at), pause)
 
 
 def _token(key: KeyView, now: datetime) -> Token | None:
     if key.tokens is None or key.bounds.rate is None:
         return None
-    left = key.next_token
-    later = left is not None and left >= 1
-    at = (now + timedelta(seconds=left or 0.0)).replace(microsecond=0) if later else None  # a moment that stands still
-    return Token(max(int(key.tokens), 0), key.bounds.rate.burst, left == 0, at)
+    left = 0.0 if key.paused_until is not None or key.next_token is None else key.next_token
+    at = (now + timedelta(seconds=left)).replace(microsecond=0) if left >= 1 else None  # a moment that stands still
+    return Token(max(int(key.tokens), 0), key.bounds.rate.burst, 0 < left < 1, at)
 
 
 def _pause_of(limit: LimitStatus) -> Paused | None:
@@ -142,7 +150,7 @@ def look_at_one(view: View) -> Mapping[str, Any]:
         return {**shown, "sum": usage.sums.get(template, Sum()), **_keys(view, usage, usage.keys)}
     found: KeyStatus = memo.get(("key", name), lambda: reads.key(name), fresh=0.3)
     at = memo.get("now", view.admin.now, fresh=0.3)
-    row = _row(found.key, Usage((), {}, complete=True, at=at), found.holders)
+    row = _row(found.key, Usage((), {}, complete=True, at=at), found.holders, {})
     changed = {} if name == template else {"set": found.set, "set_by": found.set_by}
     return {**shown, **changed, "bounds": found.key.bounds, "pause": found.pause, "one": row, "next": found.parked}
 
