@@ -19,6 +19,8 @@ LINKS = "stores/postgres/links.py"
 EDGES = "unit/test_postgres_waiting.py"
 HELD_ROWS = "unit/test_postgres_held_rows.py"
 LIVES = "WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)"
+LIMITS, SERVING = "stores/postgres/limits.py", "stores/postgres/serving.py"
+PLACES, RATES = "stores/places.py", "core/limits.py"
 TABLE = Table(
     (
         Guard("a flow is made by one call", LINKS, "if len(made) < len(wanted):", "if not wanted:"),
@@ -110,10 +112,10 @@ TABLE = Table(
         Guard("a suspended job is asked", LINKS, "        yield ASK, list(rows)\n", ""),
         Guard("a wait times out at its time", ADMISSION, "OR w.wait_until <= @now", "OR w.wait_until IS NOT NULL"),
         Guard("a wait times out at its time", ADMISSION, "wait_until IS NOT NULL AND wait_until <= @now\n", "wait_until IS NULL AND wait_until <= @now\n"),
-        Guard("a wait that has timed out is over", ADMISSION, "        self._write(TIME_OVER, ids)\n", ""),
+        Guard("a wait that has timed out is over", ADMISSION, "over = self._rows(TIME_OVER, EXPIRED, ids)", "over = list[tuple[str]]()"),
         Guard("a signal arrives once", WAITING, "_REPLACE if replace else \"NOTHING\"", "_REPLACE"),
         Guard("an ended job gets no signal", WAITING, "if state in ENDED:", "if False:"),
-        Guard("nothing is admitted beside an older worker", WAITING, "        if outdated:\n", "        if False:\n"),
+        Guard("nothing is admitted beside an older worker", WAITING, "        if protocol < LINKS_PROTOCOL:\n", "        if False:\n"),
         Guard("a gatherer that ends early takes along what it gathers", ADMISSION, "if mine and state is not State.COMPLETED:", "if False:"),
         Guard("a gatherer that completed cancels nothing", ADMISSION, "if mine and state is not State.COMPLETED:", "if mine:"),
         Guard("a gatherer cancels only what it gathers", ADMISSION, "if mine and state is not State.COMPLETED:", "if state is not State.COMPLETED:"),
@@ -151,6 +153,41 @@ TABLE = Table(
         Guard("what a landed swap enqueued is not enqueued again", SCHEDULES, "if drafts and stands == old != new:", "if drafts:"),
         Guard("a note ends with its time", SCHEDULES, "SELECT value, coalesce(expires_at > @now, true)", "SELECT value, true"),
         Guard("a note ends with its time", SCHEDULES, " AND coalesce(expires_at > @now, true) ORDER", " ORDER"),
+        # ── limits ──
+        Guard("no more of a key are admitted than it has places", RATES, "bounds.concurrency - held", "bounds.concurrency"),
+        Guard("a job needs a place of each of its keys", PLACES, "next((each.key for each in states if each.room() == 0), None)", "None"),
+        Guard("a job is parked under the key that refuses it", SERVING, "            self._write(MOVE, *map(list, zip(*moved, strict=True)))", "            pass"),
+        Guard("an end frees the places of its job", WAITING_SCHEMA, "WITH freed AS (DELETE FROM @.places WHERE job_id = NEW.id RETURNING key, limit_name)", "WITH freed AS (SELECT key, limit_name FROM @.places WHERE job_id = NEW.id)"),
+        Guard("an end frees the places of its job", WAITING_SCHEMA, "WITH freed AS (DELETE FROM @.places WHERE job_id = OLD.id RETURNING key, limit_name)", "WITH freed AS (SELECT key, limit_name FROM @.places WHERE job_id = OLD.id)"),
+        Guard("what frees a place asks for its key", WAITING_SCHEMA, "SELECT key, limit_name FROM freed ORDER BY key;", "SELECT key, limit_name FROM freed WHERE false;", times=2),
+        Guard("a job that is parked asks for its key", DRAFTS, "FROM stored WHERE parked IS NOT NULL)", "FROM stored WHERE false)"),
+        Guard("a job that is parked asks for its key", WAITING_SCHEMA, "    INSERT INTO @.key_asks (key, limit_name) VALUES (NEW.limits::json -> 0 ->> 0, NEW.limits::json -> 0 ->> 1);\n", ""),
+        Guard("only admit queues a job with limits", WAITING_SCHEMA, "WHEN 'queued' THEN OLD.state <> 'queued' AND (OLD.parked IS NULL OR NEW.parked IS NOT NULL)", "WHEN 'queued' THEN false"),
+        Guard("of those that are parked the more urgent goes first, then the one that was due first", SERVING, "ORDER BY (-priority), due_at, id LIMIT a.want", "ORDER BY due_at, id LIMIT a.want"),
+        Guard("of those that are parked the more urgent goes first, then the one that was due first", SERVING, "ORDER BY (-priority), due_at, id LIMIT a.want", "ORDER BY (-priority), id LIMIT a.want"),
+        Guard("an admitted job stands behind what was queued before", SERVING, "wait_until = NULL, run_at = @now WHERE", "wait_until = NULL WHERE"),
+        Guard("no more begin in a period than the rate says", RATES, "(self.most + 1 - self.burst)", "self.most"),
+        Guard("a begin takes a token", WAITING_SCHEMA, "    SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun ORDER BY key;", "    SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun WHERE false;"),
+        Guard("what has not begun keeps its token", RATES, "int(bucket.tokens + 1e-9) - unbegun", "int(bucket.tokens + 1e-9)"),
+        Guard("a key is looked at when its next token comes", SERVING, "self._dues[key] = self._states[key].due(self._now)", "pass"),
+        Guard("a clock that is set back adds no token, and stops nobody", RATES, "max(now - self.at, 0.0)", "abs(now - self.at)"),
+        Guard("a clock that is set back adds no token, and stops nobody", SERVING, "WHERE due IS NOT NULL AND due_found_at > now.at", "WHERE due IS NOT NULL AND false"),
+        Guard("what an operator has set comes before what is declared", PLACES, "(key.set if key else None, limit.set, limit.declared)", "(limit.declared, limit.set, key.set if key else None)"),
+        Guard("a limit that is retired limits nothing", PLACES, "if limit is None or limit.retired_at is not None:", "if limit is None:"),
+        Guard("a change of a limit asks for its keys", LIMITS, "            connection.execute(self._sql(ASK), ask)\n", "            pass\n"),
+        Guard("a paused key admits nobody", PLACES, "        if self.paused_until is not None:\n            return 0\n", ""),
+        Guard("a job that snoozes may pause its key", PLACES, "if not until or (row", "if True or (row"),
+        Guard("of two changes of a limit one lands", LIMITS, " AND rev = %s\"\nREMOVE", " AND rev >= 0 * %s\"\nREMOVE"),
+        Guard("no place is given to a queue that nobody serves", SERVING, "served.intersection(self._known[key].queues)", "set(self._known[key].queues)"),
+        Guard("a queue that was passed over is found when it is served again", SERVING, "idle = [(queue, *known.key) for queue, known in lanes if queue not in served]", "idle = []"),
+        Guard("the places of a queue that nobody serves go back", LIMITS, "p.queue <> ALL (served.names),", "false,"),
+        Guard("a place that is not begun for long goes to a queue that waits", LIMITS, "if row[4] or row[5]]", "if row[4]]"),
+        Guard("a place that nobody else waits for is left", LIMITS, "\n            WHERE q.name <> p.queue)", ")"),
+        Guard("a slow queue comes last", SERVING, "[each.slow_queue if each.slow_until > self._now else None for each in states]", "[None for each in states]"),
+        Guard("a job that expires while it is parked is cancelled", ADMISSION, "        state = CASE WHEN parked IS NULL THEN state ELSE 'cancelled' END,\n", ""),
+        Guard("no job with limits is admitted beside a worker that knows none", WAITING, "limited, most = protocol >= PROTOCOL,", "limited, most = True,"),
+        Guard("of two that give places one counts after the other", SERVING, "pg_advisory_xact_lock({_SERVING}", "pg_advisory_xact_lock_shared({_SERVING}"),
+        Guard("a parked job that is locked keeps the ask of its key", SERVING, "            self._done.left += self._ask(waits) if waits else []\n", ""),
     ),
     absent={
         "only a waiting job is admitted": "a look reads its state under its lock, and its admission asks again: each alone keeps it",
