@@ -22,7 +22,7 @@ from playwright.sync_api import Page, ViewportSize, expect
 from conformance.factories import World, claim, draft, finish, put, start
 from tenure.config import load
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Cancelled, Completed, Crashed, Lease, State
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, State
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.ports import Filter, Progress, Store
@@ -223,6 +223,40 @@ def test_in_trouble_of_every_size_the_overview_is_at_most_three_screens(night: N
         assert height <= 3 * size["height"], (size, height)
     page.set_viewport_size(WIDE)
     assert page.evaluate("document.documentElement.scrollHeight") <= 3 * WIDE["height"]
+
+
+def test_on_a_phone_a_long_list_is_folded_until_all_of_it_is_asked_for(night: Night, visits: Visits) -> None:
+    store, timetable = night.store, Timetable(night.store, PollNotifier())
+    worker = start(store, id="shop-2-1-aa", lease=86_400.0, slots=60, queues=("many",))
+    for ends in ("dies", "runs", "waits"):
+        for number in range(30):
+            put(store, id=new_id(), queue="many", task=f"{ends}_{number}", payload='{"user": 4711}')
+        for claimed in claim(store, worker, 30, queue="many") if ends != "waits" else ():
+            lease = Lease(claimed.id, claimed.attempt, worker)
+            assert ends == "runs" or finish(store, lease, Failed(f"order {claimed.id}", final=True)) is State.DEAD
+    for number in range(30):
+        put(store, id=new_id(), queue=f"queue-{number}")
+        job = draft(id="", task=f"task{number}", queue="many")
+        timetable.put(Schedule(name=f"schedule-{number:02}", rule="every 1h", job=job))
+    for _ in range(12):
+        night.world.advance(3600)
+        timetable.fire_due()
+    page = visits(night.url, viewport=PHONE)
+    heights = dict[str, float]()
+    for path in ("/jobs", "/dead", "/queues", "/workers", "/schedules", "/schedules/schedule-07", "/ticks", "/tasks"):
+        page.goto(path)
+        heights[path] = page.evaluate("document.documentElement.scrollHeight") / PHONE["height"]
+    assert max(heights.values()) <= 3, heights
+
+    page.goto("/dead")
+    letters = page.get_by_role("table", name="Dead letters").locator("tbody tr:visible")
+    expect(letters).to_have_count(5)
+    page.get_by_label("Show all 25 rows").check()
+    expect(letters).to_have_count(25)
+    (claimed,) = claim(store, worker, 1, queue="many")
+    finish(store, Lease(claimed.id, claimed.attempt, worker), Failed("the last one", final=True))
+    expect(letters.first).to_contain_text("the last one")  # an update folds nothing
+    expect(letters).to_have_count(25)
 
 
 #: Times that stick out of what they stand in, and what overlaps in a card: a time of another day is long.
