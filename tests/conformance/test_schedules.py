@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -837,6 +838,26 @@ def test_a_rename_lands_only_from_the_rev_that_was_read_and_on_a_free_name(store
         False,
     ]
     assert [each.schedule.name for each in store.schedules()] == ["new", "taken"]
+
+
+def test_of_renames_at_one_moment_one_gets_the_name(world: World) -> None:
+    """To one free name; to each other's names, which lands for neither; and both away from one name."""
+    here, there = world.store(), world.store()
+
+    def renamed(store: Store, of: str, new: str) -> Callable[[], list[bool]]:
+        (stands,) = store.schedules([of])
+        return partial(store.change, [Change(schedule=stands.schedule.but(name=new), former=of)])
+
+    for n in range(10):
+        names = [f"one{n}", f"two{n}"]
+        for name in names:
+            made(here, name=name)
+        both = (renamed(store, name, f"both{n}") for store, name in zip((here, there), names, strict=True))
+        assert sorted(race(*both)) == [[False], [True]]
+        (left,) = [name for name in names if here.schedules([name])]
+        swaps = renamed(here, left, f"both{n}"), renamed(there, f"both{n}", left)
+        assert race(*swaps) == [[False], [False]]
+        assert sorted(race(renamed(here, left, f"x{n}"), renamed(there, left, f"y{n}"))) == [[False], [True]]
 
 
 def test_a_run_from_before_a_rename_is_replayed_as_a_plain_job(store: Store) -> None:

@@ -11,7 +11,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tenure.errors import StoreAway
+import psycopg
+
+from tenure.errors import BadData, StoreAway
 from tenure.ports import Draft
 from tenure.ports.schedules import (
     REPLACED,
@@ -167,7 +169,16 @@ class PostgresSchedules(PostgresBase):
 
     def change(self, changes: Sequence[Change]) -> list[bool]:
         """Changes of the same schedule are made one after another, those of different schedules together."""
-        return self._locking(lambda connection: self._change_all(connection, changes))
+
+        def step(connection: Connection) -> list[bool]:
+            return self._change_all(connection, changes)
+
+        try:
+            return self._locking(step)
+        except BadData as error:  # a schedule just got a name that was free when the statement began: now it is not
+            if not isinstance(error.__cause__, psycopg.errors.UniqueViolation):
+                raise
+        return self._locking(step)
 
     def _change_all(self, connection: Connection, changes: Sequence[Change]) -> list[bool]:
         landed: set[int] = set()
