@@ -28,6 +28,7 @@ from tenure.config import Settings
 from tenure.core.durations import Duration, seconds
 from tenure.core.imports import import_named
 from tenure.core.retry import Retry
+from tenure.core.signatures import signature_of
 from tenure.errors import InvalidOption
 from tenure.operations.app_limits import WithLimits
 from tenure.ports import Notifier, Store
@@ -383,7 +384,7 @@ def _policy(settings: Settings, own: Retry) -> Retry:
 def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callable[..., Any]:
     if not (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
         raise InvalidOption(f"@jobs.{what}: expected a function with one `yield`, plain or async, got {fn!r}")
-    takes = inspect.signature(fn).parameters.values()
+    takes = signature_of(fn).parameters.values()
     if len([each for each in takes if each.default is each.empty]) != parameters:
         raise InvalidOption(f"@jobs.{what}: {fn.__name__} must take {'only the job' if parameters else 'nothing'}")
     return fn

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -267,6 +268,25 @@ def test_a_forward_reference_is_resolved_on_first_use() -> None:
 @dataclass
 class Later:
     n: int
+
+
+LATE = ["from __future__ import annotations", *[""] * (sys.version_info >= (3, 14))]  #: what evaluates annotations late
+
+
+@pytest.mark.parametrize("first", LATE)
+def test_a_declaration_does_not_need_what_its_annotations_name(first: str) -> None:
+    text = f"""{first}
+@jobs.around
+def timed(job: Imported) -> Iterator[None]: yield
+@jobs.task
+def forward(later: Below, n: int = 1) -> None: ...
+Below = int
+"""
+    jobs = Tenure("memory:")
+    exec(compile(text, "app.py", "exec", dont_inherit=True), {"jobs": jobs})
+    forward = jobs.tasks["forward"]
+    assert forward.arguments.load('{"later":2}') == ((2, 1), {})
+    assert str(forward.arguments) == "(later: Below, n: int = 1)"
 
 
 def test_an_annotation_known_to_type_checkers_only_gives_a_sentence() -> None:

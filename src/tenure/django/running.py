@@ -18,6 +18,7 @@ from django.utils.json import normalize_json
 from msgspec import UNSET
 
 from tenure.core.retry import Fail, Snooze
+from tenure.core.signatures import signature_of
 from tenure.django import jobs
 from tenure.django.connections import connection_lost
 from tenure.django.results import local, result_of, started
@@ -36,7 +37,7 @@ STORED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 def signature(task: DjangoTask) -> inspect.Signature:
     """What its callers give."""
-    found = inspect.signature(task.func)
+    found = signature_of(task.func)
     names = list(found.parameters.values())
     return found.replace(parameters=names[1:]) if task.takes_context else found
 

@@ -24,6 +24,7 @@ from typing import (
 import msgspec
 
 from tenure.core.sealed import ALTERED, is_sealed, why_sealed
+from tenure.core.signatures import signature_of
 from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption, Locked
 from tenure.tasks.ended import Ended
@@ -291,7 +292,7 @@ class Arguments:
     def __init__(self, task: str, fn: Callable[..., object]) -> None:
         self._task = task
         self._fn = fn
-        self._all = list(inspect.signature(fn).parameters.values())
+        self._all = list(signature_of(fn).parameters.values())
         self._codec: _Codec | None = None
         for parameter in self._all:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
