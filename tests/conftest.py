@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Thread
 from threading import enumerate as living_threads
 from time import monotonic
@@ -38,7 +39,21 @@ def memory(_: Path) -> Callable[[Clock], Store]:
 def sqlite(folder: Path) -> Callable[[Clock], Store]:
     from tenure.stores.sqlite import SqliteStore
 
-    return lambda clock: SqliteStore(str(folder / "tenure.db"), clock=clock)
+    path = folder / "tenure.db"
+    path.write_bytes(_migrated())
+    return lambda clock: SqliteStore(str(path), clock=clock)
+
+
+@functools.cache
+def _migrated() -> bytes:
+    """An empty database: to make one takes longer than most tests."""
+    from tenure.stores.sqlite import SqliteStore
+
+    with TemporaryDirectory() as folder:
+        store = SqliteStore(f"{folder}/tenure.db")
+        store.migrate()
+        store.close()
+        return Path(folder, "tenure.db").read_bytes()
 
 
 _schemas = count(1)
@@ -60,15 +75,16 @@ def _leave_empty() -> None:
     """The next worlds take the schemas of those that were closed: to make one takes longer than most tests."""
     while _taken:
         schema = _taken.pop()
-        with _emptying().transaction():
-            # The deletion of a job may store asks, so these go last.
-            named = "SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY tablename LIKE '%%asks'"
-            tables = _emptying().execute(named, [schema]).fetchall()
-            for (table,) in tables:
-                if table != "migrations":
-                    name = sql.Identifier(schema, table)
-                    _emptying().execute(sql.SQL("DELETE FROM {}").format(name))
+        _emptying().execute(_deletions(schema))
         _left.append(schema)
+
+
+@functools.cache
+def _deletions(schema: str) -> bytes:
+    """One message, which is one transaction. The deletion of a job may store asks, so these go last."""
+    named = "SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY tablename LIKE '%%asks'"
+    tables = [table for (table,) in _emptying().execute(named, [schema]) if table != "migrations"]
+    return b"; ".join(sql.SQL("DELETE FROM {}").format(sql.Identifier(schema, each)).as_bytes() for each in tables)
 
 
 @functools.cache

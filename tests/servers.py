@@ -659,8 +659,9 @@ def shared_postgres() -> Databases:
         elsewhere = Databases(url)
         atexit.register(elsewhere.drop_databases)
         return elsewhere
-    server = Postgres()
+    server = Postgres({"fsync": "off", "scram_iterations": 1})  # it is never killed, and tests connect very often
     atexit.register(server.close)
+    server.execute(f"ALTER ROLE tenure PASSWORD '{urlsplit(server.url()).password}'")  # initdb's took 4096 iterations
     return server
 
 

@@ -44,25 +44,21 @@ class Script:
 
 
 class Scripts:
-    """The scripts for one server, each composed on its first use."""
+    """The scripts for one server."""
 
     def __init__(self, *, given_time: bool, rings: bool) -> None:
         self.server_version: tuple[int, int] = SHEBANG_SINCE
         self._given_time, self._rings = given_time, rings
-        self._composed: dict[str, Script] = {}
 
     @property
     def shebang(self) -> bool:
         return self.server_version >= SHEBANG_SINCE
 
     def load(self, name: str) -> Script:
-        found = self._composed.get(name)
-        if found is None:
-            found = compose(name, shebang=self.shebang, given_time=self._given_time, rings=self._rings)
-            self._composed[name] = found
-        return found
+        return compose(name, shebang=self.shebang, given_time=self._given_time, rings=self._rings)
 
 
+@cache  # composing takes some 3 ms, longer than most scripts run, and all stores of a process share them
 def compose(name: str, *, shebang: bool, given_time: bool, rings: bool) -> Script:
     """`lua/NAME.lua` with the code that all scripts share. Its first line has its flags, such as `allow-oom`."""
     first, _, rest = _text(name).partition("\n")

@@ -125,8 +125,7 @@ def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
     for line in lines:
         fields = line.split()
         point, kind = fields[4].replace("\\040", " "), fields[fields.index("-") + 1]
-        inside = path == Path(point) or Path(point) in path.parents
-        if inside and len(point) >= len(best[0]):
+        if len(point) >= len(best[0]) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
             best = (point, kind)
     return best[1]
 
