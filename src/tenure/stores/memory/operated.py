@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from tenure.core.lifecycle import ENDED, State, legal
 from tenure.ports import Answer, Edit, JobView, Landed, NotLanded
@@ -37,7 +38,7 @@ class MemoryOperated(MemoryBase):
         refused = self._open_again(view)
         if refused:
             return refused
-        fresh = dict.fromkeys(FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
+        fresh: dict[str, Any] = dict.fromkeys(FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
         if edit:
             row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
             fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
