@@ -32,7 +32,7 @@ from tenure.backends import open_notifier, open_store
 from tenure.config import load
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import ENDED, LIVE, Key
+from tenure.core.lifecycle import ENDED, LIVE, Key, State
 from tenure.liveness.host import new_token, pid_namespace
 from tenure.ports import AttemptView, Draft, Filter, JobView, Listener, Notifier, Permits, Store, WorkerIdentity
 
@@ -114,7 +114,7 @@ class Walk:
         self._draw = random.Random(SEED)
         self.walked: list[str] = []
         self.torn: list[str] = []  #: what a client's death has left by halves
-        self.left: list[str] = []  #: jobs of a queue that nobody serves
+        self.left = ""  #: a job of a queue that nobody serves
         self._broken = threading.Event()
         self._releases, self._lost = count(1), count(10_000_000)
         self.supervisors = [self._supervisor() for _ in range(2)]
@@ -291,10 +291,18 @@ class Walk:
 
     def _leave_a_queue(self) -> None:
         """A job that was given its place because a worker, never heard of again, served its queue."""
+        store = self.site.store
+        if self.left and (view := store.get(self.left)) is not None and view.state is State.QUEUED:
+            return  # its place was not taken back yet
+        self._forget_left()
         self._lost_worker("left")
-        self.left.append(new_id())
+        self.left = new_id()
         keys = (Key("left", "left"),)
-        self.site.store.enqueue([Draft(id=self.left[-1], task="plain", payload="{}", queue="left", limits=keys)])
+        store.enqueue([Draft(id=self.left, task="plain", payload="{}", queue="left", limits=keys)])
+
+    def _forget_left(self) -> None:
+        """The client counts what is live, and nobody would ever run it."""
+        self.site.store.cancel([self.left] if self.left else [], "nobody serves its queue")
 
     def _lost_worker(self, queue: str) -> str:
         pid = next(self._lost)
@@ -385,7 +393,7 @@ class Walk:
         assert self.embedded.code() in (0, -signal.SIGKILL, -signal.SIGTERM), self.embedded.told()
         self.guard_is_free()
         assert Other(self, "migration", "tenure", "migrate", env=_where(self._fresh)).code() == 0
-        self.site.store.cancel(self.left, "nobody serves its queue")
+        self._forget_left()
         self.site.until(lambda: not self._live(), "the end of all jobs", PATIENCE)
         self._start_supervisors()  # one may have died at its last point
         self.site.until(lambda: all(each.workers() for each in self.supervisors), "supervisors that can hear a signal")

@@ -35,7 +35,7 @@ SHARES = {
 class LimitedStorm(Storm):
     """…whose jobs have one or two limits each."""
 
-    app, slots = "crash.limited", 20
+    app, slots, spares = "crash.limited", 20, 1  # a new worker is there at once: there is something to kill
     env = {**Storm.env, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE.parent}"}
 
     def __init__(self, site: Site, kills: int, seed: int) -> None:

@@ -55,7 +55,7 @@ class Report:
 
 
 class Storm:
-    app, slots = "shop", SLOTS
+    app, slots, spares = "shop", SLOTS, 0
     env: Mapping[str, str] = {"TENURE_LOG_LEVEL": "warning"}
 
     def __init__(self, site: Site, jobs: int, kills: int, seed: int) -> None:
@@ -85,7 +85,9 @@ class Storm:
         return shop.jobs.enqueue_many([shop.effect.bind(round(seconds, 3)) for seconds in self._seconds])
 
     def _start(self, workers: int) -> Supervised:
-        return self._site.supervisor(app=self.app, workers=workers, concurrency=self.slots, env=self.env)
+        return self._site.supervisor(
+            app=self.app, workers=workers, concurrency=self.slots, spares=self.spares, env=self.env
+        )
 
     def _left(self) -> int:
         return sum(sum(view.counts.values()) for view in self._site.store.queues())
@@ -98,7 +100,7 @@ class Storm:
             self._killed.update(dict.fromkeys(workers, now))
             self._count["supervisor"] += 1
             chosen.kill()
-            self._site.until(lambda: not any(map(alive, workers)), "workers to die with their supervisor")
+            self._site.until(lambda: not any(map(alive, workers)), "workers to die with their supervisor", 120)
             supervisors[place] = self._start(SIZES[place])
         else:
             self._killed[victim] = boot()
