@@ -520,7 +520,7 @@ class Judge:
             runs = [run for job, name in names.items() if name in tasks for run in self.runs.get(job, ())]
             if (most := most_at_once(runs)) > places:
                 yield f"{most} jobs of {limit} ran at once, and {places} may"
-        for view in self.site.store.keys():
+        for view in self.site.store.keys(limit=1000):
             if view.held or view.waiting:
                 yield f"{view.held} places of {view.key} are held, {view.waiting} jobs wait for one, and no job is live"
 

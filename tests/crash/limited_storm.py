@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import ClassVar
 
 from tenure.tasks.handle import JobHandle
 
@@ -36,7 +37,7 @@ class LimitedStorm(Storm):
     """…whose jobs have one or two limits each."""
 
     app, slots, spares = "crash.limited", 20, 1  # a new worker is there at once: there is something to kill
-    env = {**Storm.env, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE.parent}"}
+    env: ClassVar[Mapping[str, str]] = {**Storm.env, "PYTHONPATH": f"{SOURCE}{os.pathsep}{HERE.parent}"}
 
     def __init__(self, site: Site, kills: int, seed: int) -> None:
         super().__init__(site, 1, kills, seed)
@@ -65,7 +66,7 @@ class LimitedStorm(Storm):
         for key, places in limited.PLACES.items():
             if self.at_once[key] > places:
                 report.wrong.append(f"{self.at_once[key]} jobs of {key} ran at once, and {places} may")
-        for view in self._site.store.keys():
+        for view in self._site.store.keys(limit=1000):
             if view.held or view.waiting:
                 report.wrong.append(f"{view.held} places of {view.key} are held, {view.waiting} jobs wait for one")
         return report

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import ClassVar
 
 from tenure.ports import Filter, JobView
 from tenure.tasks.handle import JobHandle
@@ -56,7 +57,7 @@ class Report:
 
 class Storm:
     app, slots, spares = "shop", SLOTS, 0
-    env: Mapping[str, str] = {"TENURE_LOG_LEVEL": "warning"}
+    env: ClassVar[Mapping[str, str]] = {"TENURE_LOG_LEVEL": "warning"}
 
     def __init__(self, site: Site, jobs: int, kills: int, seed: int) -> None:
         self._site, self._kills, self._seed = site, kills, seed
