@@ -372,7 +372,7 @@ CASES = {
     ),
     "limit-paused": Case(
         "limit-paused:shop:{shop}",
-        "shop:{shop} is paused by ada for 10m1s, until somebody resumes it (too many 429): 2 jobs wait, for up to 10m1s",
+        "is paused by ada for 10m1s, until somebody resumes it (too many 429): 2 jobs wait, for up to 10m1s",
         a_limit_is_paused,
         it_is_resumed,
     ),
@@ -441,7 +441,9 @@ def test_the_release_before_reads_no_note_and_delivers_each_message_of_a_newer_k
 
     for text in scene.store.notes(PREFIX).values():
         msgspec.json.decode(text, type=OldIncident)
-    assert [each.key for each in open_incidents(scene.store) if each.kind == name.partition(",")[0]] == [CASES[name].key]
+    assert [each.key for each in open_incidents(scene.store) if each.kind == name.partition(",")[0]] == [
+        CASES[name].key
+    ]
     sent = scene.store.search(Filter(queue=QUEUE), limit=100).jobs
     assert sent
     for job in sent:

@@ -8,10 +8,12 @@ import pytest
 
 from conformance.factories import World, claim, draft, put
 from conformance.scene import Scene, paused_and_late
+from conformance.test_limits import SHOP, declare, limited
 from tenure.core.lifecycle import Lease
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations import hangs
 from tenure.operations.access import Access
+from tenure.operations.admin import Admin
 from tenure.operations.causes import Case, Problem, attributed, cases
 from tenure.operations.schedules import ScheduleReads
 from tenure.ports import Progress
@@ -207,6 +209,25 @@ def test_a_job_that_hangs_and_a_run_that_is_too_long_are_one_cause(scene: Scene)
         ("stuck-jobs:work", "slots-held:default"),
         ("too-long:nightly", "slots-held:default"),
     ]
+
+
+@pytest.mark.parametrize(
+    "what", ["limit-paused:shop:{shop}", "limit-paused:shop:7", "queue-paused:default", "no-worker:queue default"]
+)
+def test_what_keeps_the_places_of_a_key_from_its_jobs_is_told_as_the_cause(scene: Scene, what: str) -> None:
+    kind, _, name = what.partition(":")
+    scene.worker(*(("mail",) if kind == "no-worker" else ()))
+    declare(scene.store, SHOP.limit, 1)
+    limited(scene.store)
+    if kind == "limit-paused":
+        Admin(scene.store, PollNotifier()).limits.pause(name)
+    elif kind == "queue-paused":
+        scene.store.pause("default", paused=True)
+    scene.store.admit()
+    scene.passes(601)
+    assert shown(scene) == [(what, "")]
+    scene.passes(86_401)
+    assert ("limit-behind:shop:7", what) in shown(scene)
 
 
 def test_a_job_that_takes_as_long_as_its_task_does_hangs_not(scene: Scene) -> None:

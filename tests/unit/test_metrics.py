@@ -21,13 +21,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from conformance.factories import bring, put, running, start
+from conformance.test_limits import ALL, SHOP, declare, limited
+from conformance.test_waiting import settle_waits
 from tenure.cli.main import main
 from tenure.config import Settings, host_and_port, load
 from tenure.core.clock import system_clock
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import Key, State
 from tenure.errors import InvalidOption, StoreAway
 from tenure.events import Events, JobRescued, LeaseRefused
+from tenure.notifiers.poll import PollNotifier
 from tenure.operations import metrics
+from tenure.operations.admin import Admin
 from tenure.operations.metrics import METRICS, Page, Reader, Server, health, serve, text
 from tenure.ports import Rescued, Store
 from tenure.stores.sqlite import SqliteStore
@@ -170,6 +174,48 @@ def test_the_gauges_are_what_the_store_holds(store: Store, well: Vitals) -> None
     assert value(found, "tenure_slots", state="busy") == 2
     assert value(found, "tenure_slots", state="free") == 3
     assert value(found, "tenure_store_up") == 1
+
+
+def shop(store: Store, *waiting: int) -> None:
+    """Keys of one place, which is held, for each of which so many wait."""
+    start(store, boot_id=BOOT, lease=3600.0)
+    declare(store, SHOP.limit, 1)
+    for place, number in enumerate(waiting):
+        limited(store, Key(f"shop:{place}", SHOP.limit), number=number + 1)
+    settle_waits(store)
+
+
+def test_limits_are_told_in_sums_and_their_most_waited_for_keys_by_name(store: Store) -> None:
+    shop(store, 1, 3, 0)
+    Admin(store, PollNotifier()).limits.pause("shop:2", "1h")
+
+    found = samples(text(metrics.store_families(store)))
+
+    of = {"limit": SHOP.limit}
+    assert value(found, "tenure_limit_keys", state="known", **of) == 3
+    assert value(found, "tenure_limit_keys", state="paused", **of) == 1
+    assert value(found, "tenure_limit_places_held", **of) == 3
+    assert value(found, "tenure_limit_waiting", **of) == 4
+    for key, waiting, paused in (("shop:0", 1, 0), ("shop:1", 3, 0), ("shop:2", 0, 1)):
+        assert value(found, "tenure_key_places", key=key, **of) == 1
+        assert value(found, "tenure_key_places_held", key=key, **of) == 1
+        assert value(found, "tenure_key_waiting", key=key, **of) == waiting
+        assert value(found, "tenure_key_paused", key=key, **of) == paused
+        assert (value(found, "tenure_key_oldest_waiting_seconds", key=key, **of) > 0) is bool(waiting)
+
+
+def test_however_many_keys_there_are_labels_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MOST_KEYS", 2)
+    monkeypatch.setattr(metrics, "MOST_LIMITS", 1)
+    shop(store, 2, 1, 3, 0)
+    declare(store, ALL.limit, 1)
+    limited(store, ALL, number=2)
+    settle_waits(store)
+
+    found = samples(text(metrics.store_families(store)))
+
+    assert {dict(labels)["key"] for name, labels in found if name == "tenure_key_waiting"} == {"shop:2", "shop:0"}
+    assert [dict(labels)["limit"] for name, labels in found if name == "tenure_limit_waiting"] == [SHOP.limit]
 
 
 def test_buckets_add_up_and_what_is_longer_than_all_is_counted_too(store: Store, well: Vitals) -> None:
@@ -646,6 +692,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_check_prints_the_metrics_of_the_store_for_a_textfile(run: Run, store: Store) -> None:
     put(store, queue="mail")
+    shop(store, 1)
 
     code, out = run("check", "--metrics")
 

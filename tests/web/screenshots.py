@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 from time import monotonic
+from urllib.parse import urlencode
 
 from playwright.sync_api import Page, expect
 
@@ -65,6 +66,10 @@ TEXTS = {
     "signal name": "approved",
     "signal value": "grace",
     "wait": "it waits for the signal approved",
+    "limit": "customer:{customer}",
+    "key": "customer:4711",
+    "app": "billing.tasks",
+    "limit pause": "too many 429",
     "schedule": "nightly-invoices",
     "paused schedule": "nightly-digest",
     "pause reason": "holidays",
@@ -86,6 +91,10 @@ def pages(stocked: Stock) -> dict[str, str]:
         "bulk": f"/jobs/bulk?verb=delete&all=yes&queue={TEXTS['queue']}",
         "job-waiting": f"/jobs/{jobs['waiting']}",
         "job-signal": f"/jobs/{jobs['signalled']}",
+        "job-parked": f"/jobs/{jobs['parked']}",
+        "limits": "/limits",
+        "limit": f"/limits/show?{urlencode({'name': stocked.key.limit})}",
+        "limit-key": f"/limits/show?{urlencode({'name': stocked.key.key})}",
         "flows": "/flows",
         "flow": f"/flows/{stocked.flow}",
         "tasks": "/tasks",

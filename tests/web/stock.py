@@ -10,11 +10,12 @@ from datetime import timedelta
 from tenure.config import Settings
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Cancelled, Completed, Crashed, Edge, Failed, Lease, Outcome, Suspended
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Edge, Failed, Key, Lease, Outcome, Suspended
+from tenure.core.limits import Bounds
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
-from tenure.ports import Draft, Links, Progress, Store, WorkerIdentity
+from tenure.ports import Draft, LimitRow, Links, Progress, Store, WorkerIdentity
 from tenure.ports.schedules import Change, Status, Tick
 from tenure.schedules.declarations import schedule
 from tenure.schedules.timetable import Timetable
@@ -25,12 +26,13 @@ Say = Callable[[str], str]  #: the text for a field, by its name
 
 @dataclass(frozen=True)
 class Stock:
-    """Ids of its jobs by what they show, names of its schedules, its living worker, and the id of its flow."""
+    """Ids of its jobs by what they show, names of its schedules, its living worker, the id of its flow, and a key."""
 
     jobs: dict[str, str]
     schedules: list[str]
     worker: str
     flow: str
+    key: Key
 
 
 def stock(store: Store, settings: Settings, say: Say) -> Stock:
@@ -59,9 +61,16 @@ def stock(store: Store, settings: Settings, say: Say) -> Stock:
         jobs[name] = _waiting(store, replace(_draft(say, name), links=links), "")
     while store.admit().more:
         pass
+    key = Key(say("key"), say("limit"))
+    assert store.change_limits([LimitRow(name=key.limit, declared=Bounds(1), source=say("app"))]) == [True]
+    for name in ("limited", "parked"):
+        jobs[name] = _waiting(store, replace(_draft(say, name), limits=(key,)), "")
+    while store.admit().more:
+        pass
     store.settle(gone.id, {}, Crashed(say("reason"), process_died=True, evidence={"signal": say("signal")}))
     admin = Admin(store, PollNotifier(), settings, who=say("who"))
     assert admin.jobs.replay_edited(jobs["edited"], {"name": say("new argument")}).landed
+    admin.limits.pause(key.key, why=say("limit pause"))
     store.pause(say("queue"), paused=True)
     with Trail(store).recorded(
         say("who"), say("action"), say("subject"), **{say("detail name"): say("detail")}
@@ -69,7 +78,7 @@ def stock(store: Store, settings: Settings, say: Say) -> Stock:
         said.append(say("outcome"))
     schedules = [_schedule(store, say, say(kind)) for kind in ("schedule", "paused schedule")]
     admin.schedules.pause(schedules[1], say("pause reason"))
-    return Stock(jobs, schedules, alive.id, flow)
+    return Stock(jobs, schedules, alive.id, flow, key)
 
 
 def _worker(say: Say, name: str) -> WorkerIdentity:

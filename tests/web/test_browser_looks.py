@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
@@ -59,7 +59,7 @@ def stocked(live: System) -> Stock:
     return stock(live.store, load({"url": live.store.url}), say)
 
 
-_KINDS = ("processing", "completed", "crashed", "edited", "cancelled", "scheduled", "waiting", "signalled")
+_KINDS = ("processing", "completed", "crashed", "edited", "cancelled", "scheduled", "waiting", "signalled", "parked")
 
 
 def pages(stocked: Stock) -> list[str]:
@@ -79,6 +79,8 @@ def pages(stocked: Stock) -> list[str]:
         "/flows?stands=held&q=nowhere",
         f"/flows/{stocked.flow}",
         "/queues",
+        "/limits",
+        *(f"/limits/show?{urlencode({'name': name})}" for name in stocked.key),
         "/workers",
         "/schedules",
         f"/schedules/{stocked.schedules[0]}?since=2020-01-01T00:00&until=2020-01-03T00:00",

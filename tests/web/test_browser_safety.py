@@ -98,6 +98,7 @@ def test_no_text_of_a_job_a_worker_or_a_schedule_runs_and_each_is_shown_as_it_is
         "edited": ("who", "new argument", "argument"),
         "waiting": ("flow", "error"),
         "signalled": ("wait", "signal value"),
+        "parked": ("key",),
     }.items():
         page.goto(f"/jobs/{evil.jobs[kind]}")
         expect(page.locator("#live")).to_have_text("live")  # and what is streamed is in place, too
@@ -114,6 +115,10 @@ def test_no_text_of_a_job_a_worker_or_a_schedule_runs_and_each_is_shown_as_it_is
     expect(page.locator("main .graph a")).to_have_count(3)
     page.goto("/queues")
     shows(page, "queue")
+    page.goto("/limits")
+    shows(page, "limit", "key", "limit pause", "task")
+    follow(page, say("key"))
+    shows(page, "limit", "key", "limit pause", "app", "task")
     page.goto("/workers")
     shows(page, "worker", "host", "note", "lost worker", "message")
     page.goto("/dead")

@@ -47,7 +47,7 @@ def problems(store: Store, settings: Settings, queues: Sequence[QueueView] | Non
     facts = _Facts(store, settings, store.queues() if queues is None else queues)
     found = [*_of_schedules(facts), *_of_dead_letters(facts), *_of_queues(facts), *_of_unknown_tasks(facts)]
     found += _of_misfits(facts)
-    found += of_waits(store, settings, facts.now, facts.queues)
+    found += of_waits(store, settings, facts.now, facts.queues, facts.longest)
     hung = hangs(store, facts.now, facts.living, [queue.name for queue in facts.queues if queue.paused_at is None])
     blocked = dict[str, str]()
     for held in hung.held:
@@ -84,6 +84,10 @@ class _Facts:
         self.now = store.now()
         self.living = [row for row in everyone if ended_at(row, self.now) is None]
         self.dead = [row for row in everyone if ended_at(row, self.now) is not None]
+        waits = any(queue.counts.get(State.WAITING, 0) for queue in self.queues)
+        self.longest = store.waited_longest(limit=MOST_READ) if waits else []
+        #: By queue: for how many seconds a job has waited for a place of a limit, which its queue must be served for.
+        self.parked = {job.queue: self.age(job.run_at) for job in reversed(self.longest) if job.parked is not None}
         #: No worker, or no tick fired, for this long is normal while one process replaces another.
         self.patience = 2 * settings.lease
 
@@ -241,6 +245,7 @@ def _of_queues(facts: _Facts) -> Iterator[Problem]:
             count = queue.counts.get(State.QUEUED, 0)
             says = f"queue {queue.name}: {count:,} queued, the oldest due for {ago(oldest)}"
             yield Problem("queue-age", queue.name, says, queue=queue.name)
+        oldest = max(oldest, facts.parked.get(queue.name, 0.0))
         if oldest > facts.patience and queue.paused_at is None and facts.gone(partial(serves, queue.name)):
             yield Problem(
                 "no-worker",
@@ -254,9 +259,12 @@ def _of_queues(facts: _Facts) -> Iterator[Problem]:
 def _of_paused_queues(facts: _Facts, harmed: Collection[str]) -> Iterator[Problem]:
     """A queue that somebody paused is a problem once something of it is late."""
     for queue in facts.queues:
-        if queue.paused_at is not None and queue.name in harmed:
-            count, oldest = queue.counts.get(State.QUEUED, 0), ago(queue.oldest_queued or 0.0)
+        parked = facts.parked.get(queue.name, 0.0)
+        if queue.paused_at is not None and (queue.name in harmed or parked > facts.settings.alert_queue_age):
+            count, oldest = queue.counts.get(State.QUEUED, 0), ago(max(queue.oldest_queued or 0.0, parked))
             waits = f"{count:,} jobs wait in it, the oldest" if count != 1 else "a job waits in it,"
+            if not count:
+                waits = "jobs of it wait for a place of a limit, the oldest"
             yield Problem(
                 "queue-paused",
                 queue.name,

@@ -21,15 +21,16 @@ _MOST_LOOKED_AT = 10  #: of these letters of one task, whose waiting jobs are co
 _LONGEST_ERROR = 300
 
 
-def of_waits(store: Store, settings: Settings, now: datetime, queues: Sequence[QueueView]) -> Iterator[Problem]:
-    """Reads at most fifty dead letters that hold others, the fifty jobs that have waited longest, and paused limits."""
-    if not any(queue.counts.get(State.WAITING, 0) for queue in queues):
+def of_waits(
+    store: Store, settings: Settings, now: datetime, queues: Sequence[QueueView], longest: Sequence[JobView]
+) -> Iterator[Problem]:
+    """Reads fifty dead letters that hold others, and paused limits. `longest`: the jobs that have waited longest."""
+    if not longest:
         return
     held = dict[str, str]()
     for problem, jobs in _held(store):
         held |= dict.fromkeys(jobs, problem.key)
         yield problem
-    longest = store.waited_longest(limit=_MOST_READ)
     oldest = max((_waited(job, now) for job in longest), default=0.0)
     if oldest > 2 * settings.lease:
         yield from _held_up(store, longest, queues)
