@@ -116,7 +116,7 @@ def test_no_text_of_a_job_a_worker_or_a_schedule_runs_and_each_is_shown_as_it_is
     page.goto("/queues")
     shows(page, "queue")
     page.goto("/limits")
-    shows(page, "limit", "key", "limit pause", "task")
+    shows(page, "limit", "key", "limit pause")
     follow(page, say("key"))
     shows(page, "limit", "key", "limit pause", "app", "task")
     page.goto("/workers")
