@@ -88,6 +88,10 @@ def test_a_key_is_shown_with_its_holders_and_the_next(run: Run, busy: tuple[list
     assert [line.split("\t")[0] for line in held.splitlines()[2:]] == holders
     assert [line.split("\t")[0] for line in following.splitlines()[2:]] == parked
 
+    job = facts(run("jobs", "show", parked[0])[1])
+    assert (job["limits"], job["waits for"]) == ("shop:7", "for a place of shop:7")
+    assert f"2 of 2 places of shop:7 are held by work {holders[0]}" in run("jobs", "explain", parked[0])[1]
+
     found = json.loads(run("limits", "show", "shop:7", "--json")[1])
     assert (found["key"]["held"], [each["id"] for each in found["parked"]]) == (2, parked)
     assert "the next one in" in facts(run("limits", "show", "renders")[1])["tokens"]
@@ -148,11 +152,10 @@ def test_an_unknown_name_is_told_with_the_nearest(verb: str, run: Run, busy: obj
     assert "no limit of this store has the name 'render' or such a key; did you mean 'renders'?" in said
 
 
-@pytest.mark.parametrize("argv", [("list",), ("show", "shop:{shop}"), ("show", "shop:7")])
-def test_sixty_columns_are_enough(argv: tuple[str, ...], store: Store, busy: object) -> None:
-    long = Key(f"shop:{'x' * 60}", SHOP.limit)
-    limited(store, long)
-    code, seen = on_a_terminal(60, "limits", *argv)
-    lines = plain(seen)
-    assert (code, len(lines) > 2) == (0, True)
-    assert max(map(len, lines)) <= 60
+def test_sixty_columns_are_enough(store: Store, busy: object) -> None:
+    limited(store, Key(f"shop:{'x' * 60}", SHOP.limit))
+    for argv in (("list",), ("show", "shop:{shop}")):
+        code, seen = on_a_terminal(60, "limits", *argv)
+        lines = plain(seen)
+        assert (code, len(lines) > 2) == (0, True)
+        assert max(map(len, lines)) <= 60

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
 from conformance.factories import World, identity, look, put, start
 from conformance.test_limits import ALL, OTHER, SHOP, began, change, declare, finish, limited
 from conformance.test_waiting import settle_waits
+from tenure.core.clock import Clock
 from tenure.core.lifecycle import Completed, Edge, Key, Snoozed
 from tenure.core.limits import Bounds, Rate
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations import keys
 from tenure.operations.admin import Admin
 from tenure.operations.explain import Explanation, waits_for
-from tenure.ports import Links, Store
+from tenure.ports import FOREVER, Links, Store
+from tenure.stores.sqlite import SqliteStore
 
 
 @pytest.fixture
@@ -25,6 +29,14 @@ def admin(store: Store) -> Admin:
 
 def why(admin: Admin, job_id: str) -> Explanation:
     return admin.jobs.explain(job_id)
+
+
+def sqlite(folder: Path) -> Callable[[Clock], Store]:
+    return lambda clock: SqliteStore(str(folder / "tenure.db"), clock=clock)
+
+
+#: What does not depend on the store is asked of one.
+once = pytest.mark.parametrize("new_world", [sqlite], indirect=True, ids=["sqlite"])
 
 
 # ── Why a job has no place ──
@@ -71,6 +83,7 @@ def test_the_next_token_is_told(admin: Admin, store: Store, world: World) -> Non
     assert why(admin, second).verdict == f"it waits for a place of shop:7: {held}"
 
 
+@once
 @pytest.mark.parametrize("name", [SHOP.key, SHOP.limit])
 def test_a_pause_is_told_with_its_end_its_reason_and_who_made_it(name: str, admin: Admin, store: Store) -> None:
     start(store)
@@ -118,6 +131,7 @@ def test_another_key_that_has_no_room_is_told_too(admin: Admin, store: Store) ->
     assert other in found.reasons
 
 
+@once
 @pytest.mark.parametrize(
     ("how", "says", "do"),
     [
@@ -155,6 +169,7 @@ def test_jobs_before_it_and_its_end_are_told(admin: Admin, store: Store) -> None
     assert "at least 51 jobs go before it" in why(admin, jobs[1]).reasons
 
 
+@once
 def test_an_older_worker_that_knows_waiting_jobs_holds_only_limits(admin: Admin, store: Store) -> None:
     store.register(identity(protocol=2))
     child = put(store, links=Links(after=(Edge(put(store)),)))
@@ -208,14 +223,15 @@ def test_bounds_are_told_in_words(bounds: Bounds, says: str) -> None:
     assert keys.allowed(bounds) == says
 
 
-def test_a_pause_is_told_in_words(store: Store) -> None:
-    now = store.now()
+def test_a_pause_is_told_in_words() -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
     by = keys.By("ada", now)
     later = (now + timedelta(minutes=2)).timestamp()
     assert keys.Paused("x", later, "429", by).told(now) == "for 2m more by ada: 429"
-    assert keys.Paused("x", keys.FOREVER, "", None).told(now) == "until somebody resumes it"
+    assert keys.Paused("x", FOREVER, "", None).told(now) == "until somebody resumes it"
 
 
+@once
 def test_a_key_that_ended_is_no_more(admin: Admin, store: Store) -> None:
     worker = start(store)
     declare(store, SHOP.limit, 1)

@@ -266,6 +266,7 @@ def _facts(found: JobDetail) -> list[tuple[str, str]]:
         ("alone", _alone(job)),
         ("unique", job.unique or ""),
         ("flow", job.flow or ""),
+        ("limits", ", ".join(key.key for key in job.limits)),
         ("waits for", waits_for(job) if job.state is State.WAITING else ""),
         ("progress", progress_text(job)),
         ("cancel requested", job.cancel_reason or ""),

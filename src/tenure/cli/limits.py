@@ -84,7 +84,8 @@ def show(name: Name, /, *, limit: Number = 20, shared: Shared = SHARED) -> int:
         status = admin.limits.get(template)
         if name == template and status.keyed:
             usage = admin.limits.usage(template)
-            return _show_limit(status, usage, limit, now, shared)
+            oldest = admin.limits.oldest(usage, usage.keys[:limit])
+            return _show_limit(status, usage, oldest, limit, now, shared)
         key = admin.limits.key(name)
     if shared.json:
         show_json(_key_described(key))
@@ -93,7 +94,9 @@ def show(name: Name, /, *, limit: Number = 20, shared: Shared = SHARED) -> int:
     return 0
 
 
-def _show_limit(status: LimitStatus, usage: Usage, number: int, now: datetime, shared: Shared) -> int:
+def _show_limit(
+    status: LimitStatus, usage: Usage, oldest: Mapping[str, datetime], number: int, now: datetime, shared: Shared
+) -> int:
     if shared.json:
         keys = [_viewed(each) for each in usage.keys[:number]]
         show_json({**_described(status), "keys": keys, "complete": usage.complete})
@@ -101,7 +104,7 @@ def _show_limit(status: LimitStatus, usage: Usage, number: int, now: datetime, s
     pairs([("limit", status.name), *_bounds(status), *_paused(_pause_of(status), now)])
     print_line("")
     rows = [
-        [each.key, held_of(each), f"{each.waiting:,}", _oldest(usage, each, now), next_of(each), _key_note(each, now)]
+        [each.key, held_of(each), f"{each.waiting:,}", _oldest(oldest, each, now), next_of(each), _key_note(each, now)]
         for each in usage.keys[:number]
     ]
     fixed = ("held", "waiting", "oldest", "token")
@@ -113,9 +116,8 @@ def _show_limit(status: LimitStatus, usage: Usage, number: int, now: datetime, s
     return 0
 
 
-def _oldest(usage: Usage, key: KeyView, now: datetime) -> str:
-    at = usage.oldest.get(key.key)
-    return "" if at is None else ago(at, now)
+def _oldest(oldest: Mapping[str, datetime], key: KeyView, now: datetime) -> str:
+    return ago(oldest[key.key], now) if key.key in oldest else ""
 
 
 def _key_note(key: KeyView, now: datetime) -> str:

@@ -105,6 +105,16 @@ def _order(key: KeyView) -> tuple[int, bool, int, str]:
     return -key.waiting, key.paused_until is None, -key.held, key.key
 
 
+def oldest_of(store: Store, found: Usage, keys: Iterable[KeyView]) -> dict[str, datetime]:
+    """Since when the oldest job waits for each of these keys: the one that gets the next place, or one of the fifty."""
+    since: dict[str, datetime] = {}
+    for key in keys:
+        jobs = [job.run_at for job in store.parked(key.key, limit=1)] if key.waiting else []
+        if known := [*jobs, *filter(None, [found.oldest.get(key.key)])]:
+            since[key.key] = min(known)
+    return since
+
+
 def pause_of(store: Store, key: KeyView) -> Paused | None:
     """What pauses a key, the longer one of its own pause and that of its limit; None: it is not paused."""
     if key.paused_until is None:
@@ -154,8 +164,8 @@ def held_of(key: KeyView) -> str:
 
 
 def next_of(key: KeyView) -> str:
-    """When its next token comes: "now", "in 400ms"; empty: it has no rate, or a place is missing, too."""
-    if key.next_token is None:
+    """When its next token comes: "now", "in 400ms"; empty: it has no rate, or something else is missing."""
+    if key.next_token is None or key.paused_until is not None:
         return ""
     return "now" if key.next_token == 0 else f"in {spell(key.next_token)}"
 

@@ -14,7 +14,7 @@ from tenure.core.limits import Bounds, Rate
 from tenure.core.text import clean
 from tenure.errors import InvalidOption, UnknownLimit
 from tenure.operations.access import Access
-from tenure.operations.keys import PAUSED, SET, By, Paused, Usage, about, note_of, notes_of, pause_of, usage
+from tenure.operations.keys import PAUSED, SET, By, Paused, Usage, about, note_of, notes_of, oldest_of, pause_of, usage
 from tenure.ports import FOREVER, JobView, KeyView, LimitRow, Ring
 from tenure.schedules.releases import tries
 from tenure.tasks.limits import bounds_of, burst_of, gives, spelled
@@ -113,6 +113,10 @@ class LimitReads:
         limit = self.limit_of(name)
         row = next(iter(self._access.store.limits([name], keys=True)), None) if name != limit else None
         return effective(row.set if row else None, self.get(limit).bounds)
+
+    def oldest(self, found: Usage, keys: Iterable[KeyView]) -> dict[str, datetime]:
+        """Since when a job waits for each of these keys, by the key."""
+        return oldest_of(self._access.store, found, keys)
 
     def key(self, name: str) -> KeyStatus:
         """One key, with the jobs that have its places. Raises UnknownLimit."""

@@ -32,7 +32,7 @@ from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
 from tenure.liveness.holder import ASK_AFTER
 from tenure.operations.alerts import open_incidents
-from tenure.operations.keys import Sum, Usage, most_waited, usage
+from tenure.operations.keys import Sum, most_waited, oldest_of, usage
 from tenure.operations.queues import idle
 from tenure.operations.sinks import KINDS
 from tenure.operations.workers import runs_user_jobs
@@ -160,7 +160,9 @@ class Holdings:
         incidents = Counter(each.kind for each in open_incidents(store))
         keys = usage(store)
         limits = sorted(keys.sums.items(), key=lambda each: (-each[1].waiting, -each[1].held, each[0]))[:MOST_LIMITS]
-        oldest = [(each, _oldest(store, keys, each)) for each in most_waited(keys.keys, MOST_KEYS)]
+        most = most_waited(keys.keys, MOST_KEYS)
+        since = oldest_of(store, keys, most)
+        oldest = [(each, max((keys.at - since.get(each.key, keys.at)).total_seconds(), 0.0)) for each in most]
         return cls(store.counts(), store.queues(), workers, incidents, store.waits(), dict(limits), oldest)
 
     def families(self, served: Iterable[str] = ()) -> Iterator[Family]:
@@ -207,13 +209,6 @@ class Holdings:
             oldest.add_metric(labels, age)
             paused.add_metric(labels, float(key.paused_until is not None))
         yield from (places, held, waiting, oldest, paused)
-
-
-def _oldest(store: Store, keys: Usage, key: KeyView) -> float:
-    """Seconds that the job has waited that gets the next place, or one of the store's fifty oldest."""
-    since = [job.run_at for job in store.parked(key.key, limit=1)]
-    since += [keys.oldest[key.key]] if key.key in keys.oldest else []
-    return max((max((keys.at - at).total_seconds(), 0.0) for at in since), default=0.0)
 
 
 class Reader:

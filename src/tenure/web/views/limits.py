@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     key: KeyView
     share: float | None  #: of its places that are held; None: it has as many as wanted
     holders: Sequence[JobView]
-    oldest: datetime | None  #: since when a job is due that waits for it, as far as that is known
+    oldest: datetime | None  #: since when the oldest waits for it
     token: Token | None
     pause: Paused | None
 
@@ -84,11 +84,11 @@ def _matches(text: str, name: str) -> bool:
 def _keys(view: View, usage: Usage, keys: Sequence[KeyView]) -> dict[str, Any]:
     """For the table of keys."""
     shown = tuple(key.key for key in keys[:SIZE])
-    holders = view.site.memo.get(("holders", shown), partial(_holders, view, keys[:SIZE]), fresh=0.5)
+    holders, oldest = view.site.memo.get(("holders", shown), partial(_more, view, usage, keys[:SIZE]), fresh=0.5)
     whole = {each.name: each.paused_until for each in _all(view) if each.paused_until is not None}
     return {
-        "keys": [_row(key, usage, holders.get(key.key, ()), whole) for key in keys[:SIZE]],
-        "folded": [_row(key, usage, (), whole) for key in keys[SIZE : SIZE + FOLDED]],
+        "keys": [_row(key, usage.at, holders.get(key.key, ()), oldest, whole) for key in keys[:SIZE]],
+        "folded": [_row(key, usage.at, (), {}, whole) for key in keys[SIZE : SIZE + FOLDED]],
         "left": max(0, len(keys) - SIZE - FOLDED),
         "total": len(keys),
         "complete": usage.complete,
@@ -96,12 +96,22 @@ def _keys(view: View, usage: Usage, keys: Sequence[KeyView]) -> dict[str, Any]:
     }
 
 
-def _holders(view: View, keys: Iterable[KeyView]) -> dict[str, Sequence[JobView]]:
+def _more(
+    view: View, usage: Usage, keys: Sequence[KeyView]
+) -> tuple[Mapping[str, Sequence[JobView]], Mapping[str, datetime]]:
+    """Some of the jobs that have their places, and since when the oldest waits."""
     of = view.admin.limits.holders
-    return {key.key: [light(job) for job in of(key.key, number=_HOLDERS)] for key in keys if key.held}
+    holders = {key.key: [light(job) for job in of(key.key, number=_HOLDERS)] for key in keys if key.held}
+    return holders, view.admin.limits.oldest(usage, keys)
 
 
-def _row(key: KeyView, usage: Usage, holders: Sequence[JobView], whole: Mapping[str, float]) -> Row:
+def _row(
+    key: KeyView,
+    now: datetime,
+    holders: Sequence[JobView],
+    oldest: Mapping[str, datetime],
+    whole: Mapping[str, float],
+) -> Row:
     """`whole`: until when whole limits are paused."""
     places = key.bounds.concurrency
     share = None if places is None else key.held / places
@@ -109,7 +119,7 @@ def _row(key: KeyView, usage: Usage, holders: Sequence[JobView], whole: Mapping[
     if key.paused_until is not None:
         name = key.limit if whole.get(key.limit, 0.0) >= key.paused_until else key.key
         pause = Paused(name, key.paused_until, key.why, None)
-    return Row(key, share, holders, usage.oldest.get(key.key), _token(key, usage.at), pause)
+    return Row(key, share, holders, oldest.get(key.key), _token(key, now), pause)
 
 
 def _token(key: KeyView, now: datetime) -> Token | None:
@@ -150,7 +160,7 @@ def look_at_one(view: View) -> Mapping[str, Any]:
         return {**shown, "sum": usage.sums.get(template, Sum()), **_keys(view, usage, usage.keys)}
     found: KeyStatus = memo.get(("key", name), lambda: reads.key(name), fresh=0.3)
     at = memo.get("now", view.admin.now, fresh=0.3)
-    row = _row(found.key, Usage((), {}, complete=True, at=at), found.holders, {})
+    row = _row(found.key, at, found.holders, {}, {})
     changed = {} if name == template else {"set": found.set, "set_by": found.set_by}
     return {**shown, **changed, "bounds": found.key.bounds, "pause": found.pause, "one": row, "next": found.parked}
 
