@@ -128,7 +128,7 @@ PROMISES = {
     "a job is parked under the key that refuses it": _in("limits", "a_job_that_another_key_refuses_is_parked_there_and_does_not_hold_up_others"),
     "an end frees the places of its job": _in("limits", "each_end_of_an_attempt_frees_the_place", "a_place_is_freed_whatever_else_happens"),
     "what frees a place asks for its key": _in("limits", "no_more_than_the_places_of_a_key_are_queued_or_processing", "each_end_of_an_attempt_frees_the_place", "a_place_is_freed_whatever_else_happens"),
-    "a job that is parked asks for its key": _in("limits", "the_keys_of_a_template_are_counted_each_by_itself", "a_scheduled_job_needs_its_place_when_it_is_due", "a_replayed_job_waits_for_its_place", "each_end_of_an_attempt_frees_the_place"),
+    "a job that is parked asks for its key": _in("limits", "the_keys_of_a_template_are_counted_each_by_itself", "a_job_that_comes_to_a_key_with_room_is_given_its_place", "a_scheduled_job_needs_its_place_when_it_is_due", "a_replayed_job_waits_for_its_place", "each_end_of_an_attempt_frees_the_place"),
     "only admit queues a job with limits": _in("limits", "no_more_than_the_places_of_a_key_are_queued_or_processing", "a_scheduled_job_needs_its_place_when_it_is_due", "an_operator_promotes_a_limited_job_only_to_its_turn", "a_replayed_job_waits_for_its_place", "each_end_of_an_attempt_frees_the_place"),
     "of those that are parked the more urgent goes first, then the one that was due first": _in("limits", "the_more_urgent_one_goes_first_then_the_one_that_was_due_first"),
     "an admitted job stands behind what was queued before": _in("limits", "an_admitted_job_stands_behind_what_was_queued_before"),

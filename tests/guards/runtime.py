@@ -7,6 +7,7 @@ from . import Guard, Table
 
 HERE = "unit/test_runtime_guards.py::test_"
 CODEC = "unit/test_codec.py::test_"
+LIMITS = "unit/test_limits_declared.py::test_"
 SEARCH = "unit/test_job_search.py::test_"
 ROSTER = "unit/test_maintenance.py::test_"
 SQLITE = "stores/sqlite/file.py"
@@ -64,7 +65,17 @@ TABLE = Table(
         Guard("code that blocks the loop is charged, not those it silences", "supervisor/process.py", "        if now - self.stalled_at > RECENT_SECONDS:", "        if True:", "crash/test_stalls.py -k 'never_unblocks and sqlite'"),
         Guard("a job whose arguments do not fit the code is not charged", "worker/misfits.py", "    return Misfit(timedelta(seconds=min(max(waited", "    return Fail(reason)\n    return Misfit(timedelta(seconds=min(max(waited", "programs/test_loops.py::test_a_job_waits_uncharged_for_the_release_that_its_arguments_fit"),
         Guard("a job that loses its connection each time is charged in the end", "worker/lost.py", "    if len(before) >= FREE:\n        return error\n", "", "unit/test_lost.py::test_a_job_that_loses_its_connection_each_time_ends_all_the_same"),
+        # ── limits ──
+        Guard("an older release overwrites no limit", "maintenance/limits.py", "    if key != newest:\n", "    if False:\n", LIMITS + "an_older_release_overwrites_nothing"),
+        Guard("what an operator has set outlives a deploy", "maintenance/limits.py", "row = old.but(declared=new.declared, ", "row = old.but(set=None, declared=new.declared, ", LIMITS + "what_an_operator_has_set_outlives_a_deploy"),
+        Guard("a limit that an app declares no more is retired", "maintenance/limits.py", "    return [row.but(retired_at=store.now()) for row in left]", "    return []", LIMITS + "a_limit_that_is_no_longer_declared_limits_nothing"),
+        Guard("who loses a race for a limit declares again", "maintenance/limits.py", "if not rows or all(store.change_limits(rows)):", "if not rows or store.change_limits(rows):", LIMITS + "who_loses_a_race_declares_again"),
+        Guard("a worker's limits hold before it claims", "worker/embedded.py", "        maintenance.declare_limits(declares)\n        serving.register()\n", "        serving.register()\n        maintenance.declare_limits(declares)\n", "unit/test_limits_in_a_worker.py -k 'before_the_first_worker'"),
+        Guard("places are handed on by the worker whose job has ended", "worker/flusher.py", "        if any(end.claimed.limited for end in ends):\n", "        if False:\n", "unit/test_limits_in_a_worker.py -k 'handed_on'"),
+        Guard("a pause of a whole limit holds each of its keys", "stores/places.py", "for row in (limit, key) if row is not None and", "for row in (key,) if row is not None and", LIMITS + "a_pause_of_a_limit_holds_all_its_keys"),
         # ── values that are encrypted ──
+        Guard("no span quotes what is encrypted", "otel/__init__.py", "texts=jobs.codec is None", "texts=True", "unit/test_traces.py -k 'quotes_nothing'"),
+        Guard("an SDK that raises harms no job", "otel/traces.py", "    except Exception as error:\n", "    except ZeroDivisionError as error:\n", "unit/test_traces.py -k 'raises_is_logged'"),
         Guard("a job whose key the worker does not have is not charged", "worker/attempts.py", "elif (sealed := sealed_in(claimed)) is not None:", "elif (sealed := None) is not None:", CODEC + "a_worker_without_the_key_leaves_the_job_to_others"),
         Guard("a handler that reads what it can't decrypt is not charged", "worker/inputs.py", "    if each.state is State.COMPLETED:\n        return readable(f\"the result of {_job(each)}\", each.result or \"null\")", "    if each.state is State.COMPLETED:\n        return each.result or \"null\"", CODEC + "what_a_running_job_reads_and_cannot_decrypt_snoozes_it"),
         Guard("an encrypted text is read in its own place only", "stores/sealed/values.py", "    return f\"{kind} {owner} {key}\" if key else f\"{kind} {owner}\"", "    return kind", CODEC + "a_job_whose_payload_was_altered_is_a_dead_letter"),

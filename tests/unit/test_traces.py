@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, Sampler
 from opentelemetry.trace import SpanKind
 
 from tenure import Fail, Job, JobHandle, Snooze, Tenure, TenureError
+from tenure.codecs import AesSiv, Codec
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import InvalidOption
 from tenure.liveness.holder import identity
@@ -47,11 +48,11 @@ GARBAGE = (
 class Shop:
     """An app with an SDK of its own: the program's providers belong to all tests."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, codec: Codec | None = None) -> None:
         self.exported = InMemorySpanExporter()
         self.provider = TracerProvider(shutdown_on_exit=False)
         self.provider.add_span_processor(SimpleSpanProcessor(self.exported))
-        self.jobs = Tenure(f"sqlite:///{folder}/tenure.db", retry=2)
+        self.jobs = Tenure(f"sqlite:///{folder}/tenure.db", retry=2, codec=codec)
         self.jobs.configure({"poll_interval": "50ms", "grace": "0s", "retry_base": "0s", "runtime_dir": str(folder)})
         instrument(self.jobs, tracer_provider=self.provider)
         self.caller = self.provider.get_tracer("caller")
@@ -202,6 +203,21 @@ def test_an_attempt_that_is_stopped_says_why(shop: Shop, kind: str, by: str) -> 
         assert attempt.status.description == "timed out after 50ms"
     asked = [event for event in attempt.events if event.name == "tenure.stop_requested"]
     assert [dict(event.attributes or {}) for event in asked] == [{"tenure.reason": by}]
+
+
+def test_with_a_codec_a_span_names_the_error_and_quotes_nothing(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, AesSiv([AesSiv.new_key()]))
+
+    @shop.jobs.task(retry=1)
+    async def buy(order: int) -> None:
+        raise ValueError(f"no such order: {order}")
+
+    with shop.jobs:
+        assert shop.run(buy.enqueue(4711)) == [State.DEAD]
+
+    (attempt,) = shop.spans("attempt buy")
+    assert about(attempt, "tenure.outcome", "error.type") == ["failed", "ValueError"]
+    assert "4711" not in attempt.to_json()
 
 
 def test_an_attempt_that_loses_its_lease_is_an_error(shop: Shop) -> None:
