@@ -23,7 +23,7 @@ from uuid import UUID
 import pytest
 from rich.console import Console
 
-from conformance.factories import bring, claim, claim_one, draft, finish, look, put, running, start
+from conformance.factories import World, bring, claim, claim_one, draft, finish, look, put, running, start
 from tenure.cli import bench, top
 from tenure.cli.check import _rows
 from tenure.cli.logs import JsonFormatter, TextFormatter, add_job
@@ -951,6 +951,31 @@ def test_the_picture_fits_its_screen_and_names_what_stalls(busy: Store, width: i
     assert any("blocked for 3s by tag at shop.py:41" in line for line in lines)
     assert sum("more" in line for line in lines) == 2
     assert any("97%" in line for line in lines)
+
+
+def test_the_picture_says_how_fast_each_task_was(tmp_path: Path) -> None:
+    from tenure.notifiers.poll import PollNotifier
+    from tenure.operations.admin import Admin
+
+    world = World(lambda clock: SqliteStore(str(tmp_path / "tenure.db"), clock=clock))
+    store = world.store()
+    worker = start(store, lease=3600.0)
+    for seconds, outcome in ((2, Completed()), (4, Failed("no address", final=True))):
+        put(store, task="send")
+        world.advance(1)
+        lease = claim_one(store, worker)
+        world.advance(seconds)
+        finish(store, lease, outcome)
+    admin = Admin(store, PollNotifier())
+    first = top.read(admin, None)
+    put(store, task="later")
+    assert top.read(admin, first).tasks is first.tasks, "the figures cost much, and are read every 15 s"
+
+    screen = Console(width=100, record=True, file=io.StringIO())
+    screen.print(top.frame(first, 100, None))
+    (line,) = [line for line in screen.export_text().splitlines() if line.startswith("send")]
+    assert line.split() == ["send", "2", "1", "1s", "1s", "2s", "2s"]
+    world.close()
 
 
 def test_a_single_picture_needs_no_terminal(run: Run, busy: Store) -> None:

@@ -168,7 +168,7 @@ def stats(
             *(f"{count:,}" for count in (each.completed, each.dead, each.cancelled)),
             "" if each.failure_rate is None else f"{each.failure_rate:.1%}",
             f"{each.stumbled:,}",
-            *map(_time, (each.wait_p50, each.wait_p95, each.run_p50, each.run_p95)),
+            *map(short_time, (each.wait_p50, each.wait_p95, each.run_p50, each.run_p95)),
         ]
         for each in found
     ]
@@ -178,7 +178,7 @@ def stats(
     return 0
 
 
-def _time(seconds: float | None) -> str:
+def short_time(seconds: float | None) -> str:
     return "" if seconds is None else spell(seconds) if seconds >= 1 else f"{seconds * 1000:.0f}ms"
 
 

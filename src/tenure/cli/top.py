@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tenure.cli.grid import Cell, grid
+from tenure.cli.jobs import short_time
 from tenure.cli.output import COLOURS, ago, console, show_json, visible
 from tenure.cli.queues import QUEUE_HEADS, QUEUE_NUMBERS, queue_row
 from tenure.cli.shared import Shared, admin_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from tenure.operations.admin import Admin, Overview
+    from tenure.operations.trends import TaskTrend
     from tenure.ports import JobView
 
 SHARED = Shared()
@@ -40,6 +42,8 @@ _REFRESH = 1.0
 _RUNNING = Filter(states=frozenset({State.PROCESSING}))
 _MOST_RUNNING = 200
 _PIPE_WIDTH = 160
+_TASK_SECONDS = 15.0  #: how old the figures of the tasks may be, which are read from many jobs
+_TASK_HEADS = ("task", "ended", "dead", "wait p50", "wait p95", "run p50", "run p95")
 _ORDER = (State.QUEUED, State.PROCESSING, State.SCHEDULED, State.WAITING, State.COMPLETED, State.DEAD, State.CANCELLED)
 
 
@@ -48,10 +52,12 @@ class Reading:
     url: str
     overview: Overview
     running: Sequence[JobView]
+    tasks: Sequence[TaskTrend]  #: of the last 15 minutes
+    tasks_at: datetime  #: when they were read
 
 
 def top(*, once: bool = False, shared: Shared = SHARED) -> int:
-    """Watch queues, workers and running jobs. q or Ctrl-C quits.
+    """Watch queues, workers, tasks and running jobs. q or Ctrl-C quits.
 
     Parameters
     ----------
@@ -80,7 +86,9 @@ def read(admin: Admin, before: Reading | None) -> Reading:
     """Read once everything that the screen shows."""
     overview = admin.overview(before.overview if before else None)
     running = admin.jobs.search(_RUNNING, limit=_MOST_RUNNING).jobs
-    return Reading(admin.url, overview, running)
+    if before is not None and (overview.at - before.tasks_at).total_seconds() < _TASK_SECONDS:
+        return Reading(admin.url, overview, running, before.tasks, before.tasks_at)
+    return Reading(admin.url, overview, running, admin.trends.look("15m").tasks, overview.at)
 
 
 def _watch(admin: Admin, reading: Reading, screen: Console) -> None:
@@ -144,11 +152,12 @@ def frame(
     overview = reading.overview
     warnings = [Text(f"! {sentence}", style="bold red") for sentence in ([problem] if problem else [])]
     warnings += [Text(f"! {sentence}", style="bold yellow") for sentence in stalls(overview.workers)]
-    # Headings, blank lines and the top rows take 13 lines; the rest is distributed, running jobs last.
-    told = sum(-(-len(warning) // width) for warning in warnings)
+    # Headings, blank lines and the top rows take 13 or 15 lines; the rest is distributed, running jobs last.
+    told = sum(-(-len(warning) // width) for warning in warnings) + 2 * bool(reading.tasks)
     room = 1_000_000 if height is None else max(height - 13 - told, 3)
     queues, room = _cut(len(overview.queues), room // 3, room)
     workers, room = _cut(len(overview.workers), room // 2, room)
+    tasks, room = _cut(len(reading.tasks), room // 3, room)
     running, _ = _cut(len(reading.running), room, room)
     return Group(
         _title(reading, width, "" if height is None else "   q quits"),
@@ -159,6 +168,7 @@ def frame(
         _queue_table(overview, queues, width, outlooks),
         Text(),
         _worker_table(overview, workers, width),
+        *_task_table(reading, tasks, width),
         Text(),
         _running_table(reading, running, width),
     )
@@ -210,6 +220,22 @@ def _worker_table(overview: Overview, shown: int, width: int) -> Text:
         rows.append([*cells, Text("stalled", style="bold yellow") if row.note else note])
     drawn = grid(WORKER_HEADS, rows, width, fixed=WORKER_NUMBERS, right=WORKER_NUMBERS)
     return drawn + _more(len(overview.workers), shown)
+
+
+def _task_table(reading: Reading, shown: int, width: int) -> list[Text]:
+    if not reading.tasks:
+        return []
+    rows: list[list[Cell]] = [
+        [
+            each.task,
+            f"{each.ended:,}",
+            Text(f"{each.dead:,}", style=COLOURS[State.DEAD] if each.dead else "bright_black"),
+            *map(short_time, (each.wait_p50, each.wait_p95, each.run_p50, each.run_p95)),
+        ]
+        for each in reading.tasks[:shown]
+    ]
+    drawn = grid(_TASK_HEADS, rows, width, fixed=_TASK_HEADS[1:], right=_TASK_HEADS[1:])
+    return [Text(), drawn + _more(len(reading.tasks), shown)]
 
 
 def _running_table(reading: Reading, shown: int, width: int) -> Text:
