@@ -24,7 +24,7 @@ import pytest
 from rich.console import Console
 
 from conformance.factories import World, bring, claim, claim_one, draft, finish, look, put, running, start
-from tenure.cli import bench, top
+from tenure.cli import bench, demo, top
 from tenure.cli.check import _rows
 from tenure.cli.logs import JsonFormatter, TextFormatter, add_job
 from tenure.core.clock import system_clock
@@ -817,7 +817,7 @@ def test_check_names_jobs_that_nobody_works_on(run: Run, store: Store) -> None:
     code, out, _ = run("check")
 
     assert code == 1
-    assert "WRONG\tworkers\t0 alive" in out
+    assert "WRONG\tworkers\tnone is alive, and jobs wait: start one with tenure worker" in out
 
 
 def test_check_lists_causes_before_what_they_cause(run: Run, store: Store) -> None:
@@ -997,6 +997,19 @@ def test_q_leaves_the_moving_picture_whatever_was_pressed_before(busy: Store, be
     too_long.cancel()
 
     assert watching.returncode == 0
+
+
+def test_a_demo_names_its_program_as_a_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "my folder/.venv/bin"
+    own.mkdir(parents=True)
+    (own / "tenure").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert "'my folder/.venv/bin/tenure' demo --keep" in demo._next(None)
+
+    monkeypatch.setenv("PATH", str(own))
+    assert "tenure dead list --url 'sqlite:////a b'" in demo._next("sqlite:////a b")
 
 
 # ── Logs ──

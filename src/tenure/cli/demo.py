@@ -10,12 +10,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 from uuid import uuid4
 
@@ -371,14 +373,23 @@ def _tail(log: Path) -> list[str]:
 
 
 def _next(store: str | None) -> dict[str, str]:
+    tenure = _program()
     if store is not None:
         return {
-            f"tenure jobs list --url {store}": "all its jobs",
-            f"tenure dead list --url {store}": "its dead letters; tenure dead replay ID runs one again",
-            "tenure demo --repo PATH-OR-URL": "analyse another repository",
+            f"{tenure} jobs list --url {quote(store)}": "all its jobs",
+            f"{tenure} dead list --url {quote(store)}": "its dead letters; tenure dead replay ID runs one again",
+            f"{tenure} demo --repo PATH-OR-URL": "analyse another repository",
         }
     return {
-        "tenure demo --keep": "keep the store, to inspect it with tenure jobs, dead",
-        "tenure demo --repo PATH-OR-URL": "the history of another repository",
-        "tenure worker tenure.demo.tasks": "a worker of your own, for these tasks",
+        f"{tenure} demo --keep": "keep the store, to inspect it with tenure jobs, dead",
+        f"{tenure} demo --repo PATH-OR-URL": "the history of another repository",
+        f"{tenure} worker tenure.demo.tasks": "a worker of your own, for these tasks",
     }
+
+
+def _program() -> str:
+    """What a shell here finds this program by: its path, if that environment is not activated, as after `make demo`."""
+    mine, found = Path(sys.executable).with_name("tenure"), shutil.which("tenure")
+    if not mine.exists() or (found is not None and mine.samefile(found)):
+        return "tenure"
+    return quote(os.path.relpath(mine))

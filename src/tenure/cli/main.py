@@ -65,7 +65,7 @@ _COMMANDS = {
     "workers": ("workers:workers", "Workers: which ones are alive; drain and restart."),
     "schedules": ("schedules:schedules", "Schedules: what runs when, and whether it did."),
     "guard": ("guard:guards", "Run a crontab line's command at most once per tick, and never twice at a time."),
-    "top": ("top:top", "Watch queues, workers and running jobs."),
+    "top": ("top:top", "Watch queues, workers, tasks and running jobs."),
     "dashboard": ("dashboard:dashboard", "Serve the dashboard: pages that update live, and a REST API."),
     "check": ("check:check", "Check the store, its workers and its jobs. Exits with 1 if something is wrong."),
     "migrate": ("check:migrate", "Bring the store's schema up to date. Safe to run at any time, also concurrently."),
