@@ -17,8 +17,8 @@ demo: .venv/.run  ## See real work survive a killed worker
 test: .venv/.dev  ## The everyday tests: about five minutes on two cores
 	$(BIN)/python tests/run.py everyday
 
-test-all: .venv/.dev .venv/.browser  ## Every test there is: about half an hour on two cores
-	$(BIN)/python tests/run.py all
+test-all: .venv/.dev .venv/.browser  ## Every test there is: about half an hour on two cores (TESTED=yes: what make test left out)
+	$(BIN)/python tests/run.py $(if $(TESTED),rest,all)
 	$(BIN)/python tests/django/tasks_suite/run.py
 
 test-django: .venv/.dev  ## Django's own tests of its tasks, against Tenure's backend (needs Python 3.12)

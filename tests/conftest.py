@@ -180,6 +180,7 @@ THOROUGH = ("tests/chaos/", "tests/crash/", "tests/django/", "tests/programs/", 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--everyday", action="store_true", help="leave out what only make test-all runs")
+    parser.addoption("--rest", action="store_true", help="leave out what --everyday runs no shorter than without it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -198,19 +199,24 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("everyday"):
+    if config.getoption("everyday"):
+        chosen = [item for item in items if _is_everyday(item)]
+    elif config.getoption("rest"):
+        chosen = [item for item in items if _is_slow(item) or not _is_everyday(item)]
+    else:
         return
-    left_out = [item for item in items if not _is_everyday(item)]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if _is_everyday(item)]
+    config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
+    items[:] = chosen
 
 
 def _is_everyday(item: pytest.Item) -> bool:
     if item.get_closest_marker("thorough") is not None:
         return False
-    if item.nodeid.startswith(THOROUGH) or "browser" in getattr(item, "fixturenames", ()):
-        return item.get_closest_marker("everyday") is not None
-    return True
+    return not _is_slow(item) or item.get_closest_marker("everyday") is not None
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.nodeid.startswith(THOROUGH) or "browser" in getattr(item, "fixturenames", ())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,6 +2,7 @@
 
     python tests/run.py everyday [pytest's arguments]     the everyday tests: minutes
     python tests/run.py all [pytest's arguments]          everything
+    python tests/run.py rest [pytest's arguments]         everything that has not just passed in `everyday`
 
 When the limit has passed, it names the tests that were running, shows the stacks of the processes that ran them, and
 kills every process that the run started. They are found by a variable in their environment, so even those that have
@@ -37,6 +38,10 @@ WAITING = [
 ]
 MORE_THAN_CORES = str(max(4, (os.cpu_count() or 2) + 2))  # tests wait as well as work
 CORES = str(max(2, os.cpu_count() or 2))
+EVERYTHING = (
+    ("-n", CORES, "tests", *(f"--ignore={each}" for each in WAITING)),
+    ("-n", MORE_THAN_CORES, "--dist", "loadgroup", *WAITING),
+)
 
 
 class Overdue(Exception):
@@ -61,14 +66,8 @@ KINDS = {
         "left to make test-all: every crash story on every backend, all of chaos, all browser tests, slow cases, and "
         "the tests of the test bench itself (CONTRIBUTING.md has the table)",
     ),
-    "all": Kind(
-        80,
-        (
-            ("-n", CORES, "tests", *(f"--ignore={each}" for each in WAITING)),
-            ("-n", MORE_THAN_CORES, "--dist", "loadgroup", *WAITING),
-        ),
-        "",
-    ),
+    "all": Kind(80, EVERYTHING, ""),
+    "rest": Kind(80, tuple(("--rest", *phase) for phase in EVERYTHING), ""),
 }
 
 

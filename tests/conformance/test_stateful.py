@@ -403,15 +403,15 @@ class Story(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(400)  # a failure takes its time to be shrunk to a short story
-def test_any_story_ends_as_the_model_says(new_world: NewWorld, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("share", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_any_story_ends_as_the_model_says(new_world: NewWorld, share: int) -> None:
     durable = new_world().store().capabilities.durable
     told = type("Told", (Story,), {"new_world": new_world})
 
     run_state_machine_as_test(
         told,
         settings=settings(
-            # each step of a durable store waits for its disk
-            max_examples=(25 if durable else 300) // (3 if request.config.getoption("everyday") else 1),
+            max_examples=share * (8 if durable else 100),  # each step of a durable store waits for its disk
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -60,7 +60,7 @@ _passwords = {WRONG}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Postgres]:
-    with Postgres({"max_connections": 100}) as server:
+    with Postgres({"max_connections": 100, "fsync": "off"}) as server:
         _passwords.add(password_of(server.url()))
         yield server
 

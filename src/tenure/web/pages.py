@@ -16,11 +16,13 @@ from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from importlib.resources import files
+from types import CodeType
 from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from fastapi import FastAPI
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BytecodeCache, Environment, PackageLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -120,6 +122,23 @@ class Again(Problem):
         self.page, self.shown = page, shown
 
 
+class _Compiled(BytecodeCache):
+    """Templates are compiled once for all dashboards of a process: it takes long, and tests make many."""
+
+    def __init__(self) -> None:
+        self._code: dict[tuple[str, str], CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self._code.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        if bucket.code is not None:
+            self._code[bucket.key, bucket.checksum] = bucket.code
+
+
+_compiled = _Compiled()
+
+
 class Renderer:
     """Templates, rendered. Safe to use from several threads."""
 
@@ -131,6 +150,7 @@ class Renderer:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            bytecode_cache=_compiled,
         )
         env.filters.update(words.FILTERS)
         env.filters["linked"] = _linked
