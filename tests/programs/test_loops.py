@@ -116,7 +116,7 @@ def test_async_handlers_run_on_the_loop_of_the_block_and_share_what_belongs_to_i
                 paid = [await pay.aenqueue() for _ in range(20)]
                 other = await plain.aenqueue()
                 async with engine:  # they wait for it, as for a connection
-                    await asyncio.sleep(0.2)
+                    await until(lambda: len(users) >= 7)
                 got = [await each.aresult("20s") for each in (*paid, other)]
             here = asyncio.get_running_loop()
             tell(got=sum(got), here=all(each is here for each in loops), loops=len(loops), users=sorted(set(users)),

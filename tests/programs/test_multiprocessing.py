@@ -19,7 +19,9 @@ fork = multiprocessing.get_context("fork")
 def double(number: int) -> int:
     return 2 * number
 
-def wait() -> None:
+def wait(started=None) -> None:
+    if started is not None:
+        started.set()
     while True:
         time.sleep(60)
 
@@ -48,9 +50,10 @@ def terminated_at_once() -> list[int]:
 
 @jobs.task(timeout="40s")
 def interrupted() -> int:
-    child = fork.Process(target=wait)
+    started = fork.Event()
+    child = fork.Process(target=wait, args=[started])
     child.start()
-    time.sleep(0.2)
+    started.wait(20)
     os.kill(child.pid, signal.SIGINT)
     child.join(20)
     return child.exitcode

@@ -13,6 +13,7 @@ from tenure import Job, Tenure
 from tenure.errors import StoreError
 
 jobs = Tenure()
+holding, others_ran = threading.Event(), threading.Event()
 
 @jobs.task
 def same(number: int) -> int:
@@ -24,7 +25,8 @@ def holds(job: Job) -> str:
         with jobs.transaction() as tx:
             same.using(tx=tx).enqueue(0)
             job.progress(0.5)
-            time.sleep(8)
+            holding.set()
+            others_ran.wait(30)
     except StoreError as error:
         return str(error)
     return ""
@@ -114,10 +116,11 @@ except StoreError as error:
 def test_a_handler_that_holds_a_transaction_for_long_costs_nobody_a_job(programs: Programs) -> None:
     ran = programs.run(f"""{APP}
 with jobs.worker(concurrency=2):
-    holding = holds.enqueue()
-    time.sleep(1)
+    held = holds.enqueue()
+    holding.wait(30)
     print([same.enqueue(number).result("30s") for number in range(3)])
-    print(holding.result("30s"))
+    others_ran.set()
+    print(held.result("30s"))
 """)
     assert ran.lines[0] == "[0, 1, 2]"
     assert "rolled back" in ran.lines[1]
