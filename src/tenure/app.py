@@ -6,7 +6,6 @@ import inspect
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Generator,
     Iterable,
@@ -38,13 +37,13 @@ from tenure.tasks.arguments import decode_any
 from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
 from tenure.tasks.hints import APP, foreign_names, unknown_option
-from tenure.tasks.job import Job, valid_key
+from tenure.tasks.job import Job
 from tenure.tasks.limits import DeclaredLimits
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.named import ByName
-from tenure.tasks.once import decode_result
+from tenure.tasks.app_once import WithOnce
 from tenure.tasks.registry import Registry, task_decorator
-from tenure.tasks.task import NewJob, common_tx, returned
+from tenure.tasks.task import NewJob, common_tx
 from tenure.tasks.tracing import Traced
 from tenure.worker.program import Program
 
@@ -60,11 +59,12 @@ R = TypeVar("R")
 
 
 @foreign_names("the app", APP)
-class Tenure(ByName, WithFlows, WithLimits, Traced):
+class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
     """An app: its tasks, and the store of their jobs. None means unset: environment, `.env` or default apply.
 
     Example: `jobs = Tenure()`, then `@jobs.task` above a function. It opens on first use; `with jobs:` closes it.
-    `imports` names the modules of tasks that a worker must import; `codec` encrypts at rest (docs/encryption.md).
+    `imports` names the modules of tasks that a worker must import; `codec` encrypts at rest (docs/encryption.md);
+    `offload`, as in "s3://bucket/jobs", is where values are kept that are too large for it (docs/large-values.md).
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Tenure(ByName, WithFlows, WithLimits, Traced):
         keep: Duration | None = None,
         keep_dead: Duration | None = None,
         codec: Codec | None = None,
+        offload: str | None = None,
         **unknown: Never,
     ) -> None:
         if unknown:
@@ -92,6 +93,7 @@ class Tenure(ByName, WithFlows, WithLimits, Traced):
             "namespace": namespace,
             "keep": keep,
             "keep_dead": keep_dead,
+            "offload": offload,
             **(_numbers(self._retry) if self._retry else {}),
         }
         self._folder = config.current_folder()  # now, not at first use: a program may change it
@@ -191,29 +193,6 @@ class Tenure(ByName, WithFlows, WithLimits, Traced):
     def handle(self, id: UUID | str) -> JobHandle:  # noqa: A002
         """The handle of any job; its result is decoded as plain JSON. `some_task.handle(id)` is typed."""
         return handle_of(self, id, decode_any)
-
-    def once(self, key: str, fn: Callable[[], T], *, ttl: Duration | None = None, wait: Duration | None = None) -> T:
-        """The result of the first `fn` that was called under this key, in any process; it is called once.
-
-        Example: `jobs.once(f"payout:{invoice}", lambda: bank.pay(invoice), ttl="30d")`. The result is stored as JSON
-        for `ttl` (None: forever) and decoded by the return annotation of `fn`. While another process runs `fn`, this
-        call waits, for at most `wait`, and then raises TimeoutError. If `fn` raises, the key is free again. A process
-        that dies after `fn` took effect and before its result is stored lets `fn` run again: pass the key to the other
-        system too, or commit the effect and the outcome in one transaction, with `job.finish(tx=…)`.
-        """
-        refuse_on_loop("jobs.once(…)", "await jobs.aonce(…)")
-        key, life, patience = _once_options(key, ttl, wait)
-        value: T = decode_result(key, self.client().once(key, fn, life, patience), returned(fn))
-        return value
-
-    async def aonce(
-        self, key: str, fn: Callable[[], Awaitable[T]], *, ttl: Duration | None = None, wait: Duration | None = None
-    ) -> T:
-        """The result of the first `await fn()` under this key. Example: `await jobs.aonce("k", pay, ttl="30d")`"""
-        key, life, patience = _once_options(key, ttl, wait)
-        found = await (await self.aclient()).aonce(key, fn, life, patience)
-        value: T = decode_result(key, found, returned(fn))
-        return value
 
     @contextmanager
     def transaction(self) -> Generator[Any]:
@@ -388,13 +367,6 @@ def _generator(fn: Callable[..., Any], what: str, *, parameters: int) -> Callabl
     if len([each for each in takes if each.default is each.empty]) != parameters:
         raise InvalidOption(f"@jobs.{what}: {fn.__name__} must take {'only the job' if parameters else 'nothing'}")
     return fn
-
-
-def _once_options(key: str, ttl: Duration | None, wait: Duration | None) -> tuple[str, float | None, float | None]:
-    life = None if ttl is None else seconds(ttl, "ttl")
-    if life == 0:
-        raise InvalidOption(f"ttl: expected how long the result is kept, like 30d, got {ttl!r}; None keeps it forever")
-    return valid_key(key, "once key"), life, None if wait is None else seconds(wait, "wait")
 
 
 def _new_jobs(jobs: Iterable[NewJob[R]]) -> list[NewJob[R]]:

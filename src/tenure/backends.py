@@ -20,7 +20,7 @@ from tenure.core import forks
 from tenure.core.durations import spell
 from tenure.core.text import install
 from tenure.errors import InvalidOption
-from tenure.ports import Notifier, Store
+from tenure.ports import Notifier, Place, Store
 
 if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
@@ -82,10 +82,21 @@ def open_store(settings: Settings) -> Store:
 
 
 def connect(settings: Settings, codec: Codec | None = None) -> Store:
-    """The store that `url` names, connected and checked; its values are encrypted if there is a codec."""
-    store = open_store(settings)
+    """The store that `url` names, connected and checked, with its bucket; values are encrypted if there is a codec."""
+    store = with_bucket(open_store(settings), settings)
     store.open()
     return store if codec is None else _sealed().sealed(store, codec)
+
+
+def with_bucket(store: Store, settings: Settings) -> Store:
+    """The store, with the bucket behind it that `offload` names, if it names one."""
+    if settings.offload is None:
+        return store
+    from tenure.stores.offload import offloading
+
+    most = settings.max_result
+    largest: dict[Place, int] = {"payload": settings.max_payload, "result": most, "checkpoint": most, "once": most}
+    return offloading(store, settings.offload, settings.namespace, largest, settings.keep_offloaded)
 
 
 def connecting(codec: Codec | None) -> Callable[[Settings], Store]:

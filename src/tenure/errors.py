@@ -10,10 +10,12 @@ TenureError
 ├── WouldBlock          a synchronous call on a running event loop
 ├── JobFailed           .result() of a job that is dead or cancelled
 ├── Locked              an encrypted value can't be read here: no key, or it was altered
+│   └── NotFetched      a value that is kept elsewhere can't be had here: no bucket, it is away, or not what it was
 ├── GuardSkipped        a guarded block did not run: another run holds the lock, or this tick has already run
 └── StoreError          the store refused or could not answer
     ├── StoreAway       it is unavailable: retry later (exit 75)
-    │   └── StoreBusy   another open transaction holds a row or a key
+    │   ├── StoreBusy   another open transaction holds a row or a key
+    │   └── BucketAway  the bucket of large values does not take them
     ├── FlowMade        a flow that is made only once is stored already
     └── BadData         it refused one value of a batch; the others are valid
 JobStopped (BaseException)   a stop was requested
@@ -93,6 +95,18 @@ class Locked(TenureError):
         self.altered = altered
 
 
+class NotFetched(Locked):
+    """A value that is kept elsewhere can't be fetched: no bucket here, it is away, or its object is not what it was.
+
+    In a handler: let it leave, and the job waits, uncharged, until it can be fetched.
+    """
+
+    def __init__(self, what: str, why: str) -> None:
+        TenureError.__init__(self, f"{what} is kept elsewhere, and can't be fetched: {why}")
+        self.lacks = f"{what}: {why}"
+        self.altered = False
+
+
 class GuardSkipped(TenureError):
     """Raised by `with guard:` instead of running the block. The message says why: `skipped: still locked until …`."""
 
@@ -107,6 +121,10 @@ class StoreAway(StoreError):
 
 class StoreBusy(StoreAway):
     """Another open transaction holds a row or a unique key that this call needs. Other jobs of a batch may be free."""
+
+
+class BucketAway(StoreAway):
+    """The bucket of large values is unreachable, full or too slow. Nothing was stored; the same call may succeed later."""
 
 
 class FlowMade(StoreError):

@@ -90,6 +90,7 @@ class Setting:
 
 _lease = partial(values.length, least=1.0, most=3600.0, why="a worker silent for that long loses its jobs")
 _keep = partial(values.length, least=3600.0, why="a repeated enqueue must still find the first one")
+_keep_offloaded = partial(values.length, least=3600.0, why="a transaction that has stored it may still be open")
 _level = partial(values.choice, among=("debug", "info", "warning", "error", "critical"))
 _format = partial(values.choice, among=("text", "json"))
 _yes = partial(values.choice, among=("yes", "no"))
@@ -143,8 +144,21 @@ SETTINGS: tuple[Setting, ...] = (
         values.plain,
         "The app's release, any text. An older release, one seen earlier, changes no schedules. Unset: a hash of them.",
     ),
-    Setting("max_payload", "256KiB", values.size, "The largest arguments of a job, as JSON."),
-    Setting("max_result", "256KiB", values.size, "The largest result of a job, as JSON."),
+    Setting("max_payload", "256KiB", values.size, "The largest arguments of a job in the store, as JSON."),
+    Setting("max_result", "256KiB", values.size, "The largest result of a job in the store, as JSON; or checkpoint."),
+    Setting(
+        "offload",
+        None,
+        values.bucket,
+        "Where larger ones are kept: file:///FOLDER, s3://BUCKET/FOLDER, gs:// or az://; unset: they are refused.",
+    ),
+    Setting("max_offloaded", "64MiB", values.size, "The largest value that is kept there."),
+    Setting(
+        "keep_offloaded",
+        "2d",
+        _keep_offloaded,
+        "How long one is kept there that no job has any more: longer than the age of a backup you may restore; at least 1h.",
+    ),
     Setting(
         "runtime_dir",
         None,
@@ -243,6 +257,9 @@ class Settings:
     release: str | None
     max_payload: int
     max_result: int
+    offload: str | None
+    max_offloaded: int
+    keep_offloaded: float
     runtime_dir: Path
     listen: str | None
     metrics_listen: str | None
@@ -259,6 +276,16 @@ class Settings:
     log_format: Literal["text", "json"]
     sources: Mapping[str, str]
     relative_url: bool = False  #: the URL was given with a path relative to the folder at hand
+
+    @property
+    def largest_payload(self) -> int:
+        """Bytes, wherever it is kept."""
+        return self.max_payload if self.offload is None else max(self.max_payload, self.max_offloaded)
+
+    @property
+    def largest_result(self) -> int:
+        """Bytes, wherever it is kept."""
+        return self.max_result if self.offload is None else max(self.max_result, self.max_offloaded)
 
     def shown(self) -> list[tuple[Setting, str, str]]:
         """Each setting, its value as a person would write it (secrets starred), and where it came from."""

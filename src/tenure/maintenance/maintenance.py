@@ -1,12 +1,14 @@
 """The duties that keep the store in order: rescue, promotion, pruning. Every supervisor does them, without a leader.
 
-There are two rosters, each with a thread: *urgent*, for what users wait for, and *rest*. Supervisors and embedded
-workers run the same ones; a supervisor adds duties of its own to the second.
+There are two rosters, each with a thread: *urgent*, for what users wait for, and *rest*. A store with a bucket has a
+third one, for the sweep. Supervisors and embedded workers run the same ones; a supervisor adds duties of its own to
+the second.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import random
@@ -38,6 +40,9 @@ FIRE_BATCH = 500
 PRUNE_BATCH = 1000
 LOOK_SECONDS = 1.0  #: between two looks for due jobs and ticks, if nothing is known to be due earlier
 PRUNE_SECONDS = 60.0
+SWEEP_SECONDS = 600.0  #: at the most between two looks whether a walk over the bucket is due
+SWEEP_BATCH = 500
+SWEEP_BUDGET = 5.0
 ROLL_UP_FIRST = 30.0  #: seconds after the start, or twice that
 PROMOTE_SPACING = 0.02  #: jobs that fall due one after another are promoted together
 
@@ -99,6 +104,10 @@ class Maintenance:
             Row("forget", self.forget, PRUNE_SECONDS, PRUNE_BATCH, first=PRUNE_SECONDS * random()),
             Row("roll up", RollUps(store).turn, SLOT, first=ROLL_UP_FIRST * (1 + random())),
         )
+        self._rosters = {"tenure-urgent": self.urgent, "tenure-maintain": self.rest}
+        if store.capabilities.inline < sys.maxsize:  # no other duty waits for a bucket
+            row = Row("sweep", self.sweep, SWEEP_SECONDS, SWEEP_BATCH, SWEEP_BUDGET, first=SWEEP_SECONDS * random())
+            self._rosters["tenure-sweep"] = self._roster(row)
 
     def _roster(self, *rows: Row) -> Roster:
         # When a duty fails although the store answers, the store may be full: pruning may help.
@@ -110,8 +119,7 @@ class Maintenance:
         self, *, failed: Callable[[BaseException], None], unavailable: Callable[[StoreError], None] = lambda _: None
     ) -> None:
         self._duties = tuple(
-            Duty(name, roster.step, failed=failed, unavailable=unavailable)
-            for name, roster in (("tenure-urgent", self.urgent), ("tenure-maintain", self.rest))
+            Duty(name, roster.step, failed=failed, unavailable=unavailable) for name, roster in self._rosters.items()
         )
         for duty in self._duties:
             duty.start()
@@ -127,7 +135,7 @@ class Maintenance:
 
     def hurry(self, *names: str) -> None:
         """Have these duties done at once. From any thread; those that are in no roster are ignored."""
-        for place, roster in enumerate((self.urgent, self.rest)):
+        for place, roster in enumerate(self._rosters.values()):
             if roster.hurry(*names) and self._duties:
                 self._duties[place].wake()
 
@@ -137,7 +145,7 @@ class Maintenance:
 
     def lags(self) -> list[Lag]:
         """How late each duty is. From any thread."""
-        return [*self.urgent.lags(), *self.rest.lags()]
+        return [lag for roster in self._rosters.values() for lag in roster.lags()]
 
     # ── rescue ──
 
@@ -251,6 +259,11 @@ class Maintenance:
 
     def forget(self, limit: int) -> Turn:
         return Turn(self._store.forget(keep=self._settings.keep_history, limit=limit) >= limit)
+
+    def sweep(self, limit: int) -> Turn:
+        """Delete from the bucket what no row has named for long."""
+        left = self._store.sweep(limit)
+        return Turn(more=not left, next_due=left)
 
     def report_rescued(
         self, rescued: list[Rescued], outcomes: Mapping[str, str] = MappingProxyType({})

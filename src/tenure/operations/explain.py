@@ -9,7 +9,7 @@ from datetime import datetime
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
-from tenure.events import DEPLOY, LOST, MISFIT, NO_KEY, UNKNOWN_TASK, headline
+from tenure.events import DEPLOY, LOST, MISFIT, NO_KEY, NOT_FETCHED, UNKNOWN_TASK, headline
 from tenure.operations.places import refused
 from tenure.operations.waiting import Holding, few, held_by, wait_of
 from tenure.operations.workers import ended_at, has_free_slot, knows, runs_user_jobs, serves
@@ -121,6 +121,9 @@ def _scheduled(facts: _Facts) -> Explanation:
     elif last is not None and last.error.startswith(NO_KEY):
         waits = f"the last worker that claimed it could not decrypt it: {headline(last.error).partition(': ')[2]}"
         advice = f"start a worker with that key; to try it now: tenure jobs promote {job.id}"
+    elif last is not None and last.error.startswith(NOT_FETCHED):
+        waits = f"the last worker that claimed it could not fetch {headline(last.error).removeprefix(NOT_FETCHED)[1:]}"
+        advice = f"docs/large-values.md says what to check; to try it now: tenure jobs promote {job.id}"
     elif last is not None and last.error.startswith(UNKNOWN_TASK):
         known, due = any(knows(job.task, row) for row in facts.workers), "it is tried again"
         ignorant = "the last worker that claimed it does not know" if known else "no live worker knows"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from tenure.core.lifecycle import GUARD, State
+from tenure.core.offloaded import ELSEWHERE
 from tenure.core.sealed import ENCRYPTED
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.operations import stacks
@@ -158,7 +159,9 @@ class Jobs(JobReads):
             before = msgspec.json.decode(job.payload, type=dict[str, object])
         except msgspec.DecodeError:
             why = "have no names"
-            if ENCRYPTED in job.payload:
+            if ELSEWHERE in job.payload:
+                why = "are kept elsewhere, being large: enqueue a new job"
+            elif ENCRYPTED in job.payload:
                 why = "are encrypted, and this process has no key (in a shell, name the app: --app)"
             raise InvalidArguments(f"job {job_id}: its arguments {why}, so none can be changed") from None
         if unknown := set(drop) - set(before):

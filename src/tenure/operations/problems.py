@@ -14,7 +14,7 @@ from tenure.core.durations import spell
 from tenure.core.fingerprint import pattern
 from tenure.core.lifecycle import GUARD, State
 from tenure.core.text import clean
-from tenure.events import DEPLOY, MISFIT, NO_KEY, headline
+from tenure.events import DEPLOY, MISFIT, NO_KEY, NOT_FETCHED, headline
 from tenure.maintenance.roster import Lag
 from tenure.operations.causes import Problem, Remedy, attributed
 from tenure.operations.hangs import Held, Stuck, hangs, silence
@@ -340,6 +340,11 @@ def _of_unknown_tasks(facts: _Facts) -> Iterator[Problem]:
 _UNFIT: Sequence[tuple[str, Kind, str]] = (
     (MISFIT, "arguments-misfit", "deploy the code that takes them, or cancel them: after 24h each is a dead letter"),
     (NO_KEY, "key-missing", "give the key to all workers: Tenure(codec=AesSiv([…]))"),
+    (
+        NOT_FETCHED,
+        "value-missing",
+        "give the bucket to all workers, and bring back what it has lost: docs/large-values.md",
+    ),
 )
 
 

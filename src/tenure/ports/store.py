@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ class Capabilities:
     steady_clock: bool  #: its leases are counted by a clock that can't be set
     local: bool  #: reached without a network: a call on an event loop does not block it for long
     sealed: bool = False  #: values are encrypted before it keeps them: no log may show them either
+    inline: int = sys.maxsize  #: a value of fewer characters is never too large for its row
 
 
 class Store(JobStore, WorkerStore, WaitStore, LimitStore, ScheduleStore, ReadStore, TextStore, Protocol):

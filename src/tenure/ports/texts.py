@@ -1,8 +1,9 @@
-"""The texts of a store one by one, wherever each is kept: to encrypt them anew, with another key."""
+"""The texts of a store one by one, wherever each is kept: to encrypt them anew, and to keep large ones elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Literal, NamedTuple, Protocol
 
 Field = Literal["payload", "result", "checkpoint", "error", "stage", "message", "meta"]
@@ -23,7 +24,11 @@ class Text(NamedTuple):
 
 
 class TextStore(Protocol):
-    """What is needed besides the reads of people. Example: `store.rewrite([(Text("result", job_id, "", old), new)])`"""
+    """What is needed besides the reads of people. Example: `store.rewrite([(Text("result", job_id, "", old), new)])`
+
+    A store with a bucket keeps large payloads, results, checkpoints and records of `once` there, and in the row what
+    stands for each (core/offloaded.py). No read waits for the bucket, but `once` and `fetch`.
+    """
 
     def records(self, job_id: str) -> Mapping[str, str]:
         """What `once` has recorded in this job, by key."""
@@ -34,5 +39,24 @@ class TextStore(Protocol):
 
         Nothing else about a job changes: not its state, its lease, or when it was last active. A row that another
         transaction has locked is left as it is.
+        """
+        ...
+
+    def keep(self, texts: Iterable[Text]) -> Future[None] | None:
+        """Begin to bring those into the bucket that are too large for a row. Waits for nothing.
+
+        None: all of them are there, and the verb that stores them will not wait for the bucket. Else what to wait for
+        before this is asked again; it raises BucketAway.
+        """
+        ...
+
+    def fetch(self, text: Text) -> str:
+        """The value of this text, from the bucket if it is there. Blocks, for a bounded time. Raises NotFetched."""
+        ...
+
+    def sweep(self, limit: int) -> float:
+        """Look at this many objects of the bucket, and delete those that no row has named for long. Raises StoreError.
+
+        Returns the seconds until there is more to look at; infinity: there is no bucket.
         """
         ...

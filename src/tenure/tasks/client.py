@@ -22,9 +22,10 @@ from weakref import WeakKeyDictionary
 from tenure.config import Settings, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import ENDED, State
+from tenure.core.offloaded import is_offloaded
 from tenure.errors import JobFailed, StoreAway, StoreBusy, StoreError, UnknownJob
 from tenure.events import LogLine, current, log_jobs
-from tenure.ports import Draft, Enqueued, Notifier, NotLanded, OnLoop, Ring, Status, Store, Update
+from tenure.ports import Draft, Enqueued, Notifier, NotLanded, OnLoop, Ring, Status, Store, Text, Update
 from tenure.tasks.gather import RETRY_SECONDS, Gatherer
 from tenure.tasks.loops import awaited, settled
 from tenure.tasks.named import check_registered
@@ -151,6 +152,8 @@ class Client:
             ours = self._open.get(id(tx))
             return await settled(partial(self.enqueue, drafts, tx=awaited(tx)), ours.thread if ours else None)
         self.refuse_beside_transaction()
+        if any(len(draft.payload) >= self.store.capabilities.inline for draft in drafts):
+            await asyncio.to_thread(_retried, partial(self._keep, drafts))  # those that share the write don't wait
         tracing = self._tracing()
         if tracing is None or not drafts:
             return await self._gathered(drafts)
@@ -158,6 +161,11 @@ class Client:
             answers = await self._gathered(trace.drafts)
             trace.stored(answers)
         return answers
+
+    def _keep(self, drafts: Sequence[Draft]) -> None:
+        """Bring large arguments into the bucket. Raises BucketAway."""
+        while keeping := self.store.keep(Text("payload", draft.id, "", draft.payload) for draft in drafts):
+            keeping.result()
 
     async def _gathered(self, drafts: Sequence[Draft]) -> list[Enqueued]:
         loop = asyncio.get_running_loop()
@@ -265,14 +273,15 @@ class Client:
         """The result's JSON, once the job has completed."""
         _warn_of_waiting_in_a_slot(job_id)
         update = await self.watch.await_(job_id, ended=True, timeout=timeout)
-        if update.status is None or update.status.state in ENDED:
+        here = update.status is None or update.status.state in ENDED
+        if here and not (update.result and is_offloaded(update.result)):
             return self._outcome(update, timeout)
-        return await asyncio.to_thread(self._outcome, update, timeout)  # it reads the workers
+        return await asyncio.to_thread(self._outcome, update, timeout)  # it reads the workers, or the bucket
 
     def _outcome(self, update: Update, timeout: float | None) -> str:
         job = _there(update, self.settings)
         if job.state is State.COMPLETED:
-            return update.result or "null"
+            return self.store.fetch(Text("result", job.id, "", update.result or "null"))
         if job.state in ENDED:
             raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
         why = self._why_queued(job) if job.state is State.QUEUED else ""

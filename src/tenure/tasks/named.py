@@ -172,7 +172,7 @@ def payload_of(app: AppPort, name: str, args: Mapping[str, object] = _NO_ARGUMEN
     """Arguments by name as the JSON of a payload. Raises InvalidArguments."""
     if not isinstance(args, Mapping) or not all(isinstance(each, str) for each in args):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArguments(f'{name}: expected arguments by name like {{"order": 7}}, got {args!r:.80}')
-    return dump(dict(args), name, app.settings.max_payload).decode()
+    return dump(dict(args), name, app.settings.largest_payload).decode()
 
 
 # ── What workers have registered ────────────────────────────────────────────────────────────────────────────────

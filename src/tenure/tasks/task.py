@@ -154,9 +154,9 @@ class Task(Generic[P, R_co]):
         bound = self.arguments.bind(args, kwargs)
         holes: dict[str, Placeholder] = {}
         try:
-            payload = self.arguments.dump(bound, self.app.settings.max_payload)
+            payload = self.arguments.dump(bound, self.app.settings.largest_payload)
         except InvalidArguments:
-            payload, holes = self.arguments.dump_around(bound, self.app.settings.max_payload)
+            payload, holes = self.arguments.dump_around(bound, self.app.settings.largest_payload)
             if not holes:
                 raise
         return NewJob(self, payload, self.key or self._key_of(bound), holes)
@@ -254,7 +254,7 @@ class Task(Generic[P, R_co]):
         return self._decode_kept(decoder(returned(fn)), text, f"once({key!r})")
 
     def _dump_kept(self, value: object, what: str) -> str:
-        return dump(value, f"{self.name}: {what}", self.app.settings.max_result).decode()
+        return dump(value, f"{self.name}: {what}", self.app.settings.largest_result).decode()
 
     def _decode_kept(self, decode: Callable[[str], Any], text: str, what: str) -> Any:
         try:
@@ -274,7 +274,7 @@ class Task(Generic[P, R_co]):
         return sha256(f"{self.name}\n{key}".encode()).hexdigest()[:32] if self.app.codec else key
 
     def _detached(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.max_payload)
+        payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.largest_payload)
         here, keywords = self.arguments.load(payload)
         if self.takes_job:
             here = (Job[Any](DetachedAttempt(self, payload, self.app.resources)), *here)

@@ -22,7 +22,7 @@ from tenure.core.durations import Duration
 from tenure.core.lifecycle import ENDED, Edge, State, Suspended
 from tenure.core.retry import Fail
 from tenure.errors import InvalidArguments, InvalidOption, Locked, Refused, StoreError, TenureError, UnknownJob
-from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Store
+from tenure.ports import MOST_EDGES, Claimed, Draft, Enqueued, Input, Links, Store, Text
 from tenure.tasks.arguments import decode_any
 from tenure.tasks.circles import circle, told
 from tenure.tasks.client import in_transaction
@@ -223,7 +223,7 @@ class Waits:
         known = self._attempt.task.app.tasks.find(task or "")
         decode = decode_any if known is None else known.decode_result
         try:
-            return decode(result or "null")
+            return decode(self._attempt.store.fetch(Text("result", job_id, "", result or "null")))
         except Locked:
             raise
         except (TenureError, msgspec.DecodeError) as error:

@@ -40,7 +40,7 @@ class Listing:
             advice = f'; write assert_enqueued_by_name("{task}", {{…}})' if isinstance(task, str) else ""
             raise InvalidOption(f"assert_enqueued: expected a task, got {task!r}{advice}")
         return self._newest(
-            task, task.arguments.dump(task.arguments.bind(args, kwargs), self._app.settings.max_payload)
+            task, task.arguments.dump(task.arguments.bind(args, kwargs), self._app.settings.largest_payload)
         )
 
     def assert_enqueued_by_name(self, task: str, args: Mapping[str, object], /) -> JobHandle:

@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
@@ -90,9 +91,10 @@ class Attempt(Leased):
         """Run the code: in a thread of the pool if it is plain; else on the caller's loop, or on this one if None."""
         if program.tracing is not None:
             self.trace = program.tracing.attempt(self.claimed, self.lease.worker_id)
-        timeout = self.claimed.timeout
-        if timeout is not None:
-            self._timer = self.loop.call_later(timeout, self._time_out, timeout)
+        if self.is_elsewhere():
+            self.active = inf  # neither silent nor late before it has its arguments
+        elif self.claimed.timeout is not None:
+            self._begin_timer()
         if not self.task.is_async:
             self._lock = threading.Lock()
             self.handle = _new_task(self._run_in_thread(program, pool), self.loop)
@@ -111,6 +113,16 @@ class Attempt(Leased):
         self.handle = _new_task(self._run_async(program), asyncio.get_running_loop())
         self.handle.set_name(f"{self.claimed.task} {self.claimed.id}")
 
+    def _begin_timer(self) -> None:
+        timeout = self.claimed.timeout
+        if timeout is not None and not self.over:
+            self._timer = self.loop.call_later(timeout, self._time_out, timeout)
+
+    def fetch(self) -> None:
+        super().fetch()
+        self.active = self.loop.time()
+        self.loop.call_soon_threadsafe(self._begin_timer)
+
     def _time_out(self, timeout: float) -> None:
         self.request_stop("timeout", Failed(f"timed out after {spell(timeout)}"))
 
@@ -124,6 +136,8 @@ class Attempt(Leased):
         try:
             task = self.task
             try:
+                if self.is_elsewhere():
+                    await asyncio.to_thread(self.fetch)
                 if self.claimed.linked:
                     args, kwargs = await asyncio.to_thread(load, self.host.store, task, self.claimed, ahead=True)
                 else:
@@ -173,6 +187,9 @@ class Attempt(Leased):
         try:
             task = self.task
             try:
+                if self.is_elsewhere():
+                    self.fetch()
+                    self.check()
                 if self.claimed.linked:
                     args, kwargs = load(self.host.store, task, self.claimed, ahead=False)
                 else:
@@ -317,6 +334,11 @@ class Attempt(Leased):
             self._log = JobLog()
         self._log.add(line)
         self.host.reported(self)
+
+    @property
+    def unstored(self) -> str | None:
+        """The checkpoint of the report that is not stored yet."""
+        return None if self._report is None else self._report.checkpoint
 
     def put_back(self, report: Progress) -> None:
         """Keep a report that could not be stored; values reported since take precedence."""

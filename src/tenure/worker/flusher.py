@@ -23,6 +23,7 @@ from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Rescued, Rin
 from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
 from tenure.worker.hand_over import HandOver
+from tenure.worker.keeping import Keeping
 from tenure.worker.progress import ProgressFlusher
 from tenure.worker.slots import MAX_UNFLUSHED, End, Slots
 from tenure.worker.tally import Tally
@@ -43,12 +44,14 @@ class OutcomeFlusher:
         notifier: Notifier,
         events: Events,
         tally: Tally,
+        keeping: Keeping,
         *,
         traced: bool,
     ) -> None:
         self._slots, self._access, self._progress = slots, slots.access, progress
         self._hand_over, self._notifier, self._events, self._tally = hand_over, notifier, events, tally
         self._portion, self._traced = Portion(MAX_UNFLUSHED), traced
+        self._keeping, self._kept = keeping, set[Lease]()
         self.released = 0
 
     async def run(self) -> None:
@@ -63,7 +66,32 @@ class OutcomeFlusher:
                     slots.wake.set()
             slots.idle.set()
 
+    def _set_aside(self, batch: Iterable[End]) -> None:
+        """Bring their large values into the bucket; then each joins a flush."""
+        for end in batch:
+            self._slots.backlog.keeping[end.lease] = end
+            self._keeping.begin(self._keep(end))
+
+    async def _keep(self, end: End) -> None:
+        if end.attempt is not None:
+            await self._progress.stored_large(end.attempt)
+        await self._keeping.kept(self._keeping.result_of(end))
+        del self._slots.backlog.keeping[end.lease]
+        self._kept.add(end.lease)
+        self._slots.push(end)
+
+    def _waits_for_the_bucket(self, end: End) -> bool:
+        if end.lease in self._kept:
+            self._kept.remove(end.lease)
+            return False
+        return end.outcome is not None and bool(self._keeping.result_of(end) or self._progress.has_large(end.attempt))
+
     async def _flush(self, batch: list[End]) -> None:
+        if large := [end for end in batch if self._waits_for_the_bucket(end)]:
+            self._set_aside(large)
+            batch = [end for end in batch if end.lease not in self._slots.backlog.keeping]
+            if not batch:
+                return
         ends = [end for end in batch if end.outcome is not None]
         answers = await self._store(batch, ends)
         if self._traced:

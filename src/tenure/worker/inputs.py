@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from tenure.core.lifecycle import State
+from tenure.core.offloaded import is_offloaded
 from tenure.core.retry import Fail, Snooze
 from tenure.errors import InvalidArguments, StoreAway
-from tenure.ports import Claimed, Input, Store
+from tenure.ports import Claimed, Input, Store, Text
 from tenure.tasks.arguments import decoder, plain, readable
 from tenure.tasks.ended import Ended
 from tenure.tasks.placeholders import Marker, may_have_markers, split
@@ -91,7 +92,12 @@ class _Reader:
                 known = {each.place: each for each in self._store.inputs(self._claimed.id, start=place, limit=PAGE)}
             if place not in known:
                 raise Fail(f"{self._task.name}: the job has no input {place}: its payload was edited", final=True)
-            yield known[place]
+            yield self._fetched(known[place])
+
+    def _fetched(self, each: Input) -> Input:
+        if each.result is None or not is_offloaded(each.result):
+            return each
+        return each._replace(result=self._store.fetch(Text("result", each.parent, "", each.result)))
 
     def misfit(self, why: str) -> Exception:
         """What the attempt raises where a result does not fit the code."""

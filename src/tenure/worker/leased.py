@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Suspended
+from tenure.core.offloaded import is_offloaded
 from tenure.core.sealed import is_sealed
 from tenure.errors import JobStopped, LeaseLost, StoreError, TenureError
-from tenure.ports import Claimed, NotLanded, Store
+from tenure.ports import Claimed, NotLanded, Store, Text
 from tenure.tasks.arguments import unreadable
 from tenure.tasks.job import Stopping
 from tenure.tasks.task import Task
@@ -62,6 +63,19 @@ class Leased:
     @property
     def store(self) -> Store:
         return self.host.store
+
+    def is_elsewhere(self) -> bool:
+        """Does it have to fetch its arguments or its checkpoint?"""
+        return is_offloaded(self.claimed.payload) or is_offloaded(self.claimed.checkpoint or "")
+
+    def fetch(self) -> None:
+        """Have them. Blocks, for a bounded time. Raises Locked."""
+        claimed, fetch = self.claimed, self.store.fetch
+        if is_offloaded(claimed.payload):
+            claimed = claimed._replace(payload=fetch(Text("payload", claimed.id, "", claimed.payload)))
+        if claimed.checkpoint is not None and is_offloaded(claimed.checkpoint):
+            claimed = claimed._replace(checkpoint=fetch(Text("checkpoint", claimed.id, "", claimed.checkpoint)))
+        self.claimed = claimed
 
     @property
     def waits(self) -> Waits:

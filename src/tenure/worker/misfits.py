@@ -1,5 +1,5 @@
 """Jobs that a worker claimed and can't run: it does not know their task, or their arguments do not fit its code, or
-their values are encrypted and it does not have the key.
+their values are encrypted and it does not have the key, or they are kept elsewhere and can't be fetched.
 
 That happens while a deploy is under way. They wait, uncharged, for a worker with the code that they were made for, and
 with the key.
@@ -17,12 +17,14 @@ from functools import lru_cache
 from tenure.core.lifecycle import Failed, Snoozed
 from tenure.core.retry import Fail, Snooze
 from tenure.core.sealed import MARK
-from tenure.errors import Locked, StoreError
-from tenure.events import DEPLOY, MISFIT, NO_KEY, UNKNOWN_TASK
+from tenure.core.text import clean
+from tenure.errors import Locked, NotFetched, StoreError
+from tenure.events import DEPLOY, MISFIT, NO_KEY, NOT_FETCHED, UNKNOWN_TASK
 from tenure.ports import AttemptView, Claimed, Store
 from tenure.tasks.arguments import unreadable
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 5.0, 300.0  #: between two tries
+MAX_REASON = 1000  #: characters
 PATIENCE = timedelta(hours=24)  #: then it is a dead letter
 
 _STAMP = "%Y-%m-%d %H:%M:%S"
@@ -37,12 +39,17 @@ def unknown_task(claimed: Claimed) -> Snoozed:
 
 
 def locked(claimed: Claimed, error: Locked) -> Snoozed | Failed:
-    """The outcome of a job with a value that this worker can't decrypt. It waits without a limit, as one for a task.
+    """The outcome of a job with a value that this worker can't read. It waits without a limit, as one for a task.
 
     A value that was altered is no one's to read: the job is a dead letter.
     """
     if error.altered:
         return Failed(str(error), final=True)
+    if isinstance(error, NotFetched):
+        _log_once(
+            "jobs of %s wait until their values can be fetched; %s", claimed.task, "tenure jobs explain says more"
+        )
+        return Snoozed(_delay(claimed), clean(f"{NOT_FETCHED} {error.lacks}", MAX_REASON), ours=True)
     _log_once("jobs of %s wait for a worker with the key for %s", claimed.task, error.lacks)
     return Snoozed(_delay(claimed), f"{NO_KEY} for {error.lacks}", ours=True)
 

@@ -7,22 +7,25 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from tenure.errors import BadData, StoreError
-from tenure.ports import Progress
+from tenure.errors import BadData, BucketAway, StoreError
+from tenure.ports import Progress, Text
 from tenure.worker.access import Portion, StoreAccess, halving
 from tenure.worker.executor import Attempt
+from tenure.worker.keeping import Keeping
 from tenure.worker.slots import End
 from tenure.worker.tally import Tally
 
 PROGRESS_SECONDS = 0.5
+FLUSH_SECONDS = 30.0  #: how long `job.flush` waits for the bucket
 MOST_REPORTS = 1000  #: in one call
 
 
 class ProgressFlusher:
     """Stores the newest report of each attempt twice a second, or at once if its code asks for that."""
 
-    def __init__(self, access: StoreAccess, tally: Tally) -> None:
-        self._access, self._tally = access, tally
+    def __init__(self, access: StoreAccess, tally: Tally, keeping: Keeping) -> None:
+        self._access, self._tally, self._keeping = access, tally, keeping
+        self._large: dict[Attempt, asyncio.Task[None]] = {}  # reports whose checkpoints are brought into the bucket
         self._reported: set[Attempt] = set()
         self._flushing: set[Attempt] = set()  # those with reports that are being written
         self._portion = Portion(MOST_REPORTS)
@@ -37,6 +40,11 @@ class ProgressFlusher:
     async def _flush(self) -> None:
         attempts = self._flushing = self._reported.copy()  # atomic, as is the next step: other threads add to the set
         self._reported -= attempts
+        for attempt in [each for each in attempts if self.has_large(each)]:
+            attempts.discard(attempt)  # no other report waits for the bucket
+            self._begin_large(attempt)
+        if not attempts:
+            return
         try:
             refused = await self._access.write(self.store, attempts)
         except StoreError as error:
@@ -45,11 +53,53 @@ class ProgressFlusher:
         else:
             self._access.recovered("write")
             for attempt in refused:
-                # Code that has ended need not be stopped: its outcome will be refused, too.
-                if not attempt.finished and not attempt.over:
-                    self._count_refused(attempt)
-                    attempt.request_stop("lease_lost", None)
+                self._lost(attempt)
         self._flushing = set()
+
+    def _lost(self, attempt: Attempt) -> None:
+        """Code that has ended need not be stopped: its outcome will be refused, too."""
+        if not attempt.finished and not attempt.over:
+            self._count_refused(attempt)
+            attempt.request_stop("lease_lost", None)
+
+    # ── large checkpoints ──
+
+    def has_large(self, attempt: Attempt | None) -> bool:
+        """Does a report of it wait for the bucket, or have to?"""
+        return attempt is not None and (attempt in self._large or self._keeping.is_large(attempt.unstored))
+
+    def _begin_large(self, attempt: Attempt) -> asyncio.Task[None]:
+        if attempt not in self._large:
+            self._large[attempt] = self._keeping.begin(self._store_large(attempt))
+        return self._large[attempt]
+
+    async def _store_large(self, attempt: Attempt) -> None:
+        """Store its newest report once the bucket has the checkpoint; what is reported meanwhile comes after it."""
+        report = attempt.take_report()
+        try:
+            if report is not None:
+                await self._keeping.kept([Text("checkpoint", attempt.claimed.id, "", report.checkpoint or "")])
+                if not await self._access.write(self._store_alone, report):
+                    self._lost(attempt)
+        except BaseException as error:
+            if report is not None:
+                attempt.put_back(report)
+            if not isinstance(error, StoreError):
+                raise
+            self._access.unavailable("write", error)
+        finally:
+            del self._large[attempt]
+            self._reported.add(attempt)
+
+    def _store_alone(self, report: Progress) -> bool:
+        return halving(self._access.store.progress, self._salvage, [report])[0]
+
+    async def stored_large(self, attempt: Attempt) -> None:
+        """Return when none of its reports has to wait for the bucket."""
+        while self.has_large(attempt):
+            await asyncio.wait([self._begin_large(attempt)])
+            if self.has_large(attempt):
+                await asyncio.sleep(PROGRESS_SECONDS)
 
     def _count_refused(self, attempt: Attempt) -> None:
         self._tally.count("refused", attempt.claimed.task)
@@ -61,6 +111,14 @@ class ProgressFlusher:
         self._reported.add(attempt)
 
     def store_now(self, attempt: Attempt) -> None:
+        if self.has_large(attempt):
+            storing = asyncio.run_coroutine_threadsafe(self.stored_large(attempt), attempt.loop)
+            try:
+                storing.result(FLUSH_SECONDS)
+            except TimeoutError as error:
+                storing.cancel()
+                raise BucketAway(f"the checkpoint is not in the bucket after {FLUSH_SECONDS:.0f} s") from error
+            attempt.check()
         with self._storing:
             report = attempt.take_report()
             if report is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tenure.core.lifecycle import Lease, Outcome
+from tenure.core.lifecycle import Completed, Lease, Outcome
 from tenure.events import Running
 from tenure.ports import Claimed, Runner
 from tenure.worker.access import StoreAccess
@@ -20,6 +20,7 @@ from tenure.worker.permits import HeldPermits
 
 MAX_UNFLUSHED = 1000
 MAX_UNFLUSHED_SECONDS = 0.05
+MAX_KEPT = 256 << 20  #: characters of results that a bucket has not taken: then nothing more is claimed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Backlog:
         self.waiting: list[End] = []
         self.flushing: list[End] = []
         self.busy: dict[Lease, End] = {}  #: another open transaction locks their rows: set aside, to be retried
+        self.keeping: dict[Lease, End] = {}  #: the bucket has not taken their values yet (keeping.py)
         self.oldest = 0.0
         self.flushed_since_read: set[Lease] | None = None  #: None: the beat is not reading the owned jobs right now
         self.durations: defaultdict[str, list[float]] = defaultdict(list)  #: by task; the gc does not track floats
@@ -60,13 +62,19 @@ class Backlog:
         return len(self.waiting) + len(self.flushing)
 
     def leases(self) -> set[Lease]:
-        return {end.lease for end in (*self.flushing, *self.waiting)} | self.busy.keys()
+        return {end.lease for end in (*self.flushing, *self.waiting)} | self.busy.keys() | self.keeping.keys()
 
     def unstored(self) -> int:
-        return sum(end.outcome is not None for end in (*self.flushing, *self.waiting, *self.busy.values()))
+        aside = (*self.busy.values(), *self.keeping.values())
+        return sum(end.outcome is not None for end in (*self.flushing, *self.waiting, *aside))
+
+    def kept_in_memory(self) -> int:
+        """Characters of the results that the bucket has not taken yet."""
+        results = (end.outcome.result for end in self.keeping.values() if isinstance(end.outcome, Completed))
+        return sum(map(len, results)) if self.keeping else 0
 
     def empty(self) -> bool:
-        return not (self.flushing or self.waiting or self.busy)
+        return not (self.flushing or self.waiting or self.busy or self.keeping)
 
     def take(self) -> list[End]:
         """Take the next batch to flush."""
@@ -107,7 +115,7 @@ class Slots:
             return 0  # every job whose outcome is not stored
         free = self.plan.slots - len(self.running) - len(self.successors)
         unflushed = len(self.backlog)
-        if unflushed >= MAX_UNFLUSHED:
+        if unflushed >= MAX_UNFLUSHED or self.backlog.kept_in_memory() > MAX_KEPT:
             return 0
         if unflushed and self.loop.time() - self.backlog.oldest > MAX_UNFLUSHED_SECONDS:
             free -= unflushed

@@ -43,6 +43,7 @@ from tenure.worker.executor import Attempt
 from tenure.worker.flusher import OutcomeFlusher
 from tenure.worker.hand_over import HandOver
 from tenure.worker.job_log import JobLogHandler
+from tenure.worker.keeping import Keeping
 from tenure.worker.permits import HeldPermits
 from tenure.worker.program import Program
 from tenure.worker.progress import ProgressFlusher
@@ -53,6 +54,7 @@ from tenure.worker.tally import Tally
 T = TypeVar("T")
 
 SETTLE_SECONDS = 5.0  #: how long to wait for an unavailable store once the block has ended and nothing runs
+KEEP_SECONDS = 20.0  #: how long to wait for a bucket then
 CHECK_SECONDS = 1.0  #: between two checks whether the block has ended
 
 
@@ -98,7 +100,8 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._events = events
         slots = self._slots = Slots(plan, StoreAccess(store, events))
-        progress = ProgressFlusher(slots.access, tally)
+        keeping = Keeping(slots.access)
+        progress = ProgressFlusher(slots.access, tally, keeping)
         attempts = self._attempts = Attempts(slots, progress, program, resources, tally, caller)
         beat = LeaseBeat(slots, attempts)
         doorbell = self._doorbell = Doorbell(slots, beat, notifier, events, on_due)
@@ -108,11 +111,13 @@ class Worker:
             slots.permits = HeldPermits(doorbell.listener.permits, store, plan.worker_id, plan.lease, may_declare)
             claims = PermitLoop
         hand_over, tracing = HandOver(slots, notifier), program.tracing
-        self._flusher = OutcomeFlusher(slots, progress, hand_over, notifier, events, tally, traced=tracing is not None)
+        self._flusher = OutcomeFlusher(
+            slots, progress, hand_over, notifier, events, tally, keeping, traced=tracing is not None
+        )
         if tracing is not None:
             tracing.counts(tally.counted)
         stops, claiming = StopWatch(slots, on_tick, on_stuck, caller), claims(slots, attempts, beat, doorbell)
-        self._parts = (self._flusher, hand_over, progress, beat, stops, claiming, doorbell)
+        self._parts = (keeping, self._flusher, hand_over, progress, beat, stops, claiming, doorbell)
         self._tasks: list[asyncio.Task[None]] = []
         self._log_handler = JobLogHandler(slots.running_as)
 
@@ -130,7 +135,8 @@ class Worker:
         """Stop claiming, let running jobs finish for `grace` seconds, then ask them to stop. Returns when none runs.
 
         Once `block_ended()` is true, the worker waits no longer than `SETTLE_SECONDS` for an unavailable store. The
-        same limit always applies when another transaction holds the rows of jobs that have ended.
+        same limit always applies when another transaction holds the rows of jobs that have ended, and `KEEP_SECONDS`
+        when a bucket does not take their results.
         """
         self.stop_claiming()
         await self._slots.wait_idle(grace)
@@ -181,8 +187,9 @@ class Worker:
         while not backlog.empty():
             now = self._loop.time()
             held = not backlog  # all that remains is locked by a transaction that may stay open indefinitely
+            patience = KEEP_SECONDS if backlog.keeping else SETTLE_SECONDS
             limited = held or (block_ended() and slots.access.fails("write"))
-            give_up_at = min(give_up_at, now + SETTLE_SECONDS) if limited else inf
+            give_up_at = min(give_up_at, now + patience) if limited else inf
             if now >= give_up_at:
                 return
             slots.idle.clear()

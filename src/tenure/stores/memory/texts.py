@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from tenure.ports.texts import Field, Text
+from tenure.stores.inline import Inline
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.rows import Row
 from tenure.stores.rules import check_text, json_of
@@ -15,7 +16,7 @@ from tenure.stores.rules import check_text, json_of
 _FIELDS = frozenset(get_args(Field))
 
 
-class MemoryTexts(MemoryBase):
+class MemoryTexts(Inline, MemoryBase):
     """The verbs of `TextStore`."""
 
     @atomic

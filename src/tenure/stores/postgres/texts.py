@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from tenure.ports.texts import Field, Place, Text
+from tenure.stores.inline import Inline
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.server import Connection
 from tenure.stores.rules import check_text, is_id
@@ -29,7 +30,7 @@ _REWRITE: Mapping[Place, str] = {
 _SHARED = "UPDATE @.shared_signals SET value = %(new)s WHERE key = %(key)s AND value = %(value)s"
 
 
-class PostgresTexts(PostgresBase):
+class PostgresTexts(Inline, PostgresBase):
     """The verbs of `TextStore`."""
 
     def records(self, job_id: str) -> Mapping[str, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tenure.ports.texts import Text
+from tenure.stores.inline import Inline
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import batches
 from tenure.stores.redis.facts import decode_facts, with_meta
 from tenure.stores.rules import check_text, is_id
 
 
-class RedisTexts(RedisBase):
+class RedisTexts(Inline, RedisBase):
     """The verbs of `TextStore`."""
 
     def records(self, job_id: str) -> Mapping[str, str]:

@@ -10,12 +10,15 @@ Without a codec it is for people: it encrypts nothing, and says of each encrypte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 from tenure.codecs import Codec
 from tenure.core.lifecycle import Lease, Outcome, State
+from tenure.core.sealed import ALTERED, is_sealed, why_sealed
+from tenure.errors import Locked
 from tenure.ports import (
     NO_DELAYS,
     NO_EDITS,
@@ -43,6 +46,7 @@ from tenure.ports import (
     Update,
 )
 from tenure.ports.schedules import Change, Swapped
+from tenure.stores.inline import told
 from tenure.stores.rules import matches
 from tenure.stores.sealed.values import ONCE, Seal
 
@@ -57,7 +61,10 @@ class SealedStore:
     def __init__(self, store: Store, codec: Codec | None) -> None:
         self.beneath = store
         self.seal = Seal(codec)
-        self.capabilities: Capabilities = replace(store.capabilities, sealed=codec is not None)
+        inline = store.capabilities.inline
+        if codec is not None:
+            inline = inline // 2  # what is encrypted is longer by a third
+        self.capabilities: Capabilities = replace(store.capabilities, sealed=codec is not None, inline=inline)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.beneath, name)
@@ -143,6 +150,16 @@ class SealedStore:
         return self.beneath.rewrite(
             [(each._replace(value=closed(each, each.value)), closed(each, new)) for each, new in changes]
         )
+
+    def keep(self, texts: Iterable[Text]) -> Future[None] | None:
+        return self.beneath.keep([each._replace(value=self.seal.closed(each, each.value)) for each in texts])
+
+    def fetch(self, text: Text) -> str:
+        """As of any store. Raises Locked."""
+        found = self.seal.opened(text._replace(value=self.beneath.fetch(text)))
+        if is_sealed(found):
+            raise Locked(told(text), why_sealed(found), altered=found == ALTERED)
+        return found
 
     # ── reads ──
 

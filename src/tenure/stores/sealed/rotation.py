@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tenure.codecs import Codec
 from tenure.core.lifecycle import State
 from tenure.core.sealed import is_sealed, key_of, why_sealed
+from tenure.errors import NotFetched
 from tenure.ports import EDITS, Field, Filter, JobView, Store, Text
 from tenure.stores.rules import CLEARED, json_of
 from tenure.stores.sealed.values import ONCE, Seal
@@ -31,20 +32,30 @@ class Rotated(NamedTuple):
 
 
 def rotate(store: Store, codec: Codec) -> Iterator[Rotated]:
-    """Walk once; yields what was done so far, after each page. `store` is the one beneath the codec."""
+    """Walk once; yields what was done so far, after each page. `store` is the one beneath the codec, with its bucket."""
     seal, jobs, written, raced, unread = Seal(codec), 0, 0, 0, Counter[str]()
     for count, texts in _pages(store):
         changes: list[tuple[Text, str]] = []
         for text in texts:
-            part = seal.part(text)
+            try:
+                held = text._replace(value=store.fetch(text))
+            except NotFetched as error:
+                unread[error.lacks] += 1
+                continue
+            part = seal.part(held)
             if is_sealed(part) and key_of(part) == codec.key:
                 continue
-            opened = seal.opened(text)
-            left = seal.part(text._replace(value=opened))
+            opened = seal.opened(held)
+            left = seal.part(held._replace(value=opened))
             if is_sealed(left):
                 unread[why_sealed(left)] += 1
-            elif (new := seal.closed(text, opened)) != text.value:
+            elif (new := seal.closed(held, opened)) == held.value:
+                continue
+            elif held.value == text.value:
                 changes.append((text, new))
+            else:  # a large one: it is in memory only as long as it takes
+                landed = store.rewrite([(text, new)])
+                written, raced = written + landed, raced + 1 - landed
         landed = store.rewrite(changes) if changes else 0
         jobs, written, raced = jobs + count, written + landed, raced + len(changes) - landed
         yield Rotated(jobs, written, raced, unread)

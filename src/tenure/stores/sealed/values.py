@@ -17,6 +17,7 @@ import msgspec
 
 from tenure.codecs import Codec
 from tenure.core.lifecycle import Completed, Failed, Outcome, Snoozed
+from tenure.core.offloaded import elsewhere, is_offloaded
 from tenure.core.sealed import ALTERED, ENCRYPTED, SEALED, is_sealed, why_sealed
 from tenure.errors import Locked
 from tenure.ports import (
@@ -87,6 +88,8 @@ class Seal:
 
     def _shown(self, text: str, kind: Kind, owner: str, key: str = "") -> str:
         """For people: JSON in any case."""
+        if is_offloaded(text):
+            return f'"{elsewhere(text)}"'
         opened = self.open(text, kind, owner, key)
         return f'"{ENCRYPTED}{why_sealed(opened)}"' if is_sealed(opened) else opened
 
@@ -190,7 +193,7 @@ class Seal:
         shown = self._fields(job)
         for kind in _JSON:
             text = getattr(job, kind)
-            if text is not None and is_sealed(text):
+            if text is not None and (is_sealed(text) or is_offloaded(text)):
                 shown[kind] = self._shown(text, kind, job.id)
         if EDITS in job.meta:
             shown["meta"] = {**job.meta, EDITS: self.open(job.meta[EDITS], "edits", job.id)}

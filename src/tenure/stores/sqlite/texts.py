@@ -10,6 +10,7 @@ from typing import get_args
 import apsw
 
 from tenure.ports.texts import Field, Place, Text
+from tenure.stores.inline import Inline
 from tenure.stores.rules import check_text
 from tenure.stores.sqlite.base import SqliteBase
 
@@ -25,7 +26,7 @@ _REWRITE: Mapping[Place, str] = {
 }
 
 
-class SqliteTexts(SqliteBase):
+class SqliteTexts(Inline, SqliteBase):
     """The verbs of `TextStore`."""
 
     def records(self, job_id: str) -> Mapping[str, str]:

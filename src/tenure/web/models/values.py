@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, cast
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
+from tenure.core.offloaded import elsewhere, is_offloaded
 from tenure.ports import RESERVED
 
 MOST_DEEP = 100  #: levels of JSON inside JSON
@@ -96,6 +97,8 @@ def read(text: str | None, shown: bool) -> Any:
     """A stored JSON text as a value; as text if it is not JSON, or nested too deeply to return."""
     if text is None or not shown:
         return None
+    if is_offloaded(text):
+        return elsewhere(text)
     try:
         value: object = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

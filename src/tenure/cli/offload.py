@@ -1,0 +1,1 @@
+"""`tenure offload …`: what the bucket of large values holds, and a walk of the sweep at once."""

@@ -1,0 +1,234 @@
+"""A store whose large values are kept in a bucket: any store, with a bucket behind it.
+
+What is larger than the settings allow for a row is written to the bucket first, under its hash; what stands for it
+(core/offloaded.py) goes into the row. The same value makes the same row, so an outcome that is sent again is recognised.
+Objects are never changed, and nothing but the sweep deletes any (sweep.py). A codec stands in front of this store, so
+what leaves for the bucket is encrypted.
+
+A bucket may be slow or away, so no call of it takes a thread that others wait for: it has threads of its own, and each
+wait for one of them is bounded. Claims, beats, renewals and rescues don't touch it. A worker brings results and
+checkpoints there with `keep`, which does not wait, before it stores them; only a client's `enqueue` waits, in the
+caller's thread, and a handler's `once`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from threading import Lock
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+from tenure.core.lifecycle import Completed, Lease, Outcome
+from tenure.core.offloaded import MARK, Offloaded, is_offloaded, offloaded, parsed
+from tenure.errors import BucketAway, NotFetched
+from tenure.ports import (
+    Answer,
+    Busy,
+    Capabilities,
+    Draft,
+    Enqueued,
+    OnceRecord,
+    OnLoop,
+    Place,
+    Progress,
+    Store,
+    Text,
+)
+from tenure.stores.inline import told
+from tenure.stores.offload.bucket import CALL_SECONDS, Bucket, bucket_of, headline
+from tenure.stores.offload.sweep import VALUES, Sweep
+
+T = TypeVar("T")
+
+WAIT_SECONDS = CALL_SECONDS + 5.0  #: for a call of the bucket, with the wait for a free thread
+KEPT_SECONDS = 600.0  #: an object that this process wrote so recently is there: no sweep deletes one so young
+MOST_KEPT = 10_000
+THREADS = 16
+_log = logging.getLogger("tenure.offload")
+
+
+class OffloadStore:
+    """`offloading(store, …)` makes one. What is not named here passes unchanged."""
+
+    def __init__(self, store: Store, bucket: Bucket, largest: Mapping[Place, int], grace: float) -> None:
+        self.beneath, self.bucket, self._largest = store, bucket, largest
+        # A character has four bytes at most.
+        self.capabilities: Capabilities = replace(store.capabilities, inline=min(largest.values()) // 4)
+        self._sweep = Sweep(store, bucket, grace)
+        self._pool = ThreadPoolExecutor(THREADS, "tenure-offload")
+        self._lock = Lock()
+        self._kept = OrderedDict[str, float]()
+        self._puts: dict[str, Future[None]] = {}
+        self._away = ""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.beneath, name)
+        with suppress(AttributeError):
+            if callable(found):
+                setattr(self, name, found)  # so that the next call bypasses this
+        return found
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self.beneath.close()
+
+    # ── the bucket ──
+
+    def keep(self, texts: Iterable[Text]) -> Future[None] | None:
+        return next((put for put in map(self._put, texts) if put is not None), None)
+
+    def _put(self, text: Text) -> Future[None] | None:
+        if not self._is_large(text.place, text.value):
+            return None
+        data = text.value.encode()
+        name = f"{VALUES}/{Offloaded(len(data), sha256(data).hexdigest()).name(text.owner)}"
+        with self._lock:
+            if self._kept.get(name, float("-inf")) > monotonic() - KEPT_SECONDS:
+                return None
+            if name not in self._puts:
+                self._puts[name] = put = self._pool.submit(self._write, name, data)
+                put.add_done_callback(lambda _: self._puts.pop(name, None))
+            return self._puts[name]
+
+    def _write(self, name: str, data: bytes) -> None:
+        began = monotonic()
+        try:
+            self.bucket.put(name, data)
+        except Exception as error:
+            self._tell(error)
+            raise BucketAway(
+                f"{self.bucket} does not take a value of {len(data):,} bytes: {headline(error)}"
+            ) from error
+        self._tell(None)
+        with self._lock:
+            self._kept[name] = began
+            self._kept.move_to_end(name)
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+
+    def _is_large(self, place: Place, value: str) -> bool:
+        """Also what only looks as if it were kept elsewhere, so that it is read as it was written."""
+        most = self._largest.get(place)
+        if most is None or len(value) * 4 <= most:
+            return most is not None and value.startswith(MARK)
+        return len(value.encode()) > most or value.startswith(MARK)
+
+    def _stored(self, place: Place, values: Iterable[tuple[str, str]], key: str = "") -> None:
+        """Bring these values of jobs, which are large, into the bucket. Blocks. Raises BucketAway."""
+        puts = [self._put(Text(place, job_id, key, value)) for job_id, value in values]
+        for put in filter(None, puts):
+            try:
+                put.result(WAIT_SECONDS)
+            except TimeoutError as error:
+                raise BucketAway(f"{self.bucket} has not answered for {WAIT_SECONDS:.0f} s") from error
+
+    def fetch(self, text: Text) -> str:
+        if not is_offloaded(text.value):
+            return text.value
+        found = parsed(text.value)
+        if found is None:
+            raise NotFetched(told(text), "it is stored in a form that this release does not know")
+        name = f"{VALUES}/{found.name(text.owner)}"
+        try:
+            data = self._pool.submit(self.bucket.get, name, found.size).result(WAIT_SECONDS)
+        except LookupError:
+            raise NotFetched(told(text), f"{self.bucket} has no {name}") from None
+        except Exception as error:
+            self._tell(error)
+            why = headline(error) if str(error) else f"no answer for {WAIT_SECONDS:.0f} s"
+            raise NotFetched(told(text), f"{self.bucket}: {why}") from error
+        self._tell(None)
+        if sha256(data).hexdigest() != found.digest:
+            raise NotFetched(told(text), f"{self.bucket} has another object as {name}: its hash differs")
+        return data.decode()
+
+    def _tell(self, error: Exception | None) -> None:
+        """Log that the bucket fails, and that it works again: once each."""
+        with self._lock:
+            before, self._away = self._away, "" if error is None else headline(error)
+        if error is not None and not before:
+            _log.error("%s does not answer as it should; what needs it waits: %s", self.bucket, headline(error))
+        elif error is None and before:
+            _log.warning("%s answers again", self.bucket)
+
+    def sweep(self, limit: int) -> float:
+        return self._sweep.step(limit)
+
+    # ── what is written ──
+
+    def enqueue(
+        self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
+    ) -> list[Enqueued]:
+        large = {draft.id: draft.payload for draft in drafts if self._is_large("payload", draft.payload)}
+        if large:
+            self._stored("payload", large.items())
+            drafts = [_with_payload_elsewhere(each) if each.id in large else each for each in drafts]
+        return self.beneath.enqueue(drafts, tx=tx, committed=committed)
+
+    def enqueue_on_loop(self, draft: Draft) -> OnLoop:
+        if self._is_large("payload", draft.payload):
+            return None
+        return (yield from self.beneath.enqueue_on_loop(draft))
+
+    def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
+        large = {
+            lease: outcome.result
+            for lease, outcome in ends
+            if isinstance(outcome, Completed) and self._is_large("result", outcome.result)
+        }
+        if large:
+            self._stored("result", ((lease.job_id, result) for lease, result in large.items()))
+            ends = [(lease, _elsewhere(large[lease]) if lease in large else outcome) for lease, outcome in ends]
+        return self.beneath.finish(ends, tx=tx)
+
+    def progress(self, reports: Sequence[Progress]) -> list[bool]:
+        large = {
+            each.lease: each.checkpoint
+            for each in reports
+            if each.checkpoint is not None and self._is_large("checkpoint", each.checkpoint)
+        }
+        if large:
+            self._stored("checkpoint", ((lease.job_id, text) for lease, text in large.items()))
+            reports = [
+                replace(each, checkpoint=offloaded(large[each.lease].encode())) if each.lease in large else each
+                for each in reports
+            ]
+        return self.beneath.progress(reports)
+
+    def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
+        """As of any store. Raises BucketAway, NotFetched."""
+        if value is not None and self._is_large("once", value):
+            self._stored("once", [(lease.job_id, value)], key)
+            value = offloaded(value.encode())
+        found = self.beneath.once(lease, key, value)
+        if found is None or found.value is None:
+            return found
+        return OnceRecord(self.fetch(Text("once", lease.job_id, key, found.value)))
+
+    def rewrite(self, changes: Sequence[tuple[Text, str]]) -> int:
+        large = [(text, new) for text, new in changes if self._is_large(text.place, new)]
+        for text, new in large:
+            self._stored(text.place, [(text.owner, new)], text.key)
+        return self.beneath.rewrite(
+            [(text, offloaded(new.encode()) if self._is_large(text.place, new) else new) for text, new in changes]
+        )
+
+
+def _with_payload_elsewhere(draft: Draft) -> Draft:
+    return replace(draft, payload=offloaded(draft.payload.encode()))
+
+
+def _elsewhere(result: str) -> Completed:
+    return Completed(offloaded(result.encode()))
+
+
+def offloading(store: Store, url: str, namespace: str, largest: Mapping[Place, int], grace: float) -> Store:
+    """The store, with this bucket behind it. `grace`: seconds that an object is kept which no row names."""
+    return cast("Store", OffloadStore(store, bucket_of(url, namespace), largest, grace))
