@@ -381,10 +381,10 @@ RULES = (
     ),
     Rule(
         "TenureJobsFail",
-        _of("failures", "arguments-misfit", "key-missing"),
+        _of("failures", "arguments-misfit", "key-missing", "value-missing"),
         "1m",
         "warning",
-        "Runs of a schedule fail, or jobs fit no worker: its code, or its keys ({{ $labels.kind }}).",
+        "Runs of a schedule fail, or jobs fit no worker: its code, its keys, or its bucket ({{ $labels.kind }}).",
         "The incident counts already: two failed runs in a row, or a misfit for two leases.",
         "tenure check names task and error.",
     ),

@@ -33,6 +33,7 @@ from tenure.operations.app_limits import WithLimits
 from tenure.ports import Notifier, Store
 from tenure.ports.schedules import Dst, Schedule
 from tenure.schedules.declarations import Declarations, Options, Scheduled, calling_app, calling_place, schedule
+from tenure.tasks.app_once import WithOnce
 from tenure.tasks.arguments import decode_any
 from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
@@ -41,7 +42,6 @@ from tenure.tasks.job import Job
 from tenure.tasks.limits import DeclaredLimits
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.named import ByName
-from tenure.tasks.app_once import WithOnce
 from tenure.tasks.registry import Registry, task_decorator
 from tenure.tasks.task import NewJob, common_tx
 from tenure.tasks.tracing import Traced

@@ -124,7 +124,7 @@ class StoreBusy(StoreAway):
 
 
 class BucketAway(StoreAway):
-    """The bucket of large values is unreachable, full or too slow. Nothing was stored; the same call may succeed later."""
+    """The bucket of large values is away, full or too slow. Nothing was stored; the same call may succeed later."""
 
 
 class FlowMade(StoreError):

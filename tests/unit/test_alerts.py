@@ -162,11 +162,19 @@ def its_arguments_fit_no_code(scene: Scene) -> None:
     scene.passes(61)
 
 
+def its_value_is_not_fetched(scene: Scene) -> None:
+    _snoozed(scene, "this worker can't fetch the payload of job x: the bucket is away")
+
+
 def no_worker_has_its_key(scene: Scene) -> None:
+    _snoozed(scene, "this worker has no key: its payload is encrypted")
+
+
+def _snoozed(scene: Scene, reason: str) -> None:
     worker = scene.worker()
     put(scene.store)
     (job,) = claim(scene.store, worker)
-    scene.ends(job, worker, Snoozed(300.0, "this worker has no key: its payload is encrypted", ours=True))
+    scene.ends(job, worker, Snoozed(300.0, reason, ours=True))
     scene.passes(61)
 
 
@@ -344,6 +352,12 @@ CASES = {
         "key-missing:work",
         "among them: this worker has no key: its payload is encrypted; give the key to all workers",
         no_worker_has_its_key,
+        a_worker_takes_them,
+    ),
+    "value-missing": Case(
+        "value-missing:work",
+        "among them: this worker can't fetch the payload of job x: the bucket is away; give the bucket to all workers",
+        its_value_is_not_fetched,
         a_worker_takes_them,
     ),
     "flow-held": Case(

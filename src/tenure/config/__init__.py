@@ -157,7 +157,7 @@ SETTINGS: tuple[Setting, ...] = (
         "keep_offloaded",
         "2d",
         _keep_offloaded,
-        "How long one is kept there that no job has any more: longer than the age of a backup you may restore; at least 1h.",
+        "How long one is kept there that no job has any more: longer than the oldest backup you may restore is old.",
     ),
     Setting(
         "runtime_dir",

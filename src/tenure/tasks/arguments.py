@@ -232,7 +232,8 @@ def dump(value: object, what: str, limit: int) -> bytes:
         raise InvalidArguments(f"{what}: {_why_unencodable(error)}") from error
     if len(encoded) > limit:
         raise InvalidArguments(
-            f"{what}: {_size(len(encoded))} as JSON, the limit is {_size(limit)}; store a path or a key instead, or see docs/large-values.md"
+            f"{what}: {_size(len(encoded))} as JSON, the limit is {_size(limit)}; store a path or a key instead, or "
+            "set offload (docs/large-values.md)"
         )
     if b"\\u0000" in encoded and _NUL.search(encoded):
         raise InvalidArguments(f"{what}: it has a NUL character, which not every store can keep; remove it")

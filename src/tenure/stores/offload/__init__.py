@@ -1,9 +1,9 @@
 """A store whose large values are kept in a bucket: any store, with a bucket behind it.
 
 What is larger than the settings allow for a row is written to the bucket first, under its hash; what stands for it
-(core/offloaded.py) goes into the row. The same value makes the same row, so an outcome that is sent again is recognised.
-Objects are never changed, and nothing but the sweep deletes any (sweep.py). A codec stands in front of this store, so
-what leaves for the bucket is encrypted.
+(core/offloaded.py) goes into the row. The same value makes the same row, so an outcome that is sent again is
+recognised. Objects are never changed, and nothing but the sweep deletes any (sweep.py). A codec stands in front of this
+store, so what leaves for the bucket is encrypted.
 
 A bucket may be slow or away, so no call of it takes a thread that others wait for: it has threads of its own, and each
 wait for one of them is bounded. Claims, beats, renewals and rescues don't touch it. A worker brings results and
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from hashlib import sha256
 from threading import Lock
 from time import monotonic

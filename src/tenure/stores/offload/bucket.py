@@ -1,4 +1,4 @@
-"""Where large values are kept: a folder, or a bucket of S3, Google Cloud Storage or Azure. Objects are never changed."""
+"""Where large values are kept: a folder, or a bucket of S3, Google Cloud Storage or Azure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Folder:
 
 def _listed(folder: Path) -> list[str]:
     try:
-        return os.listdir(folder)
+        return [each.name for each in folder.iterdir()]
     except FileNotFoundError:
         return []
 

@@ -32,7 +32,7 @@ class Rotated(NamedTuple):
 
 
 def rotate(store: Store, codec: Codec) -> Iterator[Rotated]:
-    """Walk once; yields what was done so far, after each page. `store` is the one beneath the codec, with its bucket."""
+    """Walk once; yields what was done so far, after each page. `store`: beneath the codec, with its bucket."""
     seal, jobs, written, raced, unread = Seal(codec), 0, 0, 0, Counter[str]()
     for count, texts in _pages(store):
         changes: list[tuple[Text, str]] = []

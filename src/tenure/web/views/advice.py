@@ -116,6 +116,7 @@ _NOUNS: Mapping[Kind, tuple[str, str]] = {
     "too-long": ("run that takes too long", "runs that take too long"),
     "arguments-misfit": ("task whose arguments fit no code", "tasks whose arguments fit no code"),
     "key-missing": ("task whose key no worker has", "tasks whose key no worker has"),
+    "value-missing": ("task whose values can't be fetched", "tasks whose values can't be fetched"),
     "dead-letters": ("task with new dead letters", "tasks with new dead letters"),
     "failures": ("failing schedule", "failing schedules"),
     "queue-age": ("queue that is behind", "queues that are behind"),
@@ -184,6 +185,9 @@ def _words(problem: Problem) -> tuple[str, str, Link]:
             return "Arguments fit no worker's code", do, its_jobs
         case "key-missing":
             return "Workers have no key for encrypted values", "Give it to all workers, then run them now.", its_jobs
+        case "value-missing":
+            do = "Look at the bucket, or bring back what it has lost; then run them now."
+            return "Values that are kept elsewhere can't be fetched", do, its_jobs
         case "dead-letters":
             do = "Read the errors; replay the jobs once the cause is fixed."
             return "New dead letters", do, Link("Dead letters", "/dead", {} if several else {"task": subject})
