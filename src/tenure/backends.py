@@ -18,13 +18,15 @@ from tenure.codecs import Codec
 from tenure.config import Settings
 from tenure.core import forks
 from tenure.core.durations import spell
+from tenure.core.sealed import ALTERED, is_sealed, why_sealed
 from tenure.core.text import install
-from tenure.errors import InvalidOption
-from tenure.ports import Notifier, Place, Store
+from tenure.errors import InvalidOption, Locked, UnknownJob
+from tenure.ports import Field, Notifier, Place, Store, Text
 
 if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
     from tenure.maintenance.roster import Lag
+    from tenure.stores.offload import OffloadStore
     from tenure.stores.sealed.rotation import Rotated
     from tenure.tasks.client import Client
     from tenure.tasks.handle import AppPort
@@ -119,6 +121,28 @@ def rotation(store: Store, codec: Codec) -> Iterator[Rotated]:
     from tenure.stores.sealed.rotation import rotate
 
     return rotate(store, codec)
+
+
+def bucket(settings: Settings, codec: Codec | None) -> OffloadStore:
+    """The store with its bucket, opened; what it fetches is decrypted if there is a codec. Raises InvalidOption."""
+    if settings.offload is None:
+        raise InvalidOption(f"{config.PREFIX}OFFLOAD is not set: no value is kept elsewhere")
+    store: Any = connect(settings, codec)
+    return store
+
+
+def value_of(store: Store, job_id: str, place: Field) -> str | None:
+    """A value of a job, from wherever it is kept. Raises UnknownJob, Locked."""
+    job = _sealed().beneath(store).get(job_id)
+    if job is None:
+        raise UnknownJob(f"no job {job_id} in {config.redact(store.url)}: never enqueued there, deleted, or pruned")
+    text: str | None = getattr(job, place)
+    if text is None:
+        return None
+    found = store.fetch(Text(place, job.id, "", text))
+    if is_sealed(found):
+        raise Locked(f"its {place}", why_sealed(found), altered=found == ALTERED)
+    return found
 
 
 def _sealed() -> Any:

@@ -30,13 +30,13 @@ def rotate(*, shared: Shared = SHARED) -> int:
     Safe while workers run, and safe to interrupt: run again, it goes on. First give the new key, as the first one, to
     every process. When this has ended with exit code 0, the old key can go. 1: some values need a key that is not here.
     """
-    from tenure.backends import rotation
+    from tenure.backends import rotation, with_bucket
     from tenure.operations.audit import Trail
 
     app = app_of(shared, None)
     if app.codec is None:
         raise InvalidOption("the app has no codec: Tenure(codec=AesSiv(keys))")
-    store = store_of(app.settings)
+    store = with_bucket(store_of(app.settings), app.settings)
     store.open()
     try:
         with Trail(store).recorded(operator(), "codec.rotate", app.codec.key) as said:

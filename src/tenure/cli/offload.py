@@ -1,1 +1,80 @@
-"""`tenure offload …`: what the bucket of large values holds, and a walk of the sweep at once."""
+"""`tenure offload …`: the bucket of large values: does it answer, what is in it, and what of it can go."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, cast
+
+from cyclopts import App
+
+from tenure.cli.output import print_error, print_line
+from tenure.cli.shared import Shared, operator, print_result
+from tenure.errors import BucketAway
+
+if TYPE_CHECKING:
+    from tenure.ports import Store
+    from tenure.stores.offload import OffloadStore
+
+offload = App(
+    name="offload",
+    help="Large values, kept elsewhere: try the bucket, show a value, delete what no job has any more.",
+    help_epilogue="",
+)
+SHARED = Shared()
+Kept = Literal["payload", "result", "checkpoint"]
+
+
+@contextmanager
+def _opened(shared: Shared) -> Generator[OffloadStore]:
+    from tenure.backends import bucket
+
+    store = bucket(shared.settings(), shared.codec())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@offload.command(name="try")
+def try_(*, shared: Shared = SHARED) -> int:
+    """Write an object into the bucket that TENURE_OFFLOAD names, read it and delete it. Exits with 1 if that fails."""
+    with _opened(shared) as store:
+        try:
+            store.try_out()
+        except BucketAway as error:
+            print_error(str(error))
+            return 1
+        return print_result(shared, {"bucket": str(store.bucket)}, f"{store.bucket} works")
+
+
+@offload.command
+def show(
+    job_id: str, place: Literal["payload", "result", "checkpoint"] = "payload", /, *, shared: Shared = SHARED
+) -> int:
+    """Print the arguments, the result or the checkpoint of a job, from wherever it is kept. --app decrypts it."""
+    from tenure.backends import value_of
+
+    with _opened(shared) as store:
+        found = value_of(cast("Store", store), job_id, place)
+    if found is None:
+        print_error(f"job {job_id} has no {place}")
+        return 1
+    print_line(found)
+    return 0
+
+
+@offload.command
+def sweep(*, shared: Shared = SHARED) -> int:
+    """Look at the whole bucket now, and delete what no job has had for as long as TENURE_KEEP_OFFLOADED says.
+
+    Supervisors do it every hour. Safe while they do, and safe to interrupt.
+    """
+    from tenure.operations.audit import Trail
+
+    with _opened(shared) as store:
+        with Trail(cast("Store", store)).recorded(operator(), "offload.sweep", str(store.bucket)) as said:
+            looked, unnamed, deleted = done = store.walk()
+            said.append(f"{deleted:,} deleted")
+        words = f"{looked:,} values looked at, {deleted:,} deleted; {unnamed:,} that no job has are kept for now"
+        return print_result(shared, done._asdict(), words)

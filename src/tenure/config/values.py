@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9][a-z0-9_.-]*):(?P<port>\d{1,5})
 _ROLE = re.compile(rf"({'|'.join(ROLES)})([+-]payloads)?", re.ASCII)
 _TOKEN = re.compile(r"(?P<name>[^:]+):(?P<role>[^:]+):(?P<secret>[!-+\--~]{16,256})", re.ASCII)  # no comma in a secret
 _HOST = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,251}[a-z0-9])?|\[?[0-9a-f:.]*:[0-9a-f:.]*\]?", re.ASCII)
-_BUCKET = re.compile(r"file:///[^\s?#]|(s3|gs|az)://[^\s/?#@:]+[^\s?#]*$", re.ASCII)
+_BUCKET = re.compile(r"(file:///[^?#]|(s3|gs|az)://[^\s/?#@:]+(/|$))[^?#]*$", re.ASCII)
 _KEY_NAME = re.compile(r"[^\s,]{1,100}")
 _BETWEEN_SINKS = re.compile(r"[,\s]+(?=log(?:[,\s]|$)|[A-Za-z][A-Za-z0-9+.-]*://|$)")  # a URL may have commas itself
 BYTES = {"MiB": 1 << 20, "KiB": 1 << 10, "B": 1, None: 1}

@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
+from secrets import token_bytes, token_hex
 from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar, cast
@@ -42,7 +43,7 @@ from tenure.ports import (
 )
 from tenure.stores.inline import told
 from tenure.stores.offload.bucket import CALL_SECONDS, Bucket, bucket_of, headline
-from tenure.stores.offload.sweep import VALUES, Sweep
+from tenure.stores.offload.sweep import VALUES, Sweep, Swept
 
 T = TypeVar("T")
 
@@ -159,6 +160,22 @@ class OffloadStore:
 
     def sweep(self, limit: int) -> float:
         return self._sweep.step(limit)
+
+    def walk(self) -> Swept:
+        """A whole walk of the sweep at once. Blocks. Raises StoreError, Refused."""
+        return self._sweep.whole()
+
+    def try_out(self) -> None:
+        """Write an object, read it, delete it. Blocks. Raises BucketAway."""
+        name, data = f"trial/{token_hex(8)}", token_bytes(1000)
+        try:
+            self._pool.submit(self.bucket.put, name, data).result(WAIT_SECONDS)
+            read = self._pool.submit(self.bucket.get, name, len(data)).result(WAIT_SECONDS)
+            self._pool.submit(self.bucket.delete, [name]).result(WAIT_SECONDS)
+        except Exception as error:
+            raise BucketAway(f"{self.bucket}: {headline(error)}") from error
+        if read != data:
+            raise BucketAway(f"{self.bucket}: it returned something else than what was written just before")
 
     # ── what is written ──
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from secrets import token_hex
 from time import time
+from typing import NamedTuple
 
 from tenure.core.offloaded import parsed
 from tenure.errors import BucketAway, Refused, StoreError
@@ -24,9 +25,18 @@ from tenure.ports import Store
 from tenure.stores.offload.bucket import Bucket, Entry, headline
 
 VALUES, MARKS = "values", "unnamed"
+BATCH = 500
 EVERY = 3600.0  #: seconds from the beginning of a walk to that of the next one
 _NAME = re.compile(r"[0-9a-f]{2}/[0-9a-f-]{36}\.[0-9a-f]{64}")  #: other files are not ours
 _NOTE, _STORE, _OWNER = "offload:swept", "offload:store", "store/of/these"
+
+
+class Swept(NamedTuple):
+    """What a walk did. `unnamed`: so many objects no row names; they are kept until that has been so for long."""
+
+    looked: int = 0
+    unnamed: int = 0
+    deleted: int = 0
 
 
 class Sweep:
@@ -35,7 +45,7 @@ class Sweep:
     def __init__(self, store: Store, bucket: Bucket, grace: float) -> None:
         self._store, self._bucket, self._grace = store, bucket, grace
         self._after: str | None = None  #: the last object that was looked at; None: no walk is under way
-        self.looked = self.unnamed = self.deleted = 0  #: of this walk, or of the last one
+        self.done = Swept()  #: of this walk, or of the last one
 
     def step(self, limit: int) -> float:
         """Look at so many objects. Returns the seconds until the next step, 0 in the middle of a walk."""
@@ -51,12 +61,19 @@ class Sweep:
             return EVERY  # another process does it
         return left
 
+    def whole(self, limit: int = BATCH) -> Swept:
+        """A walk from the beginning, due or not."""
+        self._after = None
+        while self.walk(limit):
+            pass
+        return self.done
+
     def walk(self, limit: int) -> bool:
         """One step of a walk, due or not. False: that was the last one."""
         try:
             if self._after is None:
                 self._check_owner()
-                self.looked = self.unnamed = self.deleted = 0
+                self.done = Swept()
             after = self._after or ""
             values = self._bucket.names(VALUES, after, limit)
             last = values[-1].name if len(values) == limit else None
@@ -84,9 +101,8 @@ class Sweep:
         self._delete(f"{VALUES}/{name}" for name in doomed)
         present = {each.name for each in unnamed}.difference(doomed)
         self._delete(f"{MARKS}/{name}" for name in marks if name not in present)
-        self.looked += len(ours)
-        self.unnamed += len(present)
-        self.deleted += len(doomed)
+        looked, left, deleted = self.done
+        self.done = Swept(looked + len(ours), left + len(present), deleted + len(doomed))
 
     def _named(self, job_id: str) -> Iterable[str]:
         """The objects that the rows of this job name."""
