@@ -117,11 +117,20 @@ def sealed(folder: Path) -> Callable[[Clock], Store]:
     return lambda clock: behind(make(clock), codec)
 
 
+def offloaded(folder: Path) -> Callable[[Clock], Store]:
+    """The memory store with a bucket behind it, which has every value; its reads fetch them."""
+    from conformance.fetching import fetching
+
+    make = memory(folder)
+    return lambda clock: fetching(make(clock), folder)
+
+
 STORES = [memory, sqlite, postgres, redis, redis_cluster, *([redis_7] if redis_is_here() else [])]
 SEALED = pytest.param(sealed, marks=pytest.mark.thorough)
+OFFLOADED = pytest.param(offloaded, marks=pytest.mark.thorough)
 
 
-@pytest.fixture(params=[*STORES, SEALED], ids=lambda make: make.__name__)
+@pytest.fixture(params=[*STORES, SEALED, OFFLOADED], ids=lambda make: make.__name__)
 def new_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewWorld]:
     """Worlds with nothing in them yet. They close by themselves, and must leave no thread behind."""
     before = set(living_threads())

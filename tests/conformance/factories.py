@@ -128,9 +128,15 @@ def finish(store: Store, lease: Lease, outcome: Outcome) -> State | None:
     return answer.state if isinstance(answer, Landed) else None
 
 
+def kept_elsewhere(store: Store) -> bool:
+    """Are its values in a bucket, and not in its rows?"""
+    return store.capabilities.inline == 0
+
+
 def seen_by_a_schedule(store: Store, view: JobView) -> JobView:
-    """The job as the runs of its schedule show it: its values are for others, and stay encrypted if they are."""
-    blank = {"payload": "", "error": None, "result": None} if store.capabilities.sealed else {}
+    """The job as the runs of its schedule show it: its values are for others, and stay encrypted, or elsewhere."""
+    hidden = store.capabilities.sealed or kept_elsewhere(store)
+    blank = {"payload": "", "error": None, "result": None} if hidden else {}
     return replace(view, **blank)  # type: ignore[arg-type]
 
 

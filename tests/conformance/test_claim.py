@@ -13,6 +13,7 @@ from conformance.factories import (
     claim_one,
     draft,
     finish,
+    kept_elsewhere,
     look,
     put,
     running,
@@ -293,6 +294,8 @@ def test_a_long_queue_does_not_hide_another(world: World) -> None:
 
 def test_a_claim_ends_with_the_job_that_makes_it_large(store: Store) -> None:
     """A hundred at once could take longer to send than any limit allows, or be more than a store can pack."""
+    if kept_elsewhere(store):
+        pytest.skip("a claim has only what stands for a large value")
     worker, size = start(store), 240_000
     jobs = [put(store, payload=f'"{"ä" * (size // 2)}"', queue=queue) for queue in ("a", "b") for _ in range(15)]
     found: list[str] = []
@@ -316,6 +319,8 @@ def test_a_claim_ends_with_the_job_whose_meta_makes_it_large(store: Store) -> No
 
 
 def test_a_job_larger_than_a_batch_is_claimed(store: Store) -> None:
+    if kept_elsewhere(store):
+        pytest.skip("a claim has only what stands for a large value")
     worker, large = start(store), f'"{"x" * (BATCH_BYTES + 1)}"'
     first, second = put(store, payload=large), put(store)
 

@@ -555,12 +555,16 @@ def test_a_process_without_the_bucket_says_so(jobs: Tenure, tmp_path: Path) -> N
 def test_a_rotated_key_reads_what_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENURE_MAX_PAYLOAD", str(MOST))
     old, new = AesSiv.new_key(), AesSiv.new_key()
+    with app(tmp_path, codec=AesSiv(old), offload=None) as jobs:
+        monkeypatch.setenv("TENURE_MAX_PAYLOAD", "1MiB")
+        jobs.tasks["echo"].enqueue(BIG)  # before there was a bucket
+    monkeypatch.setenv("TENURE_MAX_PAYLOAD", str(MOST))
     with app(tmp_path, codec=AesSiv(old)) as jobs:
         handle = jobs.tasks["echo"].enqueue(BIG)
         under = beneath(jobs.client().store)
         *_, done = rotation(under, AesSiv([new, old]))
         *_, again = rotation(under, AesSiv([new]))
-        assert (done.written, done.raced, done.unread, again.written) == (1, 0, {}, 0)
+        assert (done.written, done.raced, done.unread, again.written) == (2, 0, {}, 0)
     with app(tmp_path, codec=AesSiv(new)) as jobs, jobs.worker(concurrency=1):
         assert handle.id and jobs.tasks["echo"].handle(handle.id).result("60s") == BIG
 

@@ -142,7 +142,7 @@ BUSY = b"<Error><Code>SlowDown</Code></Error>"
     ("answer", "writes", "reads"),
     [
         ((503, BUSY), "503", "503"),
-        ((403, b"<Error><Code>AccessDenied</Code></Error>"), "403", "403"),
+        ((403, b"<Error><Code>AccessDenied</Code></Error>"), "privileges", "privileges"),
         ((404, b"<Error><Code>NoSuchBucket</Code></Error>"), "not found", "has no values/"),
         ((507, b""), "507", "507"),
         ((200, b"<html>log in</html>"), ".", "its hash differs"),

@@ -44,6 +44,7 @@ from tenure.ports import (
 from tenure.stores.inline import told
 from tenure.stores.offload.bucket import CALL_SECONDS, Bucket, bucket_of, headline
 from tenure.stores.offload.sweep import VALUES, Sweep, Swept
+from tenure.stores.rules import check_text
 
 T = TypeVar("T")
 
@@ -59,7 +60,6 @@ class OffloadStore:
 
     def __init__(self, store: Store, bucket: Bucket, largest: Mapping[Place, int], grace: float) -> None:
         self.beneath, self.bucket, self._largest = store, bucket, largest
-        # A character has four bytes at most.
         self.capabilities: Capabilities = replace(store.capabilities, inline=min(largest.values()) // 4)
         self._sweep = Sweep(store, bucket, grace)
         self._pool = ThreadPoolExecutor(THREADS, "tenure-offload")
@@ -114,20 +114,12 @@ class OffloadStore:
                 self._kept.popitem(last=False)
 
     def _is_large(self, place: Place, value: str) -> bool:
-        """Also what only looks as if it were kept elsewhere, so that it is read as it was written."""
+        """Also what only looks as if it were kept elsewhere, so that it is read as it was written. Raises BadData."""
         most = self._largest.get(place)
-        if most is None or len(value) * 4 <= most:
-            return most is not None and value.startswith(MARK)
+        if most is None or (len(value) * 4 <= most and not value.startswith(MARK)):  # four bytes at most for each
+            return False
+        check_text(value)
         return len(value.encode()) > most or value.startswith(MARK)
-
-    def _stored(self, place: Place, values: Iterable[tuple[str, str]], key: str = "") -> None:
-        """Bring these values of jobs, which are large, into the bucket. Blocks. Raises BucketAway."""
-        puts = [self._put(Text(place, job_id, key, value)) for job_id, value in values]
-        for put in filter(None, puts):
-            try:
-                put.result(WAIT_SECONDS)
-            except TimeoutError as error:
-                raise BucketAway(f"{self.bucket} has not answered for {WAIT_SECONDS:.0f} s") from error
 
     def fetch(self, text: Text) -> str:
         if not is_offloaded(text.value):
@@ -179,13 +171,25 @@ class OffloadStore:
 
     # ── what is written ──
 
+    def _stored(self, place: Place, values: Iterable[tuple[str, str]], key: str = "") -> bool:
+        """Bring those of these values of jobs that are large into the bucket. False: none is. Raises BucketAway."""
+        large = [Text(place, job_id, key, value) for job_id, value in values if self._is_large(place, value)]
+        for put in [self._put(each) for each in large]:
+            try:
+                if put is not None:
+                    put.result(WAIT_SECONDS)
+            except TimeoutError as error:
+                raise BucketAway(f"{self.bucket} has not answered for {WAIT_SECONDS:.0f} s") from error
+        return bool(large)
+
+    def _for_row(self, place: Place, value: str) -> str:
+        return offloaded(value.encode()) if self._is_large(place, value) else value
+
     def enqueue(
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
-        large = {draft.id: draft.payload for draft in drafts if self._is_large("payload", draft.payload)}
-        if large:
-            self._stored("payload", large.items())
-            drafts = [_with_payload_elsewhere(each) if each.id in large else each for each in drafts]
+        if self._stored("payload", ((each.id, each.payload) for each in drafts)):
+            drafts = [replace(each, payload=self._for_row("payload", each.payload)) for each in drafts]
         return self.beneath.enqueue(drafts, tx=tx, committed=committed)
 
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
@@ -194,55 +198,36 @@ class OffloadStore:
         return (yield from self.beneath.enqueue_on_loop(draft))
 
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
-        large = {
-            lease: outcome.result
-            for lease, outcome in ends
-            if isinstance(outcome, Completed) and self._is_large("result", outcome.result)
-        }
-        if large:
-            self._stored("result", ((lease.job_id, result) for lease, result in large.items()))
-            ends = [(lease, _elsewhere(large[lease]) if lease in large else outcome) for lease, outcome in ends]
+        results = ((lease.job_id, end.result) for lease, end in ends if isinstance(end, Completed))
+        if self._stored("result", results):
+            ends = [(lease, self._outcome(end)) for lease, end in ends]
         return self.beneath.finish(ends, tx=tx)
 
+    def _outcome(self, end: Outcome) -> Outcome:
+        return Completed(self._for_row("result", end.result)) if isinstance(end, Completed) else end
+
     def progress(self, reports: Sequence[Progress]) -> list[bool]:
-        large = {
-            each.lease: each.checkpoint
-            for each in reports
-            if each.checkpoint is not None and self._is_large("checkpoint", each.checkpoint)
-        }
-        if large:
-            self._stored("checkpoint", ((lease.job_id, text) for lease, text in large.items()))
+        checkpoints = ((each.lease.job_id, each.checkpoint) for each in reports if each.checkpoint is not None)
+        if self._stored("checkpoint", checkpoints):
             reports = [
-                replace(each, checkpoint=offloaded(large[each.lease].encode())) if each.lease in large else each
+                replace(each, checkpoint=each.checkpoint and self._for_row("checkpoint", each.checkpoint))
                 for each in reports
             ]
         return self.beneath.progress(reports)
 
     def once(self, lease: Lease, key: str, value: str | None) -> OnceRecord | None:
         """As of any store. Raises BucketAway, NotFetched."""
-        if value is not None and self._is_large("once", value):
-            self._stored("once", [(lease.job_id, value)], key)
-            value = offloaded(value.encode())
+        if value is not None and self._stored("once", [(lease.job_id, value)], key):
+            value = self._for_row("once", value)
         found = self.beneath.once(lease, key, value)
         if found is None or found.value is None:
             return found
         return OnceRecord(self.fetch(Text("once", lease.job_id, key, found.value)))
 
     def rewrite(self, changes: Sequence[tuple[Text, str]]) -> int:
-        large = [(text, new) for text, new in changes if self._is_large(text.place, new)]
-        for text, new in large:
+        for text, new in changes:
             self._stored(text.place, [(text.owner, new)], text.key)
-        return self.beneath.rewrite(
-            [(text, offloaded(new.encode()) if self._is_large(text.place, new) else new) for text, new in changes]
-        )
-
-
-def _with_payload_elsewhere(draft: Draft) -> Draft:
-    return replace(draft, payload=offloaded(draft.payload.encode()))
-
-
-def _elsewhere(result: str) -> Completed:
-    return Completed(offloaded(result.encode()))
+        return self.beneath.rewrite([(text, self._for_row(text.place, new)) for text, new in changes])
 
 
 def offloading(store: Store, url: str, namespace: str, largest: Mapping[Place, int], grace: float) -> Store:
