@@ -26,7 +26,7 @@ PAGES = {
         f"docs/{name}.md": name
         for name in (
             *("tasks", "flows", "limits", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
-            *("stores", "encryption", "sql", "operations", "dashboard", "search", "metrics", "tracing"),
+            *("stores", "encryption", "large-values", "sql", "operations", "dashboard", "search", "metrics", "tracing"),
             *("glossary", "lifecycle", "delivery", "evidence", "bench", "scale"),
         )
     },

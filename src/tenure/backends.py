@@ -26,7 +26,6 @@ from tenure.ports import Field, Notifier, Place, Store, Text
 if TYPE_CHECKING:
     from tenure.maintenance.maintenance import Alarm
     from tenure.maintenance.roster import Lag
-    from tenure.stores.offload import OffloadStore
     from tenure.stores.sealed.rotation import Rotated
     from tenure.tasks.client import Client
     from tenure.tasks.handle import AppPort
@@ -123,12 +122,11 @@ def rotation(store: Store, codec: Codec) -> Iterator[Rotated]:
     return rotate(store, codec)
 
 
-def bucket(settings: Settings, codec: Codec | None) -> OffloadStore:
-    """The store with its bucket, opened; what it fetches is decrypted if there is a codec. Raises InvalidOption."""
+def bucket(settings: Settings, codec: Codec | None) -> Any:
+    """The OffloadStore, opened; what it fetches is decrypted if there is a codec. Raises InvalidOption."""
     if settings.offload is None:
         raise InvalidOption(f"{config.PREFIX}OFFLOAD is not set: no value is kept elsewhere")
-    store: Any = connect(settings, codec)
-    return store
+    return connect(settings, codec)
 
 
 def value_of(store: Store, job_id: str, place: Field) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 
 from docs.test_pages import ROOT, _environment, blocks
 
-PROGRAMS = ["tasks.md", "flows.md", "limits.md", "recipes.md", "stores.md"]
+PROGRAMS = ["tasks.md", "flows.md", "limits.md", "recipes.md", "stores.md", "large-values.md"]
 
 
 @pytest.mark.parametrize("page", PROGRAMS)

@@ -7,14 +7,16 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from secrets import token_hex
 from time import monotonic, time
 from typing import Any
 
 import pytest
 
 from conformance.factories import claim, draft, finish, look, put, running, start
+from servers import shared_postgres, shared_valkey
 from tenure import Job, Tenure
-from tenure.backends import rotation
+from tenure.backends import open_store, rotation
 from tenure.codecs import AesSiv
 from tenure.core.clock import Clock
 from tenure.core.lifecycle import Completed, Lease, State
@@ -36,7 +38,6 @@ BIG = "x" * 3000
 LARGEST: dict[Place, int] = {"payload": MOST, "result": MOST, "checkpoint": MOST, "once": MOST}
 DAY = 86_400.0
 GRACE = 2 * DAY
-CODECS = [None, AesSiv(AesSiv.new_key())]
 
 
 class Moody(Folder):
@@ -144,7 +145,9 @@ def test_a_value_of_another_job_is_not_reached(store: OffloadStore) -> None:
 
 
 def app(folder: Path, **options: Any) -> Tenure:
-    jobs = Tenure(f"sqlite:///{folder}/tenure.db", **{"offload": f"file://{folder}/values", **options})
+    given = {"url": f"sqlite:///{folder}/tenure.db", "offload": f"file://{folder}/values", **options}
+    jobs = Tenure(**given)
+    open_store(jobs.settings).migrate()
 
     @jobs.task
     def echo(text: str) -> str:
@@ -172,11 +175,34 @@ def app(folder: Path, **options: Any) -> Tenure:
     return jobs
 
 
-@pytest.fixture(params=CODECS, ids=["plain", "encrypted"])
+def postgres() -> dict[str, Any]:
+    return {"url": shared_postgres().url(), "namespace": f"offload_{token_hex(4)}"}
+
+
+def redis() -> dict[str, Any]:
+    return {"url": shared_valkey().url, "namespace": f"offload_{token_hex(4)}"}
+
+
+KEY = AesSiv.new_key()
+APPS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": dict,
+    "encrypted": lambda: {"codec": AesSiv(KEY)},
+    "postgres": lambda: {**postgres(), "codec": AesSiv(KEY)},
+    "redis": lambda: {**redis(), "codec": AesSiv(KEY)},
+}
+plain = pytest.mark.parametrize("jobs", [dict], indirect=True)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(each, id=name, marks=() if name == "encrypted" else pytest.mark.thorough)
+        for name, each in APPS.items()
+    ]
+)
 def jobs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenure]:
     monkeypatch.setenv("TENURE_MAX_PAYLOAD", str(MOST))
     monkeypatch.setenv("TENURE_MAX_RESULT", str(MOST))
-    with app(tmp_path, codec=request.param) as made:
+    with app(tmp_path, **request.param()) as made:
         yield made
 
 
@@ -225,7 +251,7 @@ FAULTS: dict[str, Callable[[Moody], None]] = {
 }
 
 
-@pytest.mark.parametrize("jobs", CODECS[:1], indirect=True)
+@plain
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_job_whose_arguments_are_not_there_waits_uncharged_and_says_why(
     behind: Moody, jobs: Tenure, fault: Callable[[Moody], None]
@@ -250,7 +276,6 @@ def test_a_job_whose_arguments_are_not_there_waits_uncharged_and_says_why(
 
 # Nobody else waits for it.
 
-plain = pytest.mark.parametrize("jobs", CODECS[:1], indirect=True)
 STOPS: dict[str, Callable[[Moody], None]] = {
     "away": lambda moody: setattr(moody, "refuses", ConnectionRefusedError("connection refused")),
     "full": lambda moody: setattr(moody, "refuses", OSError(28, "No space left on device")),
@@ -543,6 +568,7 @@ def test_without_a_bucket_large_values_are_refused_and_with_one_very_large_ones(
             echo.bind("x" * (most - len('{"text":""}') + 1))
 
 
+@pytest.mark.parametrize("jobs", [APPS["encrypted"]], indirect=True)
 def test_a_process_without_the_bucket_says_so(jobs: Tenure, tmp_path: Path) -> None:
     handle = jobs.tasks["echo"].enqueue(BIG)
     with jobs.worker(concurrency=1):
@@ -553,10 +579,9 @@ def test_a_process_without_the_bucket_says_so(jobs: Tenure, tmp_path: Path) -> N
 
 
 def test_a_rotated_key_reads_what_is_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TENURE_MAX_PAYLOAD", str(MOST))
     old, new = AesSiv.new_key(), AesSiv.new_key()
+    monkeypatch.setenv("TENURE_MAX_PAYLOAD", "1MiB")
     with app(tmp_path, codec=AesSiv(old), offload=None) as jobs:
-        monkeypatch.setenv("TENURE_MAX_PAYLOAD", "1MiB")
         jobs.tasks["echo"].enqueue(BIG)  # before there was a bucket
     monkeypatch.setenv("TENURE_MAX_PAYLOAD", str(MOST))
     with app(tmp_path, codec=AesSiv(old)) as jobs:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Any, Literal
 
 from cyclopts import App
 
 from tenure.cli.output import print_error, print_line
 from tenure.cli.shared import Shared, operator, print_result
 from tenure.errors import BucketAway
-
-if TYPE_CHECKING:
-    from tenure.ports import Store
-    from tenure.stores.offload import OffloadStore
 
 offload = App(
     name="offload",
@@ -26,7 +22,7 @@ Kept = Literal["payload", "result", "checkpoint"]
 
 
 @contextmanager
-def _opened(shared: Shared) -> Generator[OffloadStore]:
+def _opened(shared: Shared) -> Generator[Any]:
     from tenure.backends import bucket
 
     store = bucket(shared.settings(), shared.codec())
@@ -56,7 +52,7 @@ def show(
     from tenure.backends import value_of
 
     with _opened(shared) as store:
-        found = value_of(cast("Store", store), job_id, place)
+        found = value_of(store, job_id, place)
     if found is None:
         print_error(f"job {job_id} has no {place}")
         return 1
@@ -73,7 +69,7 @@ def sweep(*, shared: Shared = SHARED) -> int:
     from tenure.operations.audit import Trail
 
     with _opened(shared) as store:
-        with Trail(cast("Store", store)).recorded(operator(), "offload.sweep", str(store.bucket)) as said:
+        with Trail(store).recorded(operator(), "offload.sweep", str(store.bucket)) as said:
             looked, unnamed, deleted = done = store.walk()
             said.append(f"{deleted:,} deleted")
         words = f"{looked:,} values looked at, {deleted:,} deleted; {unnamed:,} that no job has are kept for now"

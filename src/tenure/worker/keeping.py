@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic
 from typing import Any
 
 from tenure.core.lifecycle import Completed
@@ -15,6 +16,7 @@ from tenure.errors import BucketAway
 from tenure.ports import Text
 from tenure.worker.access import StoreAccess
 from tenure.worker.slots import End
+from tenure.worker.tally import Tally
 
 AGAIN_SECONDS = 1.0
 
@@ -22,8 +24,8 @@ AGAIN_SECONDS = 1.0
 class Keeping:
     """The tasks that wait for the bucket. `run` has to be running."""
 
-    def __init__(self, access: StoreAccess) -> None:
-        self._access = access
+    def __init__(self, access: StoreAccess, tally: Tally) -> None:
+        self._access, self._tally = access, tally
         self._inline = access.store.capabilities.inline
         self._group: asyncio.TaskGroup | None = None
 
@@ -48,11 +50,15 @@ class Keeping:
     async def kept(self, texts: Sequence[Text]) -> None:
         """Return when the bucket has what of these is too large for a row."""
         keep: Callable[..., Any] = self._access.store.keep
+        began, waited = monotonic(), False
         while texts:
             try:
                 keeping = await self._access.beside(keep, texts)
                 if keeping is None:
-                    return
+                    break
+                waited = True
                 await asyncio.shield(asyncio.wrap_future(keeping))
             except BucketAway:
                 await asyncio.sleep(AGAIN_SECONDS)
+        if waited:
+            self._tally.time_all("store", "offload", (monotonic() - began,))

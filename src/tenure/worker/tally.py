@@ -26,9 +26,9 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 }
 _TIMED = frozenset(
     (
-        *("claim", "owned", "progress", "refused", "once", "finish"),
+        *("claim", "owned", "progress", "refused", "once", "finish", "fetch"),
         *("register", "renew", "settle", "hung", "rescue", "redelivered", "declare_dead", "declare_expired"),
-        *("promote", "prune", "solo_waiting"),
+        *("promote", "prune", "solo_waiting", "sweep"),
     )
 )
 

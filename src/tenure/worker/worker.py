@@ -100,7 +100,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._events = events
         slots = self._slots = Slots(plan, StoreAccess(store, events))
-        keeping = Keeping(slots.access)
+        keeping = Keeping(slots.access, tally)
         progress = ProgressFlusher(slots.access, tally, keeping)
         attempts = self._attempts = Attempts(slots, progress, program, resources, tally, caller)
         beat = LeaseBeat(slots, attempts)
