@@ -38,7 +38,10 @@ class MemoryOperated(MemoryBase):
         refused = self._open_again(view)
         if refused:
             return refused
-        fresh: dict[str, Any] = dict.fromkeys(FORGOTTEN) | dict.fromkeys(("failures", "crashes", "crashes_total"), 0)
+        fresh: dict[str, Any] = {
+            **dict.fromkeys(FORGOTTEN),
+            **dict.fromkeys(("failures", "crashes", "crashes_total"), 0),
+        }
         if edit:
             row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
             fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
