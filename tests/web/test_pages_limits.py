@@ -131,7 +131,21 @@ def test_operators_pause_and_resume_a_key(web: Web, store: Store, jobs: list[str
     web.post("/limits/pause", name=SHOP.limit)
     assert "(the whole limit)" in said(web.get(KEY))
     assert "Resume the limit" in said(web.get(KEY))
+    row = web.get("/limits?q=shop%3A7").partition("most waited-for first")[2]
+    assert f'<input type="hidden" name="name" value="{SHOP.limit}">' in row.partition("Resume the limit")[0]
     assert web.post("/limits/resume", name=SHOP.limit) == ("/limits", f"{SHOP.limit} is resumed.")
+
+
+def test_a_paused_limit_is_mended_on_the_overview(web: Web, world: World, store: Store, jobs: list[str]) -> None:
+    web.by("ada").post("/limits/pause", name=SHOP.limit, why="too many 429")
+    world.advance(700)
+    page = web.by("ada").get("/")
+    assert "A limit is paused, and its jobs wait" in said(page)
+    assert 'action="/limits/resume"' in page
+    assert f'href="{LIMIT}"' in page
+    assert 'action="/limits/resume"' not in web.by("bob").get("/")
+    assert web.by("ada").post("/limits/resume", name=SHOP.limit, back="/")[0] == "/"
+    assert "A limit is paused" not in said(web.get("/"))
 
 
 def test_operators_set_and_reset_what_it_allows(web: Web, store: Store, jobs: list[str]) -> None:

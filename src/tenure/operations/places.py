@@ -30,9 +30,11 @@ def refused(store: Store, job: JobView, now: datetime) -> Refused:
     """What the key says under which a job is parked: reads its keys, and at most fifty jobs."""
     name = str(job.parked)
     views = {key.key: key for key in store.keys([name, *(each.key for each in job.limits)], limit=len(job.limits) + 1)}
-    found = views.pop(name, None)  # None: no process has looked at it yet
-    causes = [] if found is None else list(_causes(store, found, now))
-    reasons = [*([] if found is None else _holders(store, found, now)), *_ahead(store, job)]
+    causes, reasons = list[Cause](), list[str]()
+    if (found := views.pop(name, None)) is not None:  # else no process has looked at it yet
+        causes += _causes(store, found, now)
+        reasons += _holders(store, found, now)
+    reasons += _ahead(store, job)
     for other in views.values():
         reasons += [f"it needs a place of {other.key}, too: {says}" for says, _ in _causes(store, other, now)]
     return Refused(name, causes, reasons)
