@@ -36,7 +36,7 @@ DEPLOY = "deploy the code that has it, or give the renamed task aliases=[…]"
 NO_KEY = "this worker has no key"  #: how the reason of a job's snooze begins if its values are encrypted
 NOT_FETCHED = "this worker can't fetch"  #: how the reason of a job's snooze begins if a value is kept elsewhere
 MISFIT = "arguments fit no worker's code"  #: how the reason of such a snooze begins
-LOST = "lost its connection to a database"  #: how the reason of a snooze begins if a handler failed because of that
+LOST = "could not reach a database"  #: how the reason of a snooze begins if a handler failed because of that
 #: The explanation of each rescue cause.
 RESCUE_REASONS: Mapping[str, str] = {
     "crash": "its worker died",

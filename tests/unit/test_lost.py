@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tenure import Fail, Retry, Task, Tenure
-from tenure.errors import StoreAway
+from tenure.errors import StoreAway, StoreBusy
 from tenure.events import LOST
 from tenure.worker.lost import FREE
 
@@ -46,6 +46,7 @@ def task_that_raises(jobs: Tenure, error: Exception, retry: Retry | int, *, is_a
         (ExceptionGroup("", [AWAY, ValueError("broken")]), 1, True),
         (of(Fail("no such page", final=True)), 2, True),
         (AWAY, Retry(1, never=StoreAway), True),
+        (StoreBusy("another transaction has it"), 1, True),
         (ValueError("broken"), 1, True),
     ],
 )

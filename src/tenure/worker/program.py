@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.errors import InvalidOption, StoreAway
+from tenure.errors import InvalidOption, StoreAway, StoreBusy
 from tenure.ports import LimitRow
 from tenure.ports.schedules import Schedule
 from tenure.tasks.job import Job
@@ -16,8 +16,8 @@ from tenure.tasks.tracing import Tracing
 
 
 def store_away(error: BaseException) -> bool:
-    """Does this error say that the store is unavailable?"""
-    return isinstance(error, StoreAway)
+    """Does this error say that the store is unavailable, and not only busy with another transaction?"""
+    return isinstance(error, StoreAway) and not isinstance(error, StoreBusy)
 
 
 @dataclass(frozen=True)
