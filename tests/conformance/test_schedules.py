@@ -1003,6 +1003,19 @@ def test_what_was_decided_of_all_schedules_is_read_from_the_last_on(world: World
     assert [name for name, _ in read(limit=6)] == ["a"] * 6
 
 
+def test_what_was_decided_goes_on_where_it_stopped_although_a_schedule_was_deleted(store: Store) -> None:
+    now = store.now()
+    for name, later in (("kept", 0), ("deleted", 100)):  # at one instant; those of the deleted one come first
+        new = made(store, name=name)
+        ticks = [tick(new, now + second(later + n), status="missed", decided_at=now) for n in range(4)]
+        store.change([Change(schedule=new, ticks=tuple(ticks))])
+    store.change([Change(schedule=standing(store, "deleted").schedule, delete=True)])
+
+    read = [store.decided(now, now, skip=n, limit=1) for n in range(5)]
+
+    assert sorted(each.tick for page in read for each in page) == [now + second(n) for n in range(4)]
+
+
 def test_what_one_store_wrote_another_one_reads(world: World) -> None:
     here, there = world.store(), world.store()
     stands = made(here, due_at=here.now())

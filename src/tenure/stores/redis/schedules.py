@@ -103,13 +103,15 @@ class RedisSchedules(RedisBase):
 
     def decided(self, since: datetime, until: datetime, *, skip: int = 0, limit: int = 50) -> list[Tick]:
         found: list[Tick] = []
+        place = 0  # those of a deleted schedule have a place, and are none that the caller knows: they are not skipped
         while len(found) < limit:
-            asked = min(limit - len(found), MOST)
-            number, bodies = self._server.call("decided", millis_at(since), millis_at(until), skip, asked)
-            found += map(decode_tick, bodies)
+            asked = min(skip + limit - len(found), MOST)
+            number, bodies = self._server.call("decided", millis_at(since), millis_at(until), place, asked)
+            found += map(decode_tick, bodies[skip:])
+            skip -= min(skip, len(bodies))
+            place += number
             if number < asked:
                 break
-            skip += number
         return found
 
     def forget(self, *, keep: float, limit: int = 1000) -> int:
