@@ -30,6 +30,7 @@ from tenure.stores.offload import OffloadStore
 from tenure.stores.offload.bucket import Entry, Folder
 from tenure.stores.offload.sweep import EVERY, MARKS, VALUES
 from tenure.stores.sealed import beneath
+from tenure.worker import slots, worker
 from tenure.worker.executor import Attempt
 from waiting import until
 
@@ -161,6 +162,10 @@ def app(folder: Path, **options: Any) -> Tenure:
     @jobs.task
     def grow(job: Job[str], size: int) -> str:
         job.progress(0.5, checkpoint="c" * size)
+        return "x" * size
+
+    @jobs.task(stale_after="2s")
+    def watched(job: Job, size: int) -> str:
         return "x" * size
 
     @jobs.task(timeout="30s")
@@ -309,6 +314,54 @@ def test_other_jobs_of_the_worker_go_on_while_the_bucket_takes_nothing(
     stored = [look(jobs.client().store, str(each.id)) for each in large]
     assert {(job.attempt, job.failures, job.crashes) for job in stored} == {(1, 0, 0)}
     assert all(is_offloaded(job.checkpoint or "") for job in stored)
+
+
+@plain
+@pytest.mark.thorough
+def test_a_job_whose_result_waits_for_the_bucket_is_not_taken_for_one_that_hangs(behind: Moody, jobs: Tenure) -> None:
+    store = jobs.client().store
+    behind.refuses = ConnectionRefusedError("refused")
+    with jobs.worker(concurrency=1):
+        handle = jobs.tasks["watched"].enqueue(5000)
+        until(lambda: behind.calls, "its result is brought there")
+        seen = {look(store, str(handle.id)).last_activity_at}
+        until(lambda: seen.add(look(store, str(handle.id)).last_activity_at) or len(seen) > 2, "it is active")
+        behind.refuses = None
+        assert len(handle.result("60s")) == 5000
+
+
+@plain
+@pytest.mark.thorough
+def test_a_worker_whose_memory_is_full_of_results_claims_nothing_more(
+    behind: Moody, jobs: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "MAX_KEPT", 9000)
+    stop, grow = STOPS["slow"], jobs.tasks["grow"]
+    stop(behind)
+    with jobs.worker(concurrency=1):
+        large = [grow.enqueue(5000 + n) for n in range(3)]
+        until(lambda: [each.status().state for each in large[:2]] == ["processing"] * 2, "two have ended")
+        with pytest.raises(TimeoutError):
+            large[2].result("300ms")
+        assert large[2].status().state == "queued"
+        works_again(behind)
+        assert [len(each.result("60s")) for each in large] == [5000, 5001, 5002]
+
+
+@plain
+@pytest.mark.thorough
+def test_a_worker_that_must_stop_before_the_bucket_takes_a_result_gives_the_job_back(
+    behind: Moody, jobs: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "KEEP_SECONDS", 0.1)
+    behind.refuses = ConnectionRefusedError("refused")
+    with jobs.worker(concurrency=1):
+        handle = jobs.tasks["watched"].enqueue(5000)
+        until(lambda: behind.calls, "its result is brought there")
+    behind.refuses = None
+    with jobs.worker(concurrency=1):
+        assert len(handle.result("60s")) == 5000
+    assert (handle.status().attempt, handle.status().failures) == (2, 0)
 
 
 @plain

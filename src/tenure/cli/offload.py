@@ -48,15 +48,19 @@ def try_(*, shared: Shared = SHARED) -> int:
 def show(
     job_id: str, place: Literal["payload", "result", "checkpoint"] = "payload", /, *, shared: Shared = SHARED
 ) -> int:
-    """Print the arguments, the result or the checkpoint of a job, from wherever it is kept. --app decrypts it."""
+    """Print the arguments, the result or the checkpoint of a job, from wherever it is kept. --app decrypts it.
+
+    Secrets are shown as ***.
+    """
     from tenure.backends import value_of
+    from tenure.tasks.arguments import redacted
 
     with _opened(shared) as store:
         found = value_of(store, job_id, place)
     if found is None:
         print_error(f"job {job_id} has no {place}")
         return 1
-    print_line(found)
+    print_line(redacted(found))
     return 0
 
 

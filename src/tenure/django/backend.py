@@ -189,7 +189,7 @@ class TenureBackend(BaseTaskBackend):
             why = "can't be imported; if it has moved, give the new one" if found is None else "is no task of Django's"
             more = f" @task(aliases=[{job.task!r}])" if found is None else ""
             raise TaskResultDoesNotExist(f"job {job_id} is of {job.task}, which {why}{more}")
-        return result_of(job, store.attempts(job_id), task)
+        return result_of(store, job, task)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """The system checks of this backend."""

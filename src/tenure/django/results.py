@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from django import conf
@@ -15,8 +15,10 @@ from django.tasks import TaskResult, TaskResultStatus
 from django.tasks.base import TaskError
 from django.utils import timezone
 
+from tenure.backends import value_of
 from tenure.core.lifecycle import State
-from tenure.ports import AttemptView, JobView
+from tenure.core.offloaded import ELSEWHERE, is_offloaded
+from tenure.ports import JobView, Store
 from tenure.tasks.job import Job
 
 #: Keys in a job's meta: what `using(…)` changed, as far as a running attempt can't see it otherwise.
@@ -67,9 +69,10 @@ def started(job: Job[Any], task: DjangoTask, payload: Mapping[str, Any]) -> Task
     )
 
 
-def result_of(job: JobView, attempts: Sequence[AttemptView], task: DjangoTask) -> TaskResult:
-    """The result of this job, with its task as it was enqueued."""
-    given: dict[str, Any] = json.loads(job.payload)
+def result_of(store: Store, job: JobView, task: DjangoTask) -> TaskResult:
+    """The result of this job, with its task as it was enqueued. Raises NotFetched."""
+    attempts = store.attempts(job.id)
+    given: dict[str, Any] = json.loads(_value(store, job, "payload"))
     workers = {each.attempt: each.worker_id for each in attempts}
     current = job.worker_id or job.completed_by
     if current is not None:
@@ -92,8 +95,15 @@ def result_of(job: JobView, attempts: Sequence[AttemptView], task: DjangoTask) -
         worker_ids=[workers[number] for number in sorted(workers)],
     )
     if job.state is State.COMPLETED:
-        object.__setattr__(result, "_return_value", json.loads(job.result or "null"))
+        object.__setattr__(result, "_return_value", json.loads(_value(store, job, "result")))
     return result
+
+
+def _value(store: Store, job: JobView, place: Literal["payload", "result"]) -> str:
+    text: str = getattr(job, place) or "null"
+    if is_offloaded(text) or text.startswith(f'"{ELSEWHERE}'):
+        return value_of(store, job.id, place) or "null"
+    return text
 
 
 def _as_enqueued(task: DjangoTask, queue: str, priority: int, meta: Mapping[str, str]) -> DjangoTask:

@@ -122,7 +122,7 @@ class _Attempt:
         found = store.get(job_id)
         if found is None:
             raise TenureError(f"job {job_id} was deleted while it was being started")
-        return result_of(found, store.attempts(job_id), task)
+        return result_of(store, found, task)
 
     def succeeded(self, value: object) -> None:
         self._end(TaskResultStatus.SUCCESSFUL)

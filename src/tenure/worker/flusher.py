@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 
 from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, State, outcome_name
@@ -19,7 +21,7 @@ from tenure.events import (
     Running,
     log_jobs,
 )
-from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Rescued, Ring
+from tenure.ports import Answer, Busy, Landed, Notifier, NotLanded, Progress, Rescued, Ring
 from tenure.worker.access import Portion, halving
 from tenure.worker.executor import MAX_ERROR, Attempt
 from tenure.worker.hand_over import HandOver
@@ -73,12 +75,19 @@ class OutcomeFlusher:
             self._keeping.begin(self._keep(end))
 
     async def _keep(self, end: End) -> None:
-        if end.attempt is not None:
-            await self._progress.stored_large(end.attempt)
-        await self._keeping.kept(self._keeping.result_of(end))
+        bringing = self._keeping.begin(self._bring(end))
+        limit = end.claimed.stale_after
+        while not (await asyncio.wait([bringing], timeout=None if limit is None else limit / 3))[0]:
+            with suppress(StoreError):  # so that no other host takes it for one that hangs
+                await self._access.write(self._access.store.progress, [Progress(lease=end.lease)])
         del self._slots.backlog.keeping[end.lease]
         self._kept.add(end.lease)
         self._slots.push(end)
+
+    async def _bring(self, end: End) -> None:
+        if end.attempt is not None:
+            await self._progress.stored_large(end.attempt)
+        await self._keeping.kept(self._keeping.result_of(end))
 
     def _waits_for_the_bucket(self, end: End) -> bool:
         if end.lease in self._kept:

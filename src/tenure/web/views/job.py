@@ -14,6 +14,7 @@ import msgspec
 
 from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED, State
+from tenure.core.offloaded import ELSEWHERE
 from tenure.core.sealed import ENCRYPTED
 from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownJob
 from tenure.events import headline
@@ -294,10 +295,15 @@ def _decoded(payload: str) -> Mapping[str, object]:
         raise Problem(
             HTTPStatus.CONFLICT,
             "Can't be edited",
-            f"its arguments are {'encrypted' if ENCRYPTED in payload else 'not a JSON object'}, so it can only be "
-            "replayed unchanged",
+            f"its arguments are {_why_opaque(payload)}, so it can only be replayed unchanged",
         )
     return cast("Mapping[str, object]", found)
+
+
+def _why_opaque(payload: str) -> str:
+    if ELSEWHERE in payload:
+        return "kept elsewhere, being large"
+    return "encrypted" if ENCRYPTED in payload else "not a JSON object"
 
 
 def _encode(value: object) -> str:
