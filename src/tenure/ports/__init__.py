@@ -65,10 +65,8 @@ from tenure.ports.reads import (
 from tenure.ports.store import Capabilities, Store
 from tenure.ports.texts import Field, Place, Text, TextStore
 from tenure.ports.waiting import (
-    LINKS_PROTOCOL,
     MOST_EDGES,
     NEWEST_FLOWS,
-    PROTOCOL,
     Admitted,
     EdgeView,
     FlowView,
@@ -79,7 +77,7 @@ from tenure.ports.waiting import (
     Waits,
     WaitStore,
 )
-from tenure.ports.workers import Hung, Rescued, Runner, WorkerIdentity, WorkerStore
+from tenure.ports.workers import LINKS_PROTOCOL, PROTOCOL, Hung, Rescued, Runner, WorkerIdentity, WorkerStore
 
 __all__ = [
     "ANY",

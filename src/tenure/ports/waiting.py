@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from tenure.core.lifecycle import State
 from tenure.ports.jobs import Answer
-
-if TYPE_CHECKING:
-    from tenure.ports.reads import JobView
+from tenure.ports.reads import JobView
+from tenure.ports.workers import PROTOCOL
 
 NEWEST_FLOWS = 200  #: among which `waits` counts the open ones
 MOST_EDGES = 10_000  #: jobs that one job waits for
-PROTOCOL = 3  #: of this code's workers: those of 2 know nothing of limits, those of 1 nothing of jobs that wait
-LINKS_PROTOCOL = 2  #: what a worker must know where jobs wait for jobs and signals
 
 
 class Admitted(NamedTuple):

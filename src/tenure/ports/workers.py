@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Literal, NamedTuple, Protocol
 
 from tenure.core.lifecycle import MOST_TOGETHER, Lease, Outcome, State
-from tenure.ports.waiting import PROTOCOL
+
+PROTOCOL = 3  #: of this code's workers: those of 2 know nothing of limits, those of 1 nothing of jobs that wait
+LINKS_PROTOCOL = 2  #: what a worker must know where jobs wait for jobs and signals
 
 Runner = Literal["worker", "embedded", "solo", "guard"]
 

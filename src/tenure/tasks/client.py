@@ -28,8 +28,8 @@ from tenure.events import LogLine, current, log_jobs
 from tenure.ports import Draft, Enqueued, Notifier, NotLanded, OnLoop, Ring, Status, Store, Text, Update
 from tenure.tasks.gather import RETRY_SECONDS, Gatherer
 from tenure.tasks.loops import awaited, settled
-from tenure.tasks.named import check_registered
 from tenure.tasks.once import HOLD_SECONDS, Key, encode_result
+from tenure.tasks.registered import check_registered
 from tenure.tasks.tracing import Tracing
 from tenure.tasks.watch import RETURNED, Watch
 
