@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench import dashboard, faults, growth, postgres, redis, redis_growth, scale, schedules, sqlite
+from bench import dashboard, faults, growth, limits, postgres, redis, redis_growth, scale, schedules, sqlite
 from bench.report import store_section
 
 PARTS = {"sqlite": sqlite, "postgres": postgres, "redis": redis}
@@ -18,6 +18,7 @@ def main() -> None:
     parser.add_argument("--growth", action="store_true", help="beside many other jobs (postgres, redis)")
     parser.add_argument("--schedules", action="store_true", help="ten thousand schedules, on all stores (or --only)")
     parser.add_argument("--dashboard", action="store_true", help="pages and the drain, with a million jobs there")
+    parser.add_argument("--limits", action="store_true", help="jobs with keys beside plain ones, DBOS's limit")
     parser.add_argument("--faults", action="store_true", help="throughput while workers are killed, after a restart")
     parser.add_argument("--scale", action="store_true", help="workers, idle ones, round trips, a soak: docs/scale.md")
     parser.add_argument("--parts", nargs="+", choices=tuple(scale.PARTS), help="scale: these only")
@@ -48,12 +49,18 @@ def main() -> None:
         return
     asked.jobs = asked.jobs or (1_000_000 if asked.dashboard else 10_000 if asked.growth else 20_000)
     parts = {"postgres": growth, "redis": redis_growth} if asked.growth else PARTS
-    others = ((asked.dashboard, dashboard), (asked.schedules, schedules), (asked.faults, faults))
+    others = (
+        (asked.dashboard, dashboard),
+        (asked.schedules, schedules),
+        (asked.faults, faults),
+        (asked.limits, limits),
+    )
     part = next((part for wanted, part in others if wanted), parts[asked.store])
     text = part.run(asked)
     sys.stdout.write(text + "\n")
     if asked.write:
-        title = f"Dashboard on {PARTS[asked.store].TITLE}" if asked.dashboard else part.TITLE
+        kind = "Dashboard" if asked.dashboard else "Limits" if asked.limits else ""
+        title = f"{kind} on {PARTS[asked.store].TITLE}" if kind else part.TITLE
         store_section(asked.write, title, text)
 
 
