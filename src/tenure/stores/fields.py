@@ -12,6 +12,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from tenure.core.lifecycle import LIVE, Charges, Key, State
 from tenure.ports import Claimed, Draft, EndedJob, JobView, QueueView, Status, Update, WorkerIdentity, WorkerView
 from tenure.stores.rules import Beside, json_of
@@ -19,18 +21,16 @@ from tenure.stores.rules import Beside, json_of
 T = TypeVar("T")
 Decoders = Mapping[str, Callable[[Any], Any]]  #: the converter of a field's value, by the field's annotation
 
+#: The keys of a job, from the column of `limits_text`.
+keys_of = msgspec.json.Decoder(tuple[Key, ...]).decode
+
 #: The types that a row holds as text, by the annotation of their fields.
 _TEXTS: Decoders = {
     "State": State,
     "Mapping[str, str]": json.loads,
     "tuple[str, ...]": lambda text: tuple(json.loads(text)),
-    "tuple[Key, ...]": lambda text: tuple(Key(*each) for each in json.loads(text)),
+    "tuple[Key, ...]": keys_of,
 }
-
-
-def keys_of(text: str) -> tuple[Key, ...]:
-    """The keys of a job, from the column of `limits_text`."""
-    return tuple(Key(*each) for each in json.loads(text))
 
 
 def names_of(kind: type[Any]) -> tuple[str, ...]:

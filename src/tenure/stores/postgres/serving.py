@@ -5,7 +5,9 @@
 2. Counts of places, and what was told of a key, are read by one statement: a job that has just begun is counted either
    as not begun, or as a begin, never as neither.
 3. Candidates are locked, and no lock is waited for. Who holds one may leave it as it is, so its key is asked again.
-4. A session that stops in this transaction is ended by the server after a while: nobody waits for a paused machine.
+4. The commit is not waited for: whatever follows from it, as a claim, is in the log behind it. If the server loses the
+   end of its log, the asks are there again, and so are the jobs that were parked. Only what ends a job waits.
+5. A session that stops in this transaction is ended by the server after a while: nobody waits for a paused machine.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ SERVED = """ARRAY (
         WHERE w.died_at IS NULL AND w.expires_at > @now
           AND NOT EXISTS (SELECT FROM @.queues AS paused WHERE paused.name = q.name))"""
 LOCK = f"""
-    SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_MS}ms', true),
+    SELECT set_config('synchronous_commit', 'off', true),
+        set_config('idle_in_transaction_session_timeout', '{IDLE_MS}ms', true),
         set_config('lock_timeout', '{WAIT_MS}ms', true), pg_advisory_xact_lock({_SERVING}, hashtext('@.places'))"""
 
 #: Keys that were asked, then those that may have room again by themselves, or were found so by a clock set back since.
@@ -325,6 +328,7 @@ class Serving:
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)
         if expired:
+            self._connection.execute("SET LOCAL synchronous_commit TO DEFAULT")
             self._write(EXPIRE, EXPIRED, expired)
             self._done.cancelled += len(expired)
         if moved:

@@ -37,7 +37,7 @@ from tenure.ports import (
     Progress,
     Promoted,
 )
-from tenure.stores.fields import CLAIMED, LIMITED, listed
+from tenure.stores.fields import CLAIMED, LIMITED, keys_of, listed
 from tenure.stores.rules import (
     COMPLETED,
     MANY_QUEUES,
@@ -205,7 +205,7 @@ class SqliteJobs(SqliteBase):
                 (now, limit),
             )
             limited = [limits for *_, limits in rows if limits is not None]
-            places.ask(connection, {places.keys_of(limits)[0] for limits in limited})
+            places.ask(connection, {keys_of(limits)[0] for limits in limited})
             queued = [row[:3] for row in rows if row[3] is None]
             then = next_due(connection)
             return promoted(queued, None if then is None else max(0.0, then), len(limited))

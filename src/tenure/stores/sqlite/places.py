@@ -4,8 +4,7 @@
 # (apsw's stubs leave the type of a blob open)
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from math import ceil
 
@@ -15,6 +14,7 @@ from tenure.core.lifecycle import EXPIRED, Key
 from tenure.core.limits import Bucket
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
+from tenure.stores.fields import keys_of
 from tenure.stores.places import Candidate, State, fades, paused_by_jobs, serve, state_of
 from tenure.stores.rules import json_of
 from tenure.stores.sqlite.file import fetch, first
@@ -71,10 +71,6 @@ def park(connection: apsw.Connection, job_id: str) -> None:
     """A limited job that is waiting now: under its first key, in its order."""
     connection.execute(PARK, (job_id,))
     connection.execute(_ASK_FOR, (job_id,))
-
-
-def keys_of(limits: str | None) -> tuple[Key, ...]:
-    return () if limits is None else tuple(Key(*each) for each in json.loads(limits))
 
 
 def settings(connection: apsw.Connection, key: Key) -> tuple[LimitRow | None, LimitRow | None]:
@@ -136,6 +132,7 @@ class Serving:
         self._states: dict[Key, State] = {}
         self._rows: dict[Key, LimitRow | None] = {}  #: of these keys
         self._dues: dict[Key, float] = {}
+        self._admitted: list[Candidate] = []  #: written at the end: what a key has room for is known of its state
         self.jobs: dict[str, list[str]] = {}
         self.cancelled = 0
 
@@ -149,6 +146,7 @@ class Serving:
         for key in dict.fromkeys(Key(*each) for each in asks):
             if limit > 0:
                 limit -= max(self._serve(key, limit), 1)
+        self._admit(self._admitted)
         self._remember()
 
     def _serve(self, key: Key, most: int) -> int:
@@ -165,8 +163,7 @@ class Serving:
         slow = mine.slow_queue if mine.slow_until > self._now else None
         found = next_of(self._connection, key.key, ready, want, self._millis, slow) if want else []
         done = serve(found, self._state)
-        for job in done.admitted:
-            self._admit(job)
+        self._admitted += done.admitted
         for job_id, other in done.moved:
             self._connection.execute("UPDATE jobs SET parked = ? WHERE id = ?", (other.key, job_id))
         ask(self._connection, {other for _, other in done.moved})
@@ -203,15 +200,15 @@ class Serving:
             self._states[key] = state(self._connection, key, [at for what, at in told if what == "begun"], self._now)
         return self._states[key]
 
-    def _admit(self, job: Candidate) -> None:
-        self._connection.execute(_ADMIT, (self._millis, job.id))
-        rows = [
-            (*key, job.id, job.queue, self._states[key].bounds.rate is not None, self._millis) for key in job.limits
-        ]
+    def _admit(self, jobs: Sequence[Candidate]) -> None:
+        self._connection.executemany(_ADMIT, [(self._millis, job.id) for job in jobs])
+        rated = {key: found.bounds.rate is not None for key, found in self._states.items()}
+        rows = [(*key, job.id, job.queue, rated[key], self._millis) for job in jobs for key in job.limits]
         self._connection.executemany(
             "INSERT INTO places (key, limit_name, job_id, queue, rated, admitted_at) VALUES (?, ?, ?, ?, ?, ?)", rows
         )
-        self.jobs.setdefault(job.queue, []).append(job.id)
+        for job in jobs:
+            self.jobs.setdefault(job.queue, []).append(job.id)
 
     def expire(self, job_id: str) -> None:
         """A job that is to be cancelled, as its time to begin is over."""
