@@ -33,6 +33,10 @@ class Bounds(NamedTuple):
     rate: Rate | None = None
 
 
+#: What is told as later than `now` by less came after `now` was read; by more: the clock was set back meanwhile.
+LATER_SECONDS = 5.0
+
+
 class Bucket(NamedTuple):
     """The tokens of a key at the Unix time `at`."""
 
@@ -42,11 +46,15 @@ class Bucket(NamedTuple):
     def refilled(self, rate: Rate, now: float) -> Bucket:
         """A clock that was set back adds nothing, and the refill goes on from its new time.
 
+        A bucket that is a little ahead of `now` stays so: what it gained until then it must not gain again.
+
         >>> Bucket(0.0, 100.0).refilled(Rate(100, 60.0, 10), 106.0).tokens
         9.1
         >>> Bucket(2.0, 100.0).refilled(Rate(100, 60.0, 10), 40.0)
         Bucket(tokens=2.0, at=40.0)
         """
+        if now < self.at < now + LATER_SECONDS:
+            return self
         gained = max(now - self.at, 0.0) * rate.refill
         return Bucket(min(float(rate.burst), self.tokens + gained), now)
 
@@ -54,7 +62,8 @@ class Bucket(NamedTuple):
 def after_begins(bucket: Bucket | None, rate: Rate, begins: Iterable[float], now: float) -> Bucket:
     """The bucket of a key now, with these begins (Unix times) since it was last looked at. None: a key that is new.
 
-    A begin that is told late, after tokens were added for later times, takes its token from what is there.
+    A begin that is told late, after tokens were added for later times, takes its token from what is there. One that
+    came after `now` was read finds the bucket as it was then: if it was full, what it took was not there before.
 
     >>> after_begins(None, Rate(100, 60.0, 10), [100.0, 100.0], 100.0).tokens
     8.0
@@ -62,7 +71,7 @@ def after_begins(bucket: Bucket | None, rate: Rate, begins: Iterable[float], now
     told = sorted(begins)
     found = bucket or Bucket(float(rate.burst), min([now, *told[:1]]))
     for at in told:
-        if found.at < at <= now:
+        if found.at < at < now + LATER_SECONDS:
             found = found.refilled(rate, at)
         found = Bucket(found.tokens - 1.0, found.at)
     return found.refilled(rate, now)

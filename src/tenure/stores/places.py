@@ -58,7 +58,7 @@ class State:
             return None
         if self.bounds.concurrency is not None and self.held >= self.bounds.concurrency:
             return None
-        return now + next_token(self.bucket, self.bounds.rate, self.unbegun)
+        return max(now, self.bucket.at) + next_token(self.bucket, self.bounds.rate, self.unbegun)
 
     def full_at(self) -> float:
         """When its bucket will be full, in Unix time: nothing has to be known of it then."""

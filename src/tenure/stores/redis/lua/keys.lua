@@ -26,7 +26,11 @@ end
 -- A rate: at most so many begins, in so many seconds, so many of them at once.
 local function refill(rate) return (rate[1] + 1 - rate[3]) / rate[2] end
 
+-- What is told as later than now by less came after it; by more: the clock was set back.
+local later = 5
+
 local function refilled(bucket, rate, at)
+  if at < bucket.at and bucket.at < at + later then return bucket end
   local gained = math.max(at - bucket.at, 0) * refill(rate)
   return {tokens = math.min(rate[3], bucket.tokens + gained), at = at}
 end
@@ -35,7 +39,7 @@ local function after_begins(bucket, rate, begins)
   table.sort(begins)
   local found = bucket or {tokens = rate[3], at = math.min(second, begins[1] or second)}
   for _, at in ipairs(begins) do
-    if found.at < at and at <= second then found = refilled(found, rate, at) end
+    if found.at < at and at < second + later then found = refilled(found, rate, at) end
     found = {tokens = found.tokens - 1, at = found.at}
   end
   return refilled(found, rate, second)
@@ -54,7 +58,7 @@ end
 local function due_of(state)
   if state.paused then return state.paused end
   if not state.bucket or state.bounds.concurrency and state.held >= state.bounds.concurrency then return nil end
-  return second + math.max(0, (state.unbegun + 1 - state.bucket.tokens) / refill(state.bounds.rate))
+  return math.max(second, state.bucket.at) + math.max(0, (state.unbegun + 1 - state.bucket.tokens) / refill(state.bounds.rate))
 end
 
 local function full_of(state)
