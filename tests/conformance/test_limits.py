@@ -221,25 +221,27 @@ def test_a_replayed_job_waits_for_its_place(store: Store) -> None:
     assert settle_waits(store) == [first]
 
 
-@pytest.mark.parametrize("verb", ["replay", "promote", "promote_now"])
+@pytest.mark.parametrize("verb", ["enqueue", "replay", "promote", "promote_now"])
 def test_a_job_that_comes_to_a_key_with_room_is_given_its_place(verb: str, store: Store, world: World) -> None:
     start(store)
     declare(store, SHOP.limit, 1)
-    (answer,) = store.enqueue([draft(limits=(SHOP,), delay=60.0)])
+    (job,) = (answer.id for answer in store.enqueue([draft(limits=(SHOP,), delay=60.0)]))
     if verb == "replay":
-        store.cancel([answer.id], "not yet")
+        store.cancel([job], "not yet")
     assert settle_waits(store) == []
 
-    if verb == "replay":
-        assert store.replay([answer.id]) == {answer.id: Landed(State.WAITING)}
+    if verb == "enqueue":
+        (job,) = limited(store)
+    elif verb == "replay":
+        assert store.replay([job]) == {job: Landed(State.WAITING)}
     elif verb == "promote_now":
-        assert store.promote_now([answer.id]) == {answer.id: State.WAITING}
+        assert store.promote_now([job]) == {job: State.WAITING}
     else:
         world.advance(61)
         start(store)
         assert store.promote().limited == 1
 
-    assert settle_waits(store) == [answer.id]
+    assert settle_waits(store) == [job]
 
 
 def test_a_job_with_parents_waits_for_them_and_then_for_its_place(store: Store) -> None:

@@ -186,7 +186,7 @@ TABLE = Table(
         Guard("a place that is not begun for long goes to a queue that waits", WITHDRAW, "elseif serving and not is_slow(j) then", "elseif serving then"),
         Guard("a place that nobody else waits for is left", WITHDRAW, "each ~= queue and served(each)", "served(each)"),
         Guard("a slow queue comes last", GIVE, "slow = mine.slow == queue and 1 or 0}", "slow = 0}"),
-        Guard("a job that expires while it is parked is cancelled", COMMON, "      redis.call('ZADD', ns .. 'waits', f[2], id)\n", ""),
+        Guard("a job that expires while it is parked is cancelled", ADMIT, "  if til and til <= now then\n    leave(id, j)", "  if false then\n    leave(id, j)"),
         Guard("no job with limits is admitted beside a worker that knows none", GIVE, "if #outdated(tonumber(ARGV[2])) > 0 then", "if false then"),
     ),
     absent={
