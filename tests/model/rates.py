@@ -1,12 +1,13 @@
 """The rate of a key, searched: jobs that are admitted at one time, and begin at another one.
 
-`admit` reads the tokens of the key, what has begun since it last looked, and how many jobs are admitted and have not
-begun; then it admits as many as there are tokens for. Workers claim when they like, or not for a long time; jobs are
-taken back before they have begun, and a process that admits dies. The promises: no more jobs begin in any period than
-the rate says; and none waits for a token that is there, when no ask is left and no time is kept at which to look again.
+`admit` reads the time; then what has begun since it last looked, and how many jobs are admitted and have not begun;
+then it admits as many as there are tokens for. Workers claim when they like, or not for a long time; jobs are taken
+back before they have begun, and a process that admits dies. The promises: no more jobs begin in any period than the
+rate says; and none waits for a token that is there, when no ask is left and no time is kept at which to look again.
 
-How the world is made small: the clock ticks a few times; the arithmetic is that of the code (`core/limits.py`). Who
-has the lock, and whose turn it is, is in `places.py`. A clock that is set is left to the conformance suite.
+How the world is made small: the clock ticks a few times, for less long than a transaction of `admit` may stop; the
+arithmetic is that of the code (`core/limits.py`). Who has the lock, and whose turn it is, is in `places.py`. A clock
+that is set is left to the conformance suite.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from tenure.core.limits import Bounds, Bucket, Rate, after_begins, next_token, r
 from .search import Step
 
 MISHAPS = 2
-RATES = (Rate(2, 4.0, 1), Rate(2, 4.0, 2), Rate(3, 4.0, 2))
-JOBS, LAST = 5, 8  #: the number of jobs, and the last tick
+TICK = 0.5  #: seconds
+PERIOD = 4  #: ticks
+RATES = tuple(Rate(most, PERIOD * TICK, burst) for most, burst in ((2, 1), (2, 2), (3, 2)))
+JOBS, LAST = 4, 7  #: the number of jobs, and the last tick
 SIGHTS = frozenset({"", "gives", "withdrawn", "gives, withdrawn"})
 
 
@@ -31,6 +34,7 @@ class Guards:
     L2_what_has_not_begun_keeps_its_token: bool = True
     L2_the_burst_is_a_part_of_the_rate: bool = True  #: the bucket is refilled more slowly for it
     L2_begins_and_places_are_read_at_once: bool = True  #: in one statement, with no claim in between
+    L2_a_begin_that_came_after_the_time_was_read_counts_from_then: bool = True  #: a full one gains nothing before
     L2_the_next_token_is_waited_for: bool = True  #: `admit` keeps the time at which to look again
     L2_a_place_that_goes_back_asks: bool = True
 
@@ -44,7 +48,8 @@ class World(NamedTuple):
     bucket: Bucket | None = None
     ask: bool = True
     due: float | None = None
-    hand: str = ""  #: what `admit` has done: it has read the begins, or the places too
+    hand: str = ""  #: what `admit` has read last: the time, the begins, or the places
+    time: int = 0  #: as it has read it
     saw: int = 0  #: jobs that had not begun, as it has read
     counted: tuple[int, ...] = ()  #: the begins that it has read, and taken away
     withdrawn: bool = False
@@ -65,7 +70,7 @@ class Rates:
     def __init__(self, guards: Guards, mishaps: int, rate: Rate) -> None:
         self.guards, self.mishaps = guards, mishaps
         self.rate = rate if guards.L2_the_burst_is_a_part_of_the_rate else _Unpaid(*rate)
-        self.name = f"rates: {rate.most} in {rate.period:g} ticks, {rate.burst} at once"
+        self.name = f"rates: {rate.most} in {PERIOD} ticks, {rate.burst} at once"
 
     def normal(self, world: World) -> World:
         return world
@@ -81,17 +86,23 @@ class Rates:
         return ", ".join(["gives"] * bool(world.hand) + ["withdrawn"] * world.withdrawn)
 
     def broken(self, world: World) -> str:
-        number = sum(world.now - at < self.rate.period for at in world.begins)
+        number = sum(world.now - at < PERIOD for at in world.begins)
         if number > self.rate.most:
-            return f"{number} jobs have begun in {self.rate.period:g} ticks, and the rate says {self.rate.most}"
+            return f"{number} jobs have begun in {PERIOD} ticks, and the rate says {self.rate.most}"
         looked_at = world.ask or world.hand or (world.due is not None and world.due <= world.now)
-        if world.waiting and not looked_at and _room(self.rate, self._bucket(world, world.told), world.unbegun):
+        if (
+            world.waiting
+            and not looked_at
+            and _room(self.rate, self._bucket(world, world.told, world.now), world.unbegun)
+        ):
             return "a job is waiting, there is a token, and nobody looks"
         return ""
 
-    def _bucket(self, world: World, begins: tuple[int, ...]) -> Bucket:
+    def _bucket(self, world: World, begins: tuple[int, ...], now: int) -> Bucket:
         counted = begins if self.guards.L2_a_begin_takes_the_token else ()
-        return after_begins(world.bucket, self.rate, counted, world.now)
+        if not self.guards.L2_a_begin_that_came_after_the_time_was_read_counts_from_then:
+            counted = tuple(min(at, now) for at in counted)
+        return after_begins(world.bucket, self.rate, (at * TICK for at in counted), now * TICK)
 
     def _kept(self, unbegun: int) -> int:
         """The tokens that are there, and are not to be given."""
@@ -103,33 +114,37 @@ class Rates:
     def engine(self, world: World) -> Iterator[Step[World]]:
         if world.now < LAST:
             later = world.now + 1
-            kept = tuple(at for at in world.begins if later - at < self.rate.period)
+            kept = tuple(at for at in world.begins if later - at < PERIOD)
             yield Step("a tick passes", world._replace(now=later, begins=kept))
         if world.unbegun:
             begun = world._replace(unbegun=world.unbegun - 1, begins=(*world.begins, world.now))
             yield Step("a job begins", begun._replace(told=(*world.told, world.now)))
-        if world.hand == "begins":
+        if world.hand == "time":
+            taken = world._replace(counted=world.told, told=())
+            if self.guards.L2_begins_and_places_are_read_at_once:
+                story = f"… it reads {len(world.told)} begins, and that {world.unbegun} have not begun"
+                yield Step(story, taken._replace(hand="places", saw=world.unbegun))
+            else:
+                yield Step(f"… it reads {len(world.told)} begins", taken._replace(hand="begins"))
+        elif world.hand == "begins":
             yield Step("… it reads how many have not begun", world._replace(hand="places", saw=world.unbegun))
         elif world.hand == "places":
             yield self._give(world)
         elif world.ask or (world.due is not None and world.due <= world.now):
-            taken = world._replace(ask=False, due=None, counted=world.told, told=())
-            if self.guards.L2_begins_and_places_are_read_at_once:
-                story = f"admit reads {len(world.told)} begins, and that {world.unbegun} have not begun"
-                yield Step(story, taken._replace(hand="places", saw=world.unbegun))
-            else:
-                yield Step(f"admit reads {len(world.told)} begins", taken._replace(hand="begins"))
+            yield Step("admit reads the time", world._replace(ask=False, due=None, hand="time", time=world.now))
 
     def _give(self, world: World) -> Step[World]:
-        bucket = self._bucket(world, world.counted)
+        bucket = self._bucket(world, world.counted, world.time)
         number = min(_room(self.rate, bucket, self._kept(world.saw)), world.waiting)
         waiting, unbegun = world.waiting - number, world.unbegun + number
         if not self.guards.L2_a_begin_takes_the_token:
             bucket = bucket._replace(tokens=bucket.tokens - number)
         due = None
         if waiting and self.guards.L2_the_next_token_is_waited_for:
-            due = world.now + next_token(bucket, self.rate, self._kept(world.saw + number))
-        after = world._replace(waiting=waiting, unbegun=unbegun, bucket=bucket, due=due, hand="", saw=0, counted=())
+            token = next_token(bucket, self.rate, self._kept(world.saw + number))
+            due = max(world.time, bucket.at / TICK) + token / TICK
+        after = world._replace(waiting=waiting, unbegun=unbegun, bucket=bucket, due=due)
+        after = after._replace(hand="", time=0, saw=0, counted=())
         return Step(f"… {number} are queued", after)
 
     # ── what nobody may count on ──
@@ -140,7 +155,7 @@ class Rates:
         mishap = world._replace(mishaps=world.mishaps + 1)
         if world.hand:
             undone = mishap._replace(ask=True, told=(*world.counted, *world.told))
-            yield Step("the process that admits dies", undone._replace(hand="", saw=0, counted=()))
+            yield Step("the process that admits dies", undone._replace(hand="", time=0, saw=0, counted=()))
         if world.unbegun:
             back = mishap._replace(unbegun=world.unbegun - 1, waiting=world.waiting + 1, withdrawn=True)
             asks = world.ask or self.guards.L2_a_place_that_goes_back_asks
