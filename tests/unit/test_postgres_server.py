@@ -65,9 +65,19 @@ def server() -> Iterator[Postgres]:
         yield server
 
 
-@pytest.fixture
-def url(server: Postgres) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def migrated(server: Postgres) -> str:
+    """A database to copy, which takes half as long as to migrate an empty one."""
     url = server.create_database()
+    PostgresStore(url).migrate()
+    return urlsplit(url).path[1:]
+
+
+@pytest.fixture
+def url(server: Postgres, request: pytest.FixtureRequest) -> Iterator[str]:
+    """With the schema, if the test has the store."""
+    with_schema = "store" in request.fixturenames
+    url = server.create_database(request.getfixturevalue("migrated")) if with_schema else server.create_database()
     yield url
     server.drop_database(url)
 
@@ -114,7 +124,6 @@ def opened(url: str, **options: Any) -> Iterator[PostgresStore]:
 
 @pytest.fixture
 def store(url: str) -> Iterator[PostgresStore]:
-    PostgresStore(url).migrate()
     with opened(url) as store:
         yield store
 
