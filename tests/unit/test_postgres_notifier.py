@@ -240,7 +240,7 @@ def run_python(code: str, url: str) -> None:
         "postgres._CLOSE_SECONDS = 60.0\n"  # a busy machine may need more than a second to connect
     )
     run = subprocess.run(
-        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", f"{head}notifier = PostgresNotifier(os.environ['DOORBELL'], 'tenure')\n{lines}"],
+        [sys.executable, "-c", f"{head}notifier = PostgresNotifier(os.environ['DOORBELL'], 'tenure')\n{lines}"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DOORBELL": url},
         capture_output=True,
         text=True,

@@ -302,7 +302,7 @@ def run_python(code: str, url: str) -> None:
         "notifier = RedisNotifier(Server(os.environ['DOORBELL'], 'tenure', None), 'tenure')\n"
     )
     run = subprocess.run(
-        [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", head + lines],
+        [sys.executable, "-c", head + lines],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DOORBELL": url},
         capture_output=True,
         text=True,

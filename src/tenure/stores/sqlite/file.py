@@ -177,7 +177,7 @@ class Transaction:
 
     def run(self, call: Callable[[apsw.Connection], T]) -> T:
         self._file.refuse_child()
-        with _taken(self._lock):
+        with self._lock:
             if self.over or self._connection is None:
                 raise self._too_long() if self._overdue else StoreError("this transaction has ended")
             if not self._connection.in_transaction:  # later statements would be committed one by one
@@ -205,7 +205,7 @@ class Transaction:
                 self.run(lambda connection: connection.execute("COMMIT"))
         finally:
             if self._file.mine:
-                with _taken(self._lock):
+                with self._lock:
                     self._close()
 
     def wait(self, seconds: float) -> bool:
@@ -431,7 +431,7 @@ class DatabaseFile:
 
     def read(self, call: Callable[[apsw.Connection], T]) -> T:
         self.refuse_child()
-        with _taken(self._reading):
+        with self._reading:
             try:
                 return call(self._reading_connection())
             except (apsw.Error, UnicodeEncodeError) as error:
@@ -444,7 +444,7 @@ class DatabaseFile:
         op = _Op(call)
         try:
             self._waiting.append(op)
-            with _taken(self._turn):
+            with self._turn:
                 if not op.committed and op.error is None:
                     group: list[_Op] = []
                     while self._waiting:
@@ -524,7 +524,7 @@ class DatabaseFile:
         self._refuse_inside("a second transaction")
         transaction = Transaction(self)
         try:
-            with _taken(self._turn):  # not for longer: the next holder of the turn waits for the end of this transaction
+            with self._turn:  # not for longer: the next holder of the turn waits for the end of this transaction
                 self._wait_for_transaction()
                 self._transaction = _inside[transaction.thread] = transaction
                 transaction.begin(self._writing_connection())
@@ -537,18 +537,6 @@ class DatabaseFile:
             _inside.pop(transaction.thread, None)
         for committed in transaction.committed:
             committed()
-
-
-@contextmanager
-def _taken(lock: threading.Lock) -> Generator[None]:
-    """`with lock` on Python 3.14 keeps it for ever if a signal's exception comes as it is taken (cpython#148874)."""
-    held: list[bool] = []
-    try:
-        held.extend(map(lock.acquire, (True,)))  # one step of the interpreter, as above
-        yield
-    finally:
-        if held:
-            lock.release()
 
 
 def _wait_for_locks(connection: apsw.Connection, seconds: float) -> None:
