@@ -1,6 +1,6 @@
 # Every target creates .venv if needed; it requires only Python >= 3.11, git, make and a package index.
 SHELL := /bin/bash
-PYTHON ?= $(shell for each in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -81,7 +81,7 @@ clean:  ## Remove .venv and every cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made:
-	@test -n "$(PYTHON)" || { echo "Tenure needs Python 3.11 or newer; none was found as python3, python3.11, 3.12 or 3.13" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Tenure needs Python 3.11 or newer; none was found as python3, python3.11, 3.12, 3.13 or 3.14" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "the venv module is missing: install it (on Debian: python3-venv)" >&2; exit 1; }
 	@touch $@
 

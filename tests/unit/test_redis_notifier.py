@@ -293,6 +293,9 @@ def test_a_fork_forgets_and_leaves_its_parent_alone(new_notifier: NewNotifier, s
     assert heard(ear, {Ring("queued", name) for name in ("parent", "child", "later")})
 
 
+FORKS = "ignore:This process:DeprecationWarning"  #: is multi-threaded, says Python 3.12
+
+
 def run_python(code: str, url: str) -> None:
     lines = "\n".join(line.removeprefix(" " * 8) for line in code.splitlines())
     head = (
@@ -303,7 +306,7 @@ def run_python(code: str, url: str) -> None:
     )
     run = subprocess.run(
         [sys.executable, "-c", head + lines],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DOORBELL": url},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DOORBELL": url, "PYTHONWARNINGS": FORKS},
         capture_output=True,
         text=True,
         timeout=100,

@@ -588,8 +588,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def run(*words: str) -> None:
         subprocess.run([program, *words], cwd=folder, check=True, capture_output=True)
 
-    run("req", "-x509", *new, "-subj", "/CN=authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem")
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+    run(
+        *("req", "-x509", *new, "-subj", "/CN=authority", "-days", "2", "-keyout", "ca.key", "-out", "ca.pem"),
+        *("-addext", "keyUsage=critical,keyCertSign"),  # Python 3.13 wants it
+    )
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
     for name in ("server", "client"):
         run("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
         run(

@@ -7,10 +7,10 @@ with no file open. If that is not possible in time, the fork goes on, and the ch
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import time
+from importlib import import_module
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -45,6 +45,7 @@ _unusable = False
 
 def add(each: Pausable) -> None:
     """Have it paused at every fork. Call this before it opens anything."""
+    import_module("ctypes")  # for `keep_forever`: in a child of a fork, an import may wait for what never comes
     with _adding:
         _all[each] = None
 
@@ -65,6 +66,8 @@ def refuse_sqlite() -> None:
 
 def keep_forever(inherited: object) -> None:
     """Have it never be destroyed: closing a connection of the parent would change what the parent sees."""
+    import ctypes  # not above: libffi then opens a file, which may get the number of a closed standard stream
+
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 

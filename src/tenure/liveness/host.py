@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
 import signal
@@ -95,6 +94,8 @@ def die_with_parent(parent: int) -> None:
     PR_SET_PDEATHSIG).
     """
     if sys.platform == "linux":
+        import ctypes  # as late as in core/forks.py
+
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -128,6 +128,7 @@ class Attempt(Leased):
 
     async def _run_async(self, program: Program) -> None:
         self._begun = True
+        self.handle = asyncio.current_task()  # an eager task takes its first step before its caller has it
         if self.stopping is not None:  # asked to stop before it began
             self._end(self.verdict)
             return

@@ -142,8 +142,11 @@ def _in_threads(attempt: Attempt, threads: Collection[FrameType]) -> Iterator[tu
             if not own or frame.f_code.co_qualname != "_WorkItem.run":
                 continue
             item = frame.f_locals.get("self")
-            calls = [getattr(item, "fn", None), *getattr(item, "args", ())]
-            context = next((found for call in calls if (found := _context(call)) is not None), None)
+            if sys.version_info >= (3, 14):
+                fn, args, _ = getattr(item, "task", (None, (), {}))
+            else:
+                fn, args = getattr(item, "fn", None), getattr(item, "args", ())
+            context = next((found for call in (fn, *args) if (found := _context(call)) is not None), None)
             running: Running | None = context.get(current) if context is not None else None
             if running is not None and running.job_id == attempt.claimed.id:
                 yield "a thread of asyncio.to_thread", _inner(top, frame.f_code)

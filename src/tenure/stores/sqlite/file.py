@@ -163,10 +163,13 @@ class Transaction:
         self.thread = threading.get_ident()
         self.committed: list[Callable[[], None]] = []  #: called after the commit
 
-    def begin(self, connection: apsw.Connection) -> None:
-        self._connection = connection
+    def begin(self) -> None:
+        """Under the turn, but not to its end: the next holder of the turn waits for that."""
+        self._file._wait_for_transaction()
+        self._file._transaction = _inside[self.thread] = self
+        self._connection = self._file._writing_connection()
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("BEGIN IMMEDIATE")
         except apsw.Error as error:
             raise mapped(error, self._file.path) from error
         _thread.start_new_thread(self._watch, ())
@@ -177,15 +180,17 @@ class Transaction:
 
     def run(self, call: Callable[[apsw.Connection], T]) -> T:
         self._file.refuse_child()
-        with self._lock:
-            if self.over or self._connection is None:
-                raise self._too_long() if self._overdue else StoreError("this transaction has ended")
-            if not self._connection.in_transaction:  # later statements would be committed one by one
-                raise StoreError("an error in this transaction made SQLite roll it back: nothing of it is stored")
-            try:
-                return call(self._connection)
-            except (apsw.Error, UnicodeEncodeError) as error:
-                raise (self._too_long() if self._overdue else mapped(error, self._file.path)) from error
+        return _holding(self._lock, lambda: self._run(call))
+
+    def _run(self, call: Callable[[apsw.Connection], T]) -> T:
+        if self.over or self._connection is None:
+            raise self._too_long() if self._overdue else StoreError("this transaction has ended")
+        if not self._connection.in_transaction:  # later statements would be committed one by one
+            raise StoreError("an error in this transaction made SQLite roll it back: nothing of it is stored")
+        try:
+            return call(self._connection)
+        except (apsw.Error, UnicodeEncodeError) as error:
+            raise (self._too_long() if self._overdue else mapped(error, self._file.path)) from error
 
     def _too_long(self) -> StoreError:
         return StoreError(
@@ -205,8 +210,7 @@ class Transaction:
                 self.run(lambda connection: connection.execute("COMMIT"))
         finally:
             if self._file.mine:
-                with self._lock:
-                    self._close()
+                _holding(self._lock, self._close)
 
     def wait(self, seconds: float) -> bool:
         """Wait for its end; False if it goes on. For one thread at a time."""
@@ -431,11 +435,10 @@ class DatabaseFile:
 
     def read(self, call: Callable[[apsw.Connection], T]) -> T:
         self.refuse_child()
-        with self._reading:
-            try:
-                return call(self._reading_connection())
-            except (apsw.Error, UnicodeEncodeError) as error:
-                raise mapped(error, self.path) from error
+        try:
+            return _holding(self._reading, lambda: call(self._reading_connection()))
+        except (apsw.Error, UnicodeEncodeError) as error:
+            raise mapped(error, self.path) from error
 
     def write(self, call: Callable[[apsw.Connection], T]) -> T:
         self.refuse_child()
@@ -444,14 +447,7 @@ class DatabaseFile:
         op = _Op(call)
         try:
             self._waiting.append(op)
-            with self._turn:
-                if not op.committed and op.error is None:
-                    group: list[_Op] = []
-                    while self._waiting:
-                        group.append(self._waiting.popleft())
-                    if op not in group:  # the thread that had taken it was interrupted
-                        group.append(op)
-                    self._commit(group)
+            _holding(self._turn, lambda: self._commit_with(op))
         except BaseException:
             with suppress(ValueError):  # or the next writer would execute it later
                 self._waiting.remove(op)
@@ -459,6 +455,17 @@ class DatabaseFile:
         if op.error is not None:
             raise mapped(op.error, self.path) from op.error
         return op.result  # type: ignore[no-any-return]
+
+    def _commit_with(self, op: _Op) -> None:
+        """Commit it with all that wait, unless another thread has."""
+        if op.committed or op.error is not None:
+            return
+        group: list[_Op] = []
+        while self._waiting:
+            group.append(self._waiting.popleft())
+        if op not in group:  # the thread that had taken it was interrupted
+            group.append(op)
+        self._commit(group)
 
     def write_at_once(self, call: Callable[[apsw.Connection], T]) -> T | None:
         """As `write`, if that takes a moment only: no lock has to be waited for, and recent commits were fast.
@@ -524,10 +531,7 @@ class DatabaseFile:
         self._refuse_inside("a second transaction")
         transaction = Transaction(self)
         try:
-            with self._turn:  # not for longer: the next holder of the turn waits for the end of this transaction
-                self._wait_for_transaction()
-                self._transaction = _inside[transaction.thread] = transaction
-                transaction.begin(self._writing_connection())
+            _holding(self._turn, transaction.begin)
             yield transaction
             transaction.end(commit=True)
         except BaseException:
@@ -537,6 +541,17 @@ class DatabaseFile:
             _inside.pop(transaction.thread, None)
         for committed in transaction.committed:
             committed()
+
+
+def _holding(lock: threading.Lock, call: Callable[[], T]) -> T:
+    """`with lock` keeps it for ever on Python 3.14 if a signal's exception comes as it is taken (cpython#148874)."""
+    held: list[bool] = []
+    try:
+        held.extend(map(lock.acquire, (True,)))  # one step of the interpreter, like a commit and its record
+        return call()
+    finally:
+        if held:
+            lock.release()
 
 
 def _wait_for_locks(connection: apsw.Connection, seconds: float) -> None:
