@@ -73,6 +73,7 @@ TABLE = Table(
         Guard("a worker's limits hold before it claims", "worker/embedded.py", "        maintenance.declare_limits(declares)\n        serving.register()\n", "        serving.register()\n        maintenance.declare_limits(declares)\n", "unit/test_limits_in_a_worker.py -k 'before_the_first_worker'"),
         Guard("places are handed on by the worker whose job has ended", "worker/flusher.py", "        if any(end.claimed.limited for end in ends):\n", "        if False:\n", "unit/test_limits_in_a_worker.py -k 'handed_on'"),
         Guard("a pause of a whole limit holds each of its keys", "stores/places.py", "for row in (limit, key) if row is not None and", "for row in (key,) if row is not None and", LIMITS + "a_pause_of_a_limit_holds_all_its_keys"),
+        Guard("a begin that is later than the time that was read counts from then", "core/limits.py", "if found.at < at < now + LATER_SECONDS:", "if found.at < at <= now:", "unit/test_limits_rate.py"),
         # ── values that are encrypted ──
         Guard("no span quotes what is encrypted", "otel/__init__.py", "texts=jobs.codec is None", "texts=True", "unit/test_traces.py -k 'quotes_nothing'"),
         Guard("an SDK that raises harms no job", "otel/traces.py", "    except Exception as error:\n", "    except ZeroDivisionError as error:\n", "unit/test_traces.py -k 'raises_is_logged'"),
