@@ -33,8 +33,9 @@ class Bounds(NamedTuple):
     rate: Rate | None = None
 
 
-#: What is told as later than `now` by less came after `now` was read; by more: the clock was set back meanwhile.
-LATER_SECONDS = 5.0
+#: What is told as later than `now` by less came after `now` was read; by more: the clock was set back meanwhile. Longer
+#: than a store's slowest answer.
+LATER_SECONDS = 10.0
 
 
 class Bucket(NamedTuple):

@@ -76,14 +76,14 @@ class AppLimits:
         self._app = app
 
     def pause(self, name: str | Limit, for_: Duration | None = None, *, why: str = "") -> None:
-        """No job of this key, or of any key of this limit, begins: for so long, or until `resume`. Running ones go on.
+        """No job gets a place of this key, or of any key of this limit: for so long, or until `resume`.
 
-        Example: `jobs.limits.pause(github, "30s")`
+        Jobs that have their place go on, also those that are queued and have not begun. Example: `jobs.limits.pause(github, "30s")`
         """
         self._here("pause").pause(_named(name), for_, why)
 
     async def apause(self, name: str | Limit, for_: Duration | None = None, *, why: str = "") -> None:
-        """No job of this key, or of this limit, begins. Example: `await jobs.limits.apause(github, "30s")`"""
+        """No job gets a place of this key, or of this limit. Example: `await jobs.limits.apause(github, "30s")`"""
         await self._there(lambda limits: limits.pause(_named(name), for_, why))
 
     def resume(self, name: str | Limit) -> bool:

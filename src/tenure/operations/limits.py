@@ -180,7 +180,7 @@ class Limits(LimitReads):
     """Queries and actions on limits. Example: `admin.limits.pause("shop:42", "10m", "too many 429")`"""
 
     def pause(self, name: str, for_: Duration | None = None, why: str = "") -> float:
-        """Let no job of this key, or of any key of this limit, begin: for so long, or until `resume`.
+        """Give no place of this key, or of any key of this limit: for so long, or until `resume`.
 
         Returns the Unix time of its end. A pause that stands is replaced. Raises UnknownLimit, InvalidOption.
         """
