@@ -235,7 +235,7 @@ def pause(
     why: Annotated[str, Parameter(help="The reason, shown while it is paused.")] = "",
     shared: Shared = SHARED,
 ) -> int:
-    """Let no job of a key, or of any key of a limit, begin; running ones continue."""
+    """Give no place of a key, or of any key of a limit; jobs that have one go on."""
     with admin_of(shared) as admin:
         until = admin.limits.pause(name, for_, why)
         left = Paused(name, until, "", None).told(admin.now())

@@ -78,7 +78,9 @@ class AppLimits:
     def pause(self, name: str | Limit, for_: Duration | None = None, *, why: str = "") -> None:
         """No job gets a place of this key, or of any key of this limit: for so long, or until `resume`.
 
-        Jobs that have their place go on, also those that are queued and have not begun. Example: `jobs.limits.pause(github, "30s")`
+        Jobs that have their place go on, also those that are queued and have not begun.
+
+        Example: `jobs.limits.pause(github, "30s")`
         """
         self._here("pause").pause(_named(name), for_, why)
 

@@ -75,7 +75,7 @@ def reset_limit(caller: Operator, what: models.Named) -> models.Holds:
 
 @router.post("/pause", responses=can(404))
 def pause_limit(caller: Operator, how: models.PauseLimit) -> Changed:
-    """No job of this key, or of any key of this limit, begins; running ones continue."""
+    """No job gets a place of this key, or of any key of this limit; those that have one go on."""
     caller.admin.limits.pause(how.name, how.length, how.why)
     caller.site.acted()
     return Changed(changed=True, says="paused")
