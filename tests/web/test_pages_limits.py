@@ -118,7 +118,7 @@ def test_operators_pause_and_resume_a_key(web: Web, store: Store, jobs: list[str
         web.by("bob").refused(f"/limits/{verb}", 403, name="shop:7")
     fields = {"name": "shop:7", "for": "1h", "why": "too many 429", "back": KEY}
     to, says = web.by("ada").post("/limits/pause", **fields)
-    assert (to, says) == (KEY, "shop:7 is paused: its running jobs continue, no other begins.")
+    assert (to, says) == (KEY, "shop:7 is paused: its jobs that have a place go on, no other gets one.")
     for path in (KEY, "/limits"):
         assert "too many 429" in said(web.get(path))
     assert "by ada: too many 429" in said(web.get(KEY))

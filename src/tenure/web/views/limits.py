@@ -171,7 +171,7 @@ def look_at_one(view: View) -> Mapping[str, Any]:
 def _pause(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
     name = form.get("name", "")
     view.admin.limits.pause(name, form.get("for", "").strip() or None, form.get("why", ""))
-    return f"{name} is paused: its running jobs continue, no other begins.", back(form, "/limits")
+    return f"{name} is paused: its jobs that have a place go on, no other gets one.", back(form, "/limits")
 
 
 def _resume(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
