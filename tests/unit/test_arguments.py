@@ -175,7 +175,9 @@ def test_a_payload_past_its_limit_is_refused_with_both_sizes() -> None:
     refused = refusal(analyse, "x" * LIMIT)
 
     assert refused.startswith("analyse.repo_url: 256")
-    assert refused.endswith("the limit is 256 KiB; store a path or a key instead")
+    assert refused.endswith(
+        "the limit is 256 KiB; store a path or a key instead, or set offload (docs/large-values.md)"
+    )
     assert refusal(analyse, "xxxx", limit=20).startswith("analyse: 29 bytes as JSON, the limit is 20 bytes")
 
 

@@ -133,7 +133,7 @@ PASSED_ON = frozenset(
         *("solo_waiting", "workers", "outdated", "flows", "members", "edges", "waits"),
         *("limits", "keys", "change_limits", "withdraw"),
         # What runs of a schedule show stays encrypted, so that nothing copies it into a tick.
-        *("due", "schedules", "ticks", "decided", "forget"),
+        *("due", "schedules", "ticks", "decided", "forget", "sweep"),
     )
 )
 #: The texts of a job that stay readable: names, keys, and what the engine or an operator says.

@@ -284,9 +284,9 @@ class Client:
             return self.store.fetch(Text("result", job.id, "", update.result or "null"))
         if job.state in ENDED:
             raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
-        why = self._why_queued(job) if job.state is State.QUEUED else ""
+        why = _why_queued(self.store, job) if job.state is State.QUEUED else ""
         if job.state is State.WAITING:
-            why = self._why_waiting(job.id)
+            why = _why_waiting(self.store, job.id)
         if self.in_test:
             later = ", after queue.advance(…)" if job.state is State.SCHEDULED else ""
             why += f"; a job of jobs.testing() runs when the test calls queue.drain(){later}"
@@ -303,31 +303,6 @@ class Client:
     def _existing(self, update: Update) -> Update:
         _there(update, self.settings)
         return update
-
-    def _why_queued(self, job: Status) -> str:
-        """What to look at if a job waits although it is due: an empty text, or the end of a sentence."""
-        with suppress(StoreError):
-            live = sum(job.queue in row.identity.queues for row in self.store.workers())
-            where, queue = f"of this store ({redact(self.store.url)})", f"the queue {job.queue!r}"
-            if not live:
-                return f"; no live worker {where} serves {queue}"
-            if job.queue in self.store.paused():
-                return f"; {queue} {where} is paused"
-            serve = "worker {} serves" if live == 1 else "workers {} serve"
-            return f"; {live} live {serve.format(where)} {queue}; tenure jobs explain {job.id} says more"
-        return ""
-
-    def _why_waiting(self, job_id: str) -> str:
-        """What a job waits for: an empty text, or the end of a sentence."""
-        with suppress(StoreError):
-            job = self.store.get(job_id)
-            if job is not None and job.wait_for is not None:
-                return f"; it waits for the signal {job.wait_for.partition(':')[2]!r}"
-            left = [each for each in self.store.inputs(job_id) if each.open]
-            if left:
-                more = f" and {len(left) - 1} more" if left[1:] else ""
-                return f"; it waits for {left[0].task} {left[0].parent}, which is {left[0].state}{more}"
-        return ""
 
     def cancel(self, job_id: str, reason: str) -> bool:
         """Cancel it, or request a stop. False: it had already ended."""
@@ -382,6 +357,33 @@ def _still(job: Status, waited: float) -> str:
     seen = [job.stage or "", "" if job.progress is None else f"{job.progress:.0%}", job.message or ""]
     progress = ", ".join(filter(None, seen))
     return f"{job.task} {job.id} is still {job.state} after {spell(waited)}{progress and f' ({progress})'}"
+
+
+def _why_queued(store: Store, job: Status) -> str:
+    """What to look at if a job waits although it is due: an empty text, or the end of a sentence."""
+    with suppress(StoreError):
+        live = sum(job.queue in row.identity.queues for row in store.workers())
+        where, queue = f"of this store ({redact(store.url)})", f"the queue {job.queue!r}"
+        if not live:
+            return f"; no live worker {where} serves {queue}"
+        if job.queue in store.paused():
+            return f"; {queue} {where} is paused"
+        serve = "worker {} serves" if live == 1 else "workers {} serve"
+        return f"; {live} live {serve.format(where)} {queue}; tenure jobs explain {job.id} says more"
+    return ""
+
+
+def _why_waiting(store: Store, job_id: str) -> str:
+    """What a job waits for: an empty text, or the end of a sentence."""
+    with suppress(StoreError):
+        job = store.get(job_id)
+        if job is not None and job.wait_for is not None:
+            return f"; it waits for the signal {job.wait_for.partition(':')[2]!r}"
+        left = [each for each in store.inputs(job_id) if each.open]
+        if left:
+            more = f" and {len(left) - 1} more" if left[1:] else ""
+            return f"; it waits for {left[0].task} {left[0].parent}, which is {left[0].state}{more}"
+    return ""
 
 
 def _there(update: Update, settings: Settings) -> Status:

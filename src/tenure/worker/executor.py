@@ -35,18 +35,18 @@ from tenure.core.retry import Fail, Snooze
 from tenure.core.text import clean
 from tenure.errors import InvalidArguments, LeaseLost, Locked, TenureError
 from tenure.events import Running, current
-from tenure.ports import Claimed, Progress, Store
+from tenure.ports import Claimed, Store
 from tenure.tasks.job import Job, Stopping
 from tenure.tasks.task import Task
 from tenure.tasks.tracing import AttemptTrace
 from tenure.tasks.waits import Suspend
 from tenure.worker.caller import CallersLoop
 from tenure.worker.inputs import load
-from tenure.worker.job_log import JobLog
-from tenure.worker.leased import Host, Leased
+from tenure.worker.leased import Host
 from tenure.worker.lost import Lost, aexcused, excused
 from tenure.worker.misfits import Misfit, locked, misfit
 from tenure.worker.program import Program
+from tenure.worker.reports import Reporting
 from tenure.worker.signals import came_after_a_wait, came_of_a_stop, leaves, signal_in
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ T = TypeVar("T")
 MAX_ERROR = 16_384  # characters of an error kept with the job
 
 
-class Attempt(Leased):
+class Attempt(Reporting):
     """One execution of a job, under its lease."""
 
     # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.
@@ -65,10 +65,6 @@ class Attempt(Leased):
     swallowed: tuple[str, BaseException] | None = None  #: by which @jobs.around, and what
     over = False  #: its code has stopped
     _begun = False  #: the coroutine has taken its first step: if cancelled earlier, it would never reach `_end`
-    active = 0.0  #: when it last reported progress, by the loop's clock
-    _report: Progress | None = None
-    _log: JobLog | None = None  #: the lines its code has logged, if any
-    _lock: threading.Lock | None = None
     handle: asyncio.Task[None] | None = None  #: of its code, or of the wait for its thread; None: it has not begun
     _timer: asyncio.TimerHandle | None = None
     _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
@@ -297,59 +293,6 @@ class Attempt(Leased):
 
     # ── called by Job ──
 
-    def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
-        self.check()
-        self.active = self.loop.time()
-        lock = self._lock
-        if lock is None:
-            self._merge(fraction, stage, message, checkpoint)
-        else:
-            with lock:
-                self._merge(fraction, stage, message, checkpoint)
-        self.host.reported(self)
-
-    def _merge(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
-        old = self._report
-        if old is not None:
-            fraction = old.fraction if fraction is None else fraction
-            stage = old.stage if stage is None else stage
-            message = old.message if message is None else message
-            checkpoint = old.checkpoint if checkpoint is None else checkpoint
-        self._report = Progress(
-            lease=self.lease, fraction=fraction, stage=stage, message=message, checkpoint=checkpoint
-        )
-
-    def take_report(self) -> Progress | None:
-        """Remove and return the unstored report, with the log if it has grown; the caller must store it."""
-        with self._lock or nullcontext():
-            report, self._report = self._report, None
-        log = self._log
-        if log is None or not log.unstored:
-            return report
-        log.unstored = False  # before reading the text: a line added meanwhile is in this report or the next
-        return replace(report or Progress(lease=self.lease), log=log.text())
-
-    def logged(self, line: bytes) -> None:
-        """Add a line of its log to the next report. Called from any thread, by one at a time."""
-        if self._log is None:
-            self._log = JobLog()
-        self._log.add(line)
-        self.host.reported(self)
-
-    @property
-    def unstored(self) -> str | None:
-        """The checkpoint of the report that is not stored yet."""
-        return None if self._report is None else self._report.checkpoint
-
-    def put_back(self, report: Progress) -> None:
-        """Keep a report that could not be stored; values reported since take precedence."""
-        if report.log is not None and self._log is not None:
-            self._log.unstored = True
-        with self._lock or nullcontext():
-            since, self._report = self._report, replace(report, log=None)
-            if since is not None:
-                self._merge(since.fraction, since.stage, since.message, since.checkpoint)
-
     def flush(self) -> None:
         self.check()
         self.host.store_now(self)
@@ -357,6 +300,9 @@ class Attempt(Leased):
     async def aflush(self) -> None:
         self.check()
         await asyncio.to_thread(self.host.store_now, self)
+
+    def _reported(self) -> None:
+        self.host.reported(self)
 
     def _lose_lease(self) -> None:
         self.request_stop("lease_lost", None)
