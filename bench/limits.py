@@ -20,7 +20,7 @@ from bench.limits_app import BEGAN
 from bench.report import here, judged
 from bench.schedules import opened, place
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Key
+from tenure.core.limits import Key
 from tenure.ports import Draft, Store
 
 SHOPS = 100

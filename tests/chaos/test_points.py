@@ -32,7 +32,8 @@ from tenure.backends import open_notifier, open_store
 from tenure.config import load
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import ENDED, LIVE, Key, State
+from tenure.core.lifecycle import ENDED, LIVE, State
+from tenure.core.limits import Key
 from tenure.liveness.host import new_token, pid_namespace
 from tenure.ports import AttemptView, Draft, Filter, JobView, Listener, Notifier, Permits, Store, WorkerIdentity
 

@@ -11,8 +11,8 @@ from conformance.test_races import doors as doors
 from conformance.test_races import threads_that_take_turns_often as threads_that_take_turns_often
 from conformance.test_waiting import settle_waits
 from conformance.test_waiting_races import admitting
-from tenure.core.lifecycle import Completed, Key, Lease, Released, State
-from tenure.core.limits import Rate
+from tenure.core.lifecycle import Completed, Lease, Released, State
+from tenure.core.limits import Key, Rate
 from tenure.ports import Store
 
 ALL = Key("renders", "renders")

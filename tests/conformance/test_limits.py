@@ -19,7 +19,6 @@ from tenure.core.lifecycle import (
     Crashed,
     Edge,
     Failed,
-    Key,
     Lease,
     Outcome,
     Released,
@@ -27,7 +26,7 @@ from tenure.core.lifecycle import (
     State,
     Suspended,
 )
-from tenure.core.limits import Bounds, Rate
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.errors import BadData
 from tenure.ports import FOREVER, KeyView, Landed, LimitRow, Links, Store
 

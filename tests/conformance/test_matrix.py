@@ -30,7 +30,6 @@ from tenure.core.lifecycle import (
     Completed,
     Crashed,
     Failed,
-    Key,
     Lease,
     Outcome,
     Released,
@@ -40,6 +39,7 @@ from tenure.core.lifecycle import (
     decide,
     legal,
 )
+from tenure.core.limits import Key
 from tenure.ports import JobView, Landed, Progress, Rescued, Store
 from tenure.ports.schedules import Change
 

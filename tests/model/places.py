@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from tenure.core.lifecycle import ENDED, Key, State
-from tenure.core.limits import Bounds
+from tenure.core.lifecycle import ENDED, State
+from tenure.core.limits import Bounds, Key
 from tenure.stores.places import Candidate, serve
 from tenure.stores.places import State as KeyState
 

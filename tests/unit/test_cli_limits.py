@@ -12,8 +12,7 @@ from conformance.factories import claim, start
 from conformance.test_limits import ALL, OTHER, SHOP, declare, limited
 from conformance.test_waiting import settle_waits
 from tenure.core.clock import system_clock
-from tenure.core.lifecycle import Key
-from tenure.core.limits import Bounds, Rate
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.ports import Store
 from tenure.stores.sqlite import SqliteStore
 from terminals import on_a_terminal, plain

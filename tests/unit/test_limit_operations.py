@@ -12,8 +12,8 @@ from conformance.factories import World, identity, look, put, start
 from conformance.test_limits import ALL, OTHER, SHOP, began, change, declare, finish, limited
 from conformance.test_waiting import settle_waits
 from tenure.core.clock import Clock
-from tenure.core.lifecycle import Completed, Edge, Key, Snoozed
-from tenure.core.limits import Bounds, Rate
+from tenure.core.lifecycle import Completed, Edge, Snoozed
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations import keys
 from tenure.operations.admin import Admin

@@ -13,8 +13,8 @@ from uuid import UUID
 import pytest
 
 from tenure import Ended, Job, Limit, Secret, Snooze, Task, Tenure
-from tenure.core.lifecycle import Key, State
-from tenure.core.limits import Bounds, Rate
+from tenure.core.lifecycle import State
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.errors import InvalidArguments, InvalidOption, StoreError, UnknownLimit, WouldBlock
 from tenure.maintenance.limits import declare_limits
 from tenure.operations.admin import Admin

@@ -26,7 +26,8 @@ from conformance.test_waiting import settle_waits
 from tenure.cli.main import main
 from tenure.config import Settings, host_and_port, load
 from tenure.core.clock import system_clock
-from tenure.core.lifecycle import Key, State
+from tenure.core.lifecycle import State
+from tenure.core.limits import Key
 from tenure.errors import InvalidOption, StoreAway
 from tenure.events import Events, JobRescued, LeaseRefused
 from tenure.notifiers.poll import PollNotifier

@@ -14,8 +14,8 @@ from conformance.test_limits import OTHER, SHOP, declare, key, limited
 from conformance.test_waiting import settle_waits, state
 from servers import shared_valkey
 from tenure.core.clock import Clock
-from tenure.core.lifecycle import Completed, Key, Lease, State
-from tenure.core.limits import Bounds, Rate
+from tenure.core.lifecycle import Completed, Lease, State
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.ports import LimitRow, Store
 from tenure.stores.memory import MemoryStore
 from tenure.stores.redis import RedisStore

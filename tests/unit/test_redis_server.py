@@ -50,8 +50,8 @@ from tenure.backends import open_notifier, open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
 from tenure.core.conditions import Condition
-from tenure.core.lifecycle import Completed, Edge, Failed, Key, Lease, Released, Snoozed, State
-from tenure.core.limits import Bounds, Rate
+from tenure.core.lifecycle import Completed, Edge, Failed, Lease, Released, Snoozed, State
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.errors import InvalidOption, StoreAway, StoreError
 from tenure.notifiers.redis import RedisNotifier
 from tenure.ports import Draft, Edit, Filter, Landed, LimitRow, Links, NotLanded, Progress, Ring

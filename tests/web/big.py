@@ -21,8 +21,8 @@ from playwright.sync_api import ViewportSize, expect
 
 from tenure.core.clock import Clock, system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Completed, Failed, Key, Lease, Outcome
-from tenure.core.limits import Bounds, Rate
+from tenure.core.lifecycle import Completed, Failed, Lease, Outcome
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.maintenance.rollups import RollUps
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin

@@ -10,8 +10,8 @@ from datetime import timedelta
 from tenure.config import Settings
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id
-from tenure.core.lifecycle import Cancelled, Completed, Crashed, Edge, Failed, Key, Lease, Outcome, Suspended
-from tenure.core.limits import Bounds
+from tenure.core.lifecycle import Cancelled, Completed, Crashed, Edge, Failed, Lease, Outcome, Suspended
+from tenure.core.limits import Bounds, Key
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail

@@ -11,8 +11,7 @@ from conformance.factories import World, start
 from conformance.test_limits import ALL, OTHER, SHOP, change, declare, limited
 from conformance.test_waiting import settle_waits
 from tenure.config import load
-from tenure.core.lifecycle import Key
-from tenure.core.limits import Bounds, Rate
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 from tenure.ports import Store

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple, assert_never
 
+from tenure.core.limits import Key
 from tenure.core.retry import full_jitter
 
 
@@ -106,13 +107,6 @@ class Released:
     """Handed back: a drain, a self-fence, another job's fault. Nothing is charged, and it keeps its place."""
 
     reason: str = ""
-
-
-class Key(NamedTuple):
-    """A key of a limit: the limit's template with the arguments of a job, as `shop:42`; `limit` is the template."""
-
-    key: str
-    limit: str
 
 
 class Edge(NamedTuple):

@@ -13,6 +13,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
+class Key(NamedTuple):
+    """A key of a limit: the limit's template with the arguments of a job, as `shop:42`; `limit` is the template."""
+
+    key: str
+    limit: str
+
+
 class Rate(NamedTuple):
     """At most `most` begins in any `period` (seconds), at most `burst` of them at once."""
 

@@ -15,7 +15,7 @@ from tenure.core.durations import Duration, seconds
 from tenure.errors import InvalidOption
 
 if TYPE_CHECKING:
-    from tenure.core.lifecycle import Key
+    from tenure.core.limits import Key
 
 Raises = type[Exception] | tuple[type[Exception], ...]
 

@@ -8,7 +8,8 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from tenure.core.lifecycle import Edge, Key, Lease, Outcome, State
+from tenure.core.lifecycle import Edge, Lease, Outcome, State
+from tenure.core.limits import Key
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from tenure.core.conditions import Condition, Part
-from tenure.core.lifecycle import Key, State
+from tenure.core.lifecycle import State
+from tenure.core.limits import Key
 from tenure.ports.workers import WorkerIdentity
 
 

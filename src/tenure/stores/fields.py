@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from tenure.core.lifecycle import LIVE, Charges, Key, State
+from tenure.core.lifecycle import LIVE, Charges, State
+from tenure.core.limits import Key
 from tenure.ports import Claimed, Draft, EndedJob, JobView, QueueView, Status, Update, WorkerIdentity, WorkerView
 from tenure.stores.rules import Beside, json_of
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tenure.core.lifecycle import Key
-from tenure.core.limits import Bounds, Bucket, after_begins, next_token, room
+from tenure.core.limits import Bounds, Bucket, Key, after_begins, next_token, room
 from tenure.ports import KeyView, LimitRow
 
 SLOW_SECONDS = 30.0  #: for which a queue that did not use its places comes last

@@ -21,7 +21,6 @@ from tenure.core.lifecycle import (
     Crashed,
     Edge,
     Failed,
-    Key,
     Lease,
     Outcome,
     Snoozed,
@@ -32,6 +31,7 @@ from tenure.core.lifecycle import (
     outcome_name,
     reason_of,
 )
+from tenure.core.limits import Key
 from tenure.core.text import clean
 from tenure.errors import BadData, FlowMade, InvalidOption, StoreError
 from tenure.ports import (

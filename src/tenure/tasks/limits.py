@@ -25,8 +25,7 @@ from uuid import UUID
 import msgspec
 
 from tenure.core.durations import seconds, spell
-from tenure.core.lifecycle import Key
-from tenure.core.limits import Bounds, Rate
+from tenure.core.limits import Bounds, Key, Rate
 from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.ports import MOST_KEYS, LimitRow

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import islice
 
-from tenure.core.lifecycle import EXPIRED, Key
+from tenure.core.lifecycle import EXPIRED
 from tenure.core.lifecycle import State as JobState
+from tenure.core.limits import Key
 from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
 from tenure.stores.memory.base import HOLDS, MemoryBase, atomic
 from tenure.stores.memory.rows import Row

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from tenure.core.lifecycle import Key
-from tenure.core.limits import Bucket
+from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tenure.core.lifecycle import Key
+from tenure.core.limits import Key
 from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
 from tenure.stores.places import SLOW_SECONDS, key_view, paused, state_of

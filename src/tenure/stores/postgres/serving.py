@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tenure.core.lifecycle import EXPIRED, Key
-from tenure.core.limits import Bucket
+from tenure.core.lifecycle import EXPIRED
+from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
 from tenure.stores.fields import keys_of

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import Any, TypeVar
 
-from tenure.core.lifecycle import Key
+from tenure.core.limits import Key
 from tenure.ports import Draft
 from tenure.stores.redis.facts import encode_facts, millis
 from tenure.stores.rules import limits_text

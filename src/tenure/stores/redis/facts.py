@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import msgspec
 
-from tenure.core.lifecycle import Key
+from tenure.core.limits import Key
 from tenure.errors import BadData
 from tenure.ports import Draft
 

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 
-from tenure.core.lifecycle import EXPIRED, Key
-from tenure.core.limits import Bucket
+from tenure.core.lifecycle import EXPIRED
+from tenure.core.limits import Bucket, Key
 from tenure.ports import PROTOCOL, UNBEGUN_SECONDS, Admitted, JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
 from tenure.stores.places import SLOW_SECONDS, key_view, paused, state_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import apsw
 
-from tenure.core.lifecycle import Key
+from tenure.core.limits import Key
 from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
 from tenure.stores.places import SLOW_SECONDS, key_view, paused

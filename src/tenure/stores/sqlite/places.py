@@ -10,8 +10,8 @@ from math import ceil
 
 import apsw
 
-from tenure.core.lifecycle import EXPIRED, Key
-from tenure.core.limits import Bucket
+from tenure.core.lifecycle import EXPIRED
+from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
 from tenure.stores.fields import keys_of
