@@ -45,6 +45,8 @@ bench: .venv/.bench  ## Tenure beside its peers, on each store, and as tables gr
 	$(BIN)/python -m bench --dashboard --store sqlite --write docs/bench.md
 	$(BIN)/python -m bench --dashboard --store postgres --write docs/bench.md
 	$(BIN)/python -m bench --dashboard --store redis --write docs/bench.md
+	for store in sqlite postgres redis; do \
+		$(BIN)/python -m bench --limits --store $$store --write docs/bench.md || exit 1; done
 	$(BIN)/python -m bench --faults --write docs/bench.md
 
 scale: .venv/.bench  ## What a job costs, and what binds first: two hours, and it writes docs/scale.md
