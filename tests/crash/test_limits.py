@@ -24,6 +24,7 @@ def seed() -> int:
     return random.SystemRandom().randrange(1, 1 << 32)
 
 
+@pytest.mark.timeout(3600 if FULL else 600)
 @pytest.mark.everywhere
 def test_never_more_run_than_a_key_has_places_whatever_is_killed_and_none_is_held_then(site: Site, tell: Tell) -> None:
     report, at_once = storm(site, KILLS, seed())
@@ -34,6 +35,7 @@ def test_never_more_run_than_a_key_has_places_whatever_is_killed_and_none_is_hel
     assert at_once == limited.PLACES, "each place was used"
 
 
+@pytest.mark.timeout(1800 if FULL else 300)
 @pytest.mark.everywhere
 def test_no_more_begin_in_any_period_than_the_rate_says_whoever_was_away_failed_or_was_killed(
     site: Site, tell: Tell
