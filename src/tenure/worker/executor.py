@@ -106,8 +106,8 @@ class Attempt(Reporting):
             if self.over:
                 return
             self._taken = True
-        self.handle = _new_task(self._run_async(program), asyncio.get_running_loop())
-        self.handle.set_name(f"{self.claimed.task} {self.claimed.id}")
+        name = f"{self.claimed.task} {self.claimed.id}"
+        self.handle = _new_task(self._run_async(program), asyncio.get_running_loop(), name)
 
     def _begin_timer(self) -> None:
         timeout = self.claimed.timeout
@@ -337,10 +337,12 @@ def _outcome_of(attempt: Attempt, error: BaseException) -> Outcome | None:
             return Failed(describe(error))
 
 
-def _new_task(coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+def _new_task(
+    coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, name: str | None = None
+) -> asyncio.Task[None]:
     if sys.version_info >= (3, 12):  # eager: a handler that never waits costs no iteration of the loop
-        return asyncio.Task(coroutine, loop=loop, eager_start=True)
-    return asyncio.Task(coroutine, loop=loop)
+        return asyncio.Task(coroutine, loop=loop, name=name, eager_start=True)
+    return asyncio.Task(coroutine, loop=loop, name=name)
 
 
 class _Inline:
