@@ -132,7 +132,7 @@ TABLE = Table(
         # ── programs around it that fork, and hold transactions ──
         Guard("a fork closes SQLite's files first", SQLITE, "                for connection in (self._writer, self._reader):\n                    if connection is not None:  # a checkpoint would take long, and another process may be made to wait\n                        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)\n                self._close_writer()\n                self._close_reader()\n                return True", "                return True", "programs/test_fork.py -k 'its_child_both_store and sqlite and exits'"),
         Guard("a child of a fork inside a transaction leaves the file alone", "core/forks.py", "        if not each.forget(paused=each in paused):\n            _unusable = True", "        each.forget(paused=each in paused)", "programs/test_fork.py -k inside_a_transaction"),
-        Guard("a child does not end its parent's transaction", SQLITE, "            if self._file.mine:\n                with", "            if True:\n                with", "programs/test_fork.py -k takes_nothing_of_it"),
+        Guard("a child does not end its parent's transaction", SQLITE, "            if self._file.mine:\n                _holding", "            if True:\n                _holding", "programs/test_fork.py -k takes_nothing_of_it"),
         Guard("a transaction that is too long is ended", SQLITE, "        _thread.start_new_thread(self._watch, ())\n", "", "unit/test_sqlite_file.py -k stays_open_too_long"),
         Guard("a thread does not wait for its own transaction", SQLITE, "        if _inside:\n            self._refuse_inside(\"a write\")\n", "", "unit/test_sqlite_file.py -k never_waits"),
         # ── other people's schedulers, guarded ──

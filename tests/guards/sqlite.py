@@ -151,7 +151,7 @@ TABLE = Table(
         Guard("what frees a place asks for its key", SCHEMA, "'look' FROM places WHERE job_id = OLD.id", "'look' FROM places WHERE 0"),
         Guard("a job that is parked asks for its key", STEPS, "    places.ask(connection, {draft.limits[0] for draft, answer in due if draft.limits and answer.created})\n", ""),
         Guard("a job that is parked asks for its key", SERVING, "    connection.execute(_ASK_FOR, (job_id,))\n", ""),
-        Guard("a job that is parked asks for its key", JOBS, "            places.ask(connection, {places.keys_of(limits)[0] for limits in limited})\n", ""),
+        Guard("a job that is parked asks for its key", JOBS, "            places.ask(connection, {keys_of(limits)[0] for limits in limited})\n", ""),
         Guard("only admit queues a job with limits", STEPS, " or (draft.limits and state == \"queued\")", ""),
         Guard("only admit queues a job with limits", JOBS, "SET state = iif({LIMITED}, 'waiting', 'queued'), {places", "SET state = 'queued', {places"),
         Guard("only admit queues a job with limits", JOBS, "SET state = iif({LIMITED}, 'waiting', 'queued'), run_at", "SET state = 'queued', run_at"),

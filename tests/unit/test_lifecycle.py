@@ -93,7 +93,7 @@ def test_every_state_is_live_or_ended() -> None:
 def test_the_table_knows_the_verbs_of_the_words_page() -> None:
     assert set(VERBS) == {
         *("enqueue", "promote", "claim", "progress", "once", "finish", "rescue", "redelivered"),
-        *("start", "admit", "cancel", "replay", "delete", "prune"),
+        *("start", "admit", "withdraw", "cancel", "replay", "delete", "prune"),
     }
 
 

@@ -87,7 +87,7 @@ def test_a_method_of_another_queue_names_the_one_here(add: Any, name: str, inste
         ("eta", "that is an option of one job: task.using(run_at=…).enqueue(…)"),
         ("expires", 'that is an option of one job: task.using(expires="1h").enqueue(…)'),
         ("meta", "that is an option of one job: task.using(meta=…).enqueue(…)"),
-        ("rate_limit", "rates are not limited here; docs/coming-from.md"),
+        ("rate_limit", 'write limit=jobs.limit("mails", rate="100/1m")'),
         ("acks_late", "it is always so: "),
         ("ignore_result", "results are always kept, for the setting `keep`"),
     ],

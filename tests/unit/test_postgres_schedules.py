@@ -328,12 +328,12 @@ def test_the_one_index_that_fits_is_taken(name: str, mode: str, lying: server.Se
 
 @pytest.fixture(params=range(1, len(MIGRATIONS)))
 def before(url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[PostgresStore]:
-    """A store of a version before: its workers told no protocol, and its claims asked for no links."""
+    """A store of a version before: its workers told no protocol, and its claims asked for no links and no limits."""
     store = PostgresStore(url)
     older = workers.REGISTER.replace("lease, protocol,", "lease,").replace("VALUES (%s, ", "VALUES (")
     monkeypatch.setattr(workers, "REGISTER", older)
     monkeypatch.setattr(workers, "identity_row", lambda worker: identity_row(worker)[:-1])
-    monkeypatch.setattr(jobs, "CLAIM", jobs.CLAIM.replace("j.linked", "false"))
+    monkeypatch.setattr(jobs, "CLAIM", jobs.CLAIM.replace("j.linked", "false").replace("j.limits IS NOT NULL", "false"))
     with monkeypatch.context() as patched:
         patched.setattr(server, "migrations", lambda: MIGRATIONS[: request.param])
         assert store.migrate() == request.param
