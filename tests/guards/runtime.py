@@ -8,6 +8,8 @@ from . import Guard, Table
 HERE = "unit/test_runtime_guards.py::test_"
 CODEC = "unit/test_codec.py::test_"
 LIMITS = "unit/test_limits_declared.py::test_"
+OFFLOAD = "unit/test_offload.py::test_"
+BUCKET, SWEEP = "stores/offload/__init__.py", "stores/offload/sweep.py"
 SEARCH = "unit/test_job_search.py::test_"
 ROSTER = "unit/test_maintenance.py::test_"
 SQLITE = "stores/sqlite/file.py"
@@ -32,6 +34,16 @@ TABLE = Table(
         Guard("a drained worker hands back what a late claim brings", "worker/attempts.py", "        if slots.handing_back:\n", "        if False:\n", HERE + "what_a_late_claim_brings_to_a_drained_worker_goes_back"),
         Guard("a job that expired is not run", "worker/attempts.py", "elif claimed.expired:", "elif False:", HERE + "a_job_that_is_claimed_too_late_is_not_run"),
         Guard("a job of an unknown task is snoozed, uncharged", "worker/attempts.py", "self._refuse(claimed, unknown_task(claimed))", "self._refuse(claimed, Cancelled(claimed.task))", "crash/test_faults.py::test_a_task_that_is_gone_is_snoozed_uncharged_and_runs_when_it_is_back[sqlite]"),
+        # ── large values ──
+        Guard("a value is in the bucket before its row is written", BUCKET, "                    put.result(WAIT_SECONDS)\n", "                    pass\n", OFFLOAD + "nothing_is_stored_if_the_bucket_does_not_take_it"),
+        Guard("another object is never taken for the value", BUCKET, "if sha256(data).hexdigest() != found.digest:", "if False:", OFFLOAD + "a_job_whose_arguments_are_not_there_waits_uncharged_and_says_why"),
+        Guard("no flush waits for the bucket", "worker/flusher.py", "        return end.outcome is not None and bool(", "        return False and bool(", OFFLOAD + "other_jobs_of_the_worker_go_on_while_the_bucket_takes_nothing"),
+        Guard("a time limit begins with the arguments", "worker/executor.py", "        if self.is_elsewhere():\n            self.active = inf", "        if False:\n            self.active = inf", OFFLOAD + "a_time_limit_begins_when_the_arguments_are_there"),
+        Guard("an outcome that waits for the bucket shows life", "worker/flusher.py", "[Progress(lease=end.lease)]", "[]", OFFLOAD + "a_job_whose_result_waits_for_the_bucket_is_not_taken_for_one_that_hangs"),
+        Guard("the sweep keeps what a row names", SWEEP, "[each for each in ours if each.name not in named]", "ours", OFFLOAD + "what_a_row_names_stays_and_what_none_names_goes_after_the_grace"),
+        Guard("a restored backup has its values", SWEEP, " and marks[each.name].modified < ripe\n", "\n", OFFLOAD + "a_store_from_the_backup_of_yesterday_has_its_values"),
+        Guard("one that is named again is unnamed from the beginning", SWEEP, "for name in marks if name not in present)", "for name in marks if name in doomed)", OFFLOAD + "one_that_is_named_again_loses_its_mark"),
+        Guard("the sweep leaves the objects of another store", SWEEP, "        if owner != mine.encode():\n", "        if False:\n", OFFLOAD + "the_objects_of_another_store_are_left_alone"),
         # ── code stops first ──
         Guard("a thread has no outcome before it has stopped", "worker/executor.py", "                continue  # a thread can't be cancelled", "                outcome = self.verdict\n                break  # a thread can't be cancelled", HERE + "a_thread_has_no_outcome_before_it_has_stopped_even_if_its_waiter_is_cancelled"),
         Guard("a result that is returned too late is no success", "worker/executor.py", "if self.stopping == \"timeout\" or self.stopping == \"lease_lost\":", "if False:", HERE + "what_comes_back_after_its_time_is_no_success"),
