@@ -58,6 +58,7 @@ class Needs(StrEnum):
     LEASE = "the lease: this attempt, this worker"
     DEAD_OWNER = "an owner that is dead or missing, or hung for two leases longer than it may be silent"
     CONDITION = "what the job waits for has happened, as the store sees it"
+    UNUSED = "it has a limit and has not begun, and its queue is paused, unserved, or keeps a place from another queue"
     OPERATOR = "an operator"
     AGE = "kept for long enough"
 
@@ -181,7 +182,7 @@ MOVES: tuple[Move, ...] = (
     Move("start", _NEW, _states(_P), Needs.LIVE_WORKER),  # a guard's own job, which no worker claims
     Move("promote", _states(_S), _states(_Q, _W), Needs.DUE),
     Move("admit", _states(_W), _states(_Q, _S, _X), Needs.CONDITION),
-    Move("withdraw", _states(_Q), _states(_W), Needs.CONDITION),  # a limited job, whose queue does not use its places
+    Move("withdraw", _states(_Q), _states(_W), Needs.UNUSED),
     Move("claim", _states(_Q), _states(_P), Needs.LIVE_WORKER),
     Move("progress", _states(_P), _states(_P), Needs.LEASE),
     Move("once", _states(_P), _states(_P), Needs.LEASE),

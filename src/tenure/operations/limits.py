@@ -193,7 +193,7 @@ class Limits(LimitReads):
         until = FOREVER if length is None else self._access.store.now().timestamp() + length
         with self._access.recorded("limits.pause", name, **detail) as said:
             self._change(name, limit, paused_until=until, why=why)
-            self._record(PAUSED, name, limit, by=True)
+            self._record(PAUSED, name, limit, by=True, ttl=length)
             said.append("paused")
         return until
 
@@ -272,13 +272,13 @@ class Limits(LimitReads):
                 return True
         raise AssertionError("the tries end with an error")
 
-    def _record(self, kind: str, name: str, limit: str, *, by: bool) -> None:
-        """Keep who changed it, or forget that."""
+    def _record(self, kind: str, name: str, limit: str, *, by: bool, ttl: float | None = None) -> None:
+        """Keep who changed it, for so many seconds, or forget that."""
         note, store = kind + about(name, key=name != limit), self._access.store
         old = store.notes(note).get(note)
         new = msgspec.json.encode(By(self._access.who, store.now())).decode() if by else None
         if old != new:
-            store.swap(note, old, new)
+            store.swap(note, old, new, ttl=ttl)
 
 
 def effective(first: Bounds | None, then: Bounds | None) -> Bounds:
