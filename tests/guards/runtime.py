@@ -42,6 +42,7 @@ TABLE = Table(
         Guard("an outcome that waits for the bucket shows life", "worker/flusher.py", "[Progress(lease=end.lease)]", "[]", OFFLOAD + "a_job_whose_result_waits_for_the_bucket_is_not_taken_for_one_that_hangs"),
         Guard("the sweep keeps what a row names", SWEEP, "[each for each in ours if each.name not in named]", "ours", OFFLOAD + "what_a_row_names_stays_and_what_none_names_goes_after_the_grace"),
         Guard("a restored backup has its values", SWEEP, " and marks[each.name].modified < ripe\n", "\n", OFFLOAD + "a_store_from_the_backup_of_yesterday_has_its_values"),
+        Guard("what was just written is not swept", SWEEP, "if each.modified < ripe and", "if", OFFLOAD + "what_was_written_again_just_now_is_not_swept"),
         Guard("one that is named again is unnamed from the beginning", SWEEP, "for name in marks if name not in present)", "for name in marks if name in doomed)", OFFLOAD + "one_that_is_named_again_loses_its_mark"),
         Guard("the sweep leaves the objects of another store", SWEEP, "        if owner != mine.encode():\n", "        if False:\n", OFFLOAD + "the_objects_of_another_store_are_left_alone"),
         # ── code stops first ──

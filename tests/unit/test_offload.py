@@ -489,6 +489,17 @@ def test_one_that_is_named_again_loses_its_mark(store: OffloadStore, bucket: Moo
     assert len(bucket.objects()) == 2
 
 
+def test_what_was_written_again_just_now_is_not_swept(store: OffloadStore, bucket: Moody) -> None:
+    """The row that names it may be written next."""
+    store.delete([put(store, payload=json_of(5000))])
+    walk(store)
+    bucket.age(GRACE + 60)
+    (name,) = bucket.objects()
+    bucket.put(f"{VALUES}/{name}", json_of(5000).encode())
+
+    assert walk(store) == 0
+
+
 def test_a_store_from_the_backup_of_yesterday_has_its_values(tmp_path: Path, bucket: Moody) -> None:
     from tenure.stores.sqlite import SqliteStore
 
