@@ -65,7 +65,9 @@ class Storm:
         # Long enough, all together, for every kill to find work.
         mean = kills * 0.5 * sum(SIZES) * self.slots / jobs
         self._seconds = [self._draw.uniform(0.1, 1.9) * mean for _ in range(jobs)]
-        self._killed: dict[int, float] = {}
+        self._killed: dict[
+            int, float
+        ] = {}  #: when first: in a long storm pids come again, and an attempt's last line tells
         self._count: Counter[str] = Counter()
 
     def run(self) -> Report:
@@ -98,13 +100,13 @@ class Storm:
         chosen, workers = supervisors[place], supervisors[place].workers()
         if self._draw.random() < 0.15:
             now = boot()
-            self._killed.update(dict.fromkeys(workers, now))
+            self._killed = dict.fromkeys(workers, now) | self._killed
             self._count["supervisor"] += 1
             chosen.kill()
             self._site.until(lambda: not any(map(alive, workers)), "workers to die with their supervisor", 120)
             supervisors[place] = self._start(SIZES[place])
         else:
-            self._killed[victim] = boot()
+            self._killed.setdefault(victim, boot())
             self._count["worker"] += 1
             send(victim, signal.SIGKILL)
 
