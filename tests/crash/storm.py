@@ -65,9 +65,8 @@ class Storm:
         # Long enough, all together, for every kill to find work.
         mean = kills * 0.5 * sum(SIZES) * self.slots / jobs
         self._seconds = [self._draw.uniform(0.1, 1.9) * mean for _ in range(jobs)]
-        self._killed: dict[
-            int, float
-        ] = {}  #: when first: in a long storm pids come again, and an attempt's last line tells
+        #: pids, and when they were killed first: in a long storm they come again, and an attempt's last line says more
+        self._killed: dict[int, float] = {}
         self._count: Counter[str] = Counter()
 
     def run(self) -> Report:

@@ -32,7 +32,8 @@ def test_never_more_run_than_a_key_has_places_whatever_is_killed_and_none_is_hel
     tell(f"{report}; at once, at most: {at_once}")
     assert not report.wrong, report
     assert report.kills.total() == KILLS
-    assert at_once == limited.PLACES, "each place was used"
+    assert (at_once["one"], at_once["three"]) == (1, 3)
+    assert at_once["fifty"] > 20, "more than one worker has slots"
 
 
 @pytest.mark.timeout(1800 if FULL else 300)
