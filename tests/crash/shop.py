@@ -38,6 +38,9 @@ jobs = Tenure(retry=SOON)
 log = logging.getLogger(__name__)
 
 
+door = jobs.limit("door", concurrency=1)  # for jobs that a test gives it
+
+
 # ── The ledger ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 

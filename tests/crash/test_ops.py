@@ -23,7 +23,7 @@ from .test_metrics import ANYWHERE, base
 
 
 def live(site: Site) -> str:
-    """A supervisor that has seen a job completed, a worker die, a rescue and a refused write: where it answers."""
+    """A supervisor that has seen a job completed, a worker die, a rescue, a refused write, a limit: where it answers."""
     supervisor = site.supervisor(metrics_listen=ANYWHERE, lease="4m")  # no beat ends the worker with a blocked loop
     url = base(site, supervisor)
     climbing = shop.climb.enqueue()
@@ -34,6 +34,8 @@ def live(site: Site) -> str:
     site.store.settle(site.worker(blocking).identity.id, {}, Released("taken away"))
     site.go()
     site.until(lambda: "tenure_refused_writes_total{" in exposed(url), "the refused write to be counted")
+    shop.climb.using(limit=shop.door, queue="closed").enqueue()
+    site.until(lambda: "tenure_key_waiting{" in exposed(url), "the job that waits for a place to be counted")
     site.until(lambda: 'verb="renew"' in exposed(url), "a renewal to be counted")
     return url
 

@@ -137,6 +137,8 @@ def upkeep(store: Any) -> maintenance.Maintenance:
 class Scripted:
     """Answers as it is told."""
 
+    capabilities = MemoryStore().capabilities
+
     def __init__(self, **answers: Any) -> None:
         self._answers = answers
 

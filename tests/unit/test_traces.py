@@ -489,8 +489,11 @@ def test_metrics_have_the_names_and_values_of_the_page(shop: Shop) -> None:
     provider = MeterProvider([reader], shutdown_on_exit=False)
     instrument(shop.jobs, tracer_provider=shop.provider, meter_provider=provider)
     observe_store(shop.jobs, meter_provider=provider)
+    only = shop.jobs.limit("only:{n}", concurrency=1)
     shop.run(*(shop.double.enqueue(n) for n in range(3)))
     shop.double.using(queue="other").enqueue(1)
+    shop.double.using(limit=only).enqueue(1)
+    shop.jobs.client().store.admit()  # it looks at the key
 
     found = points(reader)
     assert found["tenure_claims_total"] == {("default",): 3}

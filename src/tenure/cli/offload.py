@@ -25,23 +25,23 @@ Kept = Literal["payload", "result", "checkpoint"]
 def _opened(shared: Shared) -> Generator[Any]:
     from tenure.backends import bucket
 
-    store = bucket(shared.settings(), shared.codec())
+    values = bucket(shared.settings(), shared.codec())
     try:
-        yield store
+        yield values
     finally:
-        store.close()
+        values.close()
 
 
 @offload.command(name="try")
 def try_(*, shared: Shared = SHARED) -> int:
     """Write an object into the bucket that TENURE_OFFLOAD names, read it and delete it. Exits with 1 if that fails."""
-    with _opened(shared) as store:
+    with _opened(shared) as values:
         try:
-            store.try_out()
+            values.try_out()
         except BucketAway as error:
             print_error(str(error))
             return 1
-        return print_result(shared, {"bucket": str(store.bucket)}, f"{store.bucket} works")
+        return print_result(shared, {"bucket": str(values.bucket)}, f"{values.bucket} works")
 
 
 @offload.command
@@ -55,8 +55,8 @@ def show(
     from tenure.backends import value_of
     from tenure.tasks.arguments import redacted
 
-    with _opened(shared) as store:
-        found = value_of(store, job_id, place)
+    with _opened(shared) as values:
+        found = value_of(values, job_id, place)
     if found is None:
         print_error(f"job {job_id} has no {place}")
         return 1
@@ -72,9 +72,9 @@ def sweep(*, shared: Shared = SHARED) -> int:
     """
     from tenure.operations.audit import Trail
 
-    with _opened(shared) as store:
-        with Trail(store).recorded(operator(), "offload.sweep", str(store.bucket)) as said:
-            looked, unnamed, deleted = done = store.walk()
+    with _opened(shared) as values:
+        with Trail(values).recorded(operator(), "offload.sweep", str(values.bucket)) as said:
+            looked, unnamed, deleted = done = values.walk()
             said.append(f"{deleted:,} deleted")
         words = f"{looked:,} values looked at, {deleted:,} deleted; {unnamed:,} that no job has are kept for now"
         return print_result(shared, done._asdict(), words)

@@ -202,7 +202,7 @@ def _verb(frame: FrameType) -> str | None:
     """The point that a call of the engine's API has reached, if it is one."""
     owner, _, verb = frame.f_code.co_qualname.partition(".")
     match owner, verb.removeprefix("a"):
-        case "Job" | "Tenure", "once":
+        case "Job" | "WithOnce", "once":
             return f"once {frame.f_locals['key']}"
         case "Task" | "NewJob" as kind, "enqueue":
             task = frame.f_locals["self"]
