@@ -23,7 +23,7 @@ from .test_metrics import ANYWHERE, base
 
 
 def live(site: Site) -> str:
-    """A supervisor that has seen a job completed, a worker die, a rescue, a refused write, a limit: where it answers."""
+    """A supervisor that has seen a job completed, a worker die, a rescue, a refused write, a limit: its address."""
     supervisor = site.supervisor(metrics_listen=ANYWHERE, lease="4m")  # no beat ends the worker with a blocked loop
     url = base(site, supervisor)
     climbing = shop.climb.enqueue()
