@@ -27,7 +27,7 @@ end
 local function refill(rate) return (rate[1] + 1 - rate[3]) / rate[2] end
 
 -- What is told as later than now by less came after it; by more: the clock was set back.
-local later = 5
+local later = 10
 
 local function refilled(bucket, rate, at)
   if at < bucket.at and bucket.at < at + later then return bucket end
