@@ -276,11 +276,11 @@ def tenure(url: str, *arguments: str) -> Generator[tuple[subprocess.Popen[str], 
         env = os.environ | {"TENURE_URL": url, "TENURE_RUNTIME_DIR": folder, "PYTHONPATH": root}
         command = [str(Path(sys.executable).with_name("tenure")), *arguments]
         log = Path(folder, "log")
-        with log.open("w") as errors:
+        with log.open("w", encoding="utf-8") as errors:
             process = subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True)
 
         def give_up(why: str) -> NoReturn:
-            raise RuntimeError(f"{' '.join(arguments)}: {why}; its output:\n{log.read_text()[-3000:]}")
+            raise RuntimeError(f"{' '.join(arguments)}: {why}; its output:\n{log.read_text(encoding='utf-8')[-3000:]}")
 
         try:
             yield process, give_up

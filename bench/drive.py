@@ -191,7 +191,7 @@ def working(order: Order) -> Generator[tuple[str, Popen[bytes]]]:
         try:
             yield folder, worker
         except (RuntimeError, TimeoutError):
-            sys.stderr.write(log.read_text()[-4000:])
+            sys.stderr.write(log.read_text(encoding="utf-8")[-4000:])
             raise
         finally:
             worker.terminate()

@@ -78,7 +78,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path) -> Ledger:
-        return cls([_line(each) for each in path.read_text().splitlines()] if path.exists() else [])
+        return cls([_line(each) for each in path.read_text(encoding="utf-8").splitlines()] if path.exists() else [])
 
     def rate(self, since: float, until: float) -> float:
         """Jobs a second whose effect was done for the first time."""

@@ -188,7 +188,7 @@ def chords(number: int, parts: int, *, killed: bool) -> str:
     lines = []
     for name in ("tenure", "celery"):
         with Valkey() as server, tempfile.TemporaryDirectory() as folder:
-            Path(folder, f"{name}_flows.py").write_text(_CELERY if name == "celery" else _TENURE)
+            Path(folder, f"{name}_flows.py").write_text(_CELERY if name == "celery" else _TENURE, encoding="utf-8")
             os.environ |= {"FLOWS_URL": server.url, "TENURE_LEASE": "3s"}
             sys.path.insert(0, folder)
             try:

@@ -106,7 +106,7 @@ def work(url: str, slots: int) -> Generator[Callable[[], list[Begin]]]:
             worker = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
 
         def begins() -> list[Begin]:
-            assert worker.poll() is None, Path(folder, "log").read_text()[-4000:]
+            assert worker.poll() is None, Path(folder, "log").read_text(encoding="utf-8")[-4000:]
             told = began.read_bytes() if began.exists() else b""
             whole = told[: len(told) // BEGAN.size * BEGAN.size]
             return [(number, at / 1e9) for number, at in BEGAN.iter_unpack(whole)]

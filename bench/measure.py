@@ -116,7 +116,7 @@ def start(folder: str, wanted: int, worker: Popen[bytes]) -> float:
 def lines(path: Path, wanted: int, worker: Popen[bytes], pause: float) -> list[str]:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        found = path.read_text().splitlines() if path.exists() else []
+        found = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if len(found) >= wanted:
             return found
         if worker.poll() is not None:
@@ -133,7 +133,7 @@ def cpu_seconds(pid: int) -> float:
     """
     try:
         own = _ticks(Path(f"/proc/{pid}/stat"))
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
     except OSError:
         return 0.0
     total = sum(own)
@@ -147,7 +147,7 @@ def cpu_seconds(pid: int) -> float:
 
 def _ticks(stat: Path) -> list[int]:
     """utime, stime, cutime, cstime"""
-    return [int(field) for field in stat.read_text().rpartition(")")[2].split()[11:15]]
+    return [int(field) for field in stat.read_text(encoding="utf-8").rpartition(")")[2].split()[11:15]]
 
 
 def worker() -> Worker:

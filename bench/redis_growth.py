@@ -112,7 +112,7 @@ def cost(store: RedisStore, server: Valkey, random: Random) -> float:
 
 def cpu(server: Valkey) -> float:
     """Microseconds that the server's main thread has run."""
-    return int(Path(f"/proc/{server.pid}/schedstat").read_text().split()[0]) / 1000
+    return int(Path(f"/proc/{server.pid}/schedstat").read_text(encoding="utf-8").split()[0]) / 1000
 
 
 def promoted(store: RedisStore, server: Valkey) -> tuple[list[float], float]:

@@ -110,8 +110,8 @@ def judged(words: str, ratios: Sequence[float], bound: float, *, at_most: bool =
 
 def store_section(path: Path, title: str, text: str) -> None:
     """Replace one section of the file, keep the others."""
-    kept = path.read_text().split("\n## ")[1:] if path.exists() else []
+    kept = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
     sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in kept}
     sections[title] = text.strip()
     parts = [f"## {name}\n\n{sections[name]}\n" for name in ORDER if name in sections]
-    path.write_text("# Measured\n\n`make bench` wrote this.\n\n" + "\n".join(parts))
+    path.write_text("# Measured\n\n`make bench` wrote this.\n\n" + "\n".join(parts), encoding="utf-8")

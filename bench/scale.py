@@ -185,16 +185,18 @@ class Crew:
         total = 0.0
         for each in self.processes:
             for pid in (each.pid, *_children(each.pid)):
-                found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+                found = re.search(
+                    r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8"), re.MULTILINE
+                )
                 total += int(found[1]) / 1024 if found else 0.0
         return total
 
     def _log(self) -> str:
-        return Path(self.folder, "log").read_text()[-3000:]
+        return Path(self.folder, "log").read_text(encoding="utf-8")[-3000:]
 
 
 def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
 
 
 @contextmanager
@@ -398,7 +400,7 @@ def of_soak(bench: Bench, asked: Namespace) -> list[str]:
             with crew(order, 1) as working:
                 settled(bench, order, working)
                 stored = int(ask(replace(order, action="soak", jobs=asked.pace, laps=asked.soak)))
-                late = [float(line) for line in Path(working.folder, "starts").read_text().splitlines()]
+                late = [float(line) for line in Path(working.folder, "starts").read_text(encoding="utf-8").splitlines()]
             spent = bench.counts(order).since(before)
             [(dead, size)] = old.execute(_LEFT).fetchall()
         sixth = max(len(late) // 6, 1)

@@ -201,7 +201,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """A file that has nothing for every day need not be imported."""
     if not config.getoption("everyday") or collection_path.suffix != ".py":
         return None
-    text = collection_path.read_text()
+    text = collection_path.read_text(encoding="utf-8")
     if str(collection_path.relative_to(config.rootpath)).startswith(THOROUGH):
         return True if "pytest.mark.everyday" not in text else None
     return True if "\npytestmark = pytest.mark.thorough" in text else None

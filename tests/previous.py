@@ -93,7 +93,7 @@ def _lend_dependencies(installed: Path) -> None:
     base = {"base": str(installed), "platbase": str(installed)}
     lent = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     target = Path(sysconfig.get_path("purelib", vars=base), "lent.pth")
-    target.write_text("".join(f"{each}\n" for each in lent))
+    target.write_text("".join(f"{each}\n" for each in lent), encoding="utf-8")
 
 
 def _git(*words: str) -> bytes:

@@ -121,7 +121,10 @@ class _Server:
     def _children(self) -> list[int]:
         """Where the kernel does not list them they end by themselves: PostgreSQL's watch their parent."""
         try:
-            return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+            return [
+                int(pid)
+                for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="utf-8").split()
+            ]
         except FileNotFoundError:
             return []
 

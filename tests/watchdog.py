@@ -56,7 +56,7 @@ class Watchdog:
         self._children_killed = False
         folder = os.environ.get(FOLDER)
         self._where = Path(folder, f"{name}-{os.getpid()}.test") if folder else None
-        stacks = Path(folder, f"{name}-{os.getpid()}.stacks").open("w") if folder else sys.__stderr__  # noqa: SIM115
+        stacks = Path(folder, f"{name}-{os.getpid()}.stacks").open("w", encoding="utf-8") if folder else sys.__stderr__  # noqa: SIM115
         self._stacks = cast(TextIO, stacks)
         faulthandler.register(signal.SIGUSR1, self._stacks, all_threads=True)
         threading.Thread(target=self._watch, name="tests-watchdog", daemon=True).start()

@@ -55,7 +55,7 @@ def _app_of_pyproject() -> str | None:
     for folder in (Path.cwd(), *Path.cwd().parents):
         path = folder / "pyproject.toml"
         if path.is_file():
-            found = tomllib.loads(path.read_text()).get("tool", {}).get("tenure", {}).get("app")
+            found = tomllib.loads(path.read_text("utf-8")).get("tool", {}).get("tenure", {}).get("app")
             if found is not None and not isinstance(found, str):
                 raise InvalidOption(f'{path}: [tool.tenure] app: expected "module:attribute", got {found!r}')
             return found

@@ -96,7 +96,8 @@ def keep(result: Result, path: Path) -> None:
                 },
             },
             indent=1,
-        )
+        ),
+        encoding="utf-8",
     )
 
 
@@ -134,7 +135,7 @@ def write(document: Path, folder: Path) -> None:
     guards = folder / "guards.json"
     if guards.exists():
         sections.append(_guards(json.loads(guards.read_text())))
-    document.write_text("\n\n".join(sections) + "\n")
+    document.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
 _HEAD = """# Faults survived

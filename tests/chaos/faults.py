@@ -156,8 +156,8 @@ def plan(seed: int, seconds: float, lease: float, kinds: Sequence[Kind], phase: 
 
 
 def write(path: Path, faults: Iterable[Fault]) -> None:
-    path.write_text(json.dumps([asdict(fault) for fault in faults], indent=1))
+    path.write_text(json.dumps([asdict(fault) for fault in faults], indent=1), encoding="utf-8")
 
 
 def read(path: Path) -> list[Fault]:
-    return [Fault(**each) for each in json.loads(path.read_text())]
+    return [Fault(**each) for each in json.loads(path.read_text(encoding="utf-8"))]

@@ -146,12 +146,12 @@ class Dump:
 
 
 def write_dump(path: Path, dump: Dump) -> None:
-    path.write_text(json.dumps(asdict(dump)))
+    path.write_text(json.dumps(asdict(dump)), encoding="utf-8")
 
 
 def read_dump(path: Path) -> Dump:
     """As it was written: JSON knows neither tuples nor numbers as keys."""
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding="utf-8"))
     jobs = [Kept(**{**job, **{name: _by_number(job[name]) for name in ("outcomes", "ended")}}) for job in found["jobs"]]
     return Dump(
         jobs=tuple(jobs),

@@ -60,14 +60,14 @@ def alive(pid: int) -> bool:
 
 def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except OSError:
         return ""
 
 
 def children(pid: int) -> list[int]:
     try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()]
     except OSError:
         return []
 
@@ -338,7 +338,7 @@ def filled(disk: Path) -> Generator[None]:
 
 
 def read_ledger(path: Path) -> list[Line]:
-    whole = path.read_text().rpartition("\n")[0]
+    whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
     words = [line.split(" ", 4) for line in whole.splitlines()]
     return [Line(int(at) / 1e9, job, int(attempt), int(pid), event) for at, job, attempt, pid, event in words]
 

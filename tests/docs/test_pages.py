@@ -183,7 +183,7 @@ def test_every_command_is_named_on_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    prose = _BLOCK.sub("", page.read_text())
+    prose = _BLOCK.sub("", page.read_text(encoding="utf-8"))
 
     for link in _LINK.findall(prose):
         if link.startswith(("http://", "https://")):
@@ -230,7 +230,7 @@ def test_the_examples_in_docstrings_are_true(name: str, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=lambda page: page.stem)
 def test_a_decision_fits_a_page(page: Path) -> None:
-    assert len(page.read_text().splitlines()) <= 40
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 40
 
 
 def test_no_page_installs_tenure_from_an_index_that_does_not_have_it() -> None:

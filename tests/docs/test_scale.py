@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"<!-- measured: (.+?) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def measured(page: Path) -> dict[str, str]:
-    return dict(_BLOCK.findall(page.read_text()))
+    return dict(_BLOCK.findall(page.read_text(encoding="utf-8")))
 
 
 def test_each_table_of_the_page_has_figures_of_tenure_and_says_how_busy_the_machine_was() -> None:

@@ -75,9 +75,9 @@ class Bench:
             source = Path(folder, "src")
             shutil.copytree(self._folder / "src", source, copy_function=os.link)
             file = Path(folder, SOURCE, guard.file)
-            text = file.read_text().replace(guard.text, guard.without)
+            text = file.read_text(encoding="utf-8").replace(guard.text, guard.without)
             file.unlink()  # it is a link
-            file.write_text(text)
+            file.write_text(text, encoding="utf-8")
             caught_by = self.red(arguments(that_see(guard), table.chosen), source)
             if not caught_by and table.tests:
                 caught_by = self.red(arguments(table.tests, table.chosen), source)

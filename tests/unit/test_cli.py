@@ -941,7 +941,7 @@ def test_the_picture_fits_its_screen_and_names_what_stalls(busy: Store, width: i
     from tenure.operations.admin import Admin
 
     reading = top.read(Admin(busy, PollNotifier()), None)
-    screen = Console(width=width, height=40, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    screen = Console(width=width, height=40, record=True, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
     screen.print(top.frame(reading, width, 40), soft_wrap=True)
     screen.file.close()
     lines = screen.export_text().splitlines()

@@ -410,7 +410,7 @@ def test_the_task_returns_a_summary_and_leaves_a_picture(repo: Repo, cache: Path
     assert (summary.repository, summary.branch, summary.commits, summary.main_line) == ("project", "main", 9, 7)
     assert list(summary.top_authors) == ["Ada", "Grace", "Zoë \u202e", "nameless@example.org"]
     assert summary.picture == str(tmp_path / "pictures" / "project.svg")
-    assert next(elements(Path(summary.picture).read_text())).tag.endswith("svg")
+    assert next(elements(Path(summary.picture).read_text(encoding="utf-8"))).tag.endswith("svg")
 
 
 def test_a_job_of_it_is_stored_run_and_its_result_read_back(repo: Repo, cache: Path, tmp_path: Path) -> None:

@@ -268,7 +268,7 @@ def test_valkey_asks_for_its_password_and_says_nothing_of_it() -> None:
     with Valkey() as server:
         with pytest.raises(redis.AuthenticationError):
             Keys(f"redis://127.0.0.1:{server.port}").execute("PING")
-        shown = repr(server) + server.log.read_text() + Path(f"/proc/{server.pid}/cmdline").read_text()
+        shown = repr(server) + server.log.read_text() + Path(f"/proc/{server.pid}/cmdline").read_text(encoding="utf-8")
         assert server.password not in shown
     with Valkey({"requirepass": '""'}) as open_to_all:
         assert open_to_all.execute("PING")

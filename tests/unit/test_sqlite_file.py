@@ -128,7 +128,7 @@ def test_any_other_open_of_a_held_file_is_refused(tmp_path: Path) -> None:
     store = opened(path)
     for name in (path, f"{path}-wal", f"{path}-shm", f"file:{path}?mode=ro", bytes(path)):
         with pytest.raises(StoreError, match=r"open in Tenure in this process.*jobs\.transaction\(\).*tenure backup"):
-            open(name)  # noqa: PTH123, SIM115
+            open(name, encoding="utf-8")  # noqa: PTH123, SIM115
     with pytest.raises(StoreError, match="is open in Tenure"):
         sqlite3.connect(path)
     (tmp_path / "link.db").symlink_to(path)

@@ -152,7 +152,7 @@ class _Drain:
 def _cpu_seconds(pid: int) -> float:
     """User and system time of a process (on Linux; 0 where /proc is missing)."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -32,7 +32,7 @@ def system_clock() -> Clock:
     """This machine's clocks. Outside Linux, where there is no boot id, every process generates its own."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     try:
-        boot_id = os.environ.get(HOST_ENV) or Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot_id = os.environ.get(HOST_ENV) or Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError:
         boot_id = uuid4().hex
     if boottime is None:

@@ -292,7 +292,7 @@ def _shown(source: str) -> str:
 @asynccontextmanager
 async def _alone(lock: Path, say: Say) -> AsyncGenerator[None]:
     """A lock for one job at a time on this machine; the kernel releases it if the process is killed."""
-    with lock.open("w") as handle:
+    with lock.open("wb") as handle:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ _true = time.time
 
 
 def _time() -> float:
-    return _true() + float(_said.read_text() or 0)
+    return _true() + float(_said.read_text(encoding="utf-8") or 0)
 
 
 def _time_ns() -> int:

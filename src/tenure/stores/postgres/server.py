@@ -533,7 +533,7 @@ def migrations() -> list[tuple[int, str]]:
     """(version, script) of every file in migrations/postgres, oldest first."""
     folder = resources.files("tenure.stores") / "migrations" / "postgres"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return [(int(name.partition("_")[0]), (folder / name).read_text()) for name in names]
+    return [(int(name.partition("_")[0]), (folder / name).read_text("utf-8")) for name in names]
 
 
 def _pooled(connection: Connection) -> bool:

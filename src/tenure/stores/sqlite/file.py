@@ -118,7 +118,7 @@ def _release(path: str) -> None:
 def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
     """The type of the file system that a path is on, or '' if the kernel does not report it."""
     try:
-        lines = Path(mountinfo).read_text().splitlines()
+        lines = Path(mountinfo).read_text("utf-8", "surrogateescape").splitlines()
     except OSError:
         return ""
     best = ("", "")
@@ -588,4 +588,4 @@ def migrations() -> list[tuple[int, str]]:
     """(version, script) of every file in migrations/sqlite, oldest first."""
     folder = resources.files("tenure.stores") / "migrations" / "sqlite"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return [(int(name.partition("_")[0]), (folder / name).read_text()) for name in names]
+    return [(int(name.partition("_")[0]), (folder / name).read_text("utf-8")) for name in names]
