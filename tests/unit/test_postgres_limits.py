@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
 
-from conformance.factories import claim, look, put, start
+from conformance.factories import claim, claim_one, finish, look, put, start
 from conformance.test_limits import SHOP, change, declare, key, limited
 from conformance.test_waiting import settle_waits
 from servers import shared_postgres
-from tenure.core.lifecycle import State
+from tenure.core.lifecycle import Completed, State
 from tenure.ports import FOREVER
 from tenure.stores.postgres import PostgresStore, serving
 from tenure.stores.postgres.waiting import HELD_SECONDS
@@ -39,6 +40,31 @@ def other(url: str) -> Iterator[psycopg.Connection]:
     """Somebody else: an older version, or a transaction that stays open."""
     with psycopg.connect(url) as connection:
         yield connection
+
+
+def test_a_job_that_is_parked_while_its_key_is_read_has_its_ask_left(
+    store: PostgresStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, caller, read, late = start(store), PostgresStore(url), serving.Serving._rows, list[str]()
+    caller.open()
+    declare(store, SHOP.limit, 1)
+    (first,) = limited(store)
+    assert settle_waits(store) == [first]
+    finish(store, claim_one(store, worker), Completed())  # the freed place is an ask
+
+    def rows(serving_: serving.Serving, statement: str, values: Any) -> list[tuple[Any, ...]]:
+        found = read(serving_, statement, values)
+        if statement == serving.SETTINGS and not late:
+            late.extend(limited(caller))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(serving.Serving, "_rows", rows)
+        admitted = settle_waits(store)
+    caller.close()
+
+    assert admitted == late
+    assert look(store, late[0]).state is State.QUEUED
 
 
 def test_what_an_older_version_would_queue_is_parked(store: PostgresStore, other: psycopg.Connection) -> None:

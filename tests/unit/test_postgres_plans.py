@@ -140,7 +140,9 @@ CASES: Mapping[str, Case] = {
     "RELEASE": Case(admission.RELEASE, (ids(200),), {PKEY}),
     "ADMIT": Case(admission.ADMIT, (ids(200),), {PKEY}),
     "TIME_OVER": Case(admission.TIME_OVER, ("late", ids(200)), {PKEY}),
-    "SETTINGS": Case(serving.SETTINGS, (["a", "b"], ["a", "b"]), {("Index Only Scan", "jobs_parked")}),
+    "OPEN": Case(
+        serving.OPEN, {"keys": ["a", "b"], "most": [1, 1], "looked": True}, {("Index Only Scan", "jobs_parked")}
+    ),
     "CANDIDATES": Case(serving.CANDIDATES, (["a"], [5], [""], ["a", "b"], 200), {PARKED}),
     "GIVE": Case(serving.GIVE, (["a"] * 200, ["a"] * 200, ids(200), ["a"] * 200, ids(200)), {PKEY}),
     "EXPIRE": Case(serving.EXPIRE, ("late", ids(200)), {PKEY}),

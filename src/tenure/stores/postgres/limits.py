@@ -115,7 +115,7 @@ NOW = (
     SELECT c.*, (SELECT count(*) FROM (SELECT FROM @.jobs WHERE parked = c.key LIMIT %(waiting)s) AS parked),
         date_part('epoch', @now)
     FROM ("""
-    + COUNTED
+    + COUNTED.format(more="")
     + ") AS c"
 )
 HOLDERS = f"""

@@ -2,8 +2,9 @@
 
 1. The lock is waited for, and everything that follows is read in later statements: of two that give places, the second
    sees what the first has given. Claims, outcomes and callers' transactions never take it.
-2. Counts of places, and what was told of a key, are read by one statement: a job that has just begun is counted either
-   as not begun, or as a begin, never as neither.
+2. Counts of places, what was told of a key and where its jobs are parked are read by the statement that removes the
+   asks: a job that has just begun is counted either as not begun, or as a begin, never as neither; and a job that has
+   just been parked is either seen, or its ask is left.
 3. Candidates are locked, and no lock is waited for. Who holds one may leave it as it is, so its key is asked again.
 4. The commit is not waited for: whatever follows from it, as a claim, is in the log behind it. If the server loses the
    end of its log, the asks are there again, and so are the jobs that were parked. Only what ends a job waits.
@@ -62,9 +63,9 @@ _LANES = f"""ARRAY (
             SELECT (SELECT queue FROM @.jobs WHERE parked = a.key AND queue > lanes.queue ORDER BY queue LIMIT 1)
             FROM lanes WHERE lanes.queue IS NOT NULL)
         SELECT queue FROM lanes WHERE queue IS NOT NULL LIMIT {MOST_QUEUES})"""
-SETTINGS = f"""
+SETTINGS = """
     SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.slow_queue, s.slow_until,
-        s.key IS NOT NULL, {_LANES}
+        s.key IS NOT NULL
     FROM unnest(%s::text[], %s::text[]) AS a (key, limit_name)
     LEFT JOIN @.limits AS l ON NOT l.key AND l.name = a.limit_name
     LEFT JOIN @.limits AS k ON k.key AND k.name = a.key
@@ -72,7 +73,7 @@ SETTINGS = f"""
 
 COUNTED = """
     SELECT a.key, p.held, p.unbegun, ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'begun'),
-        ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause')
+        ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause'){more}
     FROM unnest(%(keys)s::text[], %(most)s::integer[]) AS a (key, most)
     CROSS JOIN LATERAL (
         SELECT count(*) AS held, count(*) FILTER (WHERE NOT begun) AS unbegun
@@ -82,7 +83,7 @@ OPEN = f"""
     WITH told AS (
         DELETE FROM @.key_asks WHERE key = ANY (%(keys)s::text[]) AND what <> 'all' AND (%(looked)s OR what <> 'look')
         RETURNING key, what, at)
-{COUNTED}"""
+{COUNTED.format(more=f", {_LANES}")}"""
 
 #: The first of each key, in the order of the keys; those whose queue was slow come last.
 CANDIDATES = """
@@ -155,7 +156,7 @@ class Known(NamedTuple):
     due: float | None
     slow: tuple[str | None, float]
     stored: bool
-    queues: Sequence[str]
+    queues: Sequence[str] = ()
 
     @property
     def most(self) -> int | None:
@@ -165,10 +166,10 @@ class Known(NamedTuple):
 
 
 def known_of(row: Sequence[Any]) -> Known:
-    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_until, stored, queues = row
+    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_until, stored = row
     rows = tuple(None if body is None else decode_limit(body) for body in (of_limit, of_key))
     bucket, slow = None if tokens is None else Bucket(tokens, at), (slow_queue, slow_until or 0.0)
-    return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, slow, stored, queues)
+    return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, slow, stored)
 
 
 @dataclass(slots=True)
@@ -235,8 +236,8 @@ class Serving:
         rows = self._rows(SETTINGS, list(map(list, zip(*keys, strict=True))))
         found = {row[0]: known_of(row) for row in rows}
         facts = {"keys": list(found), "most": [each.most for each in found.values()], "looked": looked}
-        for key, held, unbegun, begins, pauses in self._rows(OPEN, facts):
-            known = found[key]
+        for key, held, unbegun, begins, pauses, queues in self._rows(OPEN, facts):
+            known = found[key]._replace(queues=queues)
             if pauses:
                 known = known._replace(rows=(known.rows[0], self._paused(known, pauses)))
             state = state_of(known.key, known.rows, known.bucket, begins, held, unbegun, self._now)
