@@ -51,6 +51,7 @@ READS = frozenset(
             "waits",
         ),
         *("limits", "keys", "holders", "parked"),
+        *("fetch", "keep", "sweep"),  # of a bucket; of the store they change nothing
         *("open", "close", "capabilities", "url", "now", "owned", "hung", "solo_waiting", "paused", "due", "schedules"),
         *(
             "ticks",

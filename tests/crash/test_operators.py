@@ -197,5 +197,6 @@ def test_a_worker_that_is_drained_by_order_has_no_successor_and_the_last_one_end
     admin(site).workers.stop(second.id, "drain", grace=0.0, within=30.0)
 
     assert supervisor.exit_code() == 0
-    assert (site.job(job).state, site.outcomes(job)) == ("queued", ["released"])
+    # once by its attempt, and again if a claim was on its way that met it then
+    assert (site.job(job).state, set(site.outcomes(job))) == ("queued", {"released"})
     assert site.store.workers() == []
