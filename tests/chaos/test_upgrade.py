@@ -51,7 +51,8 @@ def test_two_releases_on_one_store_break_no_promise(place: str, tmp_path: Path, 
     events = history.read(tmp_path / "history.jsonl")
     assert began(events) == {"old": old, "mixed": old | new, "new": new, "back": old | new, "old again": old}
     waited = {event.key for event in events if event.op == "waits"}
-    assert waited & {event.key for event in events if event.op == "given"}, "no flow ran to its end"
+    if FULL:  # in the eight seconds of a short run a busy machine may begin none
+        assert waited & {event.key for event in events if event.op == "given"}, "no flow ran to its end"
 
 
 def test_each_phase_of_an_upgrade_kills_a_worker_first() -> None:
