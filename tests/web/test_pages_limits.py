@@ -122,7 +122,7 @@ def test_operators_pause_and_resume_a_key(web: Web, store: Store, jobs: list[str
         assert "too many 429" in said(web.get(path))
     assert "by ada: too many 429" in said(web.get(KEY))
     parked = web.by("ada").get(f"/jobs/{jobs[3]}")
-    assert "See who has the places of shop:7" in parked
+    assert "See which jobs have the places of shop:7" in parked
     assert "Resume shop:7" in said(parked)
     assert "Resume shop:7" not in said(web.by("bob").get(f"/jobs/{jobs[3]}"))
     assert web.by("ada").post("/limits/resume", name="shop:7", back=f"/jobs/{jobs[3]}")[1] == "shop:7 is resumed."

@@ -1,4 +1,4 @@
-"""`tenure limits …`: what holds, which keys jobs wait for, who has the places; set, reset, pause and resume."""
+"""`tenure limits …`: what holds, which keys jobs wait for, which jobs have the places; set, reset, pause and resume."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class Child:
                 self._rescues.tell(each)
 
     def _flush_traces(self) -> None:
-        """Nothing runs any more. The exit does not wait for long: whoever takes traces may be away."""
+        """Nothing runs any more. The exit does not wait for long: the collector of traces may be away."""
         tracing = self._loaded.program.tracing
         if tracing is not None:
             flushing = threading.Thread(target=tracing.flush, name="tenure-traces", daemon=True)

@@ -3,8 +3,8 @@
 It walks over the objects, a batch at each step, and looks for the name of each in the rows of its job. One that is not
 named gets a *mark*, an empty object of the same name in another folder, whose age says for how long that has been so:
 the jobs of a backup of yesterday have their values for as long as the mark must be old. One that is named again loses
-its mark. So nothing is kept in memory or in the store but when the last walk began; whoever sweeps may be killed at any
-point, and two that sweep at once do the same.
+its mark. So nothing is kept in memory or in the store but when the last walk began; a process that sweeps may be
+killed at any point, and two that sweep at once do the same.
 
 An object is deleted when it and its mark are older than the grace. It is written before the row that names it: for as
 long a transaction may take.

@@ -40,8 +40,7 @@ SERVED = """ARRAY (
         WHERE w.died_at IS NULL AND w.expires_at > @now
           AND NOT EXISTS (SELECT FROM @.queues AS paused WHERE paused.name = q.name))"""
 LOCK = f"""
-    SELECT set_config('synchronous_commit', 'off', true),
-        set_config('idle_in_transaction_session_timeout', '{IDLE_MS}ms', true),
+    SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_MS}ms', true),
         set_config('lock_timeout', '{WAIT_MS}ms', true), pg_advisory_xact_lock({_SERVING}, hashtext('@.places'))"""
 
 #: Keys that were asked, then those that may have room again by themselves, or were found so by a clock set back since.
@@ -329,7 +328,6 @@ class Serving:
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)
         if expired:
-            self._connection.execute("SET LOCAL synchronous_commit TO DEFAULT")
             self._write(EXPIRE, EXPIRED, expired)
             self._done.cancelled += len(expired)
         if moved:

@@ -3,7 +3,7 @@
 --   SELECT * FROM tenure.places WHERE key = 'shop:7';  SELECT id, parked FROM tenure.jobs WHERE parked IS NOT NULL;
 -- Safe while workers of the version before run: triggers ask for what they end and free its places, and park a job with
 -- limits that they would queue. No row is rewritten, but five indexes of jobs are built: about a second for a million rows,
--- in which whoever uses that table waits. An open transaction that wrote jobs (`tx=`) must not make them wait for longer:
+-- in which every session that uses that table waits. An open transaction that wrote jobs (`tx=`) must not make them wait for longer:
 -- rather than that, migrating is refused and can be tried again.
 SET LOCAL lock_timeout = '1s';
 
@@ -137,7 +137,7 @@ CREATE INDEX jobs_parked ON @.jobs (parked, queue, (-priority), due_at, id) WHER
 DROP INDEX @.jobs_unique;
 ALTER INDEX @.jobs_held RENAME TO jobs_unique;
 
--- A job with limits that is queued or processing has one for each of its keys. Written only by who has locked its job's
+-- A job with limits that is queued or processing has one for each of its keys. Written only by the session that locked its job's
 -- row. No foreign key: that would cost each job that is deleted a look here; the trigger looks only for those with limits.
 CREATE TABLE @.places (
   key         text COLLATE "C" NOT NULL,
@@ -176,7 +176,7 @@ CREATE TABLE @.limits (
 );
 CREATE INDEX limits_fades ON @.limits (fades) WHERE fades IS NOT NULL;
 
--- What is known of keys at run time, in Unix times. Only who has the lock of `admit` writes here.
+-- What is known of keys at run time, in Unix times. Only the session with the lock of `admit` writes here.
 CREATE TABLE @.limit_keys (
   key          text COLLATE "C" PRIMARY KEY,
   limit_name   text NOT NULL,
