@@ -24,17 +24,22 @@ class HandOver:
         while True:
             await self.wake.wait()
             self.wake.clear()
-            rings = await self._admit()
-            if rings:
-                self._notifier.announce(rings)
+            while await self._admit():
+                pass
 
-    async def _admit(self) -> list[Ring]:
+    async def _admit(self) -> bool:
+        """One look at the asks. Returns whether there are more."""
         slots = self._slots
         try:
             admitted = await slots.access.beside(slots.access.store.admit)
         except StoreError:  # the asks are stored, and the maintenance answers them
-            return [Ring("due", "")]
+            self._notifier.announce([Ring("due", "")])
+            return False
         if slots.permits is None and any(queue in slots.plan.queues for queue in admitted.jobs):
             slots.wake.set()
         rings = [Ring("queued", queue, tuple(ids)) for queue, ids in admitted.jobs.items()]
-        return [*rings, Ring("due", "")] if admitted.more or admitted.scheduled else rings
+        if admitted.scheduled:
+            rings.append(Ring("due", ""))
+        if rings:
+            self._notifier.announce(rings)
+        return admitted.more

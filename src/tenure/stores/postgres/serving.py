@@ -99,9 +99,8 @@ CANDIDATES = """
 
 GIVE = """
     WITH given AS (
-        INSERT INTO @.places (key, limit_name, job_id, queue, admitted_at)
-        SELECT p.key, p.name, p.id, p.queue, @now
-        FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::text[]) AS p (key, name, id, queue))
+        INSERT INTO @.places (key, limit_name, job_id, queue, rated, admitted_at)
+        SELECT p.*, @now FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::text[], %s::boolean[]) AS p)
     UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now WHERE id = ANY (%s::uuid[])"""
 EXPIRE = """
     UPDATE @.jobs SET state = 'cancelled', parked = NULL, wait_until = NULL, error = %s, ended_at = @now
@@ -323,7 +322,8 @@ class Serving:
 
     def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, str]]) -> None:
         if admitted:
-            places = [(*key, job.id, job.queue) for job in admitted for key in job.limits]
+            rated = {key: state.bucket is not None for key, state in self._states.items()}
+            places = [(*key, job.id, job.queue, rated[key.key]) for job in admitted for key in job.limits]
             self._write(GIVE, *map(list, zip(*places, strict=True)), [job.id for job in admitted])
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)

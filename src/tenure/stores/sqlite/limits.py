@@ -25,7 +25,7 @@ _ANYTHING = """
 _WITHDRAW = f"""
     UPDATE jobs SET state = 'waiting', {places.PARKED.format(due_at="due_at")} WHERE id = ? AND state = 'queued'"""
 _UNBEGUN = """
-    SELECT key, job_id FROM places INDEXED BY places_unbegun
+    SELECT key, job_id FROM places INDEXED BY places_in_order
     WHERE NOT begun AND queue = ? AND admitted_at <= ? ORDER BY admitted_at LIMIT ?"""
 _SLOW = "UPDATE limit_keys SET slow_queue = ?, slow_until = ? WHERE key = ?"
 #: One that is asked is looked at first: it may be in use again.
@@ -163,7 +163,7 @@ def _unused(connection: apsw.Connection, served: set[str], now: int, limit: int)
     """The jobs whose queue does not use their places, or not while another waits for them."""
     found: dict[str, None] = {}
     since = now - round(UNBEGUN_SECONDS * 1000)
-    for (queue,) in fetch(connection, "SELECT DISTINCT queue FROM places INDEXED BY places_unbegun WHERE NOT begun"):
+    for (queue,) in fetch(connection, "SELECT DISTINCT queue FROM places WHERE NOT begun"):
         for key, job_id in fetch(connection, _UNBEGUN, (queue, since if queue in served else now, limit)):
             if queue in served:
                 if served.isdisjoint(each for each in places.queues_of(connection, key) if each != queue):

@@ -144,15 +144,16 @@ CREATE TABLE @.places (
   limit_name  text NOT NULL,
   job_id      uuid NOT NULL,
   queue       text COLLATE "C" NOT NULL,
-  begun       boolean NOT NULL DEFAULT false,
+  rated       boolean NOT NULL,              -- its key had a rate: its begin is told
+  begun       boolean NOT NULL DEFAULT false,  -- in no index, so that a begin changes none
   admitted_at timestamptz NOT NULL,
   PRIMARY KEY (key, job_id)
 ) WITH (
-  fillfactor = 80,
+  fillfactor = 50,
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0
 );
 CREATE INDEX places_of_job ON @.places (job_id);
-CREATE INDEX places_unbegun ON @.places (queue, admitted_at, key, job_id) WHERE NOT begun;
+CREATE INDEX places_in_order ON @.places (queue, admitted_at, key, job_id);
 
 -- What `admit` must know of a key. look: there may be room; begun: a job began then; pause: it is paused until then (Unix
 -- times); all: look at all keys of a limit, those after `key`. Everybody inserts, only `admit` deletes.
@@ -202,40 +203,53 @@ CREATE TABLE @.idle_keys (
 
 -- Whatever ends a job with limits, in whichever version, its places go, and what is to be looked at is told; nothing but
 -- `admit`, which takes `parked` away in the same write, queues one.
-CREATE FUNCTION @.limited_moved() RETURNS trigger LANGUAGE plpgsql AS $function$
+-- A trigger for each, as its condition costs less than a call: an admission needs none.
+CREATE FUNCTION @.limited_begun() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
-  IF OLD.state = 'queued' AND NEW.state = 'processing' THEN
-    WITH begun AS (UPDATE @.places SET begun = true WHERE job_id = NEW.id RETURNING key, limit_name)
-    INSERT INTO @.key_asks (key, limit_name, what, at)
-    SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun ORDER BY key;
-  ELSIF OLD.state IN ('queued', 'processing') AND NEW.state NOT IN ('queued', 'processing') THEN
-    WITH freed AS (DELETE FROM @.places WHERE job_id = NEW.id RETURNING key, limit_name)
-    INSERT INTO @.key_asks (key, limit_name) SELECT key, limit_name FROM freed ORDER BY key;
-  END IF;
-  IF (CASE NEW.state
-    WHEN 'queued' THEN OLD.state <> 'queued' AND (OLD.parked IS NULL OR NEW.parked IS NOT NULL)
-    WHEN 'waiting' THEN NEW.parked IS NULL
-      AND (OLD.state = 'queued' OR (OLD.state = 'processing' AND NEW.last_outcome <> 'suspended'))
-    END)
-  THEN
-    UPDATE @.jobs SET state = 'waiting', parked = limits::json -> 0 ->> 0,
-      due_at = CASE WHEN OLD.state IN ('queued', 'processing') THEN coalesce(due_at, run_at) ELSE run_at END,
-      wait_until = CASE WHEN attempt = 0 THEN expires_at END
-    WHERE id = NEW.id;
-    INSERT INTO @.key_asks (key, limit_name) VALUES (NEW.limits::json -> 0 ->> 0, NEW.limits::json -> 0 ->> 1);
-  ELSIF NEW.state <> 'waiting' AND NEW.parked IS NOT NULL THEN
-    UPDATE @.jobs SET parked = NULL WHERE id = NEW.id;
-  END IF;
+  UPDATE @.places SET begun = true WHERE job_id = NEW.id;
+  INSERT INTO @.key_asks (key, limit_name, what, at)
+  SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM @.places WHERE job_id = NEW.id AND rated
+  ORDER BY key;
   RETURN NULL;
 END $function$;
-CREATE TRIGGER limited_moved AFTER UPDATE OF state ON @.jobs FOR EACH ROW
-  WHEN (NEW.limits IS NOT NULL) EXECUTE FUNCTION @.limited_moved();
+CREATE TRIGGER limited_begun AFTER UPDATE OF state ON @.jobs FOR EACH ROW
+  WHEN (NEW.limits IS NOT NULL AND OLD.state = 'queued' AND NEW.state = 'processing')
+  EXECUTE FUNCTION @.limited_begun();
 
-CREATE FUNCTION @.limited_gone() RETURNS trigger LANGUAGE plpgsql AS $function$
+CREATE FUNCTION @.limited_freed() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
   WITH freed AS (DELETE FROM @.places WHERE job_id = OLD.id RETURNING key, limit_name)
   INSERT INTO @.key_asks (key, limit_name) SELECT key, limit_name FROM freed ORDER BY key;
   RETURN OLD;
 END $function$;
+CREATE TRIGGER limited_freed AFTER UPDATE OF state ON @.jobs FOR EACH ROW
+  WHEN (NEW.limits IS NOT NULL AND OLD.state IN ('queued', 'processing') AND NEW.state NOT IN ('queued', 'processing'))
+  EXECUTE FUNCTION @.limited_freed();
 CREATE TRIGGER limited_gone BEFORE DELETE ON @.jobs FOR EACH ROW
-  WHEN (OLD.limits IS NOT NULL) EXECUTE FUNCTION @.limited_gone();
+  WHEN (OLD.limits IS NOT NULL) EXECUTE FUNCTION @.limited_freed();
+
+CREATE FUNCTION @.limited_parked() RETURNS trigger LANGUAGE plpgsql AS $function$
+BEGIN
+  UPDATE @.jobs SET state = 'waiting', parked = limits::json -> 0 ->> 0,
+    due_at = CASE WHEN OLD.state IN ('queued', 'processing') THEN coalesce(due_at, run_at) ELSE run_at END,
+    wait_until = CASE WHEN attempt = 0 THEN expires_at END
+  WHERE id = NEW.id;
+  INSERT INTO @.key_asks (key, limit_name) VALUES (NEW.limits::json -> 0 ->> 0, NEW.limits::json -> 0 ->> 1);
+  RETURN NULL;
+END $function$;
+CREATE TRIGGER limited_parked AFTER UPDATE OF state ON @.jobs FOR EACH ROW
+  WHEN (NEW.limits IS NOT NULL AND CASE NEW.state
+    WHEN 'queued' THEN OLD.state <> 'queued' AND (OLD.parked IS NULL OR NEW.parked IS NOT NULL)
+    WHEN 'waiting' THEN NEW.parked IS NULL
+      AND (OLD.state = 'queued' OR (OLD.state = 'processing' AND NEW.last_outcome <> 'suspended'))
+    ELSE false END)
+  EXECUTE FUNCTION @.limited_parked();
+
+CREATE FUNCTION @.limited_left() RETURNS trigger LANGUAGE plpgsql AS $function$
+BEGIN
+  UPDATE @.jobs SET parked = NULL WHERE id = NEW.id;
+  RETURN NULL;
+END $function$;
+CREATE TRIGGER limited_left AFTER UPDATE OF state ON @.jobs FOR EACH ROW
+  WHEN (NEW.parked IS NOT NULL AND NEW.state NOT IN ('waiting', 'queued'))
+  EXECUTE FUNCTION @.limited_left();

@@ -111,12 +111,12 @@ CREATE TABLE places (
   job_id      TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
   queue       TEXT NOT NULL,
   rated       INTEGER NOT NULL,
-  begun       INTEGER NOT NULL DEFAULT 0,
+  begun       INTEGER NOT NULL DEFAULT 0,  -- in no index, so that a begin changes none
   admitted_at INTEGER NOT NULL,
   PRIMARY KEY (key, job_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX places_jobs ON places (job_id);
-CREATE INDEX places_unbegun ON places (queue, admitted_at) WHERE NOT begun;
+CREATE INDEX places_in_order ON places (queue, admitted_at);
 
 -- What `admit` has to know of a key: look at it, a job of it began then, its jobs pause it until then.
 CREATE TABLE key_asks (
@@ -136,15 +136,23 @@ CREATE TABLE idle_keys (
   PRIMARY KEY (queue, key)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TRIGGER jobs_limited_moved AFTER UPDATE OF state ON jobs WHEN NEW.limits IS NOT NULL BEGIN
+CREATE TRIGGER jobs_limited_begun AFTER UPDATE OF state ON jobs
+WHEN NEW.limits IS NOT NULL AND NEW.state = 'processing' BEGIN
   INSERT INTO key_asks (key, limit_name, what, at)
-    SELECT key, limit_name, iif(NEW.state = 'processing', 'begun', 'look'), NEW.started_at / 1000.0 FROM places
-    WHERE job_id = NEW.id AND (rated OR NEW.state <> 'processing') AND NEW.state <> 'queued';
-  UPDATE places SET begun = 1 WHERE job_id = NEW.id AND NEW.state = 'processing';
-  DELETE FROM places WHERE job_id = NEW.id AND NEW.state NOT IN ('queued', 'processing');
-  INSERT INTO key_asks (key, limit_name, what)  -- it may be the last that uses its key
-    SELECT value ->> 0, value ->> 1, 'look' FROM json_each(NEW.limits)
-    WHERE value ->> 0 = OLD.parked AND NEW.ended_at IS NOT NULL;
+    SELECT key, limit_name, 'begun', NEW.started_at / 1000.0 FROM places WHERE job_id = NEW.id AND rated;
+  UPDATE places SET begun = 1 WHERE job_id = NEW.id;
+END;
+
+CREATE TRIGGER jobs_limited_freed AFTER UPDATE OF state ON jobs
+WHEN NEW.limits IS NOT NULL AND NEW.state NOT IN ('queued', 'processing') BEGIN
+  INSERT INTO key_asks (key, limit_name, what) SELECT key, limit_name, 'look' FROM places WHERE job_id = NEW.id;
+  DELETE FROM places WHERE job_id = NEW.id;
+END;
+
+CREATE TRIGGER jobs_limited_left AFTER UPDATE OF state ON jobs  -- it may be the last that uses its key
+WHEN OLD.parked IS NOT NULL AND NEW.ended_at IS NOT NULL BEGIN
+  INSERT INTO key_asks (key, limit_name, what)
+    SELECT value ->> 0, value ->> 1, 'look' FROM json_each(NEW.limits) WHERE value ->> 0 = OLD.parked;
 END;
 
 CREATE TRIGGER jobs_limited_deleted BEFORE DELETE ON jobs WHEN OLD.limits IS NOT NULL BEGIN

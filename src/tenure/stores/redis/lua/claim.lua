@@ -14,7 +14,7 @@ local function group(ids)
   end
   return some
 end
-local answer, held, stale, stamp = {}, {}, {}, string.format('%.0f', now)
+local answer, held, stale, begun, stamp = {}, {}, {}, {}, string.format('%.0f', now)
 for i = 5, #ARGV, 2 do
   local queue, want, taken = ARGV[i], math.min(tonumber(ARGV[i + 1]), room), 0
   if want > 0 and bytes > 0 and redis.call('HEXISTS', ns .. 'paused', queue) == 0 then
@@ -27,7 +27,7 @@ for i = 5, #ARGV, 2 do
       redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker_id', worker, 'started_at', stamp)
       local earlier, hung, keys = false, false, false
       if f[4] then earlier, hung, keys = past(key, attempt) end
-      if keys then limited().begin(id, queue, keys) end
+      if keys then begun[#begun + 1], begun[#begun + 2], begun[#begun + 3] = id, queue, keys end
       if hung then stale[#stale + 1], stale[#stale + 2] = now + hung, id end
       held[#held + 1], held[#held + 2] = id, f[4] and attempt .. '+' or attempt
       local n = #answer
@@ -44,6 +44,7 @@ for i = 5, #ARGV, 2 do
     end
   end
 end
+if #begun > 0 then limited().begin(begun) end
 if #held > 0 then
   redis.call('HSET', ns .. 'processing:' .. worker, unpack(held))
   redis.call('SADD', ns .. 'owners', worker)

@@ -5,7 +5,7 @@
 local worker, ids, done, completed, refused = ARGV[1], {}, {}, {}, {}
 for i = 2, #ARGV, 3 do ids[#ids + 1] = ARGV[i] end
 local held, stamp = redis.call('HMGET', ns .. 'processing:' .. worker, unpack(ids)), string.format('%.0f', now)
-local seen = {}
+local seen, freed, more_of = {}, {}, {}
 for n, id in ipairs(ids) do
   local attempt, result, more = ARGV[3 * n], ARGV[3 * n + 1], held[n] == ARGV[3 * n] .. '+'
   if (more or held[n] == attempt) and not seen[id] then
@@ -19,8 +19,8 @@ for n, id in ipairs(ids) do
       local f = redis.call('HMGET', job(id), 'unique', 'linked', 'limits', 'queue')
       if f[1] then redis.call('HDEL', ns .. 'unique', f[1]) end
       if f[2] == '1' then ask_anew(id) end
-      if f[3] then limited().free(id, f[4], f[3]) end
-      redis.call('ZREM', ns .. 'stale', id)
+      if f[3] then freed[#freed + 1], freed[#freed + 2], freed[#freed + 3] = id, f[4], f[3] end
+      more_of[#more_of + 1] = id
     end
     done[#done + 1] = id
     completed[#completed + 1], completed[#completed + 2] = stamp, id
@@ -28,6 +28,8 @@ for n, id in ipairs(ids) do
     refused[#refused + 1] = {n - 1, standing(id, attempt)}
   end
 end
+if #freed > 0 then limited().free(freed, true) end
+if #more_of > 0 then redis.call('ZREM', ns .. 'stale', unpack(more_of)) end
 if #done > 0 then
   redis.call('ZADD', ns .. 'completed', unpack(completed))
   release_leases(worker, done)

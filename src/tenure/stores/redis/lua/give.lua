@@ -73,44 +73,84 @@ local function opened(key, limit)
   return state
 end
 
--- A parked job goes on: it is queued, or parked under a key that refuses it, or has expired.
-local function go_on(key, id, queue)
-  local j = read(id)
-  if not j or j.state ~= 'waiting' or j.parked ~= key or j.queue ~= queue then -- older code has ended it
-    redis.call('ZREM', keys.lot(key, queue), id)
-    return
+-- What this step has admitted, written at its end: a command for all of a queue or a key, not one a job.
+local given = {ids = {}, placed = {}, queues = {}, lanes = {}, places = {}, unbegun = {}}
+local function admit(id, j, queue, needed)
+  for _, each in ipairs(needed) do
+    local state = states[each[1]]
+    state.held, state.unbegun = state.held + 1, state.unbegun + 1
+    keys.gather(given.places, ns .. 'places:' .. each[1], now, id)
+    keys.gather(given.unbegun, ns .. 'unbegun:' .. each[1], id)
   end
-  local f = redis.call('HMGET', job(id), 'expires_at', 'due_at')
-  if j.attempt == 0 and f[1] and tonumber(f[1]) < now then
+  redis.call('HSET', job(id), 'state', 'queued', 'run_at', now)
+  if j.til then
+    redis.call('HDEL', job(id), 'parked', 'wait_until')
+    redis.call('ZREM', ns .. 'waits', id)
+  else
+    redis.call('HDEL', job(id), 'parked')
+  end
+  keys.gather(given.lanes, lane(queue, j.solo), score(j.rank, now), id)
+  keys.gather(given.queues, queue, now, id)
+  given.ids[#given.ids + 1] = id
+  given.placed[#given.placed + 1], given.placed[#given.placed + 2] = id, j.limits
+  queued[#queued + 1], queued[#queued + 2] = queue, id
+end
+
+local function write_admitted()
+  if #given.ids == 0 then return end
+  redis.call('ZREM', ns .. 'waiting', unpack(given.ids))
+  redis.call('ZREM', ns .. 'waited', unpack(given.ids))
+  redis.call('HSET', ns .. 'placed', unpack(given.placed))
+  keys.all('ZADD', given.lanes)
+  keys.all('ZADD', given.places)
+  keys.all('SADD', given.unbegun)
+  for queue, some in pairs(given.queues) do
+    redis.call('ZADD', ns .. 'unbegun_of:' .. queue, unpack(some))
+    redis.call('SADD', ns .. 'unbegun_of', queue)
+    redis.call('SADD', ns .. 'queues', queue)
+    count_waiting(queue, -#some / 2)
+    ring('queued', queue)
+  end
+end
+
+-- A parked job goes on: it is queued, or parked under a key that refuses it, or has expired. Returns whether it is to
+-- leave the lot.
+local function go_on(key, id, queue)
+  local f = redis.call('HMGET', job(id), 'state', 'parked', 'queue', 'attempt', 'expires_at', 'limits', 'rank', 'solo',
+    'due_at', 'wait_until')
+  if f[1] ~= 'waiting' or f[2] ~= key or f[3] ~= queue then return true end -- older code has ended it
+  if (tonumber(f[4]) or 0) == 0 and f[5] and tonumber(f[5]) < now then
+    local j = read(id)
     j.admitted = true
     leave(id, j)
     redis.call('HSET', job(id), 'error', expired)
     enter(id, j, 'cancelled')
     stopped = stopped + 1
-    return
+    return false
   end
-  local needed = cjson.decode(j.limits)
+  local needed = keys.keys_in(f[6])
   for _, each in ipairs(needed) do
     if room_of(opened(each[1], each[2])) == 0 then
       keys.unpark(id, key, queue)
-      return keys.park(id, j, each[1], each[2], tonumber(f[2]))
+      keys.park(id, {queue = queue, rank = tonumber(f[7])}, each[1], each[2], tonumber(f[9]))
+      return false
     end
   end
-  for _, each in ipairs(needed) do
-    local state = states[each[1]]
-    state.held, state.unbegun = state.held + 1, state.unbegun + 1
-  end
-  j.admitted = true
-  leave(id, j)
-  j.run_at = now
-  redis.call('HSET', job(id), 'run_at', now)
-  enter(id, j, 'queued')
-  queued[#queued + 1], queued[#queued + 2] = queue, id
+  admit(id, {limits = f[6], rank = tonumber(f[7]), solo = f[8] == '1', til = f[10]}, queue, needed)
+  return true
+end
+
+-- The jobs that have left a lot.
+local function close(lot)
+  if #lot.gone == 0 then return end
+  redis.call('ZREM', lot.key, unpack(lot.gone))
+  lot.gone = {}
 end
 
 -- The first one of a lot. Whichever goes on leaves it, so that the next ones are its first ones then.
 local function head(lot)
   if lot.at > #lot.some then
+    close(lot)
     lot.some, lot.at = redis.call('ZRANGE', lot.key, 0, 31, 'WITHSCORES'), 1
   end
   return lot.some[lot.at], tonumber(lot.some[lot.at + 1])
@@ -124,7 +164,7 @@ local function serve(key)
   local mine, lots, left = opened(key, limit), {}, 0
   for _, queue in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
     if served(queue) then
-      local lot = {key = keys.lot(key, queue), queue = queue, some = {}, at = 1, slow = mine.slow == queue and 1 or 0}
+      local lot = {key = keys.lot(key, queue), queue = queue, some = {}, at = 1, gone = {}, slow = mine.slow == queue and 1 or 0}
       lots[#lots + 1], left = lot, left + redis.call('ZCARD', lot.key)
     else
       redis.call('SADD', ns .. 'idle:' .. queue, key)
@@ -143,7 +183,11 @@ local function serve(key)
     end
     if not best then break end
     best.at, budget, left = best.at + 2, budget - 1, left - 1
-    go_on(key, first, best.queue)
+    if go_on(key, first, best.queue) then best.gone[#best.gone + 1] = first end
+  end
+  for _, lot in ipairs(lots) do
+    close(lot)
+    if redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.queue) end
   end
   redis.call('ZREM', ns .. 'key_dues', key)
   redis.call('ZREM', ns .. 'key_found', key)
@@ -198,9 +242,9 @@ local function look_at_places()
     local id, text = page[2][n], page[2][n + 1]
     local j = redis.call('HMGET', job(id), 'state', 'queue')
     if j[1] == 'processing' then
-      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. j[2], id) then keys.begin(id, j[2], text) end
+      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. j[2], id) then keys.begin({id, j[2], text}) end
     elseif j[1] ~= 'queued' then
-      keys.free(id, j[2] or '', text)
+      keys.free({id, j[2] or '', text})
     end
   end
   redis.call('HSET', walk, 'places_at', page[1], 'places_stepped_at', now)
@@ -226,9 +270,10 @@ for _, some in ipairs({due, later}) do
 end
 for _, key in ipairs(redis.call('ZRANGE', asks, 0, most - 1)) do
   if budget <= 0 then break end
-  redis.call('ZREM', asks, key)
+  keys.answer(key)
   serve(key)
 end
+write_admitted()
 for key, state in pairs(states) do forget_unused(key, state) end
 local more = redis.call('EXISTS', asks, ns .. 'limit_asks')
 local first = redis.call('ZRANGE', ns .. 'key_dues', 0, 0, 'WITHSCORES')
