@@ -552,6 +552,41 @@ def test_a_place_that_has_not_begun_for_long_goes_to_another_queue_that_waits(st
     assert [view.id for view in store.parked(SHOP.key)] == [first, again]
 
 
+def test_a_suspects_place_that_has_not_begun_goes_to_another_job_of_its_key(store: Store, world: World) -> None:
+    """Its turn comes after all suspects before it: a key with few places would stand still for as long."""
+    start(store)
+    declare(store, SHOP.limit, 1)
+    (suspect,) = limited(store, number=1, isolated=True)
+    fresh, last = limited(store, number=2)
+    assert settle_waits(store) == [suspect]
+    world.advance(4)
+    assert store.withdraw().jobs == 0
+    world.advance(2)
+
+    assert store.withdraw().jobs == 1
+
+    assert settle_waits(store) == [fresh]
+    assert [view.id for view in store.parked(SHOP.key)] == [suspect, last], "it keeps its turn …"
+    worker = start(store)
+    for lease in began(store, worker):
+        finish(store, lease, Completed())
+    assert settle_waits(store) == [last], "… and comes last for a while"
+    for lease in began(store, worker):
+        finish(store, lease, Completed())
+    assert settle_waits(store) == [suspect]
+
+
+def test_a_suspects_place_is_left_while_only_suspects_wait_for_it(store: Store, world: World) -> None:
+    start(store)
+    declare(store, SHOP.limit, 1)
+    first, _ = limited(store, number=2, isolated=True)
+    settle_waits(store)
+    world.advance(10)
+
+    assert store.withdraw().jobs == 0
+    assert state(store, first) is State.QUEUED
+
+
 def test_a_place_that_nobody_else_waits_for_is_left(store: Store, world: World) -> None:
     start(store)
     declare(store, SHOP.limit, 1)

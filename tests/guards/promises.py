@@ -148,6 +148,7 @@ PROMISES = {
     "the places of a queue that nobody serves go back": _in("limits", "the_places_of_a_paused_queue_go_to_another"),
     "a place that is not begun for long goes to a queue that waits": _in("limits", "a_place_that_has_not_begun_for_long_goes_to_another_queue_that_waits"),
     "a place that nobody else waits for is left": _in("limits", "a_place_that_nobody_else_waits_for_is_left"),
+    "a suspect's place goes to another job of its key": _in("limits", "a_suspects_place_that_has_not_begun_goes_to_another_job_of_its_key"),
     "a slow queue comes last": _in("limits", "a_place_that_has_not_begun_for_long_goes_to_another_queue_that_waits"),
     "a job that expires while it is parked is cancelled": _in("limits", "a_job_that_expires_while_it_waits_for_a_place_is_cancelled"),
     "no job with limits is admitted beside a worker that knows none": _in("limits", "an_older_worker_stops_limited_jobs_and_no_others"),

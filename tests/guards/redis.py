@@ -23,6 +23,7 @@ ADMIT = f"{LUA}/admit.lua"
 WAITS = f"{LUA}/waits.lua"
 HERE = "unit/test_redis_waiting.py"
 GIVE, KEYS, WITHDRAW = f"{LUA}/give.lua", f"{LUA}/keys.lua", f"{LUA}/withdraw.lua"
+LIMITS = "stores/redis/limits.py"
 CHANGE_LIMITS = f"{LUA}/change_limits.lua"
 TABLE = Table(
     (
@@ -158,14 +159,14 @@ TABLE = Table(
         Guard("no more of a key are admitted than it has places", KEYS, "free = state.bounds.concurrency - state.held", "free = state.bounds.concurrency"),
         Guard("a job needs a place of each of its keys", GIVE, "if room_of(opened(each[1], each[2])) == 0 then", "if room_of(opened(each[1], each[2])) < 0 then"),
         Guard("a job is parked under the key that refuses it", GIVE, "rank = tonumber(f[7])}, each[1], each[2], tonumber(f[9]))", "rank = tonumber(f[7])}, key, states[key].limit, tonumber(f[9]))"),
-        Guard("an end frees the places of its job", COMMON, "  if j.limits and (j.state == 'queued' or j.state == 'processing') then limited().free({id, j.queue, j.limits}) end\n", ""),
+        Guard("an end frees the places of its job", COMMON, "    limited().free({id, limited().line_of(j.queue, j.solo), j.limits})\n", ""),
         Guard("an end frees the places of its job", COMPLETE, "if #freed > 0 then limited().free(freed, true) end\n", ""),
         Guard("what frees a place asks for its key", COMMON, "        look(each[1], quietly)\n", ""),
         Guard("a job that is parked asks for its key", COMMON, "    know(key, limit)\n    look(key)\n", "    know(key, limit)\n"),
         Guard("only admit queues a job with limits", COMMON, "local parks = state == 'queued' and j.limits and not j.admitted", "local parks = false"),
         Guard("only admit queues a job with limits", COMMON, "local parks = group.limits and state == 'queued'", "local parks = false"),
-        Guard("of those that are parked the more urgent goes first, then the one that was due first", COMMON, "lot(key, j.queue), score(j.rank, due), id)", "lot(key, j.queue), score(0, due), id)"),
-        Guard("of those that are parked the more urgent goes first, then the one that was due first", COMMON, "lot(key, j.queue), score(j.rank, due), id)", "lot(key, j.queue), score(j.rank, 0), id)"),
+        Guard("of those that are parked the more urgent goes first, then the one that was due first", COMMON, "lot(key, line), score(j.rank, due), id)", "lot(key, line), score(0, due), id)"),
+        Guard("of those that are parked the more urgent goes first, then the one that was due first", COMMON, "lot(key, line), score(j.rank, due), id)", "lot(key, line), score(j.rank, 0), id)"),
         Guard("an admitted job stands behind what was queued before", GIVE, "score(j.rank, now), id)", "score(j.rank, 0), id)"),
         Guard("no more begin in a period than the rate says", KEYS, "(rate[1] + 1 - rate[3]) / rate[2]", "rate[1] / rate[2]"),
         Guard("a begin takes a token", COMMON, "          redis.call('RPUSH', ns .. 'begun:' .. key, now)\n", ""),
@@ -184,8 +185,9 @@ TABLE = Table(
         Guard("a queue that was passed over is found when it is served again", GIVE, "      redis.call('SADD', ns .. 'idle', queue)\n", ""),
         Guard("the places of a queue that nobody serves go back", WITHDRAW, "if serving then til, at", "if true then til, at"),
         Guard("a place that is not begun for long goes to a queue that waits", WITHDRAW, "elseif serving and not is_slow(j) then", "elseif serving then"),
-        Guard("a place that nobody else waits for is left", WITHDRAW, "each ~= queue and served(each)", "served(each)"),
-        Guard("a slow queue comes last", GIVE, "slow = mine.slow == queue and 1 or 0}", "slow = 0}"),
+        Guard("a place that nobody else waits for is left", WITHDRAW, "each ~= line and served(queue_of(each))", "served(each)"),
+        Guard("a suspect's place goes to another job of its key", LIMITS, "line.endswith(SOLO)).patience", "False).patience"),
+        Guard("a slow queue comes last", GIVE, "slow = mine.slow == line and 1 or 0}", "slow = 0}"),
         Guard("a job that expires while it is parked is cancelled", ADMIT, "  if til and til <= now then\n    leave(id, j)", "  if false then\n    leave(id, j)"),
         Guard("no job with limits is admitted beside a worker that knows none", GIVE, "if #outdated(tonumber(ARGV[2])) > 0 then", "if false then"),
     ),

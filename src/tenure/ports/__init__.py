@@ -40,6 +40,7 @@ from tenure.ports.jobs import (
 from tenure.ports.limits import (
     FOREVER,
     MOST_KEYS,
+    SUSPECT_SECONDS,
     UNBEGUN_SECONDS,
     KeyView,
     LimitReads,
@@ -94,6 +95,7 @@ __all__ = [
     "NO_EDITS",
     "PROTOCOL",
     "RESERVED",
+    "SUSPECT_SECONDS",
     "UNBEGUN_SECONDS",
     "Admitted",
     "Answer",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST_KEYS = 8  #: of one job
 UNBEGUN_SECONDS = 30.0  #: a place that no worker has begun to use for so long goes to another queue that waits for it
+SUSPECT_SECONDS = 5.0  #: the same for the place of a suspect, which goes to any job but a suspect of its queue
 FOREVER = 9_999_999_999.0  #: the Unix time until which a key is paused that somebody must resume
 
 

@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tenure.core.limits import Bounds, Bucket, Key, after_begins, next_token, room
-from tenure.ports import KeyView, LimitRow
+from tenure.ports import SUSPECT_SECONDS, UNBEGUN_SECONDS, KeyView, LimitRow
 
-SLOW_SECONDS = 30.0  #: for which a queue that did not use its places comes last
+
+class Lane(NamedTuple):
+    """Jobs that are claimed one after another. `solo`: suspects and isolated ones, which run in small groups."""
+
+    queue: str
+    solo: bool
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which it may hold a place without a begin while another waits, and then comes last."""
+        return SUSPECT_SECONDS if self.solo else UNBEGUN_SECONDS
 
 
 class Candidate(NamedTuple):
@@ -24,6 +34,11 @@ class Candidate(NamedTuple):
     queue: str
     limits: tuple[Key, ...]
     expired: bool  #: it has never begun, and was to begin earlier
+    solo: bool
+
+    @property
+    def lane(self) -> Lane:
+        return Lane(self.queue, self.solo)
 
 
 @dataclass(slots=True)
@@ -36,7 +51,7 @@ class State:
     bucket: Bucket | None  #: if it has a rate: its tokens now
     held: int
     unbegun: int
-    slow_queue: str | None = None
+    slow_lane: Lane | None = None  #: it did not use its places, so it comes last
     slow_until: float = 0.0
 
     def room(self) -> int | None:

@@ -9,10 +9,10 @@ from itertools import islice
 from tenure.core.lifecycle import EXPIRED
 from tenure.core.lifecycle import State as JobState
 from tenure.core.limits import Key
-from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
+from tenure.ports import JobView, KeyView, LimitRow, Withdrawn
 from tenure.stores.memory.base import HOLDS, MemoryBase, atomic
 from tenure.stores.memory.rows import Row
-from tenure.stores.places import SLOW_SECONDS, Candidate, State, key_view, paused, paused_by_jobs, serve, state_of
+from tenure.stores.places import Candidate, Lane, State, key_view, paused, paused_by_jobs, serve, state_of
 from tenure.stores.rules import check_limit_rows
 
 
@@ -65,16 +65,17 @@ class MemoryLimits(MemoryBase):
         self._known.idle = {(queue, key) for queue, key in self._known.idle if (queue, key.key) in parked}
 
     def _unused(self, row: Row, served: set[str]) -> bool:
-        """Does this job's queue hold places that it does not use, or for too long while another waits?"""
-        queue = row.view.queue
-        if queue not in served:
+        """Does this job's lane hold places that it does not use, or for too long while another waits?"""
+        lane = _lane(row.view)
+        if lane.queue not in served:
             return True
-        if (self.now() - row.view.run_at).total_seconds() < UNBEGUN_SECONDS:
+        if (self.now() - row.view.run_at).total_seconds() < lane.patience:
             return False
         names = {key.key for key in row.view.limits}
-        wait = {each.view.parked for each in self._rows() if each.view.queue in served - {queue}}
+        others = (each.view for each in self._rows() if each.view.queue in served and _lane(each.view) != lane)
+        wait = {each.parked for each in others}
         for name in names & wait:
-            self._known.slow[str(name)] = (queue, self._clock.unix() + SLOW_SECONDS)
+            self._known.slow[str(name)] = (lane, self._clock.unix() + lane.patience)
         return bool(names & wait)
 
     @atomic
@@ -143,7 +144,7 @@ class MemoryLimits(MemoryBase):
         begins = [each.at for each in told if each.what == "begun"]
         bucket = self._known.buckets.get(key)
         state = state_of(key, self._settings(key), bucket, begins, unbegun + begun, unbegun, self._clock.unix())
-        state.slow_queue, state.slow_until = self._known.slow.get(key.key, (None, 0.0))
+        state.slow_lane, state.slow_until = self._known.slow.get(key.key, (None, 0.0))
         return state
 
     def _opened(self, key: Key) -> State:
@@ -179,7 +180,7 @@ class MemoryLimits(MemoryBase):
         self._known.idle |= {(each.queue, key) for each in waiting if each.queue not in served}
         waiting = [each for each in waiting if each.queue in served]
         if mine.slow_until > self._clock.unix():
-            waiting.sort(key=lambda each: each.queue == mine.slow_queue)
+            waiting.sort(key=lambda each: each.lane == mine.slow_lane)
         found = list(islice(waiting, most if room is None else min(room, most)))
         done = serve(found, state)
         for job_id, other in done.moved:
@@ -214,7 +215,12 @@ class MemoryLimits(MemoryBase):
         return {queue for worker in living for queue in worker.identity.queues} - self._paused.keys()
 
 
+def _lane(view: JobView) -> Lane:
+    return Lane(view.queue, view.solo)
+
+
 def _candidate(view: JobView, now: datetime) -> Candidate:
     due = view.due_at or view.run_at
     expired = view.attempt == 0 and view.expires_at is not None and view.expires_at < now
-    return Candidate((-view.priority, round(due.timestamp() * 1000)), view.id, view.queue, view.limits, expired)
+    order = -view.priority, round(due.timestamp() * 1000)
+    return Candidate(order, view.id, view.queue, view.limits, expired, view.solo)

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
+from tenure.stores.places import Lane
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Known:
     buckets: dict[Key, Bucket] = field(default_factory=dict[Key, Bucket])  #: those that are not full
     #: when a key may have room again by itself, and when that was found: a later time means that the clock was set back
     dues: dict[Key, tuple[float, float]] = field(default_factory=dict[Key, tuple[float, float]])
-    slow: dict[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    slow: dict[str, tuple[Lane, float]] = field(default_factory=dict[str, tuple[Lane, float]])
     idle: set[tuple[str, Key]] = field(default_factory=set[tuple[str, Key]])  #: queues that were passed over
 
     def tell(self, key: Key, what: Literal["look", "begun", "pause"], at: float = 0.0) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tenure.core.limits import Key
-from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
+from tenure.ports import SUSPECT_SECONDS, UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
-from tenure.stores.places import SLOW_SECONDS, key_view, paused, state_of
+from tenure.stores.places import Lane, key_view, paused, state_of
 from tenure.stores.postgres.base import PostgresBase
 from tenure.stores.postgres.reads import JOB, job_of
 from tenure.stores.postgres.server import READ_SECONDS, Connection, Server
@@ -29,13 +29,15 @@ _Place = tuple[str, Any, str, str]
 START: _Place = ("", "-infinity", "", "00000000-0000-0000-0000-000000000000")
 UNBEGUN = f"""
     WITH served AS MATERIALIZED (SELECT {SERVED} AS names)
-    SELECT p.queue, p.admitted_at::text, p.key, p.job_id::text, p.queue <> ALL (served.names),
-        p.admitted_at <= @now - interval '{UNBEGUN_SECONDS} seconds' AND EXISTS (
-            SELECT FROM unnest(served.names) AS q (name)
-            CROSS JOIN LATERAL (SELECT FROM @.jobs WHERE parked = p.key AND queue = q.name LIMIT 1) AS j
-            WHERE q.name <> p.queue)
+    SELECT p.queue, p.admitted_at::text, p.key, p.job_id::text, p.solo, p.queue <> ALL (served.names),
+        p.admitted_at <= @now - CASE WHEN p.solo THEN interval '{SUSPECT_SECONDS} seconds'
+            ELSE interval '{UNBEGUN_SECONDS} seconds' END AND EXISTS (
+            SELECT FROM unnest(served.names) AS q (name) CROSS JOIN (VALUES (false), (true)) AS s (solo)
+            CROSS JOIN LATERAL (
+                SELECT FROM @.jobs WHERE parked = p.key AND queue = q.name AND solo = s.solo LIMIT 1) AS j
+            WHERE (q.name, s.solo) <> (p.queue, p.solo))
     FROM served CROSS JOIN LATERAL (
-        SELECT queue, admitted_at, key, job_id FROM @.places
+        SELECT queue, admitted_at, key, job_id, solo FROM @.places
         WHERE NOT begun AND (queue, admitted_at, key, job_id) > (%s, %s::timestamptz, %s, %s::uuid)
         ORDER BY queue, admitted_at, key, job_id LIMIT %s) AS p"""
 #: Of keys nothing is known any more when their buckets are full and nothing waits there for a time; of a row, when
@@ -68,11 +70,12 @@ TAKE_BACK = """
         SELECT id FROM @.jobs WHERE id = ANY (%s::uuid[]) AND (state || '') = 'queued' AND limits IS NOT NULL
         ORDER BY id FOR NO KEY UPDATE SKIP LOCKED)"""
 SLOW = """
-    INSERT INTO @.limit_keys (key, limit_name, slow_queue, slow_until)
-    SELECT s.key, p.limit_name, s.queue, date_part('epoch', @now) + %s
-    FROM unnest(%s::text[], %s::text[]) AS s (key, queue)
+    INSERT INTO @.limit_keys (key, limit_name, slow_queue, slow_solo, slow_until)
+    SELECT s.key, p.limit_name, s.queue, s.solo, date_part('epoch', @now) + s.patience
+    FROM unnest(%s::text[], %s::text[], %s::boolean[], %s::float8[]) AS s (key, queue, solo, patience)
     CROSS JOIN LATERAL (SELECT limit_name FROM @.places WHERE key = s.key LIMIT 1) AS p
-    ON CONFLICT (key) DO UPDATE SET slow_queue = excluded.slow_queue, slow_until = excluded.slow_until"""
+    ON CONFLICT (key) DO UPDATE SET slow_queue = excluded.slow_queue, slow_solo = excluded.slow_solo,
+        slow_until = excluded.slow_until"""
 
 #: The next names of keys in use, set or still counted: a look into an index for each.
 NAMES = """
@@ -154,7 +157,7 @@ class PostgresLimits(PostgresBase):
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
         found = self._server.fetch(UNBEGUN, *self._unbegun_from, PLACES_AT_ONCE)
-        unused = [row for row in found if row[4] or row[5]]
+        unused = [row for row in found if row[5] or row[6]]
         ids = list(dict.fromkeys(row[3] for row in unused))
         taken = set(ids[:limit])
         more = len(ids) > limit
@@ -162,7 +165,7 @@ class PostgresLimits(PostgresBase):
             found = found[: next(n for n, row in enumerate(found) if row[3] == ids[limit])]
         whole = len(found) < PLACES_AT_ONCE and not more
         self._unbegun_from = START if whole else tuple(found[-1][:4])
-        slow = {row[2]: row[0] for row in unused if row[5] and row[3] in taken}
+        slow = {row[2]: Lane(row[0], row[4]) for row in unused if row[6] and row[3] in taken}
         ((forgotten, awake),) = self._server.fetch(FORGET, limit, limit)
         more = more or forgotten >= limit
         if not taken and not awake:
@@ -172,7 +175,8 @@ class PostgresLimits(PostgresBase):
             lock(connection, self._sql)
             asked = connection.execute(self._sql(AWAKE), {"most": limit}).rowcount
             if slow:
-                connection.execute(self._sql(SLOW), (SLOW_SECONDS, list(slow), list(slow.values())))
+                rows = [(key, *lane, lane.patience) for key, lane in slow.items()]
+                connection.execute(self._sql(SLOW), list(map(list, zip(*rows, strict=True))))
             back = connection.execute(self._sql(TAKE_BACK), (sorted(taken),)).rowcount if taken else 0
             return back, asked
 

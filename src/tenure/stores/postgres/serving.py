@@ -23,7 +23,7 @@ from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
 from tenure.stores.fields import keys_of
-from tenure.stores.places import Candidate, State, bounds_of, paused_by_jobs, serve, state_of
+from tenure.stores.places import Candidate, Lane, State, bounds_of, paused_by_jobs, serve, state_of
 from tenure.stores.postgres.server import Connection, Sql
 from tenure.stores.rules import json_of
 
@@ -63,7 +63,7 @@ _LANES = f"""ARRAY (
             FROM lanes WHERE lanes.queue IS NOT NULL)
         SELECT queue FROM lanes WHERE queue IS NOT NULL LIMIT {MOST_QUEUES})"""
 SETTINGS = """
-    SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.slow_queue, s.slow_until,
+    SELECT a.key, a.limit_name, l.body, k.body, s.tokens, s.at, s.due, s.slow_queue, s.slow_solo, s.slow_until,
         s.key IS NOT NULL
     FROM unnest(%s::text[], %s::text[]) AS a (key, limit_name)
     LEFT JOIN @.limits AS l ON NOT l.key AND l.name = a.limit_name
@@ -84,23 +84,26 @@ OPEN = f"""
         RETURNING key, what, at)
 {COUNTED.format(more=f", {_LANES}")}"""
 
-#: The first of each key, in the order of the keys; those whose queue was slow come last.
+#: The first of each key, in the order of the keys; those whose lane was slow come last.
 CANDIDATES = """
     SELECT a.key, j.id::text, -j.priority, (date_part('epoch', j.due_at) * 1000)::bigint, j.queue, j.limits,
-        coalesce(j.attempt = 0 AND j.expires_at < @now, false)
-    FROM unnest(%s::text[], %s::integer[], %s::text[]) AS a (key, want, slow)
+        coalesce(j.attempt = 0 AND j.expires_at < @now, false), j.solo
+    FROM unnest(%s::text[], %s::integer[], %s::text[], %s::boolean[]) AS a (key, want, slow_queue, slow_solo)
     CROSS JOIN LATERAL (
-        SELECT p.* FROM unnest(%s::text[]) AS q (queue) CROSS JOIN LATERAL (
-            SELECT id, priority, due_at, queue, limits, attempt, expires_at FROM @.jobs
-            WHERE parked = a.key AND queue = q.queue
+        SELECT p.* FROM unnest(%s::text[]) AS q (queue) CROSS JOIN (VALUES (false), (true)) AS s (solo)
+        CROSS JOIN LATERAL (
+            SELECT id, priority, due_at, queue, solo, limits, attempt, expires_at FROM @.jobs
+            WHERE parked = a.key AND queue = q.queue AND solo = s.solo
             ORDER BY (-priority), due_at, id LIMIT a.want FOR NO KEY UPDATE SKIP LOCKED) AS p
-        ORDER BY p.queue IS NOT DISTINCT FROM a.slow, (-p.priority), p.due_at, p.id LIMIT a.want) AS j
+        ORDER BY (p.queue, p.solo) IS NOT DISTINCT FROM (a.slow_queue, a.slow_solo), (-p.priority), p.due_at, p.id
+        LIMIT a.want) AS j
     LIMIT %s"""
 
 GIVE = """
     WITH given AS (
-        INSERT INTO @.places (key, limit_name, job_id, queue, rated, admitted_at)
-        SELECT p.*, @now FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::text[], %s::boolean[]) AS p)
+        INSERT INTO @.places (key, limit_name, job_id, queue, solo, rated, admitted_at)
+        SELECT p.*, @now
+        FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::text[], %s::boolean[], %s::boolean[]) AS p)
     UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now WHERE id = ANY (%s::uuid[])"""
 EXPIRE = """
     UPDATE @.jobs SET state = 'cancelled', parked = NULL, wait_until = NULL, error = %s, ended_at = @now
@@ -152,7 +155,7 @@ class Known(NamedTuple):
     rows: tuple[LimitRow | None, LimitRow | None]
     bucket: Bucket | None
     due: float | None
-    slow: tuple[str | None, float]
+    slow: tuple[Lane | None, float]
     stored: bool
     queues: Sequence[str] = ()
 
@@ -164,9 +167,10 @@ class Known(NamedTuple):
 
 
 def known_of(row: Sequence[Any]) -> Known:
-    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_until, stored = row
+    key, limit, of_limit, of_key, tokens, at, due, slow_queue, slow_solo, slow_until, stored = row
     rows = tuple(None if body is None else decode_limit(body) for body in (of_limit, of_key))
-    bucket, slow = None if tokens is None else Bucket(tokens, at), (slow_queue, slow_until or 0.0)
+    bucket = None if tokens is None else Bucket(tokens, at)
+    slow = None if slow_queue is None else Lane(slow_queue, slow_solo), slow_until or 0.0
     return Known(Key(key, limit), (rows[0], rows[1]), bucket, due, slow, stored)
 
 
@@ -239,7 +243,7 @@ class Serving:
             if pauses:
                 known = known._replace(rows=(known.rows[0], self._paused(known, pauses)))
             state = state_of(known.key, known.rows, known.bucket, begins, held, unbegun, self._now)
-            state.slow_queue, state.slow_until = known.slow
+            state.slow_lane, state.slow_until = known.slow
             self._known[key], self._states[key] = known, state
             if not looked:
                 self._dues[key] = known.due
@@ -312,18 +316,19 @@ class Serving:
         if not wants:
             return {}
         states = [self._states[key] for key in wants]
-        slow = [each.slow_queue if each.slow_until > self._now else None for each in states]
+        slow = [each.slow_lane if each.slow_until > self._now else None for each in states]
+        queues_of_slow, solo_of_slow = [each and each.queue for each in slow], [each and each.solo for each in slow]
         found: defaultdict[str, list[Candidate]] = defaultdict(list)
-        for key, job_id, rank, due, queue, keys, expired in self._rows(
-            CANDIDATES, (list(wants), list(wants.values()), slow, queues, most)
+        for key, job_id, rank, due, queue, keys, expired, solo in self._rows(
+            CANDIDATES, (list(wants), list(wants.values()), queues_of_slow, solo_of_slow, queues, most)
         ):
-            found[key].append(Candidate((rank, due), job_id, queue, keys_of(keys), expired))
+            found[key].append(Candidate((rank, due), job_id, queue, keys_of(keys), expired, solo))
         return found
 
     def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, str]]) -> None:
         if admitted:
             rated = {key: state.bucket is not None for key, state in self._states.items()}
-            places = [(*key, job.id, job.queue, rated[key.key]) for job in admitted for key in job.limits]
+            places = [(*key, job.id, *job.lane, rated[key.key]) for job in admitted for key in job.limits]
             self._write(GIVE, *map(list, zip(*places, strict=True)), [job.id for job in admitted])
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)

@@ -8,9 +8,9 @@ from itertools import chain, islice
 
 from tenure.core.lifecycle import EXPIRED
 from tenure.core.limits import Bucket, Key
-from tenure.ports import PROTOCOL, UNBEGUN_SECONDS, Admitted, JobView, KeyView, LimitRow, Withdrawn
+from tenure.ports import PROTOCOL, Admitted, JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
-from tenure.stores.places import SLOW_SECONDS, key_view, paused, state_of
+from tenure.stores.places import Lane, key_view, paused, state_of
 from tenure.stores.redis.base import RedisBase
 from tenure.stores.redis.drafts import MOST, batches
 from tenure.stores.redis.facts import millis
@@ -19,6 +19,7 @@ from tenure.stores.rules import check_limit_rows, json_of
 
 STEPS = 20  #: scripts of one `admit`, and queues of one `withdraw`
 LISTED = 10_000
+SOLO = "\0solo"  #: ends the name of a line of suspects
 
 
 class RedisLimits(RedisBase):
@@ -37,14 +38,14 @@ class RedisLimits(RedisBase):
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
         asked, more = map(bool, self._server.call("idle", MOST))
-        queues: list[str] = self._server.run("SRANDMEMBER", f"{self._server.prefix}unbegun_of", STEPS)
-        times = millis(UNBEGUN_SECONDS), millis(SLOW_SECONDS)
+        lines: list[str] = self._server.run("SRANDMEMBER", f"{self._server.prefix}unbegun_of", STEPS)
         left = limit
-        for queue in queues:
+        for line in lines:
             if left > 0:
-                number, rest = self._server.call("withdraw", queue, min(left, MOST), *times)
+                patience = Lane(line.removesuffix(SOLO), line.endswith(SOLO)).patience
+                number, rest = self._server.call("withdraw", line, min(left, MOST), millis(patience))
                 left, more = left - number, more or bool(rest)
-        return Withdrawn(limit - left, asked or left < limit, more or len(queues) == STEPS)
+        return Withdrawn(limit - left, asked or left < limit, more or len(lines) == STEPS)
 
     def give(self, found: Admitted, limit: int) -> Admitted:
         """Places to the jobs that are parked under keys, after what `admit` did for the others."""
@@ -108,13 +109,13 @@ class RedisLimits(RedisBase):
         return [view for view in views_of(self._server, ids) if view is not None]
 
     def parked(self, key: str, *, limit: int = 50) -> list[JobView]:
-        queues = self._server.run("ZRANGE", f"{self._server.prefix}parked_of:{key}", 0, -1)
-        lots = [self._lot(key, queue, limit) for queue in queues]
+        lines = self._server.run("ZRANGE", f"{self._server.prefix}parked_of:{key}", 0, -1)
+        lots = [self._lot(key, line, limit) for line in lines]
         ids = [job_id for _, job_id in islice(heapq.merge(*lots), limit)]
         return [view for view in views_of(self._server, ids) if view is not None and view.parked == key]
 
-    def _lot(self, key: str, queue: str, limit: int) -> list[tuple[float, str]]:
-        flat = self._server.run("ZRANGE", f"{self._server.prefix}parked:{key}\0{queue}", 0, limit - 1, "WITHSCORES")
+    def _lot(self, key: str, line: str, limit: int) -> list[tuple[float, str]]:
+        flat = self._server.run("ZRANGE", f"{self._server.prefix}parked:{key}\0{line}", 0, limit - 1, "WITHSCORES")
         return [(float(score), job_id) for job_id, score in zip(flat[::2], flat[1::2], strict=True)]
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import apsw
 
 from tenure.core.limits import Key
-from tenure.ports import UNBEGUN_SECONDS, JobView, KeyView, LimitRow, Withdrawn
+from tenure.ports import JobView, KeyView, LimitRow, Withdrawn
 from tenure.ports.limits import decode_limit
-from tenure.stores.places import SLOW_SECONDS, key_view, paused
+from tenure.stores.places import Lane, key_view, paused
 from tenure.stores.rules import check_limit_rows, json_of
 from tenure.stores.sqlite import places
 from tenure.stores.sqlite.base import SqliteBase
@@ -26,8 +26,9 @@ _WITHDRAW = f"""
     UPDATE jobs SET state = 'waiting', {places.PARKED.format(due_at="due_at")} WHERE id = ? AND state = 'queued'"""
 _UNBEGUN = """
     SELECT key, job_id FROM places INDEXED BY places_in_order
-    WHERE NOT begun AND queue = ? AND admitted_at <= ? ORDER BY admitted_at LIMIT ?"""
-_SLOW = "UPDATE limit_keys SET slow_queue = ?, slow_until = ? WHERE key = ?"
+    WHERE NOT begun AND queue = ? AND solo = ? AND admitted_at <= ? ORDER BY admitted_at LIMIT ?"""
+_WAITS = "SELECT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ? AND queue = ? AND solo = ?)"
+_SLOW = "UPDATE limit_keys SET slow_queue = ?, slow_solo = ?, slow_until = ? WHERE key = ?"
 #: One that is asked is looked at first: it may be in use again.
 _FORGET = """
     DELETE FROM limit_keys WHERE key IN (SELECT key FROM limit_keys AS k
@@ -160,14 +161,22 @@ def _ask_again(connection: apsw.Connection, served: set[str], limit: int) -> int
 
 
 def _unused(connection: apsw.Connection, served: set[str], now: int, limit: int) -> list[str]:
-    """The jobs whose queue does not use their places, or not while another waits for them."""
+    """The jobs whose lane does not use their places, or not while another waits for them."""
     found: dict[str, None] = {}
-    since = now - round(UNBEGUN_SECONDS * 1000)
-    for (queue,) in fetch(connection, "SELECT DISTINCT queue FROM places WHERE NOT begun"):
-        for key, job_id in fetch(connection, _UNBEGUN, (queue, since if queue in served else now, limit)):
+    for queue, solo in fetch(connection, "SELECT DISTINCT queue, solo FROM places WHERE NOT begun"):
+        lane = Lane(queue, bool(solo))
+        since = now - round(lane.patience * 1000) if queue in served else now
+        for key, job_id in fetch(connection, _UNBEGUN, (*lane, since, limit)):
             if queue in served:
-                if served.isdisjoint(each for each in places.queues_of(connection, key) if each != queue):
+                if not _another_waits(connection, key, lane, served):
                     continue
-                connection.execute(_SLOW, (queue, now / 1000 + SLOW_SECONDS, key))
+                connection.execute(_SLOW, (*lane, now / 1000 + lane.patience, key))
             found[job_id] = None
     return list(found)[:limit]
+
+
+def _another_waits(connection: apsw.Connection, key: str, lane: Lane, served: set[str]) -> bool:
+    """Is a job of another lane, which is served, parked under this key?"""
+    queues = served.intersection(places.queues_of(connection, key))
+    lanes = {Lane(queue, solo) for queue in queues for solo in (False, True)} - {lane}
+    return any(fetch(connection, _WAITS, (key, *each))[0][0] for each in lanes)

@@ -15,7 +15,7 @@ from tenure.core.limits import Bucket, Key
 from tenure.ports import LimitRow
 from tenure.ports.limits import decode_limit
 from tenure.stores.fields import keys_of
-from tenure.stores.places import Candidate, State, fades, paused_by_jobs, serve, state_of
+from tenure.stores.places import Candidate, Lane, State, fades, paused_by_jobs, serve, state_of
 from tenure.stores.rules import json_of
 from tenure.stores.sqlite.file import fetch, first
 
@@ -40,8 +40,9 @@ _QUEUES = """
         FROM names WHERE names.queue IS NOT NULL)
     SELECT queue FROM names WHERE queue IS NOT NULL"""
 _NEXT = """
-    SELECT -priority, due_at, id, queue, limits, attempt = 0 AND expires_at < ? FROM jobs INDEXED BY jobs_parked
-    WHERE parked = ? AND queue = ? ORDER BY priority DESC, due_at, id LIMIT ?"""
+    SELECT -priority, due_at, id, limits, attempt = 0 AND expires_at < ? FROM jobs INDEXED BY jobs_parked
+    WHERE parked = ? AND queue = ? AND solo = ? ORDER BY priority DESC, due_at, id LIMIT ?"""
+_BUCKET = "SELECT tokens, at, slow_queue, slow_solo, slow_until FROM limit_keys WHERE key = ?"
 _HELD = "SELECT count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key = ?"
 _KEEP = """
     INSERT INTO limit_keys (key, limit_name, tokens, at, full_at, due, found_at, fades)
@@ -56,6 +57,8 @@ _ASK_DUE = """
 _ADMIT = """
     UPDATE jobs SET state = 'queued', run_at = ?, parked = NULL, wait_until = NULL
     WHERE id = ? AND state = 'waiting' AND parked IS NOT NULL"""
+_PLACE = """
+    INSERT INTO places (key, limit_name, job_id, queue, solo, rated, admitted_at) VALUES (?, ?, ?, ?, ?, ?, ?)"""
 EXPIRE = f"""
     UPDATE jobs SET state = 'cancelled', ended_at = ?1, error = '{EXPIRED}', parked = NULL, wait_until = NULL
     WHERE id = ?2 AND state = 'waiting' AND parked IS NOT NULL AND wait_until <= ?1"""
@@ -93,12 +96,13 @@ def write_row(connection: apsw.Connection, row: LimitRow) -> None:
 
 
 def state(connection: apsw.Connection, key: Key, begins: Iterable[float], now: float) -> State:
-    bucket = first(connection, "SELECT tokens, at, slow_queue, slow_until FROM limit_keys WHERE key = ?", (key.key,))
+    bucket = first(connection, _BUCKET, (key.key,))
     held, unbegun = first(connection, _HELD, (key.key,)) or (0, 0)
     known = None if bucket is None or bucket[0] is None else Bucket(*bucket[:2])
     found = state_of(key, settings(connection, key), known, begins, held, unbegun, now)
     if bucket is not None:
-        found.slow_queue, found.slow_until = bucket[2:]
+        queue, solo, found.slow_until = bucket[2:]
+        found.slow_lane = None if queue is None else Lane(queue, bool(solo))
     return found
 
 
@@ -107,15 +111,16 @@ def queues_of(connection: apsw.Connection, key: str) -> list[str]:
 
 
 def next_of(
-    connection: apsw.Connection, key: str, queues: Iterable[str], most: int, now: int, slow: str | None = None
+    connection: apsw.Connection, key: str, queues: Iterable[str], most: int, now: int, slow: Lane | None = None
 ) -> list[Candidate]:
-    """The jobs parked under this key in their order, those of these queues; those of a slow queue come last."""
+    """The jobs parked under this key in their order, those of these queues; those of a slow lane come last."""
     found = [
-        Candidate((priority, due), job_id, queue, keys_of(limits), bool(expired))
-        for each in queues
-        for priority, due, job_id, queue, limits, expired in fetch(connection, _NEXT, (now, key, each, most))
+        Candidate((priority, due), job_id, queue, keys_of(limits), bool(expired), solo)
+        for queue in queues
+        for solo in (False, True)
+        for priority, due, job_id, limits, expired in fetch(connection, _NEXT, (now, key, queue, solo, most))
     ]
-    return sorted(found, key=lambda job: (job.queue == slow, job))[:most]
+    return sorted(found, key=lambda job: (job.lane == slow, job))[:most]
 
 
 def served(connection: apsw.Connection, boot: int, boot_id: str) -> set[str]:
@@ -160,7 +165,7 @@ class Serving:
         )
         ready = [queue for queue in queues if queue in self._served]
         want = most if room is None else min(room, most)
-        slow = mine.slow_queue if mine.slow_until > self._now else None
+        slow = mine.slow_lane if mine.slow_until > self._now else None
         found = next_of(self._connection, key.key, ready, want, self._millis, slow) if want else []
         done = serve(found, self._state)
         self._admitted += done.admitted
@@ -203,10 +208,8 @@ class Serving:
     def _admit(self, jobs: Sequence[Candidate]) -> None:
         self._connection.executemany(_ADMIT, [(self._millis, job.id) for job in jobs])
         rated = {key: found.bounds.rate is not None for key, found in self._states.items()}
-        rows = [(*key, job.id, job.queue, rated[key], self._millis) for job in jobs for key in job.limits]
-        self._connection.executemany(
-            "INSERT INTO places (key, limit_name, job_id, queue, rated, admitted_at) VALUES (?, ?, ?, ?, ?, ?)", rows
-        )
+        rows = [(*key, job.id, *job.lane, rated[key], self._millis) for job in jobs for key in job.limits]
+        self._connection.executemany(_PLACE, rows)
         for job in jobs:
             self.jobs.setdefault(job.queue, []).append(job.id)
 

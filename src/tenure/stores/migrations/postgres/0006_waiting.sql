@@ -133,7 +133,7 @@ CREATE INDEX jobs_waited ON @.jobs (run_at) WHERE starts_with(state, 'waiting');
 CREATE INDEX jobs_holding ON @.jobs (ended_at) WHERE state = 'dead' AND linked;
 CREATE INDEX jobs_shared ON @.jobs (wait_for, id) WHERE state = 'waiting' AND starts_with(wait_for, 'shared:');
 CREATE INDEX jobs_flow ON @.jobs (flow, state) WHERE flow IS NOT NULL;
-CREATE INDEX jobs_parked ON @.jobs (parked, queue, (-priority), due_at, id) WHERE parked IS NOT NULL;
+CREATE INDEX jobs_parked ON @.jobs (parked, queue, solo, (-priority), due_at, id) WHERE parked IS NOT NULL;
 DROP INDEX @.jobs_unique;
 ALTER INDEX @.jobs_held RENAME TO jobs_unique;
 
@@ -144,6 +144,7 @@ CREATE TABLE @.places (
   limit_name  text NOT NULL,
   job_id      uuid NOT NULL,
   queue       text COLLATE "C" NOT NULL,
+  solo        boolean NOT NULL,              -- of a suspect, or of an isolated job
   rated       boolean NOT NULL,              -- its key had a rate: its begin is told
   begun       boolean NOT NULL DEFAULT false,  -- in no index, so that a begin changes none
   admitted_at timestamptz NOT NULL,
@@ -186,7 +187,8 @@ CREATE TABLE @.limit_keys (
   full_at      float8,
   due          float8,                     -- when it may have room again by itself
   due_found_at float8,                     -- if that is later than now, the clock was set back
-  slow_queue   text,                       -- it did not use its places, so it comes last
+  slow_queue   text,                       -- these of its jobs did not use their places, and come last
+  slow_solo    boolean,
   slow_until   float8
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 CREATE INDEX limit_keys_due ON @.limit_keys (due) WHERE due IS NOT NULL;

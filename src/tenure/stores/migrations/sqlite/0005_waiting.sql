@@ -16,7 +16,7 @@ CREATE INDEX jobs_waited ON jobs (run_at) WHERE state = 'waiting';
 CREATE INDEX jobs_holding ON jobs (ended_at) WHERE state = 'dead' AND linked;
 CREATE INDEX jobs_wait_for ON jobs (wait_for, id) WHERE wait_for IS NOT NULL;
 CREATE INDEX jobs_wait_until ON jobs (wait_until) WHERE wait_until IS NOT NULL;
-CREATE INDEX jobs_parked ON jobs (parked, queue, priority DESC, due_at, id) WHERE parked IS NOT NULL;
+CREATE INDEX jobs_parked ON jobs (parked, queue, solo, priority DESC, due_at, id) WHERE parked IS NOT NULL;
 CREATE INDEX jobs_flow ON jobs (flow, state) WHERE flow IS NOT NULL;
 DROP INDEX jobs_ended;
 CREATE INDEX jobs_ended ON jobs (state, ended_at, linked) WHERE ended_at IS NOT NULL;
@@ -96,7 +96,8 @@ CREATE TABLE limit_keys (
   full_at    REAL NOT NULL DEFAULT 0,    -- when it will have all of them
   due        REAL,                       -- when it may have room again by itself
   found_at   REAL,                       -- when that was found: if that is later than now, the clock was set back
-  slow_queue TEXT,
+  slow_queue TEXT,                       -- these of its jobs did not use their places, and come last
+  slow_solo  INTEGER,
   slow_until REAL NOT NULL DEFAULT 0,
   fades      REAL                        -- when it can be forgotten; NULL: it is in use, or something is set for it
 ) STRICT, WITHOUT ROWID;
@@ -110,13 +111,14 @@ CREATE TABLE places (
   limit_name  TEXT NOT NULL,
   job_id      TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
   queue       TEXT NOT NULL,
+  solo        INTEGER NOT NULL,
   rated       INTEGER NOT NULL,
   begun       INTEGER NOT NULL DEFAULT 0,  -- in no index, so that a begin changes none
   admitted_at INTEGER NOT NULL,
   PRIMARY KEY (key, job_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX places_jobs ON places (job_id);
-CREATE INDEX places_in_order ON places (queue, admitted_at);
+CREATE INDEX places_in_order ON places (queue, solo, admitted_at);
 
 -- What `admit` has to know of a key: look at it, a job of it began then, its jobs pause it until then.
 CREATE TABLE key_asks (

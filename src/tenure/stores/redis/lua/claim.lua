@@ -27,7 +27,7 @@ for i = 5, #ARGV, 2 do
       redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker_id', worker, 'started_at', stamp)
       local earlier, hung, keys = false, false, false
       if f[4] then earlier, hung, keys = past(key, attempt) end
-      if keys then begun[#begun + 1], begun[#begun + 2], begun[#begun + 3] = id, queue, keys end
+      if keys then begun[#begun + 1], begun[#begun + 2], begun[#begun + 3] = id, limited().line_of(queue, solo), keys end
       if hung then stale[#stale + 1], stale[#stale + 2] = now + hung, id end
       held[#held + 1], held[#held + 2] = id, f[4] and attempt .. '+' or attempt
       local n = #answer

@@ -38,12 +38,14 @@ end
 
 -- What becomes of jobs with limits, made when a script meets the first one. `text`: the keys of a job, as JSON of
 -- {key, limit} each. Only these take and free places, so that none is lost: a job is parked under one of its keys while
--- it waits for them, and has a place of each while it is queued or processing (keys.lua gives them).
+-- it waits for them, and has a place of each while it is queued or processing (keys.lua gives them). `line`: those that
+-- are claimed one after another, of a queue, or of the suspects and isolated jobs of a queue.
 local of_limits
 local function limited()
   if of_limits then return of_limits end
   local looked, known, read_texts, rated = {}, {}, {}, {}
-  local function lot(key, queue) return ns .. 'parked:' .. key .. '\0' .. queue end
+  local function lot(key, line) return ns .. 'parked:' .. key .. '\0' .. line end
+  local function line_of(queue, solo) return solo and queue .. '\0solo' or queue end
 
   local function keys_in(text)
     local found = read_texts[text] or cjson.decode(text)
@@ -79,8 +81,9 @@ local function limited()
 
   local function park(id, j, key, limit, due)
     redis.call('HSET', job(id), 'parked', key)
-    redis.call('ZADD', lot(key, j.queue), score(j.rank, due), id)
-    redis.call('ZADD', ns .. 'parked_of:' .. key, 0, j.queue)
+    local line = line_of(j.queue, j.solo)
+    redis.call('ZADD', lot(key, line), score(j.rank, due), id)
+    redis.call('ZADD', ns .. 'parked_of:' .. key, 0, line)
     know(key, limit)
     look(key)
   end
@@ -98,10 +101,10 @@ local function limited()
     park(id, j, first[1], first[2], due)
   end
 
-  local function unpark(id, key, queue)
-    redis.call('ZREM', lot(key, queue), id)
+  local function unpark(id, key, line)
+    redis.call('ZREM', lot(key, line), id)
     redis.call('HDEL', job(id), 'parked')
-    if redis.call('EXISTS', lot(key, queue)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, queue) end
+    if redis.call('EXISTS', lot(key, line)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, line) end
   end
 
   -- By the name of a key of Redis: what goes to it, or from it. One command for many jobs, as each costs half a microsecond.
@@ -115,7 +118,7 @@ local function limited()
     for name, some in pairs(names) do redis.call(command, name, unpack(some)) end
   end
 
-  -- `jobs`: id, queue and text of each, in one list.
+  -- `jobs`: id, line and text of each, in one list.
   local function begin(jobs)
     local begun, late = {}, {}
     for n = 1, #jobs, 3 do
@@ -153,7 +156,7 @@ local function limited()
     redis.call('HDEL', ns .. 'placed', unpack(placed))
   end
 
-  of_limits = {lot = lot, keys_in = keys_in, look = look, answer = answer, know = know, park = park, wait = wait,
+  of_limits = {lot = lot, line_of = line_of, keys_in = keys_in, look = look, answer = answer, know = know, park = park, wait = wait,
                unpark = unpark, gather = gather, all = all, begin = begin, free = free}
   return of_limits
 end
@@ -212,13 +215,15 @@ local function leave(id, j)
       count_waiting(j.queue, -1)
       wake(id)
       if j.parked then
-        limited().unpark(id, j.parked, j.queue)
+        limited().unpark(id, j.parked, limited().line_of(j.queue, j.solo))
         if not j.admitted then limited().look(j.parked) end -- it may be the last that had to be known of its key
         j.parked = nil
       end
     end
   end
-  if j.limits and (j.state == 'queued' or j.state == 'processing') then limited().free({id, j.queue, j.limits}) end
+  if j.limits and (j.state == 'queued' or j.state == 'processing') then
+    limited().free({id, limited().line_of(j.queue, j.solo), j.limits})
+  end
 end
 
 -- Set a new state and add the job to its index. An ended job releases its unique key, and lets those that wait for it
@@ -345,7 +350,8 @@ local function enqueue(args, first, last, owner, waits)
         if waits and waits[id] then
           redis.call('HSET', key, 'linked', '1', 'attempt', 0)
         else
-          limited().wait(id, {queue = group.queue, rank = group.rank, run_at = run_at, attempt = 0, limits = group.limits})
+          limited().wait(id, {queue = group.queue, rank = group.rank, solo = group.solo, run_at = run_at, attempt = 0,
+            limits = group.limits})
         end
         redis.call('ZADD', ns .. 'waiting', 0, id)
         redis.call('ZADD', ns .. 'waited', run_at, id)

@@ -16,10 +16,12 @@ for n, id in ipairs(ids) do
       redis.call('HSET', job(id), 'state', 'completed', 'result', result)
     end
     if more then
-      local f = redis.call('HMGET', job(id), 'unique', 'linked', 'limits', 'queue')
+      local f = redis.call('HMGET', job(id), 'unique', 'linked', 'limits', 'queue', 'solo')
       if f[1] then redis.call('HDEL', ns .. 'unique', f[1]) end
       if f[2] == '1' then ask_anew(id) end
-      if f[3] then freed[#freed + 1], freed[#freed + 2], freed[#freed + 3] = id, f[4], f[3] end
+      if f[3] then
+        freed[#freed + 1], freed[#freed + 2], freed[#freed + 3] = id, limited().line_of(f[4], f[5] == '1'), f[3]
+      end
       more_of[#more_of + 1] = id
     end
     done[#done + 1] = id

@@ -36,7 +36,7 @@ local function opened(key, limit)
   if states[key] then return states[key] end
   local name, begun = ns .. 'key:' .. key, ns .. 'begun:' .. key
   keys.know(key, limit)
-  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_queue', 'slow_until', 'rated')
+  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_line', 'slow_until', 'rated')
   if f[3] then
     write_pause(key, limit, tonumber(f[3]))
     redis.call('HDEL', name, 'pause')
@@ -74,7 +74,7 @@ local function opened(key, limit)
 end
 
 -- What this step has admitted, written at its end: a command for all of a queue or a key, not one a job.
-local given = {ids = {}, placed = {}, queues = {}, lanes = {}, places = {}, unbegun = {}}
+local given = {ids = {}, placed = {}, queues = {}, lines = {}, late = {}, lanes = {}, places = {}, unbegun = {}}
 local function admit(id, j, queue, needed)
   for _, each in ipairs(needed) do
     local state = states[each[1]]
@@ -90,7 +90,10 @@ local function admit(id, j, queue, needed)
     redis.call('HDEL', job(id), 'parked')
   end
   keys.gather(given.lanes, lane(queue, j.solo), score(j.rank, now), id)
-  keys.gather(given.queues, queue, now, id)
+  local line = keys.line_of(queue, j.solo)
+  keys.gather(given.queues, queue, id)
+  keys.gather(given.lines, ns .. 'unbegun_of:' .. line, now, id)
+  keys.gather(given.late, ns .. 'unbegun_of', line)
   given.ids[#given.ids + 1] = id
   given.placed[#given.placed + 1], given.placed[#given.placed + 2] = id, j.limits
   queued[#queued + 1], queued[#queued + 2] = queue, id
@@ -104,21 +107,22 @@ local function write_admitted()
   keys.all('ZADD', given.lanes)
   keys.all('ZADD', given.places)
   keys.all('SADD', given.unbegun)
+  keys.all('ZADD', given.lines)
+  keys.all('SADD', given.late)
   for queue, some in pairs(given.queues) do
-    redis.call('ZADD', ns .. 'unbegun_of:' .. queue, unpack(some))
-    redis.call('SADD', ns .. 'unbegun_of', queue)
     redis.call('SADD', ns .. 'queues', queue)
-    count_waiting(queue, -#some / 2)
+    count_waiting(queue, -#some)
     ring('queued', queue)
   end
 end
 
 -- A parked job goes on: it is queued, or parked under a key that refuses it, or has expired. Returns whether it is to
 -- leave the lot.
-local function go_on(key, id, queue)
+local function go_on(key, id, line)
   local f = redis.call('HMGET', job(id), 'state', 'parked', 'queue', 'attempt', 'expires_at', 'limits', 'rank', 'solo',
     'due_at', 'wait_until')
-  if f[1] ~= 'waiting' or f[2] ~= key or f[3] ~= queue then return true end -- older code has ended it
+  local queue, solo = f[3], f[8] == '1'
+  if f[1] ~= 'waiting' or f[2] ~= key or keys.line_of(queue, solo) ~= line then return true end -- older code has ended it
   if (tonumber(f[4]) or 0) == 0 and f[5] and tonumber(f[5]) < now then
     local j = read(id)
     j.admitted = true
@@ -131,12 +135,12 @@ local function go_on(key, id, queue)
   local needed = keys.keys_in(f[6])
   for _, each in ipairs(needed) do
     if room_of(opened(each[1], each[2])) == 0 then
-      keys.unpark(id, key, queue)
-      keys.park(id, {queue = queue, rank = tonumber(f[7])}, each[1], each[2], tonumber(f[9]))
+      keys.unpark(id, key, line)
+      keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, each[1], each[2], tonumber(f[9]))
       return false
     end
   end
-  admit(id, {limits = f[6], rank = tonumber(f[7]), solo = f[8] == '1', til = f[10]}, queue, needed)
+  admit(id, {limits = f[6], rank = tonumber(f[7]), solo = solo, til = f[10]}, queue, needed)
   return true
 end
 
@@ -157,14 +161,15 @@ local function head(lot)
 end
 
 -- Give the places of a key: to the more urgent first, then to those that were due first, of the queues that are served. A
--- queue that was slow to use its places comes last.
+-- line that was slow to use its places comes last.
 local function serve(key)
   local limit = redis.call('HGET', ns .. 'key:' .. key, 'limit')
   if not limit then return end
   local mine, lots, left = opened(key, limit), {}, 0
-  for _, queue in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
+  for _, line in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
+    local queue = queue_of(line)
     if served(queue) then
-      local lot = {key = keys.lot(key, queue), queue = queue, some = {}, at = 1, gone = {}, slow = mine.slow == queue and 1 or 0}
+      local lot = {key = keys.lot(key, line), line = line, some = {}, at = 1, gone = {}, slow = mine.slow == line and 1 or 0}
       lots[#lots + 1], left = lot, left + redis.call('ZCARD', lot.key)
     else
       redis.call('SADD', ns .. 'idle:' .. queue, key)
@@ -183,11 +188,11 @@ local function serve(key)
     end
     if not best then break end
     best.at, budget, left = best.at + 2, budget - 1, left - 1
-    if go_on(key, first, best.queue) then best.gone[#best.gone + 1] = first end
+    if go_on(key, first, best.line) then best.gone[#best.gone + 1] = first end
   end
   for _, lot in ipairs(lots) do
     close(lot)
-    if redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.queue) end
+    if redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.line) end
   end
   redis.call('ZREM', ns .. 'key_dues', key)
   redis.call('ZREM', ns .. 'key_found', key)
@@ -240,11 +245,12 @@ local function look_at_places()
   local page = redis.call('HSCAN', ns .. 'placed', f[2] or '0', 'COUNT', 100)
   for n = 1, #page[2], 2 do
     local id, text = page[2][n], page[2][n + 1]
-    local j = redis.call('HMGET', job(id), 'state', 'queue')
+    local j = redis.call('HMGET', job(id), 'state', 'queue', 'solo')
+    local line = keys.line_of(j[2] or '', j[3] == '1')
     if j[1] == 'processing' then
-      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. j[2], id) then keys.begin({id, j[2], text}) end
+      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. line, id) then keys.begin({id, line, text}) end
     elseif j[1] ~= 'queued' then
-      keys.free({id, j[2] or '', text})
+      keys.free({id, line, text})
     end
   end
   redis.call('HSET', walk, 'places_at', page[1], 'places_stepped_at', now)

@@ -67,6 +67,9 @@ local function full_of(state)
   return state.bucket.at + math.max(0, rate[3] - state.bucket.tokens) / refill(rate)
 end
 
+-- The queue of a line.
+local function queue_of(line) return line:match('^%Z*') end
+
 -- Is this queue not paused, and has it a live worker? The newest are looked at first: they live most often.
 local served_now = {}
 local function served(queue)

@@ -24,7 +24,10 @@ end
 for _, queue in ipairs(redis.call('SRANDMEMBER', ns .. 'idle', 10)) do
   local keys = ns .. 'idle:' .. queue
   for _, key in ipairs(redis.call('SRANDMEMBER', keys, 20)) do
-    if not redis.call('ZSCORE', ns .. 'parked_of:' .. key, queue) then redis.call('SREM', keys, key) end
+    local parked, line_of = ns .. 'parked_of:' .. key, limited().line_of
+    if not redis.call('ZSCORE', parked, line_of(queue)) and not redis.call('ZSCORE', parked, line_of(queue, true)) then
+      redis.call('SREM', keys, key)
+    end
   end
   if redis.call('EXISTS', keys) == 0 then redis.call('SREM', ns .. 'idle', queue) end
 end
