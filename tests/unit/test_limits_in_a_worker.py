@@ -38,6 +38,7 @@ class Watched(MemoryStore):
         self.calls: list[str] = []
         self.admitted_by: list[str] = []
         self.away = False
+        self.most = 200  #: that one look admits
 
     def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
         self.calls.append("declare")
@@ -52,7 +53,7 @@ class Watched(MemoryStore):
         if self.away and name.startswith("tenure-background"):
             self.calls.append("away")
             raise StoreAway("for a moment")
-        admitted = super().admit(limit=limit)
+        admitted = super().admit(limit=min(limit, self.most))
         self.admitted_by += [name] * sum(map(len, admitted.jobs.values()))
         return admitted
 
@@ -109,6 +110,18 @@ def test_places_are_handed_on_by_the_worker_whose_jobs_have_ended(jobs: Tenure, 
     store.enqueue([work.bind(n).draft() for n in range(30)])
 
     with worker(jobs, store, slots=2):
+        until(lambda: len(ran) == 30, "all jobs have run")
+
+    assert sum(name.startswith("tenure-background") for name in store.admitted_by) >= 25
+
+
+def test_the_worker_looks_again_while_there_is_more(jobs: Tenure, store: Watched) -> None:
+    """It rings for nobody: all supervisors would look at the same asks."""
+    work, ran = counted(jobs, store, at_once=3)
+    store.enqueue([work.bind(n).draft() for n in range(30)])
+    store.most = 1
+
+    with worker(jobs, store, slots=6):
         until(lambda: len(ran) == 30, "all jobs have run")
 
     assert sum(name.startswith("tenure-background") for name in store.admitted_by) >= 25
