@@ -58,6 +58,7 @@ READS = frozenset(
             "decided",
             "notes",
             "get",
+            "ids",
             "search",
             "ended",
             "latest_ended",

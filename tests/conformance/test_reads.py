@@ -89,6 +89,42 @@ def test_the_jobs_that_ended_last_come_first_without_those_of_guards(world: Worl
     assert store.latest_ended(State.DEAD)[0] == store.get(dead[3])
 
 
+def test_ids_are_found_by_their_beginning_and_their_end(store: Store) -> None:
+    early, late, other = (
+        "0199aaaa-0000-7000-8000-00000000beef",
+        "0199aaaa-0001-7000-8000-0000deadbeef",
+        "0299aaaa-0000-7000-8000-00000000f00d",
+    )
+    for job_id in (early, other, late):
+        put(store, id=job_id)
+
+    assert store.ids().ids == (other, late, early)
+    assert store.ids("0199aaaa").ids == (late, early)
+    assert store.ids("0199aaaa-0001").ids == (late,)
+    assert store.ids(early).ids == (early,)
+    assert store.ids(end="beef").ids == (late, early)
+    assert store.ids(end="deadbeef").ids == (late,)
+    assert store.ids("0299", "beef").ids == ()
+    assert store.ids("0299aaaa_").ids == ()
+    assert store.ids("0199aaaa-0001-7000-8000-0000deadbeef-").ids == ()
+
+
+def test_ids_are_looked_at_a_few_at_a_time_and_each_once(store: Store) -> None:
+    stored = sorted((put(store) for _ in range(7)), reverse=True)
+    end = stored[4][-8:]
+    for within in (1, 2, 3, 7, 8):
+        seen, looks, page = list[str](), 1, store.ids(within=within)
+        ending = list(store.ids(end=end, within=within).ids)
+        while page.cursor is not None:
+            seen += page.ids
+            assert len(page.ids) == within
+            ending += store.ids(end=end, within=within, cursor=page.cursor).ids
+            page, looks = store.ids(within=within, cursor=page.cursor), looks + 1
+        assert seen + list(page.ids) == stored
+        assert looks == 7 // within + 1
+        assert ending == [stored[4]]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
 def test_pages_show_every_job_once(size: int, world: World) -> None:
     store = world.store()

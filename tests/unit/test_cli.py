@@ -555,6 +555,24 @@ def test_an_empty_list_of_a_task_that_nobody_has_names_the_nearest(run: Run, sto
     assert "; known: nightly_report, work" in run("dead", "list", "--task", "zz")[2]
 
 
+def test_a_command_takes_an_id_as_pages_show_it(run: Run, store: Store) -> None:
+    dead = ended(store, State.DEAD)
+    one = put(store, id="0199aaaa-0000-7000-8000-0000deadbeef")
+    other = put(store, id="0199aaab-0000-7000-8000-0000deadf00d")
+
+    assert json.loads(run("jobs", "show", "deadbeef", "--json")[1])["job"]["id"] == one
+    assert f"work {other} (queued)" in run("jobs", "explain", "deadf00d")[1]
+    assert f"job {one} is queued" in run("jobs", "stack", "deadbeef")[2]
+    assert json.loads(run("dead", "show", dead[-8:], "--json")[1])["job"]["id"] == dead
+    code, _, said = run("jobs", "cancel", "deadbeef", "0199aaa")
+    assert (code, look(store, one).state) == (2, State.QUEUED)
+    assert f"0199aaa begins or ends those of several jobs; write more of it: {other} (work, queued), {one}" in said
+    assert run("jobs", "cancel", "deadbeef", one, "deadf00d")[1] == "2 of 2 jobs cancelled or asked to stop\n"
+    assert run("dead", "replay", dead[-8:])[0] == 0
+    assert [look(store, each).state for each in (one, other, dead)] == ["cancelled", "cancelled", "queued"]
+    assert "has an id that begins or ends with cafecafe" in run("jobs", "delete", "cafecafe")[2]
+
+
 def test_show_tells_everything_but_secrets(run: Run, store: Store) -> None:
     job_id = ended(store, State.DEAD, payload='{"token":{"$secret":"hunter2"}}', meta='{"tenant":"a"}')
 

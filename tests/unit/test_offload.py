@@ -681,7 +681,7 @@ def test_the_command_line_tries_shows_and_sweeps(run: Run, folder: Path, monkeyp
     job_id = run("enqueue", "echo", f"text={BIG}")[1].strip()
 
     assert "kept elsewhere: 4,063 bytes" in run("jobs", "show", job_id)[1]
-    assert run("offload", "show", job_id, "--app", "shop")[1] == f'{{"text":"{BIG}"}}\n'
+    assert run("offload", "show", job_id[-8:], "--app", "shop")[1] == f'{{"text":"{BIG}"}}\n'
     assert "it needs the key" in run("offload", "show", job_id)[2]
     assert run("offload", "show", job_id, "result", "--app", "shop")[0] == 1
     run("jobs", "delete", job_id, "--yes")

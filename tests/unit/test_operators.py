@@ -15,14 +15,14 @@ from conformance.factories import World, bring, draft, put, running, start
 from tenure import Tenure
 from tenure.config import load
 from tenure.core.lifecycle import State
-from tenure.errors import InvalidArguments, InvalidOption, Refused
+from tenure.errors import InvalidArguments, InvalidOption, Refused, UnknownJob
 from tenure.maintenance import orders
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.access import EDITS
 from tenure.operations.admin import Admin
 from tenure.operations.audit import Trail
 from tenure.operations.queues import health
-from tenure.ports import Filter, Store
+from tenure.ports import Filter, Ids, Store
 from tenure.tasks.arguments import Stars
 
 
@@ -33,6 +33,48 @@ def admin(store: Store) -> Admin:
 
 def trail(admin: Admin) -> list[tuple[str, str, str, str]]:
     return [(each.who, each.action, each.subject, each.outcome) for each in admin.audit().entries]
+
+
+# ── by a part of its id ──
+
+
+def test_a_job_is_named_by_its_id_or_by_the_beginning_or_the_end_of_it(store: Store, admin: Admin) -> None:
+    one, other = "0199aaaa-0000-7000-8000-00000000beef", "0199aaab-0000-7000-8000-00000000f00d"
+    for job_id in (one, other):
+        put(store, id=job_id)
+
+    parts = (one, one.upper(), "0000beef", "BEEF", "0199aaaa", " 0199aaaa-0")
+    assert {admin.jobs.named(each) for each in parts} == {one}
+    assert admin.jobs.named("0199aaab") == other
+    gone = "0199aaac-0000-7000-8000-000000000000"
+    assert admin.jobs.named(gone) == gone  # whoever asks for it hears that there is none
+
+
+def test_a_part_of_an_id_that_names_no_job_or_several_is_refused(
+    store: Store, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"0199aaaa-000{n}-7000-8000-0000{n}000beef" for n in range(7)]
+    for job_id in ids:
+        put(store, id=job_id, task="mail")
+
+    with pytest.raises(UnknownJob, match=r"no job in .* has an id that begins or ends with cafe"):
+        admin.jobs.named("cafe")
+    with pytest.raises(UnknownJob, match="no job nowhere in "):
+        admin.jobs.named("nowhere")
+    with pytest.raises(InvalidOption, match="at least 4 characters"):
+        admin.jobs.named("eef")
+    for part in ("beef", "0199aaaa"):
+        with pytest.raises(InvalidOption, match=f"{part} begins or ends those of several jobs") as several:
+            admin.jobs.named(part)
+        assert f"{ids[6]} (mail, queued), {ids[5]} (mail, queued)" in str(several.value)
+        assert str(several.value).endswith(f"{ids[2]} (mail, queued), …")
+    begins = put(store, id="5000beef-0000-7000-8000-000000000000")
+    with pytest.raises(InvalidOption, match=rf"{begins} \(.*, {ids[5]} \("):  # the other ends with it
+        admin.jobs.named("5000beef")
+
+    monkeypatch.setattr(store, "ids", lambda start="", end="", **_: Ids(() if start else (ids[0],), ids[0]))
+    with pytest.raises(InvalidOption, match=r"beef was not compared with all ids within 0 s; write the whole id"):
+        admin.jobs.named("beef", seconds=0)
 
 
 # ── many at once ──

@@ -122,6 +122,8 @@ CASES: Mapping[str, Case] = {
     "SOLO_WAITING": Case(workers.SOLO_WAITING, (512, ["a", "b"]), {IN_ORDER}),
     "NEXT_DUE": Case(jobs.NEXT_DUE, (), {("Index Only Scan", "jobs_scheduled")}),
     "UPDATES": Case(reads.UPDATES, (json.dumps(dict.fromkeys(ids(BATCH), "1")), 50), {PKEY}),
+    "IDS": Case(reads.IDS, ("beef", "beef", *ids(2), 10_000), {("Index Only Scan", "jobs_pkey")}),
+    "IDS_BELOW": Case(reads.IDS_BELOW, ("beef", "beef", *ids(2), 10_000), {("Index Only Scan", "jobs_pkey")}),
     "PRUNE": Case(jobs.PRUNE, ("completed", 3600.0, 1000), {("Index Scan", "jobs_ended"), BY_PLACE}),
     "PROMOTE": Case(jobs.PROMOTE, (1000,), {DUE, BY_PLACE}),
     "KNOWN": Case(links.KNOWN, (json.dumps(ids(BATCH)),), {("Index Only Scan", "jobs_pkey")}),

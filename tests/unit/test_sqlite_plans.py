@@ -27,6 +27,7 @@ DUTIES: dict[str, Callable[[Store], object]] = {
     "holding": lambda store: store.holding(),
     "waited longest": lambda store: store.waited_longest(),
     "waits": lambda store: store.waits(),
+    "ids": lambda store: store.ids("0199", "beef"),
     "due": lambda store: store.due(limit=10),
     "decided": lambda store: store.decided(store.now(), store.now(), limit=10),
 }
@@ -98,6 +99,20 @@ def test_a_look_at_many_jobs_costs_nothing_for_the_others(tmp_path: Path) -> Non
     assert len(plan) == 2, plan
     assert plan[0].startswith("SCAN seen VIRTUAL TABLE"), plan
     assert plan[1].startswith("SEARCH jobs USING INDEX sqlite_autoindex_jobs_1 (id=?)"), plan
+
+
+def test_ids_are_looked_for_in_their_index_alone(tmp_path: Path, said: dict[str, Any]) -> None:
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.migrate()
+    store.open()
+    said.clear()
+    store.ids("0199", "beef")
+    store.close()
+
+    ((sql, bindings),) = [each for each in said.items() if "FROM jobs" in each[0]]
+    with apsw.Connection(str(tmp_path / "tenure.db")) as connection:
+        ((*_, detail),) = connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings)
+    assert detail == "SEARCH jobs USING COVERING INDEX sqlite_autoindex_jobs_1 (id>? AND id<?)"
 
 
 def test_an_empty_claim_from_very_many_queues_does_not_take_the_write_lock(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_jobs_are_found_and_acted_on_one_by_one_and_all_that_match(live: System,
         page.goto(f"/jobs?{query}")
         expect(rows(page)).to_have_count(len(found))
         assert [row.get_attribute("data-key") for row in rows(page).all()] == found
-    page.get_by_label("Job id, or the end of it").fill(waiting[-8:])
+    page.get_by_label("Job id, or its beginning or end").fill(waiting[-8:])
     page.get_by_role("button", name="Open").click()
     expect(page).to_have_url(re.compile(f"/jobs/{waiting}$"))
 

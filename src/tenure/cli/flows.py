@@ -147,14 +147,14 @@ def replay(flow_id: FlowId, /, *, shared: Shared = SHARED) -> int:
 
 @flows.command
 def skip(
-    *ids: Annotated[str, Parameter(help="The dead or cancelled jobs.")],
+    *ids: Annotated[str, Parameter(help="The dead or cancelled jobs, by id, or its beginning or end.")],
     shared: Shared = SHARED,
 ) -> int:
     """Let the jobs that wait for a dead or cancelled one go on without it; a list of results goes without its own."""
     if not ids:
         raise InvalidOption("skip: expected the id of a dead or cancelled job")
     with admin_of(shared) as admin:
-        acted = admin.flows.skip(ids)
+        acted = admin.flows.skip([admin.jobs.named(each) for each in ids])
     if shared.json:
         show_json(acted)
     else:

@@ -101,9 +101,11 @@ class Where:
 
 
 Words = Annotated[str, Parameter(help="A search: args.NAME=…, meta.NAME~…, error~…, ended<2h; see docs/search.md.")]
-JobId = Annotated[str, Parameter(help="The job's id.")]
-Ids = Annotated[str, Parameter(help="Which jobs; or use the filters.")]
-DeadIds = Annotated[str, Parameter(help="Which dead letters; or use the filters, or --every.")]
+JobId = Annotated[str, Parameter(help="The job's id, or its beginning or end.")]
+Ids = Annotated[str, Parameter(help="Which jobs, by id, or its beginning or end; or use the filters.")]
+DeadIds = Annotated[
+    str, Parameter(help="Which dead letters, by id, or its beginning or end; or use the filters, or --every.")
+]
 Every = Annotated[bool, Parameter(help="All of them.")]
 States = Annotated[
     list[str] | None,
@@ -221,7 +223,7 @@ def _list(where: Callable[[datetime], Filter], limit: int, cursor: str | None, s
 def show(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
     """Show everything the store knows about a job, secrets redacted."""
     with admin_of(shared) as admin:
-        found = admin.jobs.show(job_id)
+        found = admin.jobs.show(admin.jobs.named(job_id))
     if shared.json:
         show_json(found)
         return 0
@@ -283,7 +285,7 @@ def _facts(found: JobDetail) -> list[tuple[str, str]]:
 def explain(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
     """Explain why a job is not running, or how it ended, and what to do."""
     with admin_of(shared) as admin:
-        found = admin.jobs.explain(job_id)
+        found = admin.jobs.explain(admin.jobs.named(job_id))
     if shared.json:
         show_json(found)
         return 0
@@ -299,6 +301,7 @@ def explain(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
 def stack(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
     """Show where the code of a running job is: its files, lines and functions, the innermost last."""
     with admin_of(shared) as admin:
+        job_id = admin.jobs.named(job_id)
         admin.jobs.ask_for_stack(job_id)
         found = admin.jobs.stack(job_id, within=PATIENCE_SECONDS + 1)
     if found is None:
@@ -360,13 +363,18 @@ def _act(
         raise InvalidOption(f"{verb}: expected either ids or filters (--state, --task, --where …), not both")
     with admin_of(shared) as admin:
         if ids:
-            refs, all_of = [admin.jobs.ref(job_id) for job_id in dict.fromkeys(ids)], None
+            refs, all_of = [admin.jobs.ref(each) for each in _named(admin, ids)], None
         else:
             all_of = where.filter(states or _SOURCES[verb], admin.now())
             refs = admin.jobs.refs(all_of)
             _ask(verb, refs, shared)
         pace = None if per_minute is None else admin.jobs.pace(per_minute, all_of)
         return _carry_out(admin, verb, refs, reason, shared, pace)
+
+
+def _named(admin: Admin, ids: Sequence[str]) -> list[str]:
+    """Each once, before anything is done to one of them."""
+    return list(dict.fromkeys(map(admin.jobs.named, ids)))
 
 
 def _ask(verb: Verb, refs: Sequence[JobRef], shared: Shared) -> None:
@@ -477,7 +485,7 @@ def _act_on_dead(
         raise InvalidOption(f"{verb}: expected ids, or filters (--task, --queue, --where …), or --every")
     with admin_of(shared) as admin:
         if ids:
-            refs, all_of = [admin.jobs.ref(job_id, _DEAD) for job_id in dict.fromkeys(ids)], None
+            refs, all_of = [admin.jobs.ref(each, _DEAD) for each in _named(admin, ids)], None
         else:
             all_of = _dead(where, admin.now())
             refs = admin.jobs.refs(all_of)

@@ -53,9 +53,11 @@ def show(
     Secrets are shown as ***.
     """
     from tenure.backends import value_of
+    from tenure.operations import job_ids
     from tenure.tasks.arguments import redacted
 
     with _opened(shared) as values:
+        job_id = job_ids.whole(values, job_id)
         found = value_of(values, job_id, place)
     if found is None:
         print_error(f"job {job_id} has no {place}")

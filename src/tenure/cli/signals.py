@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from tenure.cli.jobs import JobId
 from tenure.cli.output import pairs, plain, print_error, show_json, table
 from tenure.cli.shared import Shared, admin_of, app_of, print_result
 from tenure.errors import InvalidOption
@@ -19,10 +20,10 @@ _HEADS = ("signal", "sent", "value")
 
 
 @signals.command(name="list")
-def list_(job_id: Annotated[str, Parameter(help="The job's id.")], /, *, shared: Shared = SHARED) -> int:
+def list_(job_id: JobId, /, *, shared: Shared = SHARED) -> int:
     """List the signals of a job, and the one for which it waits."""
     with admin_of(shared) as admin:
-        found = admin.signals.of(job_id)
+        found = admin.signals.of(admin.jobs.named(job_id))
     if shared.json:
         show_json({**plain(found), "sent": [{**plain(each), "value": _value(each.value)} for each in found.sent]})
         return 0
@@ -66,8 +67,9 @@ def send(
         with admin_of(shared) as admin:
             says = admin.signals.send_shared(shared_key, words[0], replace=replace)
         return print_result(shared, {"shared": shared_key, "says": says}, says)
-    job_id, name, value = words
+    job, name, value = words
     with admin_of(shared) as admin:
+        job_id = admin.jobs.named(job)
         check = _check(shared, admin.jobs.get(job_id).task, name)
         says = admin.signals.send(job_id, name, value, replace=replace, check=check)
     return print_result(shared, {"job": job_id, "signal": name, "says": says}, says)

@@ -14,6 +14,7 @@ import msgspec
 
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.errors import InvalidOption, UnknownJob
+from tenure.operations import job_ids
 from tenure.operations.access import Access
 from tenure.operations.error_groups import ErrorGroups, grouped
 from tenure.operations.explain import Explanation, explain
@@ -226,6 +227,10 @@ class JobReads:
         if job is None:
             raise UnknownJob(f"no job {job_id} in {self._access.store.url}: never enqueued there, deleted, or pruned")
         return self._access.redacted(job)
+
+    def named(self, text: str, *, seconds: float = job_ids.LOOK_SECONDS) -> str:
+        """The id of the one job whose id this is, begins or ends. Raises InvalidOption, UnknownJob."""
+        return job_ids.whole(self._access.store, text, seconds=seconds)
 
     def updates(self, seen: Mapping[str, str], *, limit: int) -> list[Update]:
         """At most `limit` of the jobs whose mark is not the one in `seen`."""

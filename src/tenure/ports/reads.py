@@ -167,6 +167,13 @@ class Page:
     reached: datetime | None = None  #: when the last job examined was enqueued, if the page is short but has a cursor
 
 
+class Ids(NamedTuple):
+    """Ids of jobs, newest first. `cursor` continues after the last one looked at; None: there are no more."""
+
+    ids: tuple[str, ...]
+    cursor: str | None = None
+
+
 class EndedJob(NamedTuple):
     """A job that has ended. `stumbled`: it did so after a failure or a crash. Times are seconds."""
 
@@ -195,6 +202,13 @@ class ReadStore(Protocol):
     """The reads. None of them changes anything."""
 
     def get(self, job_id: str) -> JobView | None: ...
+
+    def ids(self, start: str = "", end: str = "", *, cursor: str | None = None, within: int = 10_000) -> Ids:
+        """The ids that begin with `start` and end with `end`, by the index of the ids alone: no row is read.
+
+        Looks at no more than `within` of those that begin with `start`.
+        """
+        ...
 
     def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
         """Which of these jobs have changed: `seen` has the mark of each as it was last seen, or "" for none.

@@ -41,6 +41,7 @@ from tenure.ports import (
     Draft,
     Edit,
     Filter,
+    Ids,
     JobView,
     Landed,
     LimitRow,
@@ -56,6 +57,7 @@ CLEARED = "Cleared: "  #: how the message of a rescued job begins
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _encode = msgspec.json.Encoder().encode
 is_id = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}").fullmatch  #: nothing else is the id of a job
+PAST_IDS = "~"  #: in no id, and after all that is in one
 COMPLETED = Landed(State.COMPLETED)
 ATTEMPTS_KEPT = 100  #: the latest attempts of a job, with their logs; also the first, which says when it began
 MOST_NOTED = 20  #: jobs in the note of a worker that has ended
@@ -311,6 +313,12 @@ def ages(keep: float, keep_dead: float | None) -> list[tuple[State, float]]:
 
 def bad_cursor(cursor: str) -> InvalidOption:
     return InvalidOption(f"cursor: expected one that a page gave, got {cursor!r}; start without one")
+
+
+def with_end(looked: list[str], end: str, within: int) -> Ids:
+    """The answer of `ids`, from the next `within` of them, or all that are left."""
+    cursor = looked[-1] if len(looked) == within else None
+    return Ids(tuple(each for each in looked if each.endswith(end)), cursor)
 
 
 def matches(view: JobView, where: Filter) -> bool:

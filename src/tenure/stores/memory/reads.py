@@ -14,6 +14,7 @@ from tenure.ports import (
     Ended,
     EndedJob,
     Filter,
+    Ids,
     JobView,
     Page,
     QueueView,
@@ -24,7 +25,7 @@ from tenure.ports import (
 from tenure.stores.fields import STATUS, ended_job, queue_views
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.rows import Row, age, enqueue_order, read_cursor, write_cursor
-from tenure.stores.rules import matches
+from tenure.stores.rules import matches, with_end
 
 
 class MemoryReads(MemoryBase):
@@ -34,6 +35,12 @@ class MemoryReads(MemoryBase):
     def get(self, job_id: str) -> JobView | None:
         row = self._jobs.get(job_id)
         return row.view if row else None
+
+    @atomic
+    def ids(self, start: str = "", end: str = "", *, cursor: str | None = None, within: int = 10_000) -> Ids:
+        begin = (each for each in sorted(self._jobs, reverse=True) if each.startswith(start))
+        near = list(islice((each for each in begin if cursor is None or each < cursor), within))
+        return with_end(near, end, within)
 
     @atomic
     def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:

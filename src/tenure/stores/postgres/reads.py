@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from tenure.core.lifecycle import ENDED, GUARD, LIVE, State
-from tenure.ports import GONE, AttemptView, Ended, Filter, JobView, Page, QueueView, Update, WorkerView
+from tenure.ports import GONE, AttemptView, Ended, Filter, Ids, JobView, Page, QueueView, Update, WorkerView
 from tenure.stores.fields import (
     COMPLETED_BY,
     IDENTITY,
@@ -53,6 +53,13 @@ UPDATES = f"""
     SELECT seen.key, {_MARK}, CASE WHEN state = 'completed' THEN result END, {listed(STATUS, id="id::text")}
     FROM json_each_text(%s::json) AS seen LEFT JOIN @.jobs AS j ON j.id = seen.key::uuid
     WHERE {_MARK} <> seen.value LIMIT %s"""
+# From the primary key alone, and the server picks: a walk over a million sends no id but those that match.
+_IDS = """
+    SELECT coalesce(array_agg(id ORDER BY id DESC) FILTER (WHERE right(id, length(%s::text)) = %s), '{}'),
+        min(id), count(*)
+    FROM (SELECT j.id::text COLLATE "C" AS id FROM @.jobs AS j WHERE j.id >= %s AND j.id {below} %s
+        ORDER BY j.id DESC LIMIT %s) AS looked"""
+IDS, IDS_BELOW = (_IDS.replace("{below}", each) for each in ("<=", "<"))
 _ATTEMPTS = f"""
     SELECT {listed(names_of(AttemptView), job_id="job_id::text")} FROM @.attempts WHERE job_id = %s ORDER BY attempt"""
 _QUEUES = """
@@ -65,6 +72,7 @@ _WORKERS = f"""
     SELECT {listed(IDENTITY)}, started_at, renewed_at, expires_at, died_at, note,
         (SELECT count(*) FROM @.jobs WHERE state = 'processing' AND worker_id = w.id), memory
     FROM @.workers AS w WHERE %s OR died_at IS NULL ORDER BY started_at DESC, id DESC"""
+_BOUNDS = [str(UUID(each * 32)) for each in "0f"]  #: the first id that can be, and the last
 
 
 class PostgresReads(PostgresBase):
@@ -75,6 +83,14 @@ class PostgresReads(PostgresBase):
             return None
         rows = self._server.read(f"SELECT {JOB} FROM @.jobs WHERE id = %s", job_id)
         return job_of(rows[0]) if rows else None
+
+    def ids(self, start: str = "", end: str = "", *, cursor: str | None = None, within: int = 10_000) -> Ids:
+        first, last = (start + each[len(start) :] for each in _BOUNDS)
+        if not is_id(first):
+            return Ids(())
+        sql, top = (IDS, last) if cursor is None else (IDS_BELOW, cursor)
+        ((found, lowest, looked),) = self._server.read(sql, end, end, first, top, within)
+        return Ids(tuple(found), lowest if looked == within else None)
 
     def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
         known = {job_id: mark for job_id, mark in seen.items() if is_id(job_id)}

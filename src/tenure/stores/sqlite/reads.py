@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from tenure.core.lifecycle import ENDED, GUARD, LIVE, State
-from tenure.ports import GONE, AttemptView, Ended, Filter, JobView, Page, QueueView, Update, WorkerView
+from tenure.ports import GONE, AttemptView, Ended, Filter, Ids, JobView, Page, QueueView, Update, WorkerView
 from tenure.stores.fields import (
     COMPLETED_BY,
     IDENTITY,
@@ -28,7 +28,7 @@ from tenure.stores.fields import (
     update_reader,
     worker_reader,
 )
-from tenure.stores.rules import bad_cursor, json_of
+from tenure.stores.rules import PAST_IDS, bad_cursor, json_of, with_end
 from tenure.stores.sqlite.base import SqliteBase, instant, millis
 from tenure.stores.sqlite.file import fetch, first
 
@@ -60,6 +60,11 @@ class SqliteReads(SqliteBase):
 
     def get(self, job_id: str) -> JobView | None:
         return self._file.read(lambda connection: view_of(connection, job_id))
+
+    def ids(self, start: str = "", end: str = "", *, cursor: str | None = None, within: int = 10_000) -> Ids:
+        sql = "SELECT id FROM jobs WHERE id >= ? AND id < ? ORDER BY id DESC LIMIT ?"
+        rows = self._fetch(sql, (start, cursor or start + PAST_IDS, within))
+        return with_end([row[0] for row in rows], end, within)
 
     def updates(self, seen: Mapping[str, str], *, limit: int = 50) -> list[Update]:
         return [_update(row) for row in self._fetch(UPDATES, (json_of(seen), limit))]

@@ -18,8 +18,8 @@ from tenure.events import headline
 from tenure.operations.explain import doing, stamp, waits_for
 from tenure.operations.job_query import JobQuery
 from tenure.operations.job_search import checked
-from tenure.operations.jobs import DONE, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
-from tenure.ports import Filter, JobView
+from tenure.operations.jobs import DONE, LOOK_SECONDS, MOST_AT_ONCE, VERBS, Acted, JobRef, Verb
+from tenure.ports import JobView
 from tenure.web.pages import Action, Page, View, back, count, here
 from tenure.web.security import Problem
 from tenure.web.site import light
@@ -156,16 +156,14 @@ def verbs(view: View) -> list[Verb]:
 
 
 def _find(view: View, form: Mapping[str, str], _: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Go to a job, by its id or by the end of it."""
+    """Go to a job, by its id, or by the beginning or end of it."""
     text = form.get("id", "").strip().lower()
     if not text:
         return "", "/jobs"
     try:
-        return "", f"/jobs/{view.admin.jobs.get(canonical(text)).id}"
-    except (InvalidOption, UnknownJob):
-        found = view.admin.jobs.search(Filter(text=checked(text, "id")), limit=SIZE)
-        ending = [job.id for job in found.jobs if job.id.endswith(text)]
-        return "", f"/jobs/{ending[0]}" if len(ending) == 1 else f"/jobs?{urlencode({'text': text})}"
+        return "", f"/jobs/{view.admin.jobs.get(view.admin.jobs.named(text, seconds=LOOK_SECONDS)).id}"
+    except (InvalidOption, UnknownJob):  # it may also be a text of an error
+        return "", f"/jobs?{urlencode({'text': checked(text, 'id')})}"
 
 
 # ── Bulk: count, ask, act ──
