@@ -15,7 +15,7 @@ from django.utils.module_loading import autodiscover_modules
 from tenure.app import Tenure
 from tenure.config import Settings
 from tenure.django import home
-from tenure.django.connections import connection_lost, fresh_connections, kept_connections, lent
+from tenure.django.connections import fresh_connections, kept_connections, lent
 from tenure.django.home import Home
 from tenure.django.registry import ProjectRegistry, queues
 from tenure.ports import Notifier, Store
@@ -75,7 +75,7 @@ class DjangoApp(Tenure):
     @property
     def program(self) -> Program:
         """What a worker runs."""
-        return replace(super().program, source=self.home.source, queues=queues(), lost=connection_lost)
+        return replace(super().program, source=self.home.source, queues=queues())
 
     @contextmanager
     def testing(

@@ -16,14 +16,11 @@ from typing import Any
 
 from asgiref.sync import SyncToAsync
 from django.db import Error as DatabaseError
-from django.db import OperationalError, close_old_connections, connections
+from django.db import close_old_connections, connections
 
 from tenure.tasks.job import Job
-from tenure.worker.program import store_away
 
 _log = logging.getLogger("tenure.worker")
-#: Connection exceptions; the server ended the connection, has crashed, is starting, or found it idle for too long.
-_LOST_STATES = ("08", "57P01", "57P02", "57P03", "57P05")
 CLOSE_SECONDS = 5.0  #: how long the end of a worker waits for the thread of async handlers
 _lent: list[Any] = []  #: the connections of a test, which its handlers use too: their rows are not committed
 
@@ -36,15 +33,6 @@ def fresh_connections(job: Job[Any]) -> Iterator[None]:
         yield
     finally:
         run(_after)
-
-
-def connection_lost(error: BaseException) -> bool:
-    """Does this error say that a connection was lost, or could not be made? Known for PostgreSQL only."""
-    if not isinstance(error, OperationalError):
-        return store_away(error)
-    missing: Any = object()  # of a driver that has no such attribute
-    state = getattr(error.__cause__, "sqlstate", getattr(error.__cause__, "pgcode", missing))
-    return state is None or (isinstance(state, str) and state.startswith(_LOST_STATES))
 
 
 def _thread_of_connections() -> Callable[[Callable[[], None]], object]:

@@ -20,7 +20,6 @@ from msgspec import UNSET
 from tenure.core.retry import Fail, Snooze
 from tenure.core.signatures import signature_of
 from tenure.django import jobs
-from tenure.django.connections import connection_lost
 from tenure.django.results import local, result_of, started
 from tenure.errors import JobStopped, TenureError
 from tenure.events import current
@@ -147,7 +146,7 @@ class _Attempt:
                 return self._job.stopping == "cancel"
             case Fail(final=True):
                 return True
-            case Exception() if judged(cast("Attempt", self._job._attempt), connection_lost, error) is not error:
+            case Exception() if judged(cast("Attempt", self._job._attempt), error) is not error:
                 return False
             case Exception() if not isinstance(error, Fail) and not jobs.registry[self._job.task].retry.retries(error):
                 return True

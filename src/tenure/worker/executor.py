@@ -159,7 +159,7 @@ class Attempt(Reporting):
                 raise
             outcome = self._raised(error)
         except BaseException as error:  # SystemExit too: a handler must not exit its worker
-            outcome = self._raised(await aexcused(self, program.lost, error))
+            outcome = self._raised(await aexcused(self, error))
         self._end(outcome)
 
     async def _run_in_thread(self, program: Program, pool: ThreadPoolExecutor) -> None:
@@ -200,7 +200,7 @@ class Attempt(Reporting):
                     _enter(stack, around, self)
                 return self._returned(task.fn(*args, **kwargs))
         except BaseException as error:
-            return self._raised(excused(self, program.lost, error))
+            return self._raised(excused(self, error))
 
     def _end(self, outcome: Outcome | None) -> None:
         if self._caller is None:

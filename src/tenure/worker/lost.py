@@ -1,4 +1,4 @@
-"""A handler that failed because a connection was lost: to the store, or to a database that its program knows of.
+"""A handler that failed because a connection was lost: to the store, or to a database of its own (drivers.py).
 
 That is no failure of the code: the job runs again, uncharged. A job may be the cause all the same, as one whose query
 takes the server down each time: after five lost connections in the kept attempts the sixth is an ordinary failure.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from random import random
 from typing import TYPE_CHECKING
@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 from tenure.core.retry import Fail, Snooze, full_jitter
 from tenure.errors import StoreError
 from tenure.events import LOST
+from tenure.worker.drivers import connection_lost
 from tenure.worker.signals import leaves
 
 if TYPE_CHECKING:
     from tenure.worker.executor import Attempt
-
-IsLost = Callable[[BaseException], bool]  #: does this error say that a connection was lost?
 
 FREE = 5  #: lost connections of one job that cost nothing
 BASE_SECONDS, CAP_SECONDS = 0.5, 30.0  #: of the wait: up to 0.5 s after the first one, 8 s after the fifth
@@ -33,24 +32,24 @@ class Lost(Snooze):
     """The reason is the engine's own."""
 
 
-def excused(attempt: Attempt, is_lost: IsLost, error: BaseException) -> BaseException:
+def excused(attempt: Attempt, error: BaseException) -> BaseException:
     """The error that decides the outcome: Lost, if this one came of a lost connection and costs nothing."""
-    return _logged(attempt, judged(attempt, is_lost, error))
+    return _logged(attempt, judged(attempt, error))
 
 
-async def aexcused(attempt: Attempt, is_lost: IsLost, error: BaseException) -> BaseException:
+async def aexcused(attempt: Attempt, error: BaseException) -> BaseException:
     """The same, for a handler on an event loop."""
-    if not _came_of_a_loss(attempt, is_lost, error):
+    if not _came_of_a_loss(attempt, error):
         return error
     try:
-        return _logged(attempt, await asyncio.to_thread(judged, attempt, is_lost, error))
+        return _logged(attempt, await asyncio.to_thread(judged, attempt, error))
     except asyncio.CancelledError as stopped:
         return stopped
 
 
-def judged(attempt: Attempt, is_lost: IsLost, error: BaseException) -> BaseException:
+def judged(attempt: Attempt, error: BaseException) -> BaseException:
     """The same, without a line in the log."""
-    if not _came_of_a_loss(attempt, is_lost, error):
+    if not _came_of_a_loss(attempt, error):
         return error
     store, claimed = attempt.host.store, attempt.claimed
     try:
@@ -75,14 +74,17 @@ def _logged(attempt: Attempt, error: BaseException) -> BaseException:
     return error
 
 
-def _came_of_a_loss(attempt: Attempt, is_lost: IsLost, error: BaseException) -> bool:
+def _came_of_a_loss(attempt: Attempt, error: BaseException) -> bool:
     if attempt.stopping is not None or isinstance(error, attempt.task.retry.never):
         return False
-    return all(any(map(is_lost, _causes(leaf))) for leaf in leaves(error))
+    return all(any(map(connection_lost, _causes(leaf))) for leaf in leaves(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[Exception]:
-    """The error, and those it was raised from. A Snooze or a Fail is the handler's own decision."""
+    """The error, and those it was raised from. A Snooze or a Fail is the handler's own decision.
+
+    What a store raised says by its kind what it came of: not each error of its driver is a lost connection.
+    """
     while isinstance(error, Exception) and not isinstance(error, Snooze | Fail):
         yield error
-        error = error.__cause__
+        error = None if isinstance(error, StoreError) else error.__cause__

@@ -7,17 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.errors import InvalidOption, StoreAway, StoreBusy
+from tenure.errors import InvalidOption
 from tenure.ports import LimitRow
 from tenure.ports.schedules import Schedule
 from tenure.tasks.job import Job
 from tenure.tasks.registry import Registry
 from tenure.tasks.tracing import Tracing
-
-
-def store_away(error: BaseException) -> bool:
-    """Does this error say that the store is unavailable, and not only busy with another transaction?"""
-    return isinstance(error, StoreAway) and not isinstance(error, StoreBusy)
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,6 @@ class Program:
     limits: Callable[[], Sequence[LimitRow]] = tuple
     tracing: Tracing | None = None
     queues: frozenset[str] = frozenset()  #: queues that its tasks may be put into, besides their own
-    lost: Callable[[BaseException], bool] = store_away  #: does this error say that a connection was lost?
 
     @property
     def named_queues(self) -> frozenset[str]:
