@@ -225,6 +225,39 @@ def test_in_trouble_of_every_size_the_overview_is_at_most_three_screens(night: N
     assert page.evaluate("document.documentElement.scrollHeight") <= 3 * WIDE["height"]
 
 
+def test_on_a_phone_the_overview_with_three_problems_is_at_most_three_screens(night: Night, visits: Visits) -> None:
+    beside(night)
+    page = visits(night.url, viewport=PHONE)
+    page.goto("/")
+    expect(page.locator(".note")).to_have_count(3)
+    expect(page.get_by_role("table", name="Queues").locator("tbody tr:visible")).to_have_count(3)
+    completed = page.get_by_role("table", name="Jobs that completed last", include_hidden=True).locator("tbody tr")
+    expect(completed).to_have_count(10)
+    expect(completed.locator("visible=true")).to_have_count(0)
+    Hands(page).look("busy")
+    page.set_viewport_size(PHONE)
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height <= 3 * PHONE["height"], height / PHONE["height"]
+
+    page.get_by_label("Show all 10 jobs that completed last").check()
+    expect(completed.locator("visible=true")).to_have_count(10)
+    page.set_viewport_size(WIDE)
+    expect(completed.locator("visible=true")).to_have_count(10)
+
+
+def beside(night: Night) -> None:
+    """Other queues, whose worker is busy, and from which jobs have completed just now."""
+    store = night.store
+    queues = tuple(f"queue-{number}" for number in range(5))
+    worker = start(store, id="shop-2-1-aa", lease=86_400.0, slots=30, queues=queues, tasks=("send",))
+    for queue in queues:
+        for _ in range(4):
+            put(store, id=new_id(), queue=queue, task="send")
+        for done in claim(store, worker, 3, queue=queue)[:2]:
+            finish(store, Lease(done.id, done.attempt, worker), Completed())
+    night.world.advance(1)
+
+
 def test_on_a_phone_a_long_list_is_folded_until_all_of_it_is_asked_for(night: Night, visits: Visits) -> None:
     store, timetable = night.store, Timetable(night.store, PollNotifier())
     worker = start(store, id="shop-2-1-aa", lease=86_400.0, slots=60, queues=("many",))
