@@ -154,7 +154,7 @@ TABLE = Table(
         Guard("of two changes of a limit one lands", LIMITS, "if (stands.rev if stands else 0) != row.rev:", "if False:"),
         Guard("no place is given to a queue that nobody serves", LIMITS, "        waiting = [each for each in waiting if each.queue in served]\n", ""),
         Guard("a queue that was passed over is found when it is served again", LIMITS, "        self._known.idle |= {(each.queue, key) for each in waiting if each.queue not in served}\n", ""),
-        Guard("the places of a queue that nobody serves go back", LIMITS, "        if lane.queue not in served:\n            return True", "        if queue not in served:\n            return False"),
+        Guard("the places of a queue that nobody serves go back", LIMITS, "        if lane.queue not in served:\n            return True", "        if lane.queue not in served:\n            return False"),
         Guard("a place that is not begun for long goes to a queue that waits", LIMITS, "return bool(names & wait)", "return False"),
         Guard("a place that nobody else waits for is left", LIMITS, "return bool(names & wait)", "return True"),
         Guard("a suspect's place goes to another job of its key", PLACES, "SUSPECT_SECONDS if self.solo else UNBEGUN_SECONDS", "UNBEGUN_SECONDS"),
