@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from servers import shared_postgres, shared_valkey
 from tenure import Tenure
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.codecs import AesSiv, Codec
 from tenure.core.lifecycle import State
 from tenure.stores.sealed.values import Seal

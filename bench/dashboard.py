@@ -29,7 +29,7 @@ import psutil
 from bench.measure import cpu_seconds
 from bench.report import here, judged
 from bench.schedules import opened, place
-from tenure.backends import open_notifier
+from tenure.app.backends import open_notifier
 from tenure.config import load
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id

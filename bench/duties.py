@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from proxy import Proxy
 from servers import shared_postgres, shared_valkey
-from tenure.backends import connect, open_store
+from tenure.app.backends import connect, open_store
 from tenure.config import Settings, load
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import State

@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from servers import Valkey, shared_postgres
-from tenure.backends import connect, open_store
+from tenure.app.backends import connect, open_store
 from tenure.config import load
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import Completed, Edge, Lease

@@ -85,7 +85,7 @@ class TenurePeer(Peer):
         os.environ |= {"TENURE_URL": self.url, "TENURE_NAMESPACE": "tenure", "TENURE_NOTIFIER": self.nats or "auto"}
 
     async def install(self) -> None:
-        from tenure.backends import open_store
+        from tenure.app.backends import open_store
         from tenure.config import load
 
         open_store(load({})).migrate()

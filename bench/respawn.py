@@ -26,7 +26,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from servers import shared_postgres, shared_valkey
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.config import load
 from tenure.core.ids import new_id
 from tenure.ports import Draft

@@ -18,7 +18,7 @@ import psutil
 from tests.servers import Postgres, Valkey
 
 from bench.report import here
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.config import load
 from tenure.ports import Draft, Store
 from tenure.ports.schedules import Schedule, Standing

@@ -35,7 +35,7 @@ from bench.dashboard import (
 )
 from bench.report import here, judged
 from bench.schedules import opened, place
-from tenure.backends import open_notifier
+from tenure.app.backends import open_notifier
 from tenure.config import load
 from tenure.core.ids import new_id
 from tenure.operations.admin import Admin

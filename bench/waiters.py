@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from conformance.factories import identity
 from servers import shared_postgres, shared_valkey
 from tenure import JobHandle, Tenure
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Lease
 from tenure.errors import JobFailed

@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def tenure_jobs(pytestconfig: pytest.Config) -> Tenure:
     """The app of the other fixtures: the ini option `tenure_app`, else what `tenure worker` would run. Override it."""
-    from tenure.processes import load_app
+    from tenure.app.processes import load_app
 
     return load_app(pytestconfig.getini("tenure_app") or None)
 
@@ -47,7 +47,7 @@ def tenure_store(tenure_jobs: Tenure, tmp_path: Path) -> Iterator[Tenure]:
 
     Example: `def test_it(tenure_store): … with tenure_store.worker(): assert greet.enqueue("Ada").result("10s")`
     """
-    from tenure.backends import open_store
+    from tenure.app.backends import open_store
 
     flags, used = tenure_jobs._flags, tenure_jobs.settings
     scheme = used.url.partition(":")[0]

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from tenure.app import Tenure
+from tenure.app.app import Tenure
 from tenure.core.retry import Fail, Retry, Snooze
 from tenure.errors import GuardSkipped, JobStopped, TenureError
 from tenure.ports import Status

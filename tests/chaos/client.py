@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.errors import StoreError, UnknownLimit
 from tenure.ports import Landed
 

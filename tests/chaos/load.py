@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from tenure import Flow, NewJob, outputs
-from tenure.backends import open_notifier, open_store
+from tenure.app.backends import open_notifier, open_store
 from tenure.errors import JobFailed, StoreError, TenureError
 from tenure.ports import Ring, Store
 

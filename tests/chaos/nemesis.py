@@ -14,7 +14,7 @@ from crash.harness import alive, boot, children, filled, send, until
 from previous import Release
 from proxy import Proxy
 from servers import Postgres, flipped
-from tenure.backends import open_notifier
+from tenure.app.backends import open_notifier
 from tenure.core.lifecycle import Completed, Lease
 from tenure.errors import StoreError
 from tenure.ports import AttemptView, Filter, JobView, Landed, Progress, Ring, Store

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tenure.backends
+import tenure.app.backends
 import tenure.maintenance.maintenance
 import tenure.tasks.once
 from tenure.config import Settings
@@ -454,17 +454,17 @@ def _watch_statements() -> None:
 
 def install(role: str = "worker") -> None:
     """Watch the ports of this process, from now on. The first role stands."""
-    if tenure.backends.open_store is _open_store:
+    if tenure.app.backends.open_store is _open_store:
         return
     Process.role = role
-    tenure.backends.open_store, tenure.backends.open_notifier = _open_store, _open_notifier
+    tenure.app.backends.open_store, tenure.app.backends.open_notifier = _open_store, _open_notifier
     Worker.start = _start  # type: ignore[assignment, method-assign]
     tenure.maintenance.maintenance.PRUNE_SECONDS, tenure.tasks.once.HOLD_SECONDS = 0.5, 1.0
     if process().statements:
         _watch_statements()
 
 
-_opens_store, _opens_notifier, _starts = tenure.backends.open_store, tenure.backends.open_notifier, Worker.start
+_opens_store, _opens_notifier, _starts = tenure.app.backends.open_store, tenure.app.backends.open_notifier, Worker.start
 
 
 def main(words: Sequence[str]) -> None:

@@ -19,11 +19,11 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 from crash.shop import note
 from tenure import Fail, Job, Retry, Snooze, Task, Tenure
-from tenure.backends import open_store
+from tenure.app.backends import open_store
+from tenure.app.processes import load_app
 from tenure.core.lifecycle import Released, State
 from tenure.errors import UnknownLimit
 from tenure.ports import Store, Text
-from tenure.processes import load_app
 from tenure.worker.executor import Attempt
 
 from . import points

@@ -13,7 +13,7 @@ from typing import Any
 
 from crash.harness import alive, boot, until
 from previous import previous
-from tenure.backends import open_notifier
+from tenure.app.backends import open_notifier
 from tenure.errors import StoreError
 from tenure.operations.admin import Admin
 from tenure.ports import Filter, JobView, Store

@@ -46,7 +46,7 @@ STORES = (
 #: the store, and the tables beside it; of every release
 _MAKE = """
 from chaos import workload
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 store = open_store(workload.jobs.settings)
 store.migrate()
 if store.capabilities.transactions:

@@ -28,7 +28,7 @@ import pytest
 from crash.backends import BACKENDS, Backend, Place
 from crash.conftest import Tell
 from crash.harness import FULL, SOURCE, Line, Site, Supervised, boot, most_at_once, overlaps, runs_of, send
-from tenure.backends import open_notifier, open_store
+from tenure.app.backends import open_notifier, open_store
 from tenure.config import load
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id

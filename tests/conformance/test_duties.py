@@ -32,7 +32,7 @@ class Spoilt:
 
 def serve(world: World, monkeypatch: pytest.MonkeyPatch, promote: Promote) -> Tenure:
     """An app whose embedded worker opens this world's store."""
-    monkeypatch.setattr("tenure.backends.connect", lambda _: Spoilt(world.store(), promote))
+    monkeypatch.setattr("tenure.app.backends.connect", lambda _: Spoilt(world.store(), promote))
     jobs = Tenure("memory:", notifier="poll")
 
     @jobs.task(queue="served")

@@ -26,7 +26,7 @@ from servers import (
     shared_redis,
     shared_valkey,
 )
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.config import load
 
 

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import tenure
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.config import load
 from tenure.core.clock import system_clock
 from tenure.ports import AttemptView, Filter, JobView, WorkerView

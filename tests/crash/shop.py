@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tenure.backends
+import tenure.app.backends
 import tenure.worker.stops
 from tenure import Job, Retry, Tenure
 from tenure.config import Settings
@@ -410,4 +410,4 @@ if FAULTS.get("start_when_told"):
 if "stop_seconds" in FAULTS:
     tenure.worker.stops.STOP_SECONDS = FAULTS["stop_seconds"]
 if FAULTS:
-    _open_store, tenure.backends.open_store = tenure.backends.open_store, _open_faulty
+    _open_store, tenure.app.backends.open_store = tenure.app.backends.open_store, _open_faulty

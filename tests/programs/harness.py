@@ -21,7 +21,7 @@ from pathlib import Path
 import apsw
 
 import tenure
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.config import Settings, load
 from tenure.ports import Store
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tenure import Job, Retry, Tenure, config
-from tenure.backends import open_notifier, open_store
+from tenure.app.backends import open_notifier, open_store
+from tenure.app.processes import load_app
 from tenure.config import Settings
 from tenure.errors import InvalidOption, StoreError
-from tenure.processes import load_app
 
 APP = "from tenure import Tenure\njobs = Tenure('memory:')\n@jobs.task\ndef greet() -> None: ...\n"
 

@@ -14,7 +14,7 @@ import pytest
 from conformance.factories import World, claim, claim_one, finish, look, put, running, start
 from conformance.scene import Scene
 from tenure import Job, Tenure
-from tenure.backends import new_alarm, shown
+from tenure.app.backends import new_alarm, shown
 from tenure.codecs import AesSiv
 from tenure.core.clock import Clock, system_clock
 from tenure.core.lifecycle import Completed, Failed, Released, Snoozed, State

@@ -175,7 +175,7 @@ def sync(region: str, what: dict[str, int]) -> None: ...
 
 jobs.schedule(every="10m", name="sync-eu")(sync.using(meta={"b": "1", "a": "2"}).bind("eu", {"z": 1, "a": 2}))
 """
-ENCODED = "from tenure.processes import load_app; from tenure.schedules.timetable import encode_schedules"
+ENCODED = "from tenure.app.processes import load_app; from tenure.schedules.timetable import encode_schedules"
 
 
 # ── what is refused ──

@@ -17,7 +17,7 @@ from redis import Redis
 
 from servers import shared_postgres, shared_valkey
 from tenure import Fail, Job, Snooze, Tenure
-from tenure.backends import open_store, rotation
+from tenure.app.backends import open_store, rotation
 from tenure.codecs import AesSiv, Codec
 from tenure.errors import JobFailed
 from tenure.operations.admin import Admin

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tenure import Tenure
-from tenure.backends import connect, open_notifier
+from tenure.app.backends import connect, open_notifier
 from tenure.worker.child import Loaded, _hello
 
 

@@ -18,6 +18,6 @@ def test_no_file_and_no_class_is_too_long() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.ClassDef)
     }
-    assert "app.py:Tenure" in classes
+    assert "app/app.py:Tenure" in classes
     assert {name for name, text in files.items() if text.count("\n") > MOST_LINES_OF_A_FILE} == set()
     assert {name for name, lines in classes.items() if lines > MOST_LINES_OF_A_CLASS} == set()

@@ -309,7 +309,7 @@ class Shop:
         def opened(settings: Settings) -> MemoryStore:
             return store
 
-        monkeypatch.setattr("tenure.backends.open_store", opened)
+        monkeypatch.setattr("tenure.app.backends.open_store", opened)
         self.store = store
         self.jobs = Tenure("memory:", notifier="poll", retry=Retry(3, base="10ms", cap="10ms"))
         self.jobs.configure({"poll_interval": "50ms"})

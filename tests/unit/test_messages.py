@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tenure import Job, Retry, Secret, Task, Tenure
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.cli.worker import warn_of_queues
 from tenure.config import load
 from tenure.core.lifecycle import State

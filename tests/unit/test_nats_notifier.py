@@ -24,7 +24,7 @@ from nats.aio.msg import Msg
 
 from servers import Nats
 from tenure import Job, Tenure
-from tenure.backends import check_timers
+from tenure.app.backends import check_timers
 from tenure.config import load, redact
 from tenure.core.clock import system_clock
 from tenure.core.ids import new_id

@@ -16,7 +16,7 @@ import pytest
 from conformance.factories import claim, draft, finish, look, put, running, start
 from servers import shared_postgres, shared_valkey
 from tenure import Job, Tenure
-from tenure.backends import open_store, rotation
+from tenure.app.backends import open_store, rotation
 from tenure.codecs import AesSiv
 from tenure.core.clock import Clock
 from tenure.core.lifecycle import Completed, Lease, State

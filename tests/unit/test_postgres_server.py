@@ -37,7 +37,7 @@ from conformance.factories import (
 )
 from proxy import Proxy
 from servers import Postgres
-from tenure.app import Tenure
+from tenure.app.app import Tenure
 from tenure.cli.main import main
 from tenure.config import load
 from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Released, Snoozed, State

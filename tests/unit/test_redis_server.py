@@ -45,8 +45,8 @@ from conformance.factories import (
     start,
 )
 from servers import Sentinel, Valkey, ValkeyCluster, free_port
-from tenure.app import Tenure
-from tenure.backends import open_notifier, open_store
+from tenure.app.app import Tenure
+from tenure.app.backends import open_notifier, open_store
 from tenure.cli.main import main
 from tenure.config import load, redact
 from tenure.core.conditions import Condition

@@ -83,7 +83,7 @@ def away(*_: object, **__: object) -> Any:
 @pytest.fixture
 def shop(monkeypatch: pytest.MonkeyPatch) -> Shop:
     store = MemoryStore(system_clock())
-    monkeypatch.setattr("tenure.backends.open_store", lambda _: store)
+    monkeypatch.setattr("tenure.app.backends.open_store", lambda _: store)
     monkeypatch.setattr("tenure.worker.access.RETRY_SECONDS", 0.02)
     return Shop(store)
 

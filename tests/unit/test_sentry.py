@@ -87,7 +87,8 @@ import sentry_sdk
 
 sentry_sdk.init(dsn="http://key@127.0.0.1:9/1", shutdown_timeout=0)
 
-from tenure import Tenure, backends
+from tenure import Tenure
+from tenure.app import backends
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.admin import Admin
 

@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from tenure import Task, Tenure, backends
+from tenure import Task, Tenure
+from tenure.app import backends
 from tenure.core.clock import system_clock
 from tenure.errors import Refused
 from tenure.maintenance import orders
@@ -42,7 +43,7 @@ def functions(trace: Trace) -> list[str]:
 class Shop:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         store = MemoryStore(system_clock())
-        monkeypatch.setattr("tenure.backends.open_store", lambda _: store)
+        monkeypatch.setattr("tenure.app.backends.open_store", lambda _: store)
         self.jobs = Tenure("memory:", notifier="poll")
         self.jobs.configure({"poll_interval": "50ms", "grace": "0s"})
         self.begun = threading.Event()

@@ -305,7 +305,7 @@ jobs = Tenure(sys.argv[1])
 def add(a: int, b: int) -> int:
     return a + b
 
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 open_store(jobs.settings).migrate()
 never = add.using(queue="nobody").enqueue(1, 2)
 for _ in range(20):

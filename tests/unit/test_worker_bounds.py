@@ -49,7 +49,7 @@ class SlowLine(MemoryStore):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> SlowLine:
     store = SlowLine()
-    monkeypatch.setattr("tenure.backends.open_store", lambda _: store)
+    monkeypatch.setattr("tenure.app.backends.open_store", lambda _: store)
     return store
 
 

@@ -36,7 +36,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.config import load
 from tenure.ports import Store
 

@@ -65,7 +65,7 @@ def bench(url: str | None = None, jobs: int = 20_000, slots: int = 500, *, json:
 
 def measure(url: str, count: int, slots: int, folder: str) -> Figures:
     """All figures of one store, one after another: bulk enqueue, drain, single enqueue, start latency."""
-    from tenure.backends import open_store
+    from tenure.app.backends import open_store
     from tenure.cli.bench_tasks import jobs, nothing, stamp
     from tenure.config import load
 

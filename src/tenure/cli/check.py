@@ -107,7 +107,7 @@ def _metrics(settings: Settings, shared: Shared) -> int:
 
 
 def _store_findings(settings: Settings, *, alert: bool) -> list[Finding]:
-    from tenure.backends import connect, open_notifier, shown
+    from tenure.app.backends import connect, open_notifier, shown
     from tenure.operations import checkup
 
     store = store_of(settings)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+from tenure.app.processes import work
 from tenure.cli import logs
-from tenure.processes import work
 
 if __name__ == "__main__":
     order, *handles = sys.argv[1:]

@@ -30,7 +30,7 @@ def rotate(*, shared: Shared = SHARED) -> int:
     Safe while workers run, and safe to interrupt: run again, it goes on. First give the new key, as the first one, to
     every process. When this has ended with exit code 0, the old key can go. 1: some values need a key that is not here.
     """
-    from tenure.backends import rotation, with_bucket
+    from tenure.app.backends import rotation, with_bucket
     from tenure.operations.audit import Trail
 
     app = app_of(shared, None)

@@ -19,7 +19,7 @@ from tenure.config import host_and_port, redact
 from tenure.errors import InvalidOption, StoreAway
 
 if TYPE_CHECKING:
-    from tenure.app import Tenure
+    from tenure.app.app import Tenure
     from tenure.config import Settings
     from tenure.operations.admin import Admin
 
@@ -52,7 +52,7 @@ def dashboard(
     behind_proxy
         Trust X-Forwarded-For and X-Forwarded-Proto of a proxy on this machine (elsewhere: FORWARDED_ALLOW_IPS).
     """
-    from tenure.backends import extra
+    from tenure.app.backends import extra
 
     spec = app or shared.app or shared.settings(listen=listen).app
     loaded = app_of(shared, spec, listen=listen) if spec else None
@@ -100,7 +100,7 @@ def _refuse_strangers(settings: Settings, place: str, *, behind_proxy: bool) -> 
 
 
 def _connected(settings: Settings, app: Tenure | None, opened: ExitStack) -> Admin:
-    from tenure.backends import open_notifier, shown
+    from tenure.app.backends import open_notifier, shown
     from tenure.operations.admin import Admin
 
     store = shown(store_of(settings, may_create=app is not None), app.codec if app else None)

@@ -43,8 +43,8 @@ def running_supervisor(order: Mapping[str, object], log: Path) -> Generator[subp
 
 
 def _become_supervisor(order: str) -> int:
+    from tenure.app.processes import supervise
     from tenure.cli import logs
-    from tenure.processes import supervise
 
     def end_with_the_demo() -> None:
         os.read(0, 1)

@@ -23,7 +23,7 @@ _PLACE = "127.0.0.1:3000"
 
 def serve(folder: Path, place: Mapping[str, str | None], listen: str | None) -> None:
     """Enqueues jobs of every kind and a schedule, starts workers for them, and serves the dashboard."""
-    from tenure.backends import extra, open_notifier, open_store
+    from tenure.app.backends import extra, open_notifier, open_store
 
     with extra("web"):
         from tenure.web.dashboard import create

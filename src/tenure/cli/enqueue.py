@@ -18,7 +18,7 @@ from tenure.tasks.arguments import redacted
 from tenure.tasks.named import Using, elsewhere, with_options
 
 if TYPE_CHECKING:
-    from tenure.app import Tenure
+    from tenure.app.app import Tenure
     from tenure.tasks.task import Task
 
 SHARED = Shared()
@@ -109,8 +109,8 @@ def _warn_of_queue(jobs: Tenure, queue: str) -> None:
 
 def _app(shared: Shared, *, may_create: bool) -> Tenure:
     """The app with its tasks; if none is named anywhere, one without tasks, for those that workers have registered."""
-    from tenure.app import Tenure
-    from tenure.processes import app_named
+    from tenure.app.app import Tenure
+    from tenure.app.processes import app_named
 
     if app_named(shared.app) is not None:
         return app_of(shared, None)

@@ -151,7 +151,7 @@ def guard(
         )
 
     def opened() -> tuple[Store, Notifier, Settings]:
-        from tenure.backends import open_notifier, open_store
+        from tenure.app.backends import open_notifier, open_store
 
         store = open_store(settings)
         try:

@@ -23,7 +23,7 @@ Kept = Literal["payload", "result", "checkpoint"]
 
 @contextmanager
 def _opened(shared: Shared) -> Generator[Any]:
-    from tenure.backends import bucket
+    from tenure.app.backends import bucket
 
     values = bucket(shared.settings(), shared.codec())
     try:
@@ -52,7 +52,7 @@ def show(
 
     Secrets are shown as ***.
     """
-    from tenure.backends import value_of
+    from tenure.app.backends import value_of
     from tenure.operations import job_ids
     from tenure.tasks.arguments import redacted
 

@@ -21,7 +21,7 @@ from tenure.core.durations import seconds
 from tenure.errors import InvalidOption, TenureError
 
 if TYPE_CHECKING:
-    from tenure.app import Tenure
+    from tenure.app.app import Tenure
     from tenure.codecs import Codec
     from tenure.config import Settings
     from tenure.operations.admin import Admin
@@ -65,7 +65,7 @@ def app_of(shared: Shared, spec: str | None, **flags: object) -> Tenure:
 
 
 def _import(shared: Shared, spec: str | None, **flags: object) -> Tenure:
-    from tenure.processes import load_app
+    from tenure.app.processes import load_app
 
     try:
         app = load_app(spec)
@@ -84,7 +84,7 @@ def _import(shared: Shared, spec: str | None, **flags: object) -> Tenure:
 
 def store_of(settings: Settings, *, may_create: bool = False) -> Store:
     """The store of these settings, not yet opened. Reading from a missing SQLite file does not create it."""
-    from tenure.backends import open_store
+    from tenure.app.backends import open_store
 
     store = open_store(settings)
     path = Path(store.url.removeprefix("sqlite:///"))
@@ -100,7 +100,7 @@ def store_of(settings: Settings, *, may_create: bool = False) -> Store:
 @contextmanager
 def admin_of(shared: Shared) -> Generator[Admin]:
     """The opened store, with operator access."""
-    from tenure.backends import open_notifier, shown
+    from tenure.app.backends import open_notifier, shown
     from tenure.operations.admin import Admin
 
     settings, codec = shared.settings(), shared.codec()

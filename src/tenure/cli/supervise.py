@@ -7,8 +7,8 @@ import os
 import sys
 import traceback
 
+from tenure.app.processes import supervise
 from tenure.cli import logs
-from tenure.processes import supervise
 
 if __name__ == "__main__":
     code = 1

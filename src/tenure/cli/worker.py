@@ -13,7 +13,7 @@ from tenure.cli.output import print_error
 from tenure.cli.shared import Shared, app_of
 
 if TYPE_CHECKING:
-    from tenure.app import Tenure
+    from tenure.app.app import Tenure
 
 SHARED = Shared()
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tenure import Job, JobHandle, Retry, Tenure
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.core.durations import seconds
 from tenure.demo.evolution_chart import Picture, draw
 from tenure.demo.git_history import (

@@ -12,7 +12,7 @@ from django import setup
 from django.apps import apps
 from django.utils.module_loading import autodiscover_modules
 
-from tenure.app import Tenure
+from tenure.app.app import Tenure
 from tenure.config import Settings
 from tenure.django import home
 from tenure.django.connections import fresh_connections, kept_connections, lent

@@ -12,7 +12,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.models.signals import post_migrate
 
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.errors import TenureError
 
 

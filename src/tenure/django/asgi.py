@@ -14,7 +14,7 @@ from django.db import close_old_connections
 from django.http import HttpRequest
 from django.shortcuts import resolve_url
 
-from tenure.backends import extra
+from tenure.app.backends import extra
 from tenure.django import jobs
 
 Scope = MutableMapping[str, Any]

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004
 
-from tenure.backends import open_store
+from tenure.app.backends import open_store
 from tenure.errors import TenureError
 
 

@@ -15,7 +15,7 @@ from django import conf
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from tenure.backends import extra
+from tenure.app.backends import extra
 from tenure.codecs import Codec, checked
 from tenure.config import DJANGO_APP, SETTINGS
 from tenure.errors import InvalidOption

@@ -15,7 +15,7 @@ from django.tasks import TaskResult, TaskResultStatus
 from django.tasks.base import TaskError
 from django.utils import timezone
 
-from tenure.backends import value_of
+from tenure.app.backends import value_of
 from tenure.core.lifecycle import State
 from tenure.core.offloaded import ELSEWHERE, is_offloaded
 from tenure.ports import JobView, Store

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure.backends import extra
+from tenure.app.backends import extra
 from tenure.errors import InvalidOption
 from tenure.tasks.tracing import Traced
 

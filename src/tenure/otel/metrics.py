@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
-from tenure import backends
+from tenure.app import backends
 from tenure.worker.tally import BOUNDS
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter, MeterProvider
 
-    from tenure.app import Tenure
+    from tenure.app.app import Tenure
 
 Counts = Mapping[tuple[str, ...], int]  #: by what was counted and its labels, as a `Tally` has them
 COUNTED = {

@@ -1,4 +1,4 @@
-"""The app: `Tenure` wires the parts together. With backends.py and processes.py it is the composition root."""
+"""The app: `Tenure` wires the parts together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack
 from uuid import UUID
 
-from tenure import backends, config
-from tenure.backends import OpenClient
+from tenure import config
+from tenure.app import backends
+from tenure.app.backends import OpenClient
 from tenure.codecs import Codec, checked
 from tenure.config import Settings
 from tenure.core.durations import Duration, seconds

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
-from tenure import backends, config
-from tenure.app import Tenure
+from tenure import config
+from tenure.app import backends
+from tenure.app.app import Tenure
 from tenure.config import Settings
 from tenure.core.imports import import_named
 from tenure.core.text import a
