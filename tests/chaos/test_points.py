@@ -31,10 +31,10 @@ from crash.harness import FULL, SOURCE, Line, Site, Supervised, boot, most_at_on
 from tenure.app.backends import open_notifier, open_store
 from tenure.config import load
 from tenure.core.clock import system_clock
+from tenure.core.host import new_token, pid_namespace
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import ENDED, LIVE, State
 from tenure.core.limits import Key
-from tenure.liveness.host import new_token, pid_namespace
 from tenure.ports import AttemptView, Draft, Filter, JobView, Listener, Notifier, Permits, Store, WorkerIdentity
 
 from . import points

@@ -26,9 +26,9 @@ import pytest
 from conformance.factories import identity
 from tenure.config import load
 from tenure.core.clock import system_clock
+from tenure.core.host import pid_namespace, started
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import Completed, Lease, State
-from tenure.liveness.host import pid_namespace, started
 from tenure.notifiers.poll import PollNotifier
 from tenure.operations.problems import problems
 from tenure.ports import Draft, Filter

@@ -18,10 +18,10 @@ import pytest
 from tenure import Job, Retry, Tenure
 from tenure.config import Settings
 from tenure.core.clock import system_clock
+from tenure.core.host import memories
 from tenure.core.lifecycle import Lease, Outcome
 from tenure.errors import BadData, StoreAway
 from tenure.events import Running, current
-from tenure.liveness.host import memories
 from tenure.ports import Progress
 from tenure.stores.memory import MemoryStore
 from tenure.tasks.handle import JobHandle

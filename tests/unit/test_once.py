@@ -15,8 +15,8 @@ import pytest
 
 from tenure import Tenure, config
 from tenure.core.clock import Clock, system_clock
+from tenure.core.host import host_name
 from tenure.errors import InvalidArguments, InvalidOption, StoreAway, StoreError, TenureError, WouldBlock
-from tenure.liveness.host import host_name
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import Draft
 from tenure.ports.schedules import Swapped

@@ -21,11 +21,11 @@ from conformance.factories import schedule as some_schedule
 from tenure import Job, Retry, Tenure
 from tenure.config import load
 from tenure.core.clock import system_clock
+from tenure.core.host import TOKEN_ENV
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, State
 from tenure.errors import JobStopped, LeaseLost, StoreAway, TenureError
 from tenure.events import Events
 from tenure.guards.guard import Guard
-from tenure.liveness.host import TOKEN_ENV
 from tenure.maintenance.maintenance import Maintenance
 from tenure.notifiers.poll import PollNotifier
 from tenure.ports import NONE_KNOWN, Answer, Busy, Claimed, Filter, JobView, Owned, Permit, Runner

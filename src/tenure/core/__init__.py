@@ -1,1 +1,1 @@
-"""The modules that need only the standard library: life-cycle, durations, clock, ids."""
+"""The modules that need only the standard library: life-cycle, durations, clock, ids, this host."""

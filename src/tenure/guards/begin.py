@@ -11,10 +11,10 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tenure.core.durations import spell
+from tenure.core.host import end_leftovers, host_name, token_of
 from tenure.core.lifecycle import State
 from tenure.errors import GuardSkipped, InvalidOption
 from tenure.liveness.holder import provably_gone
-from tenure.liveness.host import end_leftovers, host_name, token_of
 from tenure.liveness.lifeline import in_time
 from tenure.ports import Store, WorkerIdentity
 from tenure.ports.schedules import Schedule, Standing, Tick

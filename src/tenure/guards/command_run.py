@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tenure.core.clock import system_clock
 from tenure.core.durations import spell
+from tenure.core.host import cause_of, new_token, token_of
 from tenure.core.lifecycle import Cancelled, Completed, Failed, Outcome
 from tenure.core.text import clean
 from tenure.errors import GuardSkipped, StoreAway
@@ -20,7 +21,6 @@ from tenure.guards.ping import Ping
 from tenure.guards.run import GuardedRun, Open, nothing
 from tenure.guards.stop import Stopping
 from tenure.liveness.holder import Renewal
-from tenure.liveness.host import cause_of, new_token, token_of
 from tenure.ports import Progress
 from tenure.ports.schedules import Schedule
 from tenure.worker.job_log import LogLine, encode

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tenure.core.clock import Clock, system_clock
-from tenure.liveness.host import host_name, new_token, pid_namespace, started, worker_id
+from tenure.core.host import host_name, new_token, pid_namespace, started, worker_id
 from tenure.ports import Runner, Store, WorkerIdentity
 
 # Parts of a lease, counted from when the last successful renewal was sent.

@@ -16,12 +16,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 from tenure.config import Settings
+from tenure.core.host import end_leftovers, token_of
 from tenure.core.lifecycle import State
 from tenure.errors import BadData, InvalidOption, StoreError
 from tenure.events import Events, JobRescued
 from tenure.liveness.duty import Duty
 from tenure.liveness.holder import provably_gone
-from tenure.liveness.host import end_leftovers, token_of
 from tenure.liveness.lifeline import in_time
 from tenure.maintenance.judge import Judge
 from tenure.maintenance.limits import declare_limits

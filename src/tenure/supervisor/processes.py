@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from tenure.core.host import end_leftovers, kill_group
 from tenure.core.lifecycle import MOST_GROUPS
-from tenure.liveness.host import end_leftovers, kill_group
 from tenure.ports import Runner
 from tenure.supervisor.mainloop import MainLoop
 from tenure.supervisor.process import WorkerProcess

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import partial
 
+from tenure.core.host import memories
 from tenure.liveness.holder import Renewal, renew
-from tenure.liveness.host import memories
 from tenure.ports import Store
 from tenure.supervisor.shared import Shared
 

@@ -25,11 +25,11 @@ from tenure import errors
 from tenure.config import Settings
 from tenure.core.clock import system_clock
 from tenure.core.durations import spell
+from tenure.core.host import cause_of
 from tenure.core.lifecycle import Crashed
 from tenure.events import Events, NotifierDegraded, WorkerDied, WorkerReplaced, WorkerStarted
 from tenure.liveness.duty import Duty
 from tenure.liveness.holder import LeaseHolder, identity
-from tenure.liveness.host import cause_of
 from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
 from tenure.ports import Notifier, Store
 from tenure.supervisor.mainloop import MainLoop

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tenure.core.durations import spell
+from tenure.core.host import is_stopped
 from tenure.core.lifecycle import State
 from tenure.errors import StoreError
 from tenure.events import StallSeen
-from tenure.liveness.host import is_stopped
 from tenure.ports import Filter
 from tenure.supervisor import stalls
 from tenure.supervisor.process import WorkerProcess

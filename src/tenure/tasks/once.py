@@ -20,9 +20,9 @@ from typing import Any, Literal
 import msgspec
 
 from tenure.core.durations import spell
+from tenure.core.host import host_name
 from tenure.core.ids import new_id
 from tenure.errors import StoreError, TenureError
-from tenure.liveness.host import host_name
 from tenure.ports import Store
 from tenure.tasks.arguments import decoder, dump, plain
 

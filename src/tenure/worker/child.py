@@ -31,10 +31,10 @@ import msgspec
 
 from tenure.config import Settings
 from tenure.core.clock import system_clock
+from tenure.core.host import die_with_parent, kill_group
 from tenure.core.lifecycle import Outcome
 from tenure.errors import TenureError
 from tenure.events import Events
-from tenure.liveness.host import die_with_parent, kill_group
 from tenure.liveness.lifeline import Lifeline
 from tenure.ports import Notifier, Rescued, Store
 from tenure.worker import stacks

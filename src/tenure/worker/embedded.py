@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 from tenure.config import Settings
 from tenure.core.clock import system_clock
+from tenure.core.host import memories
 from tenure.core.lifecycle import Released
 from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
 from tenure.liveness.duty import Duty
 from tenure.liveness.holder import LeaseHolder, identity
-from tenure.liveness.host import memories
 from tenure.maintenance.maintenance import Alarm, Maintenance, NewAlarm
 from tenure.maintenance.orders import LOOK_SECONDS as LOOK_FOR_ORDERS_SECONDS
 from tenure.maintenance.roster import Row, Turn
