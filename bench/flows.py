@@ -31,7 +31,7 @@ from tenure.app.backends import connect, open_store
 from tenure.config import load
 from tenure.core.ids import new_id
 from tenure.core.lifecycle import Completed, Edge, Lease
-from tenure.liveness.holder import identity
+from tenure.maintenance.holder import identity
 from tenure.ports import Draft, Links, Store
 
 SLOTS = 500

@@ -13,7 +13,7 @@ import pytest
 
 from tenure import JobHandle, Retry, Tenure
 from tenure.errors import InvalidArguments, InvalidOption, UnknownTask, WouldBlock
-from tenure.liveness.holder import identity
+from tenure.maintenance.holder import identity
 from tenure.testing import TestQueue
 
 ID = UUID("018f0000-0000-7000-8000-000000000001")

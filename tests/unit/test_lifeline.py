@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from tenure.liveness.holder import Renewal
-from tenure.liveness.lifeline import Lifeline
+from tenure.maintenance.holder import Renewal
+from tenure.maintenance.lifeline import Lifeline
 
 
 def test_deadlines_move_on_with_a_renewal() -> None:

@@ -701,7 +701,7 @@ def test_what_is_promoted_or_tried_again_is_told_too(shop: Shop, wire: Wire) -> 
 def test_the_queue_finds_a_dead_owner_by_itself(
     shop: Shop, wire: Wire, quiet_store: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.liveness.holder.ASK_AFTER", 1e9)  # one that is held up for a second keeps its jobs
+    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # one that is held up for a second keeps its jobs
     shop.jobs.configure({"lease": "1s"})
     ear, handle = wire.listener(), shop.note.enqueue(1)
     ear.permits.want({"default": 1})

@@ -749,7 +749,7 @@ def test_an_embedded_worker_that_cannot_renew_stops_what_it_runs(shop: Shop, mon
 def test_an_embedded_worker_that_was_declared_dead_stops_what_it_runs_at_its_next_beat(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenure.liveness.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
+    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
     shop.jobs.configure({"poll_interval": "50ms", "grace": "0s", "lease": "1s"})
 
     @shop.jobs.task
@@ -831,9 +831,9 @@ class Scanner:
         self.world, self.store, self.processes = world, store, dict[int, str]()
         self.mine = start(store)
         monkeypatch.setattr("tenure.maintenance.judge.system_clock", lambda: world.clock)
-        monkeypatch.setattr("tenure.liveness.holder.system_clock", lambda: world.clock)
-        monkeypatch.setattr("tenure.liveness.holder.pid_namespace", lambda: "ours")
-        monkeypatch.setattr("tenure.liveness.holder.started", lambda pid: self.processes.get(pid, ""))
+        monkeypatch.setattr("tenure.maintenance.holder.system_clock", lambda: world.clock)
+        monkeypatch.setattr("tenure.maintenance.holder.pid_namespace", lambda: "ours")
+        monkeypatch.setattr("tenure.maintenance.holder.started", lambda pid: self.processes.get(pid, ""))
         settings = replace(load(environ={}), lease=LEASE)
         self.maintenance = Maintenance(store, PollNotifier(), Events(), settings, mine=lambda: frozenset({self.mine}))
         self.beat()
@@ -1105,7 +1105,7 @@ def test_a_guard_has_lost_its_lock_when_another_process_ended_its_run(tmp_path: 
 
 
 def test_a_guard_that_was_declared_dead_has_lost_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenure.liveness.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
+    monkeypatch.setattr("tenure.maintenance.holder.ASK_AFTER", 1e9)  # and not only when its lease is over
     store = MemoryStore(system_clock())
     settings = load({"lease": "1s"}, environ={}, folder=tmp_path)
 

@@ -25,7 +25,7 @@ from tenure import Fail, Job, JobHandle, Snooze, Tenure, TenureError
 from tenure.codecs import AesSiv, Codec
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import InvalidOption
-from tenure.liveness.holder import identity
+from tenure.maintenance.holder import identity
 from tenure.operations.metrics import METRICS
 from tenure.otel import instrument, observe_store
 from tenure.otel import traces as implementation

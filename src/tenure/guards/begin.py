@@ -14,8 +14,8 @@ from tenure.core.durations import spell
 from tenure.core.host import end_leftovers, host_name, token_of
 from tenure.core.lifecycle import State
 from tenure.errors import GuardSkipped, InvalidOption
-from tenure.liveness.holder import provably_gone
-from tenure.liveness.lifeline import in_time
+from tenure.maintenance.holder import provably_gone
+from tenure.maintenance.lifeline import in_time
 from tenure.ports import Store, WorkerIdentity
 from tenure.ports.schedules import Schedule, Standing, Tick
 from tenure.schedules.cron import Every

@@ -34,7 +34,7 @@ from typing import NoReturn, Self
 from tenure.core.clock import system_clock
 from tenure.core.host import TOKEN_ENV, die_with_parent, end_leftovers, kill_group
 from tenure.guards.run import nothing
-from tenure.liveness.holder import Renewal
+from tenure.maintenance.holder import Renewal
 
 NOT_EXECUTABLE = 126
 TAIL = 4096  #: how many of the last bytes are kept of each output

@@ -20,7 +20,7 @@ from tenure.guards.command import NOT_EXECUTABLE, Command
 from tenure.guards.ping import Ping
 from tenure.guards.run import GuardedRun, Open, nothing
 from tenure.guards.stop import Stopping
-from tenure.liveness.holder import Renewal
+from tenure.maintenance.holder import Renewal
 from tenure.ports import Progress
 from tenure.ports.schedules import Schedule
 from tenure.worker.job_log import LogLine, encode

@@ -31,8 +31,8 @@ from tenure.errors import InvalidOption, LeaseLost, StoreAway, StoreError
 from tenure.guards.begin import Begun, try_to_begin
 from tenure.guards.progress import Unstored
 from tenure.guards.stop import Stop, Stopping
-from tenure.liveness.duty import Duty
-from tenure.liveness.holder import RETRY_SECONDS, LeaseHolder, Renewal, identity
+from tenure.maintenance.duty import Duty
+from tenure.maintenance.holder import RETRY_SECONDS, LeaseHolder, Renewal, identity
 from tenure.ports import Busy, Landed, Notifier, Progress, Store
 from tenure.ports.schedules import Change, Schedule, Standing
 from tenure.schedules.declarations import Options, schedule

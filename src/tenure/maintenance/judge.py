@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tenure.core.clock import system_clock
-from tenure.liveness.holder import AWAY_AFTER
+from tenure.maintenance.holder import AWAY_AFTER
 
 
 class Judge:

@@ -20,10 +20,10 @@ from tenure.core.host import end_leftovers, token_of
 from tenure.core.lifecycle import State
 from tenure.errors import BadData, InvalidOption, StoreError
 from tenure.events import Events, JobRescued
-from tenure.liveness.duty import Duty
-from tenure.liveness.holder import provably_gone
-from tenure.liveness.lifeline import in_time
+from tenure.maintenance.duty import Duty
+from tenure.maintenance.holder import provably_gone
 from tenure.maintenance.judge import Judge
+from tenure.maintenance.lifeline import in_time
 from tenure.maintenance.limits import declare_limits
 from tenure.maintenance.rollups import SLOT, RollUps
 from tenure.maintenance.roster import Lag, Roster, Row, Turn

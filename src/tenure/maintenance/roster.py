@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tenure.core.durations import spell
 from tenure.errors import StoreError, TenureError
-from tenure.liveness.holder import RETRY_SECONDS
+from tenure.maintenance.holder import RETRY_SECONDS
 
 _log = logging.getLogger("tenure.maintenance")
 BUDGET_SECONDS = 0.1

@@ -30,7 +30,7 @@ from prometheus_client.registry import Collector
 from tenure.config import Settings, host_and_port, redact
 from tenure.core.durations import spell
 from tenure.core.lifecycle import LIVE, State
-from tenure.liveness.holder import ASK_AFTER
+from tenure.maintenance.holder import ASK_AFTER
 from tenure.operations.alerts import open_incidents
 from tenure.operations.keys import Sum, most_waited, oldest_of, usage
 from tenure.operations.queues import idle

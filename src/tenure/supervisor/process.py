@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 from tenure.core.durations import spell
 from tenure.core.host import TOKEN_ENV, kill_group, new_token, worker_id
 from tenure.core.lifecycle import Crashed, Outcome
-from tenure.liveness.lifeline import Lifeline
+from tenure.maintenance.lifeline import Lifeline
 from tenure.ports import Runner
 from tenure.worker.link import Link
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 
 from tenure.core.host import memories
-from tenure.liveness.holder import Renewal, renew
+from tenure.maintenance.holder import Renewal, renew
 from tenure.ports import Store
 from tenure.supervisor.shared import Shared
 

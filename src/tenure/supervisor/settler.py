@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tenure.core.host import cause_of
 from tenure.core.lifecycle import Crashed, Outcome, Released, outcome_name
 from tenure.errors import StoreError
-from tenure.liveness.holder import RETRY_SECONDS
+from tenure.maintenance.holder import RETRY_SECONDS
 from tenure.supervisor import stalls
 from tenure.supervisor.process import Ended, WorkerProcess
 from tenure.supervisor.shared import Shared, suspects_waiting

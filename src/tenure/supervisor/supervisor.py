@@ -28,8 +28,8 @@ from tenure.core.durations import spell
 from tenure.core.host import cause_of
 from tenure.core.lifecycle import Crashed
 from tenure.events import Events, NotifierDegraded, WorkerDied, WorkerReplaced, WorkerStarted
-from tenure.liveness.duty import Duty
-from tenure.liveness.holder import LeaseHolder, identity
+from tenure.maintenance.duty import Duty
+from tenure.maintenance.holder import LeaseHolder, identity
 from tenure.maintenance.maintenance import Alarm, Declaration, Maintenance, NewAlarm
 from tenure.ports import Notifier, Store
 from tenure.supervisor.mainloop import MainLoop

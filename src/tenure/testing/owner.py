@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tenure.core.clock import Clock
-from tenure.liveness.holder import LeaseHolder, identity
+from tenure.maintenance.holder import LeaseHolder, identity
 from tenure.maintenance.limits import declare_limits
 from tenure.ports import LimitRow, Store
 from tenure.worker.program import Program

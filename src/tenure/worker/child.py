@@ -35,7 +35,7 @@ from tenure.core.host import die_with_parent, kill_group
 from tenure.core.lifecycle import Outcome
 from tenure.errors import TenureError
 from tenure.events import Events
-from tenure.liveness.lifeline import Lifeline
+from tenure.maintenance.lifeline import Lifeline
 from tenure.ports import Notifier, Rescued, Store
 from tenure.worker import stacks
 from tenure.worker.executor import open_resources

@@ -25,8 +25,8 @@ from tenure.core.host import memories
 from tenure.core.lifecycle import Released
 from tenure.errors import StoreError, TenureError
 from tenure.events import Events, StoreAway
-from tenure.liveness.duty import Duty
-from tenure.liveness.holder import LeaseHolder, identity
+from tenure.maintenance.duty import Duty
+from tenure.maintenance.holder import LeaseHolder, identity
 from tenure.maintenance.maintenance import Alarm, Maintenance, NewAlarm
 from tenure.maintenance.orders import LOOK_SECONDS as LOOK_FOR_ORDERS_SECONDS
 from tenure.maintenance.roster import Row, Turn

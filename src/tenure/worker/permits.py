@@ -14,7 +14,7 @@ from random import random
 from typing import NamedTuple
 
 from tenure.core.lifecycle import Lease, State
-from tenure.liveness.lifeline import in_time
+from tenure.maintenance.lifeline import in_time
 from tenure.ports import Claimed, Permit, Permits, Rescued, Store
 
 PAUSED_SECONDS = 1.0  #: how long the list of paused queues is cached

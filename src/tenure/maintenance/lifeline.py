@@ -12,7 +12,7 @@ import tempfile
 import threading
 from datetime import datetime, timedelta
 
-from tenure.liveness.holder import Renewal
+from tenure.maintenance.holder import Renewal
 from tenure.ports import Store
 
 _ASK, _KILL, _TICK, _FENCED, _QUIET, _AWAY = range(6)

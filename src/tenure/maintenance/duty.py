@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from tenure.errors import StoreError
-from tenure.liveness.holder import RETRY_SECONDS
+from tenure.maintenance.holder import RETRY_SECONDS
 
 
 class Duty:

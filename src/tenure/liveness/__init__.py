@@ -1,1 +1,0 @@
-"""The identity of a worker, and until when it may act."""
