@@ -27,7 +27,7 @@ from dataclasses import replace
 from math import inf
 from time import monotonic
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tenure.core.durations import spell
 from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, Snoozed
@@ -42,7 +42,7 @@ from tenure.tasks.tracing import AttemptTrace
 from tenure.tasks.waits import Suspend
 from tenure.worker.caller import CallersLoop
 from tenure.worker.inputs import load
-from tenure.worker.leased import Host
+from tenure.worker.leased import Owner
 from tenure.worker.lost import Lost, aexcused, excused
 from tenure.worker.misfits import Misfit, locked, misfit
 from tenure.worker.program import Program
@@ -54,7 +54,23 @@ T = TypeVar("T")
 MAX_ERROR = 16_384  # characters of an error kept with the job
 
 
-class Attempt(Reporting):
+class Host(Owner, Protocol):
+    """What an attempt needs from the worker that runs it."""
+
+    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
+        """The code has stopped. Called on the loop, once."""
+        ...
+
+    def reported(self, attempt: Attempt) -> None:
+        """There is progress to store. Called from any thread."""
+        ...
+
+    def store_now(self, attempt: Attempt) -> None:
+        """Store its newest report, and return when that is done. Blocks. Raises LeaseLost if the store refuses it."""
+        ...
+
+
+class Attempt(Reporting[Host]):
     """One execution of a job, under its lease."""
 
     # Defaults on the class: most attempts never touch these, and there are tens of thousands a second.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Suspended
+from tenure.core.lifecycle import Completed, Failed, Lease, Suspended
 from tenure.core.offloaded import is_offloaded
 from tenure.core.sealed import is_sealed
 from tenure.errors import JobStopped, LeaseLost, StoreError, TenureError
@@ -18,40 +18,28 @@ from tenure.tasks.waits import Waits
 from tenure.worker.inputs import waits_for_others
 from tenure.worker.misfits import misfit
 
-if TYPE_CHECKING:
-    from tenure.worker.executor import Attempt
-
 T = TypeVar("T")
 
 
-class Host(Protocol):
-    """What an attempt needs from the worker that runs it."""
+class Owner(Protocol):
+    """The worker that holds the lease."""
 
     store: Store
     worker_id: str
     resources: Mapping[type, object]
-
-    def ended(self, attempt: Attempt, outcome: Outcome | None) -> None:
-        """The code has stopped. Called on the loop, once."""
-        ...
-
-    def reported(self, attempt: Attempt) -> None:
-        """There is progress to store. Called from any thread."""
-        ...
-
-    def store_now(self, attempt: Attempt) -> None:
-        """Store its newest report, and return when that is done. Blocks. Raises LeaseLost if the store refuses it."""
-        ...
 
     def refused(self, lease: Lease, why: str) -> None:
         """Record that a write under this lease was refused, and why. Called from any thread; does not block."""
         ...
 
 
-class Leased:
+W = TypeVar("W", bound=Owner)
+
+
+class Leased(Generic[W]):
     """The part of an attempt that calls the store for its Job."""
 
-    host: Host
+    host: W
     task: Task[..., Any]
     claimed: Claimed
     lease: Lease

@@ -11,16 +11,15 @@ import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from random import random
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tenure.core.retry import Fail, Snooze, full_jitter
 from tenure.errors import StoreError
 from tenure.events import LOST
 from tenure.worker.drivers import connection_lost
+from tenure.worker.leased import Leased
 from tenure.worker.signals import leaves
 
-if TYPE_CHECKING:
-    from tenure.worker.executor import Attempt
 
 FREE = 5  #: lost connections of one job that cost nothing
 BASE_SECONDS, CAP_SECONDS = 0.5, 30.0  #: of the wait: up to 0.5 s after the first one, 8 s after the fifth
@@ -32,12 +31,12 @@ class Lost(Snooze):
     """The reason is the engine's own."""
 
 
-def excused(attempt: Attempt, error: BaseException) -> BaseException:
+def excused(attempt: Leased[Any], error: BaseException) -> BaseException:
     """The error that decides the outcome: Lost, if this one came of a lost connection and costs nothing."""
     return _logged(attempt, judged(attempt, error))
 
 
-async def aexcused(attempt: Attempt, error: BaseException) -> BaseException:
+async def aexcused(attempt: Leased[Any], error: BaseException) -> BaseException:
     """The same, for a handler on an event loop."""
     if not _came_of_a_loss(attempt, error):
         return error
@@ -47,7 +46,7 @@ async def aexcused(attempt: Attempt, error: BaseException) -> BaseException:
         return stopped
 
 
-def judged(attempt: Attempt, error: BaseException) -> BaseException:
+def judged(attempt: Leased[Any], error: BaseException) -> BaseException:
     """The same, without a line in the log."""
     if not _came_of_a_loss(attempt, error):
         return error
@@ -66,7 +65,7 @@ def judged(attempt: Attempt, error: BaseException) -> BaseException:
     return found
 
 
-def _logged(attempt: Attempt, error: BaseException) -> BaseException:
+def _logged(attempt: Leased[Any], error: BaseException) -> BaseException:
     if isinstance(error, Lost):
         raised = None if attempt.host.store.capabilities.sealed else error.__cause__
         about = attempt.claimed
@@ -74,7 +73,7 @@ def _logged(attempt: Attempt, error: BaseException) -> BaseException:
     return error
 
 
-def _came_of_a_loss(attempt: Attempt, error: BaseException) -> bool:
+def _came_of_a_loss(attempt: Leased[Any], error: BaseException) -> bool:
     if attempt.stopping is not None or isinstance(error, attempt.task.retry.never):
         return False
     return all(any(map(connection_lost, _causes(leaf))) for leaf in leaves(error))

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from tenure.ports import Progress
 from tenure.worker.job_log import JobLog
-from tenure.worker.leased import Leased
+from tenure.worker.leased import Leased, W
 
 
-class Reporting(Leased):
+class Reporting(Leased[W]):
     """The part of an attempt that keeps the newest report."""
 
     active = 0.0  #: when it last reported progress, by the loop's clock
