@@ -60,12 +60,12 @@ def keyed(by_day: dict[date, int]) -> None: ...
 
 
 def round_trip(fn: Callable[..., object], *args: Any, **kwargs: Any) -> tuple[tuple[object, ...], dict[str, object]]:
-    arguments = Arguments(fn.__name__, fn)
+    arguments = Arguments(fn.__name__, fn, Job)
     return arguments.load(arguments.dump(arguments.bind(args, kwargs), LIMIT))
 
 
 def refusal(fn: Callable[..., object], *args: Any, limit: int = LIMIT, **kwargs: Any) -> str:
-    arguments = Arguments(fn.__name__, fn)
+    arguments = Arguments(fn.__name__, fn, Job)
     with pytest.raises(InvalidArguments) as caught:
         arguments.dump(arguments.bind(args, kwargs), limit)
     return str(caught.value)
@@ -182,7 +182,7 @@ def test_a_payload_past_its_limit_is_refused_with_both_sizes() -> None:
 
 
 def test_a_stored_payload_that_no_longer_fits_says_why() -> None:
-    arguments = Arguments("analyse", analyse)
+    arguments = Arguments("analyse", analyse, Job)
 
     for payload, why in (
         ('{"repo_url":"x","branch":"main"}', "unexpected argument 'branch'; it takes (repo_url: str, depth: int = 1)"),
@@ -195,7 +195,7 @@ def test_a_stored_payload_that_no_longer_fits_says_why() -> None:
 
 
 def test_a_new_argument_with_a_default_takes_old_payloads() -> None:
-    assert Arguments("analyse", analyse).load('{"repo_url":"x"}') == (("x", 1), {})
+    assert Arguments("analyse", analyse, Job).load('{"repo_url":"x"}') == (("x", 1), {})
 
 
 # ── secrets ──
@@ -203,7 +203,7 @@ def test_a_new_argument_with_a_default_takes_old_payloads() -> None:
 
 def test_a_secret_goes_through_and_is_shown_nowhere() -> None:
     args = ("ada", Secret("t0p"), [Secret(1), Secret(2)])
-    arguments = Arguments("secretive", secretive)
+    arguments = Arguments("secretive", secretive, Job)
     payload = arguments.dump(arguments.bind(args, {}), LIMIT)
 
     assert arguments.load(payload) == (args, {})
@@ -250,7 +250,7 @@ def first_object(a: object) -> None: ...
 )
 def test_a_signature_that_can_not_be_stored_is_refused_at_declaration(fn: Callable[..., object], why: str) -> None:
     with pytest.raises(InvalidOption) as caught:
-        Arguments(fn.__name__, fn)
+        Arguments(fn.__name__, fn, Job)
     assert str(caught.value).startswith(why)
 
 
@@ -263,7 +263,7 @@ def impossible(callback: Callable[[], int] | Point) -> None: ...
 
 
 def test_a_forward_reference_is_resolved_on_first_use() -> None:
-    arguments = Arguments("forward", forward)
+    arguments = Arguments("forward", forward, Job)
     assert arguments.load('{"later":{"n":1}}') == ((Later(1),), {})
 
 
@@ -292,7 +292,7 @@ Below = int
 
 
 def test_an_annotation_known_to_type_checkers_only_gives_a_sentence() -> None:
-    arguments = Arguments("hidden", hidden)
+    arguments = Arguments("hidden", hidden, Job)
     with pytest.raises(
         InvalidOption, match=r"hidden: 'Fraction' in its annotations is undefined; .* not under TYPE_CHECKING"
     ):
@@ -301,13 +301,13 @@ def test_an_annotation_known_to_type_checkers_only_gives_a_sentence() -> None:
 
 def test_an_annotation_that_json_can_not_carry_gives_a_sentence() -> None:
     with pytest.raises(InvalidOption, match="impossible: JSON can't represent its annotations"):
-        Arguments("impossible", impossible).resolve()
+        Arguments("impossible", impossible, Job).resolve()
 
 
 def test_the_job_is_recognised_however_it_is_annotated() -> None:
-    assert Arguments("mixed", mixed).takes_job
-    assert not Arguments("analyse", analyse).takes_job
-    assert str(Arguments("mixed", mixed)) == "(a: int, b: str = 'x', *, c: float, d: list[int] | None = None)"
+    assert Arguments("mixed", mixed, Job).takes_job
+    assert not Arguments("analyse", analyse, Job).takes_job
+    assert str(Arguments("mixed", mixed, Job)) == "(a: int, b: str = 'x', *, c: float, d: list[int] | None = None)"
 
 
 def test_keys_that_are_no_text_come_back_as_they_were() -> None:
@@ -340,7 +340,7 @@ def test_pydantic_models_go_through_nested_and_say_where_they_are_wrong() -> Non
 
     assert round_trip(welcome, customer, [address]) == ((customer, [address]), {})
     with pytest.raises(InvalidArguments) as caught:
-        Arguments("welcome", welcome).load('{"customer":{"name":"Ada","address":{"street":5}},"others":[]}')
+        Arguments("welcome", welcome, Job).load('{"customer":{"name":"Ada","address":{"street":5}},"others":[]}')
     assert str(caught.value) == ("welcome.customer: input should be a valid string in street (at $.customer.address)")
 
 

@@ -107,6 +107,7 @@ class _GuardedAttempt:
 def _task_of(run: GuardedRun) -> Task[..., Any]:
     """A task that encodes the checkpoints of the run's job, and its `once` values, as JSON."""
     from tenure.tasks.arguments import Arguments
+    from tenure.tasks.detached import detached_job
     from tenure.tasks.task import Task
 
     def block(job: Job) -> None: ...
@@ -115,7 +116,8 @@ def _task_of(run: GuardedRun) -> Task[..., Any]:
         name=run.name,
         fn=block,
         place="",
-        arguments=Arguments(run.name, block),
+        arguments=Arguments(run.name, block, Job),
+        detached=detached_job,
         app=cast("AppPort", SimpleNamespace(settings=run.settings)),
         queue=GUARD,
         priority=0,

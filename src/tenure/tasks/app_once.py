@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tenure.core.durations import Duration, seconds
 from tenure.errors import InvalidOption
-from tenure.tasks.job import valid_key
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.once import decode_result
 from tenure.tasks.task import returned
+from tenure.tasks.texts import valid_key
 
 if TYPE_CHECKING:
     from tenure.tasks.client import Client

@@ -29,7 +29,6 @@ from tenure.core.text import a
 from tenure.errors import InvalidArguments, InvalidOption, Locked
 from tenure.tasks.ended import Ended
 from tenure.tasks.hints import misplaced_option
-from tenure.tasks.job import Job
 from tenure.tasks.placeholders import Placeholder, misplaced
 
 T = TypeVar("T")
@@ -290,9 +289,10 @@ class _Codec(NamedTuple):
 class Arguments:
     """The codec of one signature. Annotations are resolved at declaration if possible, else on first use."""
 
-    def __init__(self, task: str, fn: Callable[..., object]) -> None:
+    def __init__(self, task: str, fn: Callable[..., object], job: type) -> None:
         self._task = task
         self._fn = fn
+        self._job = job  #: the class that the first parameter may ask for
         self._all = list(signature_of(fn).parameters.values())
         self._codec: _Codec | None = None
         for parameter in self._all:
@@ -330,7 +330,7 @@ class Arguments:
     def takes_job(self) -> bool:
         """Does the handler take its Job? Raises InvalidOption for an invalid signature."""
         kinds = [self._hints[parameter.name] for parameter in self._all]
-        asks = [(get_origin(kind) or kind) is Job for kind in kinds]
+        asks = [(get_origin(kind) or kind) is self._job for kind in kinds]
         if any(asks[1:]) or (asks and asks[0] and self._all[0].kind is inspect.Parameter.KEYWORD_ONLY):
             raise InvalidOption(f"{self._task}: the Job must be the first parameter, before all others")
         if kinds and kinds[0] in (Any, object):

@@ -1,14 +1,69 @@
-"""How a job of `.call()` waits: it has no store, so it runs what it gathers at once, and can't wait for others."""
+"""The Job of `.call()`: it has no store, so it runs what it gathers at once, and can't wait for others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from inspect import isawaitable
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, TypeVar, cast
 
-from tenure.errors import TenureError
+from tenure.core.ids import new_id
+from tenure.errors import InvalidOption, TenureError
+from tenure.ports import Claimed
 from tenure.tasks.ended import Ended
-from tenure.tasks.task import NewJob
+from tenure.tasks.job import Codec, Job, Stopping, WaitsPort
+from tenure.tasks.task import NewJob, Task
+
+T = TypeVar("T")
+
+
+def detached_job(task: Task[..., Any], payload: str) -> Job[Any]:
+    """The Job of one call."""
+    return Job(DetachedAttempt(task, payload, task.app.resources))
+
+
+class DetachedAttempt:
+    """The backend of `.call()`: it has no store, so progress is discarded and `once` lasts for the call only."""
+
+    def __init__(self, task: Codec, payload: str, resources: Mapping[type, object]) -> None:
+        now = int(datetime.now(UTC).timestamp() * 1000)
+        self.claimed = Claimed(
+            new_id(), 1, task.name, task.queue, payload, 0, 0, "{}", None, None, None, now, expired=False
+        )
+        self.task = task
+        self.stopping: Stopping | None = None
+        self._resources = resources
+        self._once: dict[str, str] = {}
+
+    @property
+    def waits(self) -> WaitsPort:
+        return DetachedWaits(self.task.name)
+
+    def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
+        """Progress is discarded."""
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+    async def aflush(self) -> None:
+        """There is nothing to flush."""
+
+    def recall(self, key: str) -> str | None:
+        return self._once.get(key)
+
+    def record(self, key: str, value: str) -> str:
+        return self._once.setdefault(key, value)
+
+    def finish(self, result: str, tx: object) -> None:
+        """There is no outcome to commit."""
+
+    def resource(self, kind: type[T]) -> T:
+        if kind in self._resources:
+            return cast("T", self._resources[kind])
+        raise InvalidOption(
+            f"{self.task.name}: .call() opens no resources; run it in "
+            f"`with jobs.testing(resources={{{kind.__name__}: …}})`"
+        )
 
 
 class DetachedWaits:

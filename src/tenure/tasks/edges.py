@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from tenure.core.lifecycle import Edge
 from tenure.errors import InvalidOption
 from tenure.ports import MOST_EDGES
+from tenure.tasks.ended import Ended
 from tenure.tasks.handle import AppPort, JobHandle
 from tenure.tasks.placeholders import Placeholder, Source, Until
 
-if TYPE_CHECKING:
-    from tenure.tasks.ended import Ended
-    from tenure.tasks.flow import Step
-
-    After = Sequence[JobHandle[Any] | Step[Any] | Ended[Any]]
+After = Sequence[JobHandle[Any] | Source | Ended[Any]]
 
 
 def parents_of(after: object, what: str) -> list[tuple[Source | JobHandle[Any], Until]]:
@@ -42,7 +39,7 @@ def edges_to(app: AppPort, after: object, what: str) -> tuple[Edge, ...]:
     """The edges of a job outside a flow."""
     untils: dict[str, Until] = {}
     for parent, until in parents_of(after, what):
-        handle = cast("Step[Any]", parent).handle if isinstance(parent, Source) else parent
+        handle = parent.handle if isinstance(parent, Source) else parent
         check_store(app, handle, what)
         want(untils, str(handle.id), until)
     check_number(untils, what)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 
 from tenure.core.lifecycle import ENDED, State
 from tenure.errors import InvalidOption, JobFailed, TenureError
+from tenure.tasks.handle import AppPort, JobHandle
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
-
-    from tenure.tasks.handle import AppPort, JobHandle
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
@@ -73,8 +72,6 @@ class Ended(Generic[R_co]):
         """The handle of the job. Raises TenureError for one that a test has made."""
         if self._app is None or self._id is None or self._decode is None:
             raise TenureError("this Ended was made by hand, not by a job: it has no handle")
-        from tenure.tasks.handle import JobHandle
-
         return JobHandle(self._app, self._id, created=False, decode=self._decode)
 
     def attach(self, app: AppPort) -> None:

@@ -10,9 +10,10 @@ from tenure.core.durations import Duration, seconds
 from tenure.core.retry import Fail
 from tenure.errors import InvalidOption
 from tenure.ports import Claimed, Store
-from tenure.tasks.job import MISSING, valid_key
+from tenure.tasks.job import MISSING
 from tenure.tasks.signals import fitting, kind_of, own_key, shared_key
 from tenure.tasks.task import Task
+from tenure.tasks.texts import valid_key
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 

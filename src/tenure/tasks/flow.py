@@ -22,10 +22,10 @@ from tenure.ports import Draft, Enqueued, Links
 from tenure.tasks.edges import check_number, check_store, parents_of, want
 from tenure.tasks.flow_handle import FlowHandle
 from tenure.tasks.handle import AppPort, JobHandle, R_co
-from tenure.tasks.job import checked_name, valid_key
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder, Source, Until, marker, shaped_like_a_marker, with_markers
 from tenure.tasks.task import NewJob, common_tx
+from tenure.tasks.texts import checked_name, valid_key
 
 if TYPE_CHECKING:
     from tenure.tasks.edges import After

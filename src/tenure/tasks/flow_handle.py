@@ -12,8 +12,8 @@ from uuid import UUID
 from tenure.core.lifecycle import ENDED, EXPIRED, LIVE, State
 from tenure.errors import UnknownJob
 from tenure.ports import Filter, Landed, Ring
-from tenure.tasks.job import checked_text
 from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.texts import checked_text
 
 if TYPE_CHECKING:
     from tenure.tasks.handle import AppPort, ClientPort

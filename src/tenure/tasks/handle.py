@@ -12,15 +12,14 @@ from tenure.core.ids import canonical
 from tenure.core.lifecycle import ENDED
 from tenure.ports import Draft, Enqueued, Notifier, Status, Store, Update
 from tenure.tasks.hints import HANDLE, foreign_names
-from tenure.tasks.job import checked_text
 from tenure.tasks.loops import refuse_on_loop
+from tenure.tasks.texts import checked_text
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from tenure.config import Settings
     from tenure.core.retry import Retry
-    from tenure.tasks.registry import Registry
 
     R_co = TypeVar("R_co", covariant=True, default=Any)
 else:
@@ -66,6 +65,25 @@ class ClientPort(Protocol):
         ...
 
 
+class KnownTask(Protocol):
+    """The task of a job, with its signals."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def signals(self) -> Mapping[str, Any]: ...
+    @property
+    def decode_result(self) -> Callable[[str], Any]: ...
+
+
+class KnownTasks(Protocol):
+    """The tasks whose code is in this process."""
+
+    def find(self, name: str) -> KnownTask | None:
+        """The task of this name or alias."""
+        ...
+
+
 class AppPort(Protocol):
     """What tasks and handles need of their app. Its client is opened on first use."""
 
@@ -88,20 +106,11 @@ class AppPort(Protocol):
         ...
 
     @property
-    def tasks(self) -> Registry: ...
+    def tasks(self) -> KnownTasks: ...
 
     def client(self) -> ClientPort: ...
 
     async def aclient(self) -> ClientPort: ...
-
-
-class Signalled(Protocol):
-    """The task of a job, with its signals."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def signals(self) -> Mapping[str, Any]: ...
 
 
 @foreign_names("a JobHandle", HANDLE)
@@ -120,7 +129,7 @@ class JobHandle(Generic[R_co]):
         *,
         created: bool,
         decode: Callable[[str], R_co],
-        of: Signalled | None = None,
+        of: KnownTask | None = None,
     ) -> None:
         self.app = app
         self._id = job_id
@@ -261,7 +270,7 @@ def _limit(timeout: Duration | None) -> float | None:
 
 
 def handle_of(
-    app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co], of: Signalled | None = None
+    app: AppPort, job_id: UUID | str, decode: Callable[[str], R_co], of: KnownTask | None = None
 ) -> JobHandle[R_co]:
     """The handle of a job that was enqueued elsewhere."""
     return JobHandle(app, canonical(job_id), created=False, decode=decode, of=of)

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, overload
 from uuid import UUID
 
 import msgspec
 
-from tenure.core.ids import new_id
-from tenure.core.text import clean
 from tenure.errors import InvalidOption
 from tenure.ports import RESERVED, Claimed
+from tenure.tasks.flow import Flow, Step
 from tenure.tasks.hints import JOB, foreign_names
 from tenure.tasks.loops import awaited, refuse_on_loop, settled
+from tenure.tasks.texts import checked_name, checked_text, valid_key
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from tenure.core.durations import Duration
     from tenure.tasks.ended import Ended
-    from tenure.tasks.flow import Flow, Step
     from tenure.tasks.handle import AppPort, JobHandle
     from tenure.tasks.task import NewJob
 
@@ -41,16 +39,7 @@ D = TypeVar("D")
 MISSING: Any = object()  #: `job.expect` without a default
 Stopping = Literal["cancel", "timeout", "shutdown", "lease_lost"]
 
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _decode_meta = msgspec.json.Decoder(dict[str, str]).decode
-
-
-def valid_key(key: object, what: str) -> str:
-    """The unchanged unique or once key. Raises InvalidOption that says what a valid key looks like."""
-    if isinstance(key, str) and 1 <= len(key) <= 200 and not _CONTROL.search(key):
-        return key
-    got = f"{len(key)} characters" if isinstance(key, str) and len(key) > 200 else repr(key)
-    raise InvalidOption(f"{what}: expected 1 to 200 characters without control characters, got {got}")
 
 
 # ── The backend of a Job ────────────────────────────────────────────────────────────────────────────────────────
@@ -135,52 +124,6 @@ class JobBackend(Protocol):
     def finish(self, result: str, tx: object) -> None: ...
 
     def resource(self, kind: type[T]) -> T: ...
-
-
-class DetachedAttempt:
-    """The backend of `.call()`: it has no store, so progress is discarded and `once` lasts for the call only."""
-
-    def __init__(self, task: Codec, payload: str, resources: Mapping[type, object]) -> None:
-        now = int(datetime.now(UTC).timestamp() * 1000)
-        self.claimed = Claimed(
-            new_id(), 1, task.name, task.queue, payload, 0, 0, "{}", None, None, None, now, expired=False
-        )
-        self.task = task
-        self.stopping: Stopping | None = None
-        self._resources = resources
-        self._once: dict[str, str] = {}
-
-    @property
-    def waits(self) -> WaitsPort:
-        from tenure.tasks.detached import DetachedWaits
-
-        return DetachedWaits(self.task.name)
-
-    def report(self, fraction: float | None, stage: str | None, message: str | None, checkpoint: str | None) -> None:
-        """Progress is discarded."""
-
-    def flush(self) -> None:
-        """There is nothing to flush."""
-
-    async def aflush(self) -> None:
-        """There is nothing to flush."""
-
-    def recall(self, key: str) -> str | None:
-        return self._once.get(key)
-
-    def record(self, key: str, value: str) -> str:
-        return self._once.setdefault(key, value)
-
-    def finish(self, result: str, tx: object) -> None:
-        """There is no outcome to commit."""
-
-    def resource(self, kind: type[T]) -> T:
-        if kind in self._resources:
-            return cast("T", self._resources[kind])
-        raise InvalidOption(
-            f"{self.task.name}: .call() opens no resources; run it in "
-            f"`with jobs.testing(resources={{{kind.__name__}: …}})`"
-        )
 
 
 # ── Job ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -459,8 +402,6 @@ class Job(Generic[C]):
 
         It has no tie to this job: `job.join(step)` after the block waits for one of its steps.
         """
-        from tenure.tasks.flow import Flow
-
         claimed = self._attempt.claimed
         arguments = sha256(claimed.payload.encode()).hexdigest()  # a replay with others makes another flow
         made_once = f"\n{claimed.id}\n{arguments}\n{valid_key(key, 'flow key')}"
@@ -487,16 +428,3 @@ def _fraction(value: object) -> float:
     if isinstance(value, int | float) and -0.001 <= value <= 1.001:
         return min(max(float(value), 0.0), 1.0)
     raise InvalidOption(f"progress: expected a fraction from 0 to 1, got {value!r}; divide by the total")
-
-
-def checked_name(value: object, what: str) -> str:
-    """A short name for people. Raises InvalidOption."""
-    if isinstance(value, str) and value.strip() and len(value) <= 200 and not _CONTROL.search(value):
-        return value
-    raise InvalidOption(f"{what}: expected a name of 1 to 200 characters, like 'nightly', got {value!r:.80}")
-
-
-def checked_text(value: object, what: str, limit: int) -> str:
-    if isinstance(value, str):
-        return clean(value, limit)
-    raise InvalidOption(f"{what}: expected text, got {value!r}")

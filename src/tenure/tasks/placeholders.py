@@ -10,11 +10,14 @@ job waits for, `{"$outputs": [0, 500]}` for 500 places from 0 on; `[[0, 2], [7, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Never, cast
+from typing import TYPE_CHECKING, Any, Literal, Never, cast
 
 import msgspec
 
 from tenure.errors import InvalidArguments
+
+if TYPE_CHECKING:
+    from tenure.tasks.handle import JobHandle
 
 MARKERS = ("$output", "$ended", "$outputs")
 Until = Literal["completed", "ended"]
@@ -29,6 +32,11 @@ class Source:
     @property
     def what(self) -> str:
         """For sentences: "render, step 3 of the flow 'nightly'"."""
+        raise NotImplementedError
+
+    @property
+    def handle(self) -> JobHandle[Any]:
+        """The handle of its job, once that is stored."""
         raise NotImplementedError
 
 

@@ -14,6 +14,7 @@ from tenure.core.durations import Duration
 from tenure.core.retry import Retry
 from tenure.errors import InvalidOption, UnknownTask
 from tenure.tasks.arguments import Arguments
+from tenure.tasks.detached import detached_job
 from tenure.tasks.handle import AppPort
 from tenure.tasks.hints import option_of_one_job, unknown_option
 from tenure.tasks.job import Job
@@ -106,7 +107,8 @@ def declared(
         name=label,
         fn=fn,
         place=_place(fn),
-        arguments=Arguments(label, fn),
+        arguments=Arguments(label, fn, Job),
+        detached=detached_job,
         app=app,
         queue=valid_queue(queue),
         priority=priority_of(priority),

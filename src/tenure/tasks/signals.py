@@ -10,7 +10,7 @@ import msgspec
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.tasks.arguments import decoder, dump, plain, readable
 from tenure.tasks.handle import AppPort
-from tenure.tasks.job import valid_key
+from tenure.tasks.texts import valid_key
 
 
 def declared_signals(task: str, signals: object) -> Mapping[str, Any]:

@@ -40,10 +40,10 @@ from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain, read
 from tenure.tasks.edges import edges_to
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
 from tenure.tasks.hints import TASK, USING, foreign_names, unknown_option
-from tenure.tasks.job import DetachedAttempt, Job, valid_key
 from tenure.tasks.limits import Limit, check_limits, keys_of, limits_of
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder, shaped_like_a_marker
+from tenure.tasks.texts import valid_key
 
 if TYPE_CHECKING:
     from tenure.tasks.edges import After
@@ -67,6 +67,7 @@ class Task(Generic[P, R_co]):
     fn: Callable[..., Any]
     place: str  #: where it is declared: its file and line
     arguments: Arguments
+    detached: Callable[[Task[..., Any], str], object]  #: makes the Job of `.call()`, given the payload
     app: AppPort
     queue: str
     priority: int
@@ -277,7 +278,7 @@ class Task(Generic[P, R_co]):
         payload = self.arguments.dump(self.arguments.bind(args, kwargs), self.app.settings.largest_payload)
         here, keywords = self.arguments.load(payload)
         if self.takes_job:
-            here = (Job[Any](DetachedAttempt(self, payload, self.app.resources)), *here)
+            here = (self.detached(self, payload), *here)
         return here, keywords
 
 

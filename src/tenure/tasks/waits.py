@@ -256,7 +256,7 @@ class Waits:
 
     def _target(self, target: object) -> str:
         if isinstance(target, Source):
-            return str(cast("Any", target).handle.id)
+            return str(target.handle.id)
         if isinstance(target, JobHandle):
             return str(target.id)
         raise InvalidOption(f"job.join: expected a handle or a step, got {target!r:.80}")
