@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure.django.app import DjangoApp
+from tenure.django.app import jobs
 
 if TYPE_CHECKING:
     from tenure.django.backend import TenureBackend, TenureTask
 
 __all__ = ["TenureBackend", "TenureTask", "jobs"]
-
-jobs = DjangoApp()
-"""The project's app. Example, in a `tasks.py`: `@jobs.task` above `def send_receipt(order: int) -> None: ...`"""
 
 
 def __getattr__(name: str) -> object:

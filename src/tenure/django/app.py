@@ -97,3 +97,7 @@ class DjangoApp(Tenure):
         from tenure.django.client import DjangoClient
 
         return DjangoClient(store, notifier, self.settings, lambda: self.tracing, self.home.alias)
+
+
+jobs = DjangoApp()
+"""The project's app. Example, in a `tasks.py`: `@jobs.task` above `def send_receipt(order: int) -> None: ...`"""

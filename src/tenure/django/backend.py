@@ -22,7 +22,7 @@ from tenure.config import valid_name, valid_queue
 from tenure.core.durations import Duration
 from tenure.core.ids import canonical
 from tenure.core.retry import Retry
-from tenure.django import jobs
+from tenure.django.app import jobs
 from tenure.django.results import ALIAS, PRIORITY, RUN_AFTER, enqueued_at, local, result_of
 from tenure.django.running import LATER, STORED, handler, signature
 from tenure.errors import InvalidOption

@@ -19,7 +19,7 @@ from msgspec import UNSET
 
 from tenure.core.retry import Fail, Snooze
 from tenure.core.signatures import signature_of
-from tenure.django import jobs
+from tenure.django.app import jobs
 from tenure.django.results import local, result_of, started
 from tenure.errors import JobStopped, TenureError
 from tenure.events import current

@@ -20,7 +20,6 @@ from tenure.worker.drivers import connection_lost
 from tenure.worker.leased import Leased
 from tenure.worker.signals import leaves
 
-
 FREE = 5  #: lost connections of one job that cost nothing
 BASE_SECONDS, CAP_SECONDS = 0.5, 30.0  #: of the wait: up to 0.5 s after the first one, 8 s after the fifth
 
