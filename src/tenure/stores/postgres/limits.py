@@ -24,22 +24,23 @@ SET = "UPDATE @.limits SET rev = %s, body = %s, fades = %s WHERE key = %s AND na
 REMOVE = "DELETE FROM @.limits WHERE key = %s AND name = %s AND rev = %s"
 ASK = "INSERT INTO @.key_asks (key, limit_name, what) VALUES (%s, %s, %s)"
 
-#: The next places that have not begun, of all queues in turn, and which of them are to go back.
-_Place = tuple[str, Any, str, str]
-START: _Place = ("", "-infinity", "", "00000000-0000-0000-0000-000000000000")
+#: The next places, of all keys in turn; of those that have not begun, their lanes, and which are to go back.
+START = ("", "00000000-0000-0000-0000-000000000000")
 UNBEGUN = f"""
     WITH served AS MATERIALIZED (SELECT {SERVED} AS names)
-    SELECT p.queue, p.admitted_at::text, p.key, p.job_id::text, p.solo, p.queue <> ALL (served.names),
-        p.admitted_at <= @now - CASE WHEN p.solo THEN interval '{SUSPECT_SECONDS} seconds'
+    SELECT p.key, p.job_id::text, j.queue, j.solo, j.queue <> ALL (served.names),
+        p.admitted_at <= @now - CASE WHEN j.solo THEN interval '{SUSPECT_SECONDS} seconds'
             ELSE interval '{UNBEGUN_SECONDS} seconds' END AND EXISTS (
             SELECT FROM unnest(served.names) AS q (name) CROSS JOIN (VALUES (false), (true)) AS s (solo)
             CROSS JOIN LATERAL (
-                SELECT FROM @.jobs WHERE parked = p.key AND queue = q.name AND solo = s.solo LIMIT 1) AS j
-            WHERE (q.name, s.solo) <> (p.queue, p.solo))
-    FROM served CROSS JOIN LATERAL (
-        SELECT queue, admitted_at, key, job_id, solo FROM @.places
-        WHERE NOT begun AND (queue, admitted_at, key, job_id) > (%s, %s::timestamptz, %s, %s::uuid)
-        ORDER BY queue, admitted_at, key, job_id LIMIT %s) AS p"""
+                SELECT FROM @.jobs WHERE parked = p.key AND queue = q.name AND solo = s.solo LIMIT 1) AS w
+            WHERE (q.name, s.solo) <> (j.queue, j.solo))
+    FROM served CROSS JOIN (
+        SELECT key, job_id, admitted_at FROM @.places WHERE (key, job_id) > (%s, %s::uuid)
+        ORDER BY key, job_id LIMIT %s) AS p
+    LEFT JOIN LATERAL (
+        SELECT queue, solo FROM @.jobs WHERE id = p.job_id AND (state || '') = 'queued' LIMIT 1) AS j ON true
+    ORDER BY p.key, p.job_id"""
 #: Of keys nothing is known any more when their buckets are full and nothing waits there for a time; of a row, when
 #: nothing but a pause is in it, which has passed. And is a queue served again?
 FORGET = f"""
@@ -116,6 +117,8 @@ NOW = (
     """
     WITH told AS (SELECT key, what, at FROM @.key_asks WHERE key = ANY (%(keys)s::text[]) AND what = 'begun')
     SELECT c.*, (SELECT count(*) FROM (SELECT FROM @.jobs WHERE parked = c.key LIMIT %(waiting)s) AS parked),
+        (SELECT count(*) FROM @.places AS p CROSS JOIN LATERAL (
+            SELECT FROM @.jobs WHERE id = p.job_id AND (state || '') = 'queued' LIMIT 1) AS j WHERE p.key = c.key),
         date_part('epoch', @now)
     FROM ("""
     + COUNTED.format(more="")
@@ -157,15 +160,15 @@ class PostgresLimits(PostgresBase):
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
         found = self._server.fetch(UNBEGUN, *self._unbegun_from, PLACES_AT_ONCE)
-        unused = [row for row in found if row[5] or row[6]]
-        ids = list(dict.fromkeys(row[3] for row in unused))
+        unused = [row for row in found if row[4] or row[5]]
+        ids = list(dict.fromkeys(row[1] for row in unused))
         taken = set(ids[:limit])
         more = len(ids) > limit
         if more:
-            found = found[: next(n for n, row in enumerate(found) if row[3] == ids[limit])]
+            found = found[: next(n for n, row in enumerate(found) if row[1] == ids[limit])]
         whole = len(found) < PLACES_AT_ONCE and not more
-        self._unbegun_from = START if whole else tuple(found[-1][:4])
-        slow = {row[2]: Lane(row[0], row[4]) for row in unused if row[6] and row[3] in taken}
+        self._unbegun_from = START if whole else (found[-1][0], found[-1][1])
+        slow = {row[0]: Lane(row[2], row[3]) for row in unused if row[5] and row[1] in taken}
         ((forgotten, awake),) = self._server.fetch(FORGET, limit, limit)
         more = more or forgotten >= limit
         if not taken and not awake:
@@ -222,7 +225,7 @@ class PostgresLimits(PostgresBase):
         known = {each.key.key: each for each in map(known_of, settings)}
         facts = {"keys": list(known), "most": [None] * len(known), "waiting": most}
         views: dict[str, KeyView] = {}
-        for key, held, unbegun, begins, _, waiting, now in self._read(NOW, facts):
+        for key, held, _, begins, _, waiting, unbegun, now in self._read(NOW, facts):
             each = known[key]
             state = state_of(each.key, each.rows, each.bucket, begins, held, unbegun, now)
             views[key] = key_view(state, waiting=waiting, why=paused(*each.rows, now)[1], now=now)

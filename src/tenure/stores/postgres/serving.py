@@ -75,8 +75,8 @@ COUNTED = """
         ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause'){more}
     FROM unnest(%(keys)s::text[], %(most)s::integer[]) AS a (key, most)
     CROSS JOIN LATERAL (
-        SELECT count(*) AS held, count(*) FILTER (WHERE NOT begun) AS unbegun
-        FROM (SELECT begun FROM @.places WHERE key = a.key LIMIT a.most) AS counted) AS p"""
+        SELECT count(*) AS held, count(*) FILTER (WHERE rated AND NOT begun) AS unbegun
+        FROM (SELECT rated, begun FROM @.places WHERE key = a.key LIMIT a.most) AS counted) AS p"""
 #: Only of keys whose jobs are looked at in this transaction an ask to look is done.
 OPEN = f"""
     WITH told AS (
@@ -101,10 +101,10 @@ CANDIDATES = """
 
 GIVE = """
     WITH given AS (
-        INSERT INTO @.places (key, limit_name, job_id, queue, solo, rated, admitted_at)
-        SELECT p.*, @now
-        FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::text[], %s::boolean[], %s::boolean[]) AS p)
-    UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now WHERE id = ANY (%s::uuid[])"""
+        INSERT INTO @.places (key, limit_name, job_id, rated, admitted_at)
+        SELECT p.*, @now FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::boolean[]) AS p)
+    UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now, told = id = ANY (%s::uuid[])
+    WHERE id = ANY (%s::uuid[])"""
 EXPIRE = """
     UPDATE @.jobs SET state = 'cancelled', parked = NULL, wait_until = NULL, error = %s, ended_at = @now
     WHERE id = ANY (%s::uuid[])"""
@@ -327,9 +327,10 @@ class Serving:
 
     def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, str]]) -> None:
         if admitted:
-            rated = {key: state.bucket is not None for key, state in self._states.items()}
-            places = [(*key, job.id, *job.lane, rated[key.key]) for job in admitted for key in job.limits]
-            self._write(GIVE, *map(list, zip(*places, strict=True)), [job.id for job in admitted])
+            rated = {key for key, state in self._states.items() if state.bucket is not None}
+            places = [(*key, job.id, key.key in rated) for job in admitted for key in job.limits]
+            told = [job.id for job in admitted if any(key.key in rated for key in job.limits)]
+            self._write(GIVE, *map(list, zip(*places, strict=True)), told, [job.id for job in admitted])
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)
         if expired:

@@ -20,13 +20,15 @@ from tenure.stores.sqlite.file import fetch, first
 from tenure.stores.sqlite.reads import JOB, job_of
 
 _ANYTHING = """
-    SELECT EXISTS (SELECT 1 FROM idle_keys) OR EXISTS (SELECT 1 FROM places WHERE NOT begun)
+    SELECT EXISTS (SELECT 1 FROM idle_keys) OR EXISTS (
+            SELECT 1 FROM places CROSS JOIN jobs ON jobs.id = job_id WHERE state = 'queued')
         OR EXISTS (SELECT 1 FROM limits WHERE fades <= ?1) OR EXISTS (SELECT 1 FROM limit_keys WHERE fades <= ?1)"""
 _WITHDRAW = f"""
     UPDATE jobs SET state = 'waiting', {places.PARKED.format(due_at="due_at")} WHERE id = ? AND state = 'queued'"""
 _UNBEGUN = """
-    SELECT key, job_id FROM places INDEXED BY places_in_order
-    WHERE NOT begun AND queue = ? AND solo = ? AND admitted_at <= ? ORDER BY admitted_at LIMIT ?"""
+    SELECT key, job_id, queue, solo, admitted_at FROM places CROSS JOIN jobs ON jobs.id = job_id
+    WHERE state = 'queued' ORDER BY admitted_at"""
+_UNBEGUN_OF = "SELECT count(*) FROM places CROSS JOIN jobs ON jobs.id = job_id WHERE key = ? AND state = 'queued'"
 _WAITS = "SELECT EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ? AND queue = ? AND solo = ?)"
 _SLOW = "UPDATE limit_keys SET slow_queue = ?, slow_solo = ?, slow_until = ? WHERE key = ?"
 #: One that is asked is looked at first: it may be in use again.
@@ -141,6 +143,7 @@ def _view(connection: apsw.Connection, key: Key, now: float, most: int) -> KeyVi
     found = places.state(connection, key, [at for (at,) in begins], now)
     sql = "SELECT count(*) FROM (SELECT 1 FROM jobs INDEXED BY jobs_parked WHERE parked = ? LIMIT ?)"
     (waiting,) = first(connection, sql, (key.key, most)) or (0,)
+    (found.unbegun,) = first(connection, _UNBEGUN_OF, (key.key,)) or (0,)
     return key_view(found, waiting=waiting, why=paused(*places.settings(connection, key), now)[1], now=now)
 
 
@@ -163,16 +166,21 @@ def _ask_again(connection: apsw.Connection, served: set[str], limit: int) -> int
 def _unused(connection: apsw.Connection, served: set[str], now: int, limit: int) -> list[str]:
     """The jobs whose lane does not use their places, or not while another waits for them."""
     found: dict[str, None] = {}
-    for queue, solo in fetch(connection, "SELECT DISTINCT queue, solo FROM places WHERE NOT begun"):
+    waits: dict[tuple[str, Lane], bool] = {}
+    for key, job_id, queue, solo, admitted_at in fetch(connection, _UNBEGUN):
         lane = Lane(queue, bool(solo))
-        since = now - round(lane.patience * 1000) if queue in served else now
-        for key, job_id in fetch(connection, _UNBEGUN, (*lane, since, limit)):
-            if queue in served:
-                if not _another_waits(connection, key, lane, served):
-                    continue
-                connection.execute(_SLOW, (*lane, now / 1000 + lane.patience, key))
-            found[job_id] = None
-    return list(found)[:limit]
+        if queue in served:
+            if admitted_at > now - lane.patience * 1000:
+                continue
+            if (key, lane) not in waits:
+                waits[key, lane] = _another_waits(connection, key, lane, served)
+            if not waits[key, lane]:
+                continue
+            connection.execute(_SLOW, (*lane, now / 1000 + lane.patience, key))
+        found[job_id] = None
+        if len(found) == limit:
+            break
+    return list(found)
 
 
 def _another_waits(connection: apsw.Connection, key: str, lane: Lane, served: set[str]) -> bool:

@@ -43,7 +43,7 @@ _NEXT = """
     SELECT -priority, due_at, id, limits, attempt = 0 AND expires_at < ? FROM jobs INDEXED BY jobs_parked
     WHERE parked = ? AND queue = ? AND solo = ? ORDER BY priority DESC, due_at, id LIMIT ?"""
 _BUCKET = "SELECT tokens, at, slow_queue, slow_solo, slow_until FROM limit_keys WHERE key = ?"
-_HELD = "SELECT count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key = ?"
+_HELD = "SELECT count(*), count(*) FILTER (WHERE rated AND NOT begun) FROM places WHERE key = ?"
 _KEEP = """
     INSERT INTO limit_keys (key, limit_name, tokens, at, full_at, due, found_at, fades)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7,
@@ -55,10 +55,10 @@ _ASK_DUE = """
     INSERT INTO key_asks (key, limit_name, what)
     SELECT key, limit_name, 'look' FROM limit_keys WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)"""
 _ADMIT = """
-    UPDATE jobs SET state = 'queued', run_at = ?, parked = NULL, wait_until = NULL
+    UPDATE jobs SET state = 'queued', run_at = ?, told = ?, parked = NULL, wait_until = NULL
     WHERE id = ? AND state = 'waiting' AND parked IS NOT NULL"""
 _PLACE = """
-    INSERT INTO places (key, limit_name, job_id, queue, solo, rated, admitted_at) VALUES (?, ?, ?, ?, ?, ?, ?)"""
+    INSERT INTO places (key, limit_name, job_id, rated, admitted_at) VALUES (?, ?, ?, ?, ?)"""
 EXPIRE = f"""
     UPDATE jobs SET state = 'cancelled', ended_at = ?1, error = '{EXPIRED}', parked = NULL, wait_until = NULL
     WHERE id = ?2 AND state = 'waiting' AND parked IS NOT NULL AND wait_until <= ?1"""
@@ -206,9 +206,10 @@ class Serving:
         return self._states[key]
 
     def _admit(self, jobs: Sequence[Candidate]) -> None:
-        self._connection.executemany(_ADMIT, [(self._millis, job.id) for job in jobs])
-        rated = {key: found.bounds.rate is not None for key, found in self._states.items()}
-        rows = [(*key, job.id, *job.lane, rated[key], self._millis) for job in jobs for key in job.limits]
+        rated = {key for key, found in self._states.items() if found.bounds.rate is not None}
+        moves = [(self._millis, not rated.isdisjoint(job.limits), job.id) for job in jobs]
+        self._connection.executemany(_ADMIT, moves)
+        rows = [(*key, job.id, key in rated, self._millis) for job in jobs for key in job.limits]
         self._connection.executemany(_PLACE, rows)
         for job in jobs:
             self.jobs.setdefault(job.queue, []).append(job.id)

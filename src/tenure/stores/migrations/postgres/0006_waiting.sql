@@ -15,6 +15,7 @@ ALTER TABLE @.jobs
   ADD COLUMN limits text,                            -- [[key, limit], …]; none: it has none
   ADD COLUMN parked text COLLATE "C",                -- the key under which it waits for a place
   ADD COLUMN due_at timestamptz,                     -- when it was due first: its order under its keys
+  ADD COLUMN told boolean NOT NULL DEFAULT false,    -- a key of it had a rate when it was admitted: its begin is told
   DROP CONSTRAINT jobs_owned_while_processing,
   -- Not validated, which would read the whole table: every row met the narrower one.
   ADD CONSTRAINT jobs_owned_while_processing CHECK (CASE
@@ -143,10 +144,8 @@ CREATE TABLE @.places (
   key         text COLLATE "C" NOT NULL,
   limit_name  text NOT NULL,
   job_id      uuid NOT NULL,
-  queue       text COLLATE "C" NOT NULL,
-  solo        boolean NOT NULL,              -- of a suspect, or of an isolated job
-  rated       boolean NOT NULL,              -- its key had a rate: its begin is told
-  begun       boolean NOT NULL DEFAULT false,  -- in no index, so that a begin changes none
+  rated       boolean NOT NULL,                -- its key had a rate then
+  begun       boolean NOT NULL DEFAULT false,  -- of one with a rate; in no index, so that a begin changes none
   admitted_at timestamptz NOT NULL,
   PRIMARY KEY (key, job_id)
 ) WITH (
@@ -154,7 +153,6 @@ CREATE TABLE @.places (
   autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0
 );
 CREATE INDEX places_of_job ON @.places (job_id);
-CREATE INDEX places_in_order ON @.places (queue, admitted_at, key, job_id);
 
 -- What `admit` must know of a key. look: there may be room; begun: a job began then; pause: it is paused until then (Unix
 -- times); all: look at all keys of a limit, those after `key`. Everybody inserts, only `admit` deletes.
@@ -205,17 +203,16 @@ CREATE TABLE @.idle_keys (
 
 -- Whatever ends a job with limits, in whichever version, its places go, and what is to be looked at is told; nothing but
 -- `admit`, which takes `parked` away in the same write, queues one.
--- A trigger for each, as its condition costs less than a call: an admission needs none.
+-- A trigger for each, as its condition costs less than a call: an admission and most begins need none.
 CREATE FUNCTION @.limited_begun() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
-  UPDATE @.places SET begun = true WHERE job_id = NEW.id;
+  WITH begun AS (UPDATE @.places SET begun = true WHERE job_id = NEW.id AND rated RETURNING key, limit_name)
   INSERT INTO @.key_asks (key, limit_name, what, at)
-  SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM @.places WHERE job_id = NEW.id AND rated
-  ORDER BY key;
+  SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun ORDER BY key;
   RETURN NULL;
 END $function$;
 CREATE TRIGGER limited_begun AFTER UPDATE OF state ON @.jobs FOR EACH ROW
-  WHEN (NEW.limits IS NOT NULL AND OLD.state = 'queued' AND NEW.state = 'processing')
+  WHEN (NEW.told AND OLD.state = 'queued' AND NEW.state = 'processing')
   EXECUTE FUNCTION @.limited_begun();
 
 CREATE FUNCTION @.limited_freed() RETURNS trigger LANGUAGE plpgsql AS $function$

@@ -10,6 +10,7 @@ ALTER TABLE jobs ADD COLUMN wait_until INTEGER;
 ALTER TABLE jobs ADD COLUMN limits TEXT;                        -- [[key, limit], …]; NULL: none
 ALTER TABLE jobs ADD COLUMN parked TEXT;                        -- the key under which it waits for a place
 ALTER TABLE jobs ADD COLUMN due_at INTEGER;                     -- of a limited job: its order under its keys
+ALTER TABLE jobs ADD COLUMN told INTEGER NOT NULL DEFAULT 0;    -- a key of it had a rate when it was admitted: its begin is told
 
 CREATE INDEX jobs_waiting ON jobs (queue) WHERE state = 'waiting';
 CREATE INDEX jobs_waited ON jobs (run_at) WHERE state = 'waiting';
@@ -109,16 +110,13 @@ CREATE INDEX limit_keys_fades ON limit_keys (fades) WHERE fades IS NOT NULL;
 CREATE TABLE places (
   key         TEXT NOT NULL,
   limit_name  TEXT NOT NULL,
-  job_id      TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
-  queue       TEXT NOT NULL,
-  solo        INTEGER NOT NULL,
-  rated       INTEGER NOT NULL,
-  begun       INTEGER NOT NULL DEFAULT 0,  -- in no index, so that a begin changes none
+  job_id      TEXT NOT NULL,               -- no foreign key, which would be looked up: a trigger deletes it
+  rated       INTEGER NOT NULL,            -- its key had a rate then
+  begun       INTEGER NOT NULL DEFAULT 0,  -- of one with a rate
   admitted_at INTEGER NOT NULL,
   PRIMARY KEY (key, job_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX places_jobs ON places (job_id);
-CREATE INDEX places_in_order ON places (queue, solo, admitted_at);
 
 -- What `admit` has to know of a key: look at it, a job of it began then, its jobs pause it until then.
 CREATE TABLE key_asks (
@@ -139,10 +137,10 @@ CREATE TABLE idle_keys (
 ) STRICT, WITHOUT ROWID;
 
 CREATE TRIGGER jobs_limited_begun AFTER UPDATE OF state ON jobs
-WHEN NEW.limits IS NOT NULL AND NEW.state = 'processing' BEGIN
+WHEN NEW.told AND NEW.state = 'processing' BEGIN
   INSERT INTO key_asks (key, limit_name, what, at)
     SELECT key, limit_name, 'begun', NEW.started_at / 1000.0 FROM places WHERE job_id = NEW.id AND rated;
-  UPDATE places SET begun = 1 WHERE job_id = NEW.id;
+  UPDATE places SET begun = 1 WHERE job_id = NEW.id AND rated;
 END;
 
 CREATE TRIGGER jobs_limited_freed AFTER UPDATE OF state ON jobs
@@ -161,6 +159,7 @@ CREATE TRIGGER jobs_limited_deleted BEFORE DELETE ON jobs WHEN OLD.limits IS NOT
   INSERT INTO key_asks (key, limit_name, what)
     SELECT key, limit_name, 'look' FROM places WHERE job_id = OLD.id
     UNION ALL SELECT value ->> 0, value ->> 1, 'look' FROM json_each(OLD.limits) WHERE value ->> 0 = OLD.parked;
+  DELETE FROM places WHERE job_id = OLD.id;
 END;
 
 DROP VIEW schedules;

@@ -36,7 +36,7 @@ local function opened(key, limit)
   if states[key] then return states[key] end
   local name, begun = ns .. 'key:' .. key, ns .. 'begun:' .. key
   keys.know(key, limit)
-  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_line', 'slow_until', 'rated')
+  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_line', 'slow_until', 'rated', 'due')
   if f[3] then
     write_pause(key, limit, tonumber(f[3]))
     redis.call('HDEL', name, 'pause')
@@ -45,7 +45,7 @@ local function opened(key, limit)
   local state = {
     limit = limit, bounds = bounds_of(of_limit, of_key), paused = paused_until(of_limit, of_key),
     held = redis.call('ZCARD', ns .. 'places:' .. key), unbegun = redis.call('SCARD', ns .. 'unbegun:' .. key),
-    slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4],
+    due = f[7], slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4],
   }
   states[key] = state
   local rate = state.bounds.rate
@@ -155,7 +155,7 @@ end
 local function head(lot)
   if lot.at > #lot.some then
     close(lot)
-    lot.some, lot.at = redis.call('ZRANGE', lot.key, 0, 31, 'WITHSCORES'), 1
+    lot.some, lot.at = redis.call('ZRANGE', lot.key, 0, lot.most, 'WITHSCORES'), 1
   end
   return lot.some[lot.at], tonumber(lot.some[lot.at + 1])
 end
@@ -169,15 +169,18 @@ local function serve(key)
   for _, line in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
     local queue = queue_of(line)
     if served(queue) then
-      local lot = {key = keys.lot(key, line), line = line, some = {}, at = 1, gone = {}, slow = mine.slow == line and 1 or 0}
-      lots[#lots + 1], left = lot, left + redis.call('ZCARD', lot.key)
+      local lot = {key = keys.lot(key, line), line = line, some = {}, at = 1, looked = 0, gone = {},
+                   slow = mine.slow == line and 1 or 0}
+      lot.number = redis.call('ZCARD', lot.key)
+      lots[#lots + 1], left = lot, left + lot.number
     else
       redis.call('SADD', ns .. 'idle:' .. queue, key)
       redis.call('SADD', ns .. 'idle', queue)
     end
   end
-  local waiting = left
-  for _ = 1, math.min(room_of(mine), budget, left) do
+  local waiting, most_now = left, math.min(room_of(mine), budget, left)
+  for _, lot in ipairs(lots) do lot.most = math.min(most_now, 32) - 1 end
+  for _ = 1, most_now do
     local best, first, at
     for _, lot in ipairs(lots) do
       local id, rank = head(lot)
@@ -187,25 +190,30 @@ local function serve(key)
       end
     end
     if not best then break end
-    best.at, budget, left = best.at + 2, budget - 1, left - 1
+    best.at, best.looked, budget, left = best.at + 2, best.looked + 1, budget - 1, left - 1
     if go_on(key, first, best.line) then best.gone[#best.gone + 1] = first end
   end
   for _, lot in ipairs(lots) do
     close(lot)
-    if redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.line) end
+    if lot.looked >= lot.number and redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.line) end
   end
-  redis.call('ZREM', ns .. 'key_dues', key)
-  redis.call('ZREM', ns .. 'key_found', key)
+  if mine.due then
+    redis.call('ZREM', ns .. 'key_dues', key)
+    redis.call('ZREM', ns .. 'key_found', key)
+    redis.call('HDEL', ns .. 'key:' .. key, 'due')
+  end
   if left > 0 and room_of(mine) ~= 0 then keys.look(key) end -- more than this step takes, or some were parked elsewhere
   local due = waiting > 0 and due_of(mine)
   if due then
     redis.call('ZADD', ns .. 'key_dues', math.ceil(due * 1000), key)
     redis.call('ZADD', ns .. 'key_found', now, key)
+    redis.call('HSET', ns .. 'key:' .. key, 'due', 1)
   end
 end
 
 -- Nothing has to be known of a key that nobody uses, once its bucket is full and its pause has passed.
 local function forget_unused(key, state)
+  if state.held > 0 then return end
   local name, of_key = ns .. 'key:' .. key, row('key_limits', key)
   local fades = math.max(full_of(state), field(of_key, 'paused_until') or 0)
   if of_key and (field(of_key, 'declared') or field(of_key, 'set'))
