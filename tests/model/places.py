@@ -257,7 +257,7 @@ class _Giving(_Rows):
     def _candidate(self, number: int, key: int) -> Candidate:
         keys = self.keys(number) if self.guards.L1_a_place_of_each_key_or_none else (key,)
         limits = tuple(Key(KEYS[each], KEYS[each]) for each in keys)
-        return Candidate((0, number), str(number), "", limits, expired=False)
+        return Candidate((0, number), str(number), "", limits, expired=False, solo=False)
 
     def _passed_over(self, number: int, key: int) -> int:
         return 1 << 2 * self.scene.jobs[number][0] + key

@@ -129,6 +129,7 @@ PASSED_ON = frozenset(
     (
         *("capabilities", "url", "migrate", "open", "close", "upkeep", "transaction", "now", "counts", "ended"),
         *("cancel", "promote", "promote_now", "delete", "prune", "pause", "paused", "queues", "refused", "skip"),
+        "ids",
         *("admit", "register", "renew", "declare_dead", "declare_expired", "rescue", "redelivered", "hung"),
         *("solo_waiting", "workers", "outdated", "flows", "members", "edges", "waits"),
         *("limits", "keys", "change_limits", "withdraw"),
