@@ -19,6 +19,15 @@ fork = multiprocessing.get_context("fork")
 def double(number: int) -> int:
     return 2 * number
 
+def code_of(child) -> int | None:
+    # When another thread starts a process, multiprocessing polls all children, and one that it reaps has no exit code
+    # for a moment.
+    child.join(20)
+    until = time.monotonic() + 20
+    while child.exitcode is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return child.exitcode
+
 def wait(started=None) -> None:
     if started is not None:
         started.set()
@@ -44,8 +53,7 @@ def terminated_at_once() -> list[int]:
         child = fork.Process(target=wait)
         child.start()
         child.terminate()
-        child.join(20)
-        codes.append(child.exitcode)
+        codes.append(code_of(child))
     return codes
 
 @jobs.task(timeout="40s")
@@ -55,8 +63,7 @@ def interrupted() -> int:
     child.start()
     started.wait(20)
     os.kill(child.pid, signal.SIGINT)
-    child.join(20)
-    return child.exitcode
+    return code_of(child)
 
 @jobs.task(timeout="40s")
 def executor(method: str) -> list[int]:
@@ -82,9 +89,9 @@ async def on_the_loop() -> list[int]:
     child = fork.Process(target=wait)
     child.start()
     child.terminate()
-    child.join(20)
+    code = code_of(child)
     with fork.Pool(2) as pool:
-        return [child.exitcode, *pool.map(double, range(2))]
+        return [code, *pool.map(double, range(2))]
 
 @jobs.task(timeout="40s")
 async def leaves_by_exit() -> int:
@@ -104,8 +111,7 @@ def enqueue() -> None:
 def enqueues_in_a_child() -> int:
     child = fork.Process(target=enqueue)
     child.start()
-    child.join(20)
-    return child.exitcode
+    return code_of(child)
 """
 RESULTS = {
     "pool_in_with.enqueue()": "[0,2,4,6]",
