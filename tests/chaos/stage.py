@@ -46,7 +46,10 @@ STORES = (
 #: the store, and the tables beside it; of every release
 _MAKE = """
 from chaos import workload
-from tenure.app.backends import open_store
+try:
+    from tenure.app.backends import open_store
+except ModuleNotFoundError:  # where it stood in the release before
+    from tenure.backends import open_store
 store = open_store(workload.jobs.settings)
 store.migrate()
 if store.capabilities.transactions:

@@ -220,17 +220,20 @@ def test_a_replayed_job_waits_for_its_place(store: Store) -> None:
     assert settle_waits(store) == [first]
 
 
+@pytest.mark.parametrize("isolated", [False, True], ids=["", "alone"])
 @pytest.mark.parametrize("verb", ["enqueue", "replay", "promote", "promote_now"])
-def test_a_job_that_comes_to_a_key_with_room_is_given_its_place(verb: str, store: Store, world: World) -> None:
+def test_a_job_that_comes_to_a_key_with_room_is_given_its_place(
+    verb: str, isolated: bool, store: Store, world: World
+) -> None:
     start(store)
     declare(store, SHOP.limit, 1)
-    (job,) = (answer.id for answer in store.enqueue([draft(limits=(SHOP,), delay=60.0)]))
+    (job,) = (answer.id for answer in store.enqueue([draft(limits=(SHOP,), delay=60.0, isolated=isolated)]))
     if verb == "replay":
         store.cancel([job], "not yet")
     assert settle_waits(store) == []
 
     if verb == "enqueue":
-        (job,) = limited(store)
+        (job,) = limited(store, isolated=isolated)
     elif verb == "replay":
         assert store.replay([job]) == {job: Landed(State.WAITING)}
     elif verb == "promote_now":
@@ -241,6 +244,7 @@ def test_a_job_that_comes_to_a_key_with_room_is_given_its_place(verb: str, store
         assert store.promote().limited == 1
 
     assert settle_waits(store) == [job]
+    assert [each.id for each in claim(store, start(store), solo=isolated)] == [job]
 
 
 def test_a_job_with_parents_waits_for_them_and_then_for_its_place(store: Store) -> None:

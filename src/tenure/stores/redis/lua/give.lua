@@ -122,7 +122,12 @@ local function go_on(key, id, line)
   local f = redis.call('HMGET', job(id), 'state', 'parked', 'queue', 'attempt', 'expires_at', 'limits', 'rank', 'solo',
     'due_at', 'wait_until')
   local queue, solo = f[3], f[8] == '1'
-  if f[1] ~= 'waiting' or f[2] ~= key or keys.line_of(queue, solo) ~= line then return true end -- older code has ended it
+  if f[1] ~= 'waiting' or f[2] ~= key then return true end -- older code has ended it
+  if keys.line_of(queue, solo) ~= line then -- it was parked in another line than its own: it is lost in none
+    keys.unpark(id, key, line)
+    keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, key, states[key].limit, tonumber(f[9]))
+    return false
+  end
   if (tonumber(f[4]) or 0) == 0 and f[5] and tonumber(f[5]) < now then
     local j = read(id)
     j.admitted = true

@@ -8,8 +8,8 @@ for _, id in ipairs(due) do
   local f = redis.call('HMGET', job(id), 'queue', 'rank', 'run_at', 'solo', 'crashes_total', 'attempt', 'message',
     'limits')
   if f[8] then
-    local j = {queue = f[1], rank = tonumber(f[2]), run_at = tonumber(f[3]), attempt = tonumber(f[6]), limits = f[8],
-               anew = true}
+    local j = {queue = f[1], rank = tonumber(f[2]), run_at = tonumber(f[3]), solo = f[4] == '1', attempt = tonumber(f[6]),
+               limits = f[8], anew = true}
     count_scheduled(f[1], -1)
     enter(id, j, 'queued')
     answer[2] = answer[2] + 1
