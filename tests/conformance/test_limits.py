@@ -591,6 +591,22 @@ def test_a_suspects_place_is_left_while_only_suspects_wait_for_it(store: Store, 
     assert state(store, first) is State.QUEUED
 
 
+def test_a_begin_takes_a_token_also_if_the_rate_came_after_its_admission(store: Store) -> None:
+    worker = start(store)
+    declare(store, SHOP.limit, 5)
+    limited(store, number=3)
+    assert len(settle_waits(store)) == 3
+    declare(store, SHOP.limit, 5, Rate(10, 60.0, 5))
+    settle_waits(store)
+
+    assert len(began(store, worker)) == 3
+
+    settle_waits(store)
+    tokens = key(store).tokens
+    assert tokens is not None
+    assert round(tokens) == 2
+
+
 def test_a_place_that_nobody_else_waits_for_is_left(store: Store, world: World) -> None:
     start(store)
     declare(store, SHOP.limit, 1)

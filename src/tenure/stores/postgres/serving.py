@@ -327,10 +327,9 @@ class Serving:
 
     def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, str]]) -> None:
         if admitted:
-            rated = {key for key, state in self._states.items() if state.bucket is not None}
-            places = [(*key, job.id, key.key in rated) for job in admitted for key in job.limits]
-            told = [job.id for job in admitted if any(key.key in rated for key in job.limits)]
-            self._write(GIVE, *map(list, zip(*places, strict=True)), told, [job.id for job in admitted])
+            # Each begin is told: a key that has no rate now may be given one before this job begins.
+            places, ids = [(*key, job.id, True) for job in admitted for key in job.limits], [job.id for job in admitted]
+            self._write(GIVE, *map(list, zip(*places, strict=True)), ids, ids)
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)
         if expired:

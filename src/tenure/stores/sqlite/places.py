@@ -206,10 +206,9 @@ class Serving:
         return self._states[key]
 
     def _admit(self, jobs: Sequence[Candidate]) -> None:
-        rated = {key for key, found in self._states.items() if found.bounds.rate is not None}
-        moves = [(self._millis, not rated.isdisjoint(job.limits), job.id) for job in jobs]
-        self._connection.executemany(_ADMIT, moves)
-        rows = [(*key, job.id, key in rated, self._millis) for job in jobs for key in job.limits]
+        # Each begin is told: a key that has no rate now may be given one before this job begins.
+        self._connection.executemany(_ADMIT, [(self._millis, True, job.id) for job in jobs])
+        rows = [(*key, job.id, True, self._millis) for job in jobs for key in job.limits]
         self._connection.executemany(_PLACE, rows)
         for job in jobs:
             self.jobs.setdefault(job.queue, []).append(job.id)

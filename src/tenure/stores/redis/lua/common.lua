@@ -107,7 +107,7 @@ local function limited()
     if redis.call('EXISTS', lot(key, line)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, line) end
   end
 
-  -- By the name of a key of Redis: what goes to it, or from it. One command for many jobs, as each costs half a microsecond.
+  -- By the name of a key of Redis: what goes to it, or from it, in one command for many jobs.
   local function gather(into, name, ...)
     local some = into[name] or {}
     into[name] = some
