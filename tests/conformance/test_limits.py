@@ -591,13 +591,19 @@ def test_a_suspects_place_is_left_while_only_suspects_wait_for_it(store: Store, 
     assert state(store, first) is State.QUEUED
 
 
-def test_a_begin_takes_a_token_also_if_the_rate_came_after_its_admission(store: Store) -> None:
-    worker = start(store)
+@pytest.mark.parametrize("of", ["limit", "key"])
+@pytest.mark.parametrize("looked", [True, False], ids=["looked-at", "at-once"])
+def test_a_begin_takes_a_token_also_if_the_rate_came_after_its_admission(store: Store, of: str, looked: bool) -> None:
+    worker, rate = start(store), Rate(10, 60.0, 5)
     declare(store, SHOP.limit, 5)
     limited(store, number=3)
     assert len(settle_waits(store)) == 3
-    declare(store, SHOP.limit, 5, Rate(10, 60.0, 5))
-    settle_waits(store)
+    if of == "key":
+        change(store, SHOP, set=Bounds(None, rate))
+    else:
+        declare(store, SHOP.limit, 5, rate)
+    if looked:
+        settle_waits(store)
 
     assert len(began(store, worker)) == 3
 

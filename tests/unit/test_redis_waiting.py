@@ -188,7 +188,7 @@ def test_a_call_that_was_cut_after_its_seal_is_stored_whole_and_once(
 
 def test_a_flow_that_is_made_once_stands_from_its_seal_on(store: RedisStore, breaks: Callable[..., None]) -> None:
     made = Links(flow=FLOW, name="nightly", once=True)
-    drafts = [replace(each, links=replace(made, after=each.links.after if each.links else ())) for each in flow()]
+    drafts = [each.but(links=replace(made, after=each.links.after if each.links else ())) for each in flow()]
     breaks("unpack", after=False)
     with pytest.raises(StoreAway):
         store.enqueue(drafts)

@@ -50,6 +50,11 @@ class LimitRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.declared is None and self.set is None and self.paused_until is None
 
     @property
+    def rated(self) -> bool:
+        """It has a rate: what begins under it is counted."""
+        return any(each is not None and each.rate is not None for each in (self.declared, self.set))
+
+    @property
     def fades(self) -> float | None:
         """The Unix time from which on it is as good as blank; None: something is declared or set."""
         return self.paused_until if self.declared is None and self.set is None else None

@@ -10,7 +10,7 @@ from tenure.core.lifecycle import MOST_GROUPS, MOST_TOGETHER, Crashed, Lease, Ou
 from tenure.ports import Hung, Rescued, WorkerIdentity
 from tenure.stores.memory.base import MemoryBase, atomic
 from tenure.stores.memory.rows import Row, Worker, over
-from tenure.stores.rules import Beside, Cause, check_outcome, cleared, ended_note, lost, rescued, settled, used_before
+from tenure.stores.rules import Beside, Cause, check_outcomes, cleared, ended_note, lost, rescued, settled, used_before
 
 
 class MemoryWorkers(MemoryBase):
@@ -50,8 +50,7 @@ class MemoryWorkers(MemoryBase):
 
     @atomic
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
-        for outcome in (*verdicts.values(), rest):
-            check_outcome(outcome)
+        check_outcomes((*verdicts.values(), rest))
         self._declare([worker_id], "crash")
         held = self._held_by(worker_id)
         beside = self._beside(worker_id)

@@ -19,8 +19,9 @@ MOST_LIMITS = 10_000
 PLACES_AT_ONCE = 1_000  #: that `withdraw` looks at
 _NAMES_AT_ONCE = 200
 
-MAKE = "INSERT INTO @.limits (rev, body, fades, key, name) VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"
-SET = "UPDATE @.limits SET rev = %s, body = %s, fades = %s WHERE key = %s AND name = %s AND rev = %s"
+MAKE = """
+    INSERT INTO @.limits (rev, body, rated, fades, key, name) VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING"""
+SET = "UPDATE @.limits SET rev = %s, body = %s, rated = %s, fades = %s WHERE key = %s AND name = %s AND rev = %s"
 REMOVE = "DELETE FROM @.limits WHERE key = %s AND name = %s AND rev = %s"
 ASK = "INSERT INTO @.key_asks (key, limit_name, what) VALUES (%s, %s, %s)"
 
@@ -144,7 +145,7 @@ class PostgresLimits(PostgresBase):
 
     def _change_limit(self, connection: Connection, row: LimitRow) -> bool:
         place, rev = (row.key, row.name), row.rev + 1
-        written = rev, json_of(row.but(rev=rev)), row.fades
+        written = rev, json_of(row.but(rev=rev)), row.rated, row.fades
         if row.rev == 0:
             landed = connection.execute(self._sql(MAKE), (*written, *place)).rowcount
             if landed and row.blank:

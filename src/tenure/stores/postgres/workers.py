@@ -18,7 +18,7 @@ from tenure.stores.rules import (
     MANY_QUEUES,
     Beside,
     Cause,
-    check_outcome,
+    check_outcomes,
     cleared,
     ended_note,
     is_id,
@@ -112,8 +112,7 @@ class PostgresWorkers(PostgresBase):
         return frozenset(row[0] for row in self._server.run(lambda each: each.execute(sql, given).fetchall()))
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
-        for outcome in (*verdicts.values(), rest):
-            check_outcome(outcome)
+        check_outcomes((*verdicts.values(), rest))
 
         # One transaction: if the death were visible before the jobs end, a scan could charge these jobs with a crash.
         # The dead worker's last statement may lock a row for a moment, since the server runs it to its end, as after

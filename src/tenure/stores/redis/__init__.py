@@ -14,16 +14,17 @@ All keys of a namespace start with one hash tag, so they are on one node of a cl
     {tenure}:asks          zset    what `admit` has to look at, by time; `asked` is a hash of those answered in part
     {tenure}:signals:ID    hash    the signals of a job, key → time, =, value; `shared` is the hash of those to all,
                                    with `shared_keys` and `shared_at`, zsets by key and by time
-    {tenure}:parked:KEY NUL LINE  zset  jobs that wait for a place of a key, in order of priority, due_at, id; a line
-                                   is QUEUE, or QUEUE NUL solo. `parked_of:KEY` is a zset of these lines
+    {tenure}:parked:KEY NUL LANE  zset  jobs that wait for a place of a key, in order of priority, due_at, id; a lane
+                                   is QUEUE, or QUEUE NUL solo. `parked_of:KEY` is a zset of these lanes
     {tenure}:places:KEY    zset    the jobs that have one, by admission; `unbegun:KEY` is a set of those not begun,
-                                   `placed` a hash of all: job → its keys; `unbegun_of:LINE` is a zset of a line's,
-                                   `unbegun_of` the set of such lines; `unbegun_at` hash: where to go on
+                                   `placed` a hash of all: job → its keys; `unbegun_of:LANE` is a zset of a lane's,
+                                   `unbegun_of` the set of such lanes; `unbegun_at` hash: where to go on
     {tenure}:key:KEY       hash    what is known of a key in use; `keys` and `keys_of:LIMIT` are zsets of these;
                                    `begun:KEY` is a list of begins that its bucket has not counted yet
     {tenure}:key_asks      zset    keys that `give` has to look at, in order; `limit_asks` limits, `limit_asked` where
                                    to go on; `key_dues`, `key_found` and `key_fades` are zsets of keys by time
     {tenure}:limits, key_limits    hash  the rows of limits and of keys; `limit_names` and `limited_keys` are zsets
+                                   of these, `rated` and `rated_keys` sets of those with a rate
     {tenure}:idle:QUEUE    set     keys under which a queue was passed over, `idle` the set of such queues;
                                    `serves:QUEUE` is a zset of the workers that serve it
     {tenure}:members:FLOW  zset    the jobs of a flow; `flows` is a zset by time, `flow_names` a hash

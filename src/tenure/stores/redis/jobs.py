@@ -40,7 +40,7 @@ from tenure.stores.rules import (
     WORKER_KEPT,
     ages,
     check_drafts,
-    check_outcome,
+    check_outcomes,
     check_replay,
     check_reports,
     check_text,
@@ -253,8 +253,7 @@ class RedisJobs(RedisBase):
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         if tx is not None:
             raise StoreError(NO_TRANSACTIONS)
-        for _, outcome in ends:
-            check_outcome(outcome)
+        check_outcomes([outcome for _, outcome in ends])
         ends = [(lease, tied(self._server, lease, outcome)) for lease, outcome in ends]
         landed: dict[int, Answer] = {}
         waiting: list[_End] = [(n, lease, outcome) for n, (lease, outcome) in enumerate(ends)]

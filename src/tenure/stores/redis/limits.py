@@ -19,7 +19,7 @@ from tenure.stores.rules import check_limit_rows, json_of
 
 STEPS = 20  #: scripts of one `admit`, and queues of one `withdraw`
 LISTED = 10_000
-SOLO = "\0solo"  #: ends the name of a line of suspects
+SOLO = "\0solo"  #: ends the name of a lane of suspects
 
 
 class RedisLimits(RedisBase):
@@ -28,24 +28,27 @@ class RedisLimits(RedisBase):
     def change_limits(self, rows: Sequence[LimitRow]) -> list[bool]:
         check_limit_rows(rows)
         written = [
-            (int(row.key), row.name, row.limit, row.rev, "" if row.blank else json_of(row.but(rev=row.rev + 1)))
+            (
+                *(int(row.key), row.name, row.limit, row.rev, int(row.rated)),
+                "" if row.blank else json_of(row.but(rev=row.rev + 1)),
+            )
             for row in rows
         ]
         answers = self._server.call_each(
-            "change_limits", list(batches(written, lambda row: len(row[4]))), lambda some: list(chain(*some))
+            "change_limits", list(batches(written, lambda row: len(row[5]))), lambda some: list(chain(*some))
         )
         return [bool(landed) for some in answers for landed in some]
 
     def withdraw(self, *, limit: int = 200) -> Withdrawn:
         asked, more = map(bool, self._server.call("idle", MOST))
-        lines: list[str] = self._server.run("SRANDMEMBER", f"{self._server.prefix}unbegun_of", STEPS)
+        lanes: list[str] = self._server.run("SRANDMEMBER", f"{self._server.prefix}unbegun_of", STEPS)
         left = limit
-        for line in lines:
+        for lane in lanes:
             if left > 0:
-                patience = Lane(line.removesuffix(SOLO), line.endswith(SOLO)).patience
-                number, rest = self._server.call("withdraw", line, min(left, MOST), millis(patience))
+                patience = Lane(lane.removesuffix(SOLO), lane.endswith(SOLO)).patience
+                number, rest = self._server.call("withdraw", lane, min(left, MOST), millis(patience))
                 left, more = left - number, more or bool(rest)
-        return Withdrawn(limit - left, asked or left < limit, more or len(lines) == STEPS)
+        return Withdrawn(limit - left, asked or left < limit, more or len(lanes) == STEPS)
 
     def give(self, found: Admitted, limit: int) -> Admitted:
         """Places to the jobs that are parked under keys, after what `admit` did for the others."""
@@ -109,13 +112,13 @@ class RedisLimits(RedisBase):
         return [view for view in views_of(self._server, ids) if view is not None]
 
     def parked(self, key: str, *, limit: int = 50) -> list[JobView]:
-        lines = self._server.run("ZRANGE", f"{self._server.prefix}parked_of:{key}", 0, -1)
-        lots = [self._lot(key, line, limit) for line in lines]
+        lanes = self._server.run("ZRANGE", f"{self._server.prefix}parked_of:{key}", 0, -1)
+        lots = [self._lot(key, lane, limit) for lane in lanes]
         ids = [job_id for _, job_id in islice(heapq.merge(*lots), limit)]
         return [view for view in views_of(self._server, ids) if view is not None and view.parked == key]
 
-    def _lot(self, key: str, line: str, limit: int) -> list[tuple[float, str]]:
-        flat = self._server.run("ZRANGE", f"{self._server.prefix}parked:{key}\0{line}", 0, limit - 1, "WITHSCORES")
+    def _lot(self, key: str, lane: str, limit: int) -> list[tuple[float, str]]:
+        flat = self._server.run("ZRANGE", f"{self._server.prefix}parked:{key}\0{lane}", 0, limit - 1, "WITHSCORES")
         return [(float(score), job_id) for job_id, score in zip(flat[::2], flat[1::2], strict=True)]
 
 

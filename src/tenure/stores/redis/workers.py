@@ -16,7 +16,7 @@ from tenure.stores.redis.steps import TRIES, Taken, take
 from tenure.stores.rules import (
     MANY_QUEUES,
     Cause,
-    check_outcome,
+    check_outcomes,
     check_text,
     ended_note,
     is_id,
@@ -59,8 +59,7 @@ class RedisWorkers(RedisBase):
                 return died
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
-        for outcome in (*verdicts.values(), rest):
-            check_outcome(outcome)
+        check_outcomes((*verdicts.values(), rest))
         # The death is declared in one step with the last ends: were it visible before, a scan could charge these jobs
         # with a crash.
         done: list[Rescued] = []

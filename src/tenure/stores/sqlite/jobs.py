@@ -44,7 +44,7 @@ from tenure.stores.rules import (
     NOT_DELETED,
     WORKER_KEPT,
     ages,
-    check_outcome,
+    check_outcomes,
     check_replay,
     check_reports,
     check_text,
@@ -67,11 +67,10 @@ _CLAIMED = listed(
     CLAIMED,
     attempt="{attempt}",
     enqueued_ms="enqueued_at",
-    expired="iif({attempt} = 1 AND expires_at < :now, json('true'), json('false'))",
-    linked="iif(linked, json('true'), json('false'))",
-    limited=f"iif({LIMITED}, json('true'), json('false'))",
+    expired="{attempt} = 1 AND coalesce(expires_at < :now, 0)",
+    limited=LIMITED,
 )
-_decode_claimed = msgspec.json.Decoder(list[Claimed]).decode
+_decode_claimed = msgspec.json.Decoder(list[Claimed], strict=False).decode  # SQLite has 0 and 1 where JSON has bools
 
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked where the jobs are
 # chosen, in the transaction that claims them.
@@ -124,7 +123,7 @@ def _choose(connection: apsw.Connection, facts: Mapping[str, object]) -> tuple[l
 
 
 def _claimed(row: Sequence[Any]) -> Claimed:
-    return Claimed._make((*row[:-3], *(each == "true" for each in row[-3:])))  # as the JSON of the hot path spells it
+    return Claimed._make((*row[:-3], *map(bool, row[-3:])))
 
 
 class SqliteJobs(SqliteBase):
@@ -137,10 +136,12 @@ class SqliteJobs(SqliteBase):
         tx = tx.tx if isinstance(tx, Awaited) else tx
         if isinstance(tx, Transaction) and tx.path == self._file.path:
             return tx.run(call)
-        raise StoreError(
-            f"tx is {a(type(tx).__name__)}: a job in {self._file.path} can only join a transaction of that file; "
-            f"use `{block} as tx:`"
-        )
+        path = self._file.path
+        if isinstance(tx, Transaction):
+            said = f"a transaction of {tx.path}: a job in {path} can only join one of that file"
+        else:
+            said = f"{a(type(tx).__name__)}: a job in PostgreSQL can join it, one in {path} only what Tenure opens"
+        raise StoreError(f"tx is {said}; use `{block} as tx:`")
 
     # ── clients ──
 
@@ -319,6 +320,8 @@ class SqliteJobs(SqliteBase):
                 some, chosen, size = _choose(connection, facts)
                 if some:
                     connection.execute(_TAKE, {"chosen": chosen, "worker": worker_id, "now": now, "boot": boot})
+                    if limited := [job.id for job in some if job.limited]:
+                        places.begun(connection, limited, now / 1000)
                     claimed += some
                     room -= size
             return claimed
@@ -392,8 +395,7 @@ class SqliteJobs(SqliteBase):
 
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
         now = self._now()
-        for _, outcome in ends:
-            check_outcome(outcome)
+        check_outcomes([outcome for _, outcome in ends])
 
         def step(connection: apsw.Connection) -> list[Answer]:
             done: dict[str, list[tuple[str, int, str]]] = {}

@@ -43,7 +43,7 @@ _NEXT = """
     SELECT -priority, due_at, id, limits, attempt = 0 AND expires_at < ? FROM jobs INDEXED BY jobs_parked
     WHERE parked = ? AND queue = ? AND solo = ? ORDER BY priority DESC, due_at, id LIMIT ?"""
 _BUCKET = "SELECT tokens, at, slow_queue, slow_solo, slow_until FROM limit_keys WHERE key = ?"
-_HELD = "SELECT count(*), count(*) FILTER (WHERE rated AND NOT begun) FROM places WHERE key = ?"
+_HELD = "SELECT count(*), count(*) FILTER (WHERE NOT begun) FROM places WHERE key = ?"
 _KEEP = """
     INSERT INTO limit_keys (key, limit_name, tokens, at, full_at, due, found_at, fades)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7,
@@ -55,13 +55,25 @@ _ASK_DUE = """
     INSERT INTO key_asks (key, limit_name, what)
     SELECT key, limit_name, 'look' FROM limit_keys WHERE due IS NOT NULL AND (due <= :now OR found_at > :now)"""
 _ADMIT = """
-    UPDATE jobs SET state = 'queued', run_at = ?, told = ?, parked = NULL, wait_until = NULL
+    UPDATE jobs SET state = 'queued', run_at = ?, parked = NULL, wait_until = NULL
     WHERE id = ? AND state = 'waiting' AND parked IS NOT NULL"""
-_PLACE = """
-    INSERT INTO places (key, limit_name, job_id, rated, admitted_at) VALUES (?, ?, ?, ?, ?)"""
+_PLACE = "INSERT INTO places (key, limit_name, job_id, admitted_at) VALUES (?, ?, ?, ?)"
 EXPIRE = f"""
     UPDATE jobs SET state = 'cancelled', ended_at = ?1, error = '{EXPIRED}', parked = NULL, wait_until = NULL
     WHERE id = ?2 AND state = 'waiting' AND parked IS NOT NULL AND wait_until <= ?1"""
+_BEGIN = "UPDATE places SET begun = 1 WHERE job_id IN (SELECT value FROM json_each(?))"
+_TELL_BEGUN = """
+    INSERT INTO key_asks (key, limit_name, what, at)
+    SELECT key, limit_name, 'begun', ?2 FROM places AS p WHERE job_id IN (SELECT value FROM json_each(?1)) AND (
+        EXISTS (SELECT 1 FROM limits AS l WHERE l.key = 0 AND l.name = p.limit_name AND l.rated)
+        OR EXISTS (SELECT 1 FROM limits AS l WHERE l.key = 1 AND l.name = p.key AND l.rated))"""
+
+
+def begun(connection: apsw.Connection, job_ids: Sequence[str], at: float) -> None:
+    """These jobs have places, and are claimed: each takes a token, where its limit or its key has a rate."""
+    ids = json_of(job_ids)
+    connection.execute(_TELL_BEGUN, (ids, at))
+    connection.execute(_BEGIN, (ids,))
 
 
 def ask(connection: apsw.Connection, keys: Iterable[Key], what: str = "look", at: float | None = None) -> None:
@@ -90,9 +102,8 @@ def settings(connection: apsw.Connection, key: Key) -> tuple[LimitRow | None, Li
 
 
 def write_row(connection: apsw.Connection, row: LimitRow) -> None:
-    connection.execute(
-        "INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (row.key, row.name, json_of(row), row.fades)
-    )
+    facts = row.key, row.name, json_of(row), row.rated, row.fades
+    connection.execute("INSERT OR REPLACE INTO limits (key, name, body, rated, fades) VALUES (?, ?, ?, ?, ?)", facts)
 
 
 def state(connection: apsw.Connection, key: Key, begins: Iterable[float], now: float) -> State:
@@ -206,9 +217,8 @@ class Serving:
         return self._states[key]
 
     def _admit(self, jobs: Sequence[Candidate]) -> None:
-        # Each begin is told: a key that has no rate now may be given one before this job begins.
-        self._connection.executemany(_ADMIT, [(self._millis, True, job.id) for job in jobs])
-        rows = [(*key, job.id, True, self._millis) for job in jobs for key in job.limits]
+        self._connection.executemany(_ADMIT, [(self._millis, job.id) for job in jobs])
+        rows = [(*key, job.id, self._millis) for job in jobs for key in job.limits]
         self._connection.executemany(_PLACE, rows)
         for job in jobs:
             self.jobs.setdefault(job.queue, []).append(job.id)

@@ -20,7 +20,7 @@ from tenure.stores.rules import (
     MANY_QUEUES,
     Beside,
     Cause,
-    check_outcome,
+    check_outcomes,
     cleared,
     ended_note,
     json_of,
@@ -109,8 +109,7 @@ class SqliteWorkers(SqliteBase):
 
     def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
         now = self._now()
-        for outcome in (*verdicts.values(), rest):
-            check_outcome(outcome)
+        check_outcomes((*verdicts.values(), rest))
 
         def step(connection: apsw.Connection) -> list[Rescued]:
             _declare(connection, worker_id, now)

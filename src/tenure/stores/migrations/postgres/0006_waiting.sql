@@ -15,7 +15,6 @@ ALTER TABLE @.jobs
   ADD COLUMN limits text,                            -- [[key, limit], …]; none: it has none
   ADD COLUMN parked text COLLATE "C",                -- the key under which it waits for a place
   ADD COLUMN due_at timestamptz,                     -- when it was due first: its order under its keys
-  ADD COLUMN told boolean NOT NULL DEFAULT false,    -- a key of it had a rate when it was admitted: its begin is told
   DROP CONSTRAINT jobs_owned_while_processing,
   -- Not validated, which would read the whole table: every row met the narrower one.
   ADD CONSTRAINT jobs_owned_while_processing CHECK (CASE
@@ -144,8 +143,7 @@ CREATE TABLE @.places (
   key         text COLLATE "C" NOT NULL,
   limit_name  text NOT NULL,
   job_id      uuid NOT NULL,
-  rated       boolean NOT NULL,                -- its key had a rate then
-  begun       boolean NOT NULL DEFAULT false,  -- of one with a rate; in no index, so that a begin changes none
+  begun       boolean NOT NULL DEFAULT false,  -- in no index, so that a begin changes none
   admitted_at timestamptz NOT NULL,
   PRIMARY KEY (key, job_id)
 ) WITH (
@@ -171,6 +169,7 @@ CREATE TABLE @.limits (
   name  text COLLATE "C" NOT NULL,
   rev   integer NOT NULL,
   body  text NOT NULL,
+  rated boolean NOT NULL,                  -- it has a rate: begins are told
   fades float8,                            -- Unix time at which it can go; none: it is kept
   PRIMARY KEY (key, name)
 );
@@ -203,16 +202,19 @@ CREATE TABLE @.idle_keys (
 
 -- Whatever ends a job with limits, in whichever version, its places go, and what is to be looked at is told; nothing but
 -- `admit`, which takes `parked` away in the same write, queues one.
--- A trigger for each, as its condition costs less than a call: an admission and most begins need none.
+-- A trigger for each, as its condition costs less than a call: an admission needs none.
 CREATE FUNCTION @.limited_begun() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
-  WITH begun AS (UPDATE @.places SET begun = true WHERE job_id = NEW.id AND rated RETURNING key, limit_name)
+  WITH begun AS (UPDATE @.places SET begun = true WHERE job_id = NEW.id RETURNING key, limit_name)
   INSERT INTO @.key_asks (key, limit_name, what, at)
-  SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun ORDER BY key;
+  SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun
+  WHERE EXISTS (SELECT FROM @.limits AS l WHERE NOT l.key AND l.name = begun.limit_name AND l.rated)
+    OR EXISTS (SELECT FROM @.limits AS l WHERE l.key AND l.name = begun.key AND l.rated)
+  ORDER BY key;
   RETURN NULL;
 END $function$;
 CREATE TRIGGER limited_begun AFTER UPDATE OF state ON @.jobs FOR EACH ROW
-  WHEN (NEW.told AND OLD.state = 'queued' AND NEW.state = 'processing')
+  WHEN (NEW.limits IS NOT NULL AND OLD.state = 'queued' AND NEW.state = 'processing')
   EXECUTE FUNCTION @.limited_begun();
 
 CREATE FUNCTION @.limited_freed() RETURNS trigger LANGUAGE plpgsql AS $function$

@@ -10,7 +10,6 @@ ALTER TABLE jobs ADD COLUMN wait_until INTEGER;
 ALTER TABLE jobs ADD COLUMN limits TEXT;                        -- [[key, limit], …]; NULL: none
 ALTER TABLE jobs ADD COLUMN parked TEXT;                        -- the key under which it waits for a place
 ALTER TABLE jobs ADD COLUMN due_at INTEGER;                     -- of a limited job: its order under its keys
-ALTER TABLE jobs ADD COLUMN told INTEGER NOT NULL DEFAULT 0;    -- a key of it had a rate when it was admitted: its begin is told
 
 CREATE INDEX jobs_waiting ON jobs (queue) WHERE state = 'waiting';
 CREATE INDEX jobs_waited ON jobs (run_at) WHERE state = 'waiting';
@@ -51,11 +50,6 @@ CREATE TABLE asks (
   past TEXT NOT NULL DEFAULT ''
 ) STRICT;
 
-CREATE TRIGGER jobs_linked_ended AFTER UPDATE OF state ON jobs
-WHEN NEW.linked AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL BEGIN
-  INSERT INTO asks (item) VALUES (NEW.id);
-END;
-
 -- Before its edges go along: those that wait for it, and those that were kept for it.
 CREATE TRIGGER jobs_linked_deleted BEFORE DELETE ON jobs WHEN OLD.linked BEGIN
   INSERT INTO asks (item) SELECT OLD.id UNION ALL SELECT parent FROM edges WHERE child = OLD.id;
@@ -83,6 +77,7 @@ CREATE TABLE limits (
   key   INTEGER NOT NULL,
   name  TEXT NOT NULL,
   body  TEXT NOT NULL,
+  rated INTEGER NOT NULL,                -- it has a rate: begins are told
   fades REAL,                            -- Unix time at which it can go; NULL: it is kept
   PRIMARY KEY (key, name)
 ) STRICT, WITHOUT ROWID;
@@ -111,8 +106,7 @@ CREATE TABLE places (
   key         TEXT NOT NULL,
   limit_name  TEXT NOT NULL,
   job_id      TEXT NOT NULL,               -- no foreign key, which would be looked up: a trigger deletes it
-  rated       INTEGER NOT NULL,            -- its key had a rate then
-  begun       INTEGER NOT NULL DEFAULT 0,  -- of one with a rate
+  begun       INTEGER NOT NULL DEFAULT 0,
   admitted_at INTEGER NOT NULL,
   PRIMARY KEY (key, job_id)
 ) STRICT, WITHOUT ROWID;
@@ -136,23 +130,17 @@ CREATE TABLE idle_keys (
   PRIMARY KEY (queue, key)
 ) STRICT, WITHOUT ROWID;
 
-CREATE TRIGGER jobs_limited_begun AFTER UPDATE OF state ON jobs
-WHEN NEW.told AND NEW.state = 'processing' BEGIN
-  INSERT INTO key_asks (key, limit_name, what, at)
-    SELECT key, limit_name, 'begun', NEW.started_at / 1000.0 FROM places WHERE job_id = NEW.id AND rated;
-  UPDATE places SET begun = 1 WHERE job_id = NEW.id AND rated;
-END;
-
-CREATE TRIGGER jobs_limited_freed AFTER UPDATE OF state ON jobs
-WHEN NEW.limits IS NOT NULL AND NEW.state NOT IN ('queued', 'processing') BEGIN
-  INSERT INTO key_asks (key, limit_name, what) SELECT key, limit_name, 'look' FROM places WHERE job_id = NEW.id;
-  DELETE FROM places WHERE job_id = NEW.id;
-END;
-
-CREATE TRIGGER jobs_limited_left AFTER UPDATE OF state ON jobs  -- it may be the last that uses its key
-WHEN OLD.parked IS NOT NULL AND NEW.ended_at IS NOT NULL BEGIN
+-- One for all, as each costs every job that moves; and not on `state`, which a claim sets. A linked job ends; one with
+-- limits frees its places, or is the last that was parked under its key.
+CREATE TRIGGER jobs_left AFTER UPDATE OF ended_at, last_outcome, parked ON jobs
+WHEN NEW.linked OR NEW.limits IS NOT NULL BEGIN
+  INSERT INTO asks (item) SELECT NEW.id WHERE NEW.linked AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL;
   INSERT INTO key_asks (key, limit_name, what)
-    SELECT value ->> 0, value ->> 1, 'look' FROM json_each(NEW.limits) WHERE value ->> 0 = OLD.parked;
+    SELECT key, limit_name, 'look' FROM places WHERE NEW.state NOT IN ('queued', 'processing') AND job_id = NEW.id;
+  DELETE FROM places WHERE NEW.state NOT IN ('queued', 'processing') AND job_id = NEW.id;
+  INSERT INTO key_asks (key, limit_name, what)
+    SELECT value ->> 0, value ->> 1, 'look' FROM json_each(NEW.limits)
+    WHERE OLD.state = 'waiting' AND NEW.ended_at IS NOT NULL;
 END;
 
 CREATE TRIGGER jobs_limited_deleted BEFORE DELETE ON jobs WHEN OLD.limits IS NOT NULL BEGIN

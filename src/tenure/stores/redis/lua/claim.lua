@@ -18,7 +18,7 @@ local answer, held, stale, begun, stamp = {}, {}, {}, {}, string.format('%.0f', 
 for i = 5, #ARGV, 2 do
   local queue, want, taken = ARGV[i], math.min(tonumber(ARGV[i + 1]), room), 0
   if want > 0 and bytes > 0 and redis.call('HEXISTS', ns .. 'paused', queue) == 0 then
-    local ids = redis.call('ZRANGE', lane(queue, solo), 0, want - 1)
+    local ids = redis.call('ZRANGE', lane_key(queue, solo), 0, want - 1)
     if solo then ids = group(ids) end
     for _, id in ipairs(ids) do
       local key = job(id)
@@ -27,7 +27,7 @@ for i = 5, #ARGV, 2 do
       redis.call('HSET', key, 'state', 'processing', 'attempt', attempt, 'worker_id', worker, 'started_at', stamp)
       local earlier, hung, keys = false, false, false
       if f[4] then earlier, hung, keys = past(key, attempt) end
-      if keys then begun[#begun + 1], begun[#begun + 2], begun[#begun + 3] = id, limited().line_of(queue, solo), keys end
+      if keys then begun[#begun + 1], begun[#begun + 2], begun[#begun + 3] = id, limited().lane_of(queue, solo), keys end
       if hung then stale[#stale + 1], stale[#stale + 2] = now + hung, id end
       held[#held + 1], held[#held + 2] = id, f[4] and attempt .. '+' or attempt
       local n = #answer
@@ -38,7 +38,7 @@ for i = 5, #ARGV, 2 do
       if bytes <= 0 then break end
     end
     if taken > 0 then
-      redis.call('ZREMRANGEBYRANK', lane(queue, solo), 0, taken - 1)
+      redis.call('ZREMRANGEBYRANK', lane_key(queue, solo), 0, taken - 1)
       room = room - taken
       if solo then break end -- a group is from one queue
     end

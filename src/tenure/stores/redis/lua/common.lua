@@ -4,7 +4,7 @@ local ns = KEYS[1]
 local BAND = 35184372088832 -- 2^45: a score is priority, then milliseconds, within the 53 bits of a double
 
 local function job(id) return ns .. 'job:' .. id end
-local function lane(queue, solo) return ns .. (solo and 'solo:' or 'ready:') .. queue end
+local function lane_key(queue, solo) return ns .. (solo and 'solo:' or 'ready:') .. queue end
 local function score(rank, run_at) return rank * BAND + math.max(run_at, 0) end
 local function count_scheduled(queue, by) redis.call('HINCRBY', ns .. 'scheduled_of', queue, by) end
 local function count_waiting(queue, by) redis.call('HINCRBY', ns .. 'waiting_of', queue, by) end
@@ -38,14 +38,14 @@ end
 
 -- What becomes of jobs with limits, made when a script meets the first one. `text`: the keys of a job, as JSON of
 -- {key, limit} each. Only these take and free places, so that none is lost: a job is parked under one of its keys while
--- it waits for them, and has a place of each while it is queued or processing (keys.lua gives them). `line`: those that
+-- it waits for them, and has a place of each while it is queued or processing (keys.lua gives them). `lane`: those that
 -- are claimed one after another, of a queue, or of the suspects and isolated jobs of a queue.
 local of_limits
 local function limited()
   if of_limits then return of_limits end
-  local looked, known, read_texts, rated = {}, {}, {}, {}
-  local function lot(key, line) return ns .. 'parked:' .. key .. '\0' .. line end
-  local function line_of(queue, solo) return solo and queue .. '\0solo' or queue end
+  local looked, known, read_texts, rated, any_rated_key = {}, {}, {}, {}, nil
+  local function lot(key, lane) return ns .. 'parked:' .. key .. '\0' .. lane end
+  local function lane_of(queue, solo) return solo and queue .. '\0solo' or queue end
 
   local function keys_in(text)
     local found = read_texts[text] or cjson.decode(text)
@@ -81,9 +81,9 @@ local function limited()
 
   local function park(id, j, key, limit, due)
     redis.call('HSET', job(id), 'parked', key)
-    local line = line_of(j.queue, j.solo)
-    redis.call('ZADD', lot(key, line), score(j.rank, due), id)
-    redis.call('ZADD', ns .. 'parked_of:' .. key, 0, line)
+    local lane = lane_of(j.queue, j.solo)
+    redis.call('ZADD', lot(key, lane), score(j.rank, due), id)
+    redis.call('ZADD', ns .. 'parked_of:' .. key, 0, lane)
     know(key, limit)
     look(key)
   end
@@ -101,10 +101,10 @@ local function limited()
     park(id, j, first[1], first[2], due)
   end
 
-  local function unpark(id, key, line)
-    redis.call('ZREM', lot(key, line), id)
+  local function unpark(id, key, lane)
+    redis.call('ZREM', lot(key, lane), id)
     redis.call('HDEL', job(id), 'parked')
-    if redis.call('EXISTS', lot(key, line)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, line) end
+    if redis.call('EXISTS', lot(key, lane)) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lane) end
   end
 
   -- By the name of a key of Redis: what goes to it, or from it, in one command for many jobs.
@@ -118,7 +118,14 @@ local function limited()
     for name, some in pairs(names) do redis.call(command, name, unpack(some)) end
   end
 
-  -- `jobs`: id, line and text of each, in one list.
+  -- Has it a rate, or its limit? Then begins are told.
+  local function is_rated(key, limit)
+    if rated[limit] == nil then rated[limit] = redis.call('SISMEMBER', ns .. 'rated', limit) == 1 end
+    if any_rated_key == nil then any_rated_key = redis.call('EXISTS', ns .. 'rated_keys') == 1 end
+    return rated[limit] or any_rated_key and redis.call('SISMEMBER', ns .. 'rated_keys', key) == 1
+  end
+
+  -- `jobs`: id, lane and text of each, in one list.
   local function begin(jobs)
     local begun, late = {}, {}
     for n = 1, #jobs, 3 do
@@ -126,8 +133,7 @@ local function limited()
       for _, each in ipairs(keys_in(jobs[n + 2])) do
         local key = each[1]
         gather(begun, ns .. 'unbegun:' .. key, id)
-        if rated[key] == nil then rated[key] = redis.call('HEXISTS', ns .. 'key:' .. key, 'rated') == 1 end
-        if rated[key] then
+        if is_rated(key, each[2]) then
           redis.call('RPUSH', ns .. 'begun:' .. key, now)
           look(key, true) -- nothing more has room now
         end
@@ -156,7 +162,7 @@ local function limited()
     redis.call('HDEL', ns .. 'placed', unpack(placed))
   end
 
-  of_limits = {lot = lot, line_of = line_of, keys_in = keys_in, look = look, answer = answer, know = know, park = park, wait = wait,
+  of_limits = {lot = lot, lane_of = lane_of, keys_in = keys_in, look = look, answer = answer, know = know, park = park, wait = wait,
                unpark = unpark, gather = gather, all = all, begin = begin, free = free}
   return of_limits
 end
@@ -202,7 +208,7 @@ end
 -- Remove the job from the index of its state.
 local function leave(id, j)
   if j.state == 'queued' then
-    redis.call('ZREM', lane(j.queue, j.solo), id)
+    redis.call('ZREM', lane_key(j.queue, j.solo), id)
   elseif j.state == 'processing' then
     redis.call('ZREM', ns .. 'stale', id)
     release_leases(j.worker, {id})
@@ -215,14 +221,14 @@ local function leave(id, j)
       count_waiting(j.queue, -1)
       wake(id)
       if j.parked then
-        limited().unpark(id, j.parked, limited().line_of(j.queue, j.solo))
+        limited().unpark(id, j.parked, limited().lane_of(j.queue, j.solo))
         if not j.admitted then limited().look(j.parked) end -- it may be the last that had to be known of its key
         j.parked = nil
       end
     end
   end
   if j.limits and (j.state == 'queued' or j.state == 'processing') then
-    limited().free({id, limited().line_of(j.queue, j.solo), j.limits})
+    limited().free({id, limited().lane_of(j.queue, j.solo), j.limits})
   end
 end
 
@@ -235,7 +241,7 @@ local function enter(id, j, state)
   redis.call('HSET', job(id), 'state', state)
   if state == 'queued' or state == 'scheduled' or state == 'waiting' then redis.call('SADD', ns .. 'queues', j.queue) end
   if state == 'queued' then
-    redis.call('ZADD', lane(j.queue, j.solo), score(j.rank, j.run_at), id)
+    redis.call('ZADD', lane_key(j.queue, j.solo), score(j.rank, j.run_at), id)
     ring('queued', j.queue)
   elseif state == 'scheduled' then
     redis.call('ZADD', ns .. 'scheduled', j.run_at, id)
@@ -261,7 +267,7 @@ local function forget_queues(queues)
   for _, queue in ipairs(queues) do
     local later = tonumber(redis.call('HGET', ns .. 'scheduled_of', queue) or 0)
     if later == 0 then later = tonumber(redis.call('HGET', ns .. 'waiting_of', queue) or 0) end
-    if later == 0 and redis.call('EXISTS', lane(queue, false), lane(queue, true)) == 0 then
+    if later == 0 and redis.call('EXISTS', lane_key(queue, false), lane_key(queue, true)) == 0 then
       redis.call('SREM', ns .. 'queues', queue)
       redis.call('HDEL', ns .. 'scheduled_of', queue)
       redis.call('HDEL', ns .. 'waiting_of', queue)
@@ -370,7 +376,7 @@ local function enqueue(args, first, last, owner, waits)
   if #later > 0 then redis.call('ZADD', ns .. 'scheduled', unpack(later)) end
   for _, group in ipairs(groups) do
     if #group.ready > 0 then
-      redis.call('ZADD', lane(group.queue, group.solo), unpack(group.ready))
+      redis.call('ZADD', lane_key(group.queue, group.solo), unpack(group.ready))
       ring('queued', group.queue)
     end
     if group.later > 0 then

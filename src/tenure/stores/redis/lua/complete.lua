@@ -20,7 +20,7 @@ for n, id in ipairs(ids) do
       if f[1] then redis.call('HDEL', ns .. 'unique', f[1]) end
       if f[2] == '1' then ask_anew(id) end
       if f[3] then
-        freed[#freed + 1], freed[#freed + 2], freed[#freed + 3] = id, limited().line_of(f[4], f[5] == '1'), f[3]
+        freed[#freed + 1], freed[#freed + 2], freed[#freed + 3] = id, limited().lane_of(f[4], f[5] == '1'), f[3]
       end
       more_of[#more_of + 1] = id
     end

@@ -2,7 +2,7 @@
 -- The numbers of jobs that are queued, processing, waiting, scheduled, completed, dead, cancelled.
 local queued = 0
 for _, name in ipairs(redis.call('SMEMBERS', ns .. 'queues')) do
-  queued = queued + redis.call('ZCARD', lane(name, false)) + redis.call('ZCARD', lane(name, true))
+  queued = queued + redis.call('ZCARD', lane_key(name, false)) + redis.call('ZCARD', lane_key(name, true))
 end
 local processing = 0
 for _, worker in ipairs(redis.call('SMEMBERS', ns .. 'owners')) do

@@ -36,7 +36,7 @@ local function opened(key, limit)
   if states[key] then return states[key] end
   local name, begun = ns .. 'key:' .. key, ns .. 'begun:' .. key
   keys.know(key, limit)
-  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_line', 'slow_until', 'rated', 'due')
+  local f = redis.call('HMGET', name, 'tokens', 'at', 'pause', 'slow_lane', 'slow_until', 'due')
   if f[3] then
     write_pause(key, limit, tonumber(f[3]))
     redis.call('HDEL', name, 'pause')
@@ -45,15 +45,13 @@ local function opened(key, limit)
   local state = {
     limit = limit, bounds = bounds_of(of_limit, of_key), paused = paused_until(of_limit, of_key),
     held = redis.call('ZCARD', ns .. 'places:' .. key), unbegun = redis.call('SCARD', ns .. 'unbegun:' .. key),
-    due = f[7], slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4],
+    due = f[6], slow = tonumber(f[5] or nil) and tonumber(f[5]) > now and f[4],
   }
   states[key] = state
   local rate = state.bounds.rate
   if not rate then
-    if f[6] then
-      redis.call('HDEL', name, 'rated', 'tokens', 'at')
-      redis.call('UNLINK', begun)
-    end
+    if f[1] then redis.call('HDEL', name, 'tokens', 'at') end
+    redis.call('UNLINK', begun)
     return state
   end
   local told = redis.call('LRANGE', begun, 0, 999)
@@ -64,7 +62,6 @@ local function opened(key, limit)
   end
   for n, at in ipairs(told) do told[n] = at / 1000 end
   state.bucket = after_begins(f[1] and {tokens = tonumber(f[1]), at = tonumber(f[2])}, rate, told)
-  redis.call('HSET', name, 'rated', 1)
   if full_of(state) > second then
     redis.call('HSET', name, 'tokens', state.bucket.tokens, 'at', state.bucket.at)
   else
@@ -74,7 +71,7 @@ local function opened(key, limit)
 end
 
 -- What this step has admitted, written at its end: a command for all of a queue or a key, not one a job.
-local given = {ids = {}, placed = {}, queues = {}, lines = {}, late = {}, lanes = {}, places = {}, unbegun = {}}
+local given = {ids = {}, placed = {}, queues = {}, lanes = {}, late = {}, ready = {}, places = {}, unbegun = {}}
 local function admit(id, j, queue, needed)
   for _, each in ipairs(needed) do
     local state = states[each[1]]
@@ -89,11 +86,11 @@ local function admit(id, j, queue, needed)
   else
     redis.call('HDEL', job(id), 'parked')
   end
-  keys.gather(given.lanes, lane(queue, j.solo), score(j.rank, now), id)
-  local line = keys.line_of(queue, j.solo)
+  keys.gather(given.ready, lane_key(queue, j.solo), score(j.rank, now), id)
+  local lane = keys.lane_of(queue, j.solo)
   keys.gather(given.queues, queue, id)
-  keys.gather(given.lines, ns .. 'unbegun_of:' .. line, now, id)
-  keys.gather(given.late, ns .. 'unbegun_of', line)
+  keys.gather(given.lanes, ns .. 'unbegun_of:' .. lane, now, id)
+  keys.gather(given.late, ns .. 'unbegun_of', lane)
   given.ids[#given.ids + 1] = id
   given.placed[#given.placed + 1], given.placed[#given.placed + 2] = id, j.limits
   queued[#queued + 1], queued[#queued + 2] = queue, id
@@ -104,10 +101,10 @@ local function write_admitted()
   redis.call('ZREM', ns .. 'waiting', unpack(given.ids))
   redis.call('ZREM', ns .. 'waited', unpack(given.ids))
   redis.call('HSET', ns .. 'placed', unpack(given.placed))
-  keys.all('ZADD', given.lanes)
+  keys.all('ZADD', given.ready)
   keys.all('ZADD', given.places)
   keys.all('SADD', given.unbegun)
-  keys.all('ZADD', given.lines)
+  keys.all('ZADD', given.lanes)
   keys.all('SADD', given.late)
   for queue, some in pairs(given.queues) do
     redis.call('SADD', ns .. 'queues', queue)
@@ -118,13 +115,13 @@ end
 
 -- A parked job goes on: it is queued, or parked under a key that refuses it, or has expired. Returns whether it is to
 -- leave the lot.
-local function go_on(key, id, line)
+local function go_on(key, id, lane)
   local f = redis.call('HMGET', job(id), 'state', 'parked', 'queue', 'attempt', 'expires_at', 'limits', 'rank', 'solo',
     'due_at', 'wait_until')
   local queue, solo = f[3], f[8] == '1'
   if f[1] ~= 'waiting' or f[2] ~= key then return true end -- older code has ended it
-  if keys.line_of(queue, solo) ~= line then -- it was parked in another line than its own: it is lost in none
-    keys.unpark(id, key, line)
+  if keys.lane_of(queue, solo) ~= lane then -- it was parked in another lane than its own: it is lost in none
+    keys.unpark(id, key, lane)
     keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, key, states[key].limit, tonumber(f[9]))
     return false
   end
@@ -140,7 +137,7 @@ local function go_on(key, id, line)
   local needed = keys.keys_in(f[6])
   for _, each in ipairs(needed) do
     if room_of(opened(each[1], each[2])) == 0 then
-      keys.unpark(id, key, line)
+      keys.unpark(id, key, lane)
       keys.park(id, {queue = queue, solo = solo, rank = tonumber(f[7])}, each[1], each[2], tonumber(f[9]))
       return false
     end
@@ -166,16 +163,16 @@ local function head(lot)
 end
 
 -- Give the places of a key: to the more urgent first, then to those that were due first, of the queues that are served. A
--- line that was slow to use its places comes last.
+-- lane that was slow to use its places comes last.
 local function serve(key)
   local limit = redis.call('HGET', ns .. 'key:' .. key, 'limit')
   if not limit then return end
   local mine, lots, left = opened(key, limit), {}, 0
-  for _, line in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
-    local queue = queue_of(line)
+  for _, lane in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
+    local queue = queue_of(lane)
     if served(queue) then
-      local lot = {key = keys.lot(key, line), line = line, some = {}, at = 1, looked = 0, gone = {},
-                   slow = mine.slow == line and 1 or 0}
+      local lot = {key = keys.lot(key, lane), lane = lane, some = {}, at = 1, looked = 0, gone = {},
+                   slow = mine.slow == lane and 1 or 0}
       lot.number = redis.call('ZCARD', lot.key)
       lots[#lots + 1], left = lot, left + lot.number
     else
@@ -196,11 +193,11 @@ local function serve(key)
     end
     if not best then break end
     best.at, best.looked, budget, left = best.at + 2, best.looked + 1, budget - 1, left - 1
-    if go_on(key, first, best.line) then best.gone[#best.gone + 1] = first end
+    if go_on(key, first, best.lane) then best.gone[#best.gone + 1] = first end
   end
   for _, lot in ipairs(lots) do
     close(lot)
-    if lot.looked >= lot.number and redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.line) end
+    if lot.looked >= lot.number and redis.call('EXISTS', lot.key) == 0 then redis.call('ZREM', ns .. 'parked_of:' .. key, lot.lane) end
   end
   if mine.due then
     redis.call('ZREM', ns .. 'key_dues', key)
@@ -259,11 +256,11 @@ local function look_at_places()
   for n = 1, #page[2], 2 do
     local id, text = page[2][n], page[2][n + 1]
     local j = redis.call('HMGET', job(id), 'state', 'queue', 'solo')
-    local line = keys.line_of(j[2] or '', j[3] == '1')
+    local lane = keys.lane_of(j[2] or '', j[3] == '1')
     if j[1] == 'processing' then
-      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. line, id) then keys.begin({id, line, text}) end
+      if redis.call('ZSCORE', ns .. 'unbegun_of:' .. lane, id) then keys.begin({id, lane, text}) end
     elseif j[1] ~= 'queued' then
-      keys.free({id, line, text})
+      keys.free({id, lane, text})
     end
   end
   redis.call('HSET', walk, 'places_at', page[1], 'places_stepped_at', now)

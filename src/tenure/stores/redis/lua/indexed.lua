@@ -11,7 +11,7 @@ for n = 5, #ARGV do
     end
   elseif state == 'queued' then
     for _, name in ipairs(queue ~= '' and {queue} or redis.call('SMEMBERS', ns .. 'queues')) do
-      for _, key in ipairs({lane(name, false), lane(name, true)}) do
+      for _, key in ipairs({lane_key(name, false), lane_key(name, true)}) do
         keys[#keys + 1] = {'ZRANGE', key, 0, -1}
         total = total + redis.call('ZCARD', key)
       end

@@ -7,8 +7,8 @@ for _, key in ipairs(ARGV) do
   local f = redis.call('HMGET', ns .. 'key:' .. key, 'limit', 'tokens', 'at')
   if f[1] then
     local parked = 0
-    for _, line in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
-      parked = parked + redis.call('ZCARD', limited().lot(key, line))
+    for _, lane in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
+      parked = parked + redis.call('ZCARD', limited().lot(key, lane))
     end
     answers[#answers + 1] = {key, f[1], redis.call('HGET', ns .. 'limits', f[1]),
       redis.call('HGET', ns .. 'key_limits', key), f[2], f[3], redis.call('LRANGE', ns .. 'begun:' .. key, 0, 9999),

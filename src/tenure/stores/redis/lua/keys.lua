@@ -1,7 +1,6 @@
 
 -- What a key allows, after common.lua and waits.lua: as core/limits.py and stores/places.py say it. Times are in seconds
--- here. A key that is known has key:KEY, with its `limit`, and while its bucket is not full the `tokens` and `at`; with
--- `rated` each begin is told to it.
+-- here. A key that is known has key:KEY, with its `limit`, and while its bucket is not full the `tokens` and `at`.
 local second = now / 1000
 local function field(row, name)
   local value = row and row[name]
@@ -67,8 +66,8 @@ local function full_of(state)
   return state.bucket.at + math.max(0, rate[3] - state.bucket.tokens) / refill(rate)
 end
 
--- The queue of a line.
-local function queue_of(line) return line:match('^%Z*') end
+-- The queue of a lane.
+local function queue_of(lane) return lane:match('^%Z*') end
 
 -- Is this queue not paused, and has it a live worker? The newest are looked at first: they live most often.
 local served_now = {}

@@ -15,7 +15,7 @@ for _, id in ipairs(due) do
     answer[2] = answer[2] + 1
   else
     redis.call('HSET', job(id), 'state', 'queued')
-    local key = lane(f[1], f[4] == '1')
+    local key = lane_key(f[1], f[4] == '1')
     local entries = lanes[key] or {}
     lanes[key] = entries
     entries[#entries + 1], entries[#entries + 2] = score(tonumber(f[2]), tonumber(f[3])), id

@@ -13,7 +13,7 @@ for _, name in ipairs(redis.call('HKEYS', ns .. 'paused')) do names[name] = true
 for name in pairs(names) do
   local queued, oldest = 0, nil
   for _, solo in ipairs({false, true}) do
-    local key, from = lane(name, solo), '-inf'
+    local key, from = lane_key(name, solo), '-inf'
     queued = queued + redis.call('ZCARD', key)
     while from do -- the first job of each priority
       local first = redis.call('ZRANGEBYSCORE', key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)

@@ -4,7 +4,7 @@ local answers, left = {}, tonumber(ARGV[1])
 for i = 2, #ARGV do
   if left > 0 and redis.call('HEXISTS', ns .. 'paused', ARGV[i]) == 0 then
     local together = {}
-    for n, id in ipairs(redis.call('ZRANGE', lane(ARGV[i], true), 0, left - 1)) do
+    for n, id in ipairs(redis.call('ZRANGE', lane_key(ARGV[i], true), 0, left - 1)) do
       together[n] = tonumber(redis.call('HGET', job(id), 'together') or 1)
     end
     left = left - #together

@@ -24,8 +24,8 @@ end
 for _, queue in ipairs(redis.call('SRANDMEMBER', ns .. 'idle', 10)) do
   local keys = ns .. 'idle:' .. queue
   for _, key in ipairs(redis.call('SRANDMEMBER', keys, 20)) do
-    local parked, line_of = ns .. 'parked_of:' .. key, limited().line_of
-    if not redis.call('ZSCORE', parked, line_of(queue)) and not redis.call('ZSCORE', parked, line_of(queue, true)) then
+    local parked, lane_of = ns .. 'parked_of:' .. key, limited().lane_of
+    if not redis.call('ZSCORE', parked, lane_of(queue)) and not redis.call('ZSCORE', parked, lane_of(queue, true)) then
       redis.call('SREM', keys, key)
     end
   end

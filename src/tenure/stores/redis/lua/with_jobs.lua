@@ -6,7 +6,7 @@ local names = redis.call('SMEMBERS', ns .. 'queues')
 if #names > tonumber(ARGV[2]) then return false end
 for first = 1, #names, 50 do -- one call for all of them where all or none have jobs
   local lanes, last = {}, math.min(first + 49, #names)
-  for n = first, last do lanes[n - first + 1] = lane(names[n], solo) end
+  for n = first, last do lanes[n - first + 1] = lane_key(names[n], solo) end
   local number = redis.call('EXISTS', unpack(lanes))
   for n = first, last do
     local waits = number == #lanes or number > 0 and redis.call('EXISTS', lanes[n - first + 1]) == 1

@@ -1,18 +1,18 @@
 #!lua flags=allow-oom
--- queued → waiting: places that a line does not use go back. ARGV: the line, how many jobs to look at, the milliseconds
--- after which a place should have begun, and for which a line that did not begin comes last. It goes on behind
+-- queued → waiting: places that a lane does not use go back. ARGV: the lane, how many jobs to look at, the milliseconds
+-- after which a place should have begun, and for which a lane that did not begin comes last. It goes on behind
 -- those that it left the last time. Returns how many jobs wait again, and whether there are more.
-local line, most, patience = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local lot, cursor, number = ns .. 'unbegun_of:' .. line, ns .. 'unbegun_at', 0
-local serving = served(queue_of(line))
+local lane, most, patience = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local lot, cursor, number = ns .. 'unbegun_of:' .. lane, ns .. 'unbegun_at', 0
+local serving = served(queue_of(lane))
 
--- Is a job of another line, which is served, parked under this key?
+-- Is a job of another lane, which is served, parked under this key?
 local others = {}
 local function awaited(key)
   if others[key] == nil then
     others[key] = false
     for _, each in ipairs(redis.call('ZRANGE', ns .. 'parked_of:' .. key, 0, -1)) do
-      others[key] = others[key] or each ~= line and served(queue_of(each))
+      others[key] = others[key] or each ~= lane and served(queue_of(each))
     end
   end
   return others[key]
@@ -22,7 +22,7 @@ local function is_slow(j)
   local found = false
   for _, each in ipairs(cjson.decode(j.limits)) do
     if awaited(each[1]) then
-      redis.call('HSET', ns .. 'key:' .. each[1], 'slow_line', line, 'slow_until', now + patience)
+      redis.call('HSET', ns .. 'key:' .. each[1], 'slow_lane', lane, 'slow_until', now + patience)
       found = true
     end
   end
@@ -30,7 +30,7 @@ local function is_slow(j)
 end
 
 local til, at = '+inf', 0
-if serving then til, at = now - patience, tonumber(redis.call('HGET', cursor, line) or 0) end
+if serving then til, at = now - patience, tonumber(redis.call('HGET', cursor, lane) or 0) end
 local some = redis.call('ZRANGEBYSCORE', lot, '-inf', til, 'LIMIT', at, most)
 for _, id in ipairs(some) do
   local j = read(id)
@@ -45,6 +45,6 @@ for _, id in ipairs(some) do
   end
 end
 local more = #some == most
-if more then redis.call('HSET', cursor, line, at) else redis.call('HDEL', cursor, line) end
-if redis.call('EXISTS', lot) == 0 then redis.call('SREM', ns .. 'unbegun_of', line) end
+if more then redis.call('HSET', cursor, lane, at) else redis.call('HDEL', cursor, lane) end
+if redis.call('EXISTS', lot) == 0 then redis.call('SREM', ns .. 'unbegun_of', lane) end
 return {number, more and 1 or 0}
