@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tenure.core.lifecycle import State
 
-from . import declarations, links, messages, places, rates, schedules, seals, signals, waiting, world
+from . import declarations, links, messages, places, rates, schedules, seals, signals, times, waiting, world
 from .declarations import Declarations, Net
 from .messages import Messages
 from .places import Places
@@ -16,6 +16,7 @@ from .schedules import POLICIES, Schedules
 from .seals import Seals
 from .search import Machine, Model
 from .signals import Signals
+from .times import Times
 from .waiting import Waiting
 
 
@@ -49,6 +50,10 @@ def _signals(guards: signals.Guards, mishaps: int) -> Iterator[Machine[signals.W
         yield Signals(guards, mishaps, shared=shared)
 
 
+def _times(guards: times.Guards, mishaps: int) -> Iterator[Machine[times.World]]:
+    yield Times(guards, mishaps)
+
+
 def _seals(guards: seals.Guards, mishaps: int) -> Iterator[Machine[seals.World]]:
     yield Seals(guards, mishaps)
 
@@ -78,6 +83,7 @@ MODELS = (
     ),
     Model("waiting", links.Guards(), _waiting, links.MISHAPS, waiting.SIGHTS),
     Model("signals", signals.Guards(), _signals, signals.MISHAPS, signals.SIGHTS),
+    Model("times", times.Guards(), _times, times.MISHAPS, times.SIGHTS),
     Model("places", places.Guards(), _places, places.MISHAPS, places.SIGHTS),
     Model("rates", rates.Guards(), _rates, rates.MISHAPS, rates.SIGHTS),
     Model("seals", seals.Guards(), _seals, seals.MISHAPS, seals.SIGHTS),

@@ -18,7 +18,7 @@ the transaction that wants it has committed is not needed yet. An older worker t
 is as one that starts right after it.
 
 Left out: signals and time-outs, which are in `signals.py`; limits, which are in `places.py` and `rates.py`; when an
-admitted job is due, and when it expires (W6), which is arithmetic. Nobody breaks a deadlock: one would never come to
+admitted job is due, and when it expires, which is in `times.py`. Nobody breaks a deadlock: one would never come to
 rest. Where a store has one writer at a time (memory, SQLite, a script in Redis), a verb is one step, and so its orders
 are some of those searched here. Flows that Redis stores in parts (W8) are in `seals.py`.
 """
