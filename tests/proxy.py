@@ -22,6 +22,7 @@ from servers import hold_port
 Answered = Callable[[bytes], bool]
 _SSL_REQUEST, _GSS_REQUEST, _CANCEL_REQUEST = 80877103, 80877104, 80877102
 _PIECE = 512  # bytes a throttled connection forwards at once
+_HELD = 64 << 10  # bytes that are accepted ahead of those: what a slow line has not taken yet waits at its sender
 _NO_LINGER = struct.pack("ii", 1, 0)  # closing sends a reset
 
 
@@ -147,6 +148,7 @@ class Proxy:
                 link.half_closed = True
 
     def _accept(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        client.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _HELD)
         link = _Link(client)
         self._links.add(link)
         link.served = asyncio.create_task(self._serve(link, reader, client))

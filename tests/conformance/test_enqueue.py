@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from datetime import timedelta
 
 import pytest
@@ -52,7 +51,7 @@ def test_answers_come_in_the_order_of_the_drafts(store: Store) -> None:
 
 def test_the_same_id_is_one_job_for_as_long_as_it_is_kept(store: Store) -> None:
     first = draft(payload='"first"')
-    again = dataclasses.replace(first, payload='"again"', queue="other")
+    again = first.but(payload='"again"', queue="other")
 
     created = [each.created for each in store.enqueue([first, again, first])]
     (late,) = store.enqueue([again])

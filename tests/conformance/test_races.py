@@ -70,6 +70,20 @@ def test_two_claimers_never_get_one_job(doors: Doors) -> None:
 
 
 @many_times
+def test_who_claims_what_another_one_takes_at_that_moment_has_a_full_batch_while_there_are_jobs(doors: Doors) -> None:
+    """Else it would take the queue for empty, and wait."""
+    here, there = doors
+    first, second = start(here), start(there)
+    here.enqueue([draft() for _ in range(40)])
+
+    batches = race(*(lambda at=at, who=who: claim(at, who, 8) for at, who in ((here, first), (there, second)) * 2))  # type: ignore[misc]
+
+    assert [len(batch) for batch in batches] == [8] * 4
+    assert len({each.id for batch in batches for each in batch}) == 32
+    here.delete([each.id for each in here.search(Filter(states=frozenset({State.QUEUED}))).jobs])
+
+
+@many_times
 def test_a_claim_and_a_death_leave_no_job_behind(doors: Doors) -> None:
     here, there = doors
     worker, job_id = start(here), put(here)

@@ -22,7 +22,7 @@ from conformance.factories import (
 )
 from conformance.test_claim import ids
 from tenure.core.lifecycle import Cancelled, Completed, Crashed, Failed, Lease, Outcome, Released, State
-from tenure.ports import Hung, Progress, Rescued, Store
+from tenure.ports import Hung, Landed, Progress, Rescued, Store
 
 STALE = 300.0
 
@@ -292,6 +292,13 @@ def test_setting_the_clock_ends_no_lease_or_its_former_owner_is_fenced(step: flo
     assert rescued == [] or not store.capabilities.steady_clock
     assert finish(store, lease, Completed()) is (None if rescued else State.COMPLETED)
     assert store.renew([lease.worker_id]) == (frozenset() if rescued else {lease.worker_id})
+
+
+def test_an_outcome_that_was_settled_is_known_again_when_its_worker_sends_it(store: Store) -> None:
+    lease = running(store)
+    store.settle(lease.worker_id, {lease.job_id: Completed('{"n": 1}')}, Released("it has exited"))
+
+    assert store.finish([(lease, Completed('{"n": 1}'))]) == [Landed(State.COMPLETED)]
 
 
 def test_settle_ends_each_lease_by_its_verdict(world: World) -> None:

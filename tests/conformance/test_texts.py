@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import cycle, permutations
+from threading import Event
 from typing import Any
 
 import pytest
 
-from conformance.factories import World, bring, claim_one, finish, look, put, running, start
-from tenure.core.lifecycle import Completed, Failed, State
+from conformance.factories import World, bring, claim, claim_one, draft, finish, look, put, running, start
+from tenure.core.lifecycle import Completed, Failed, Lease, State
 from tenure.errors import BadData
 from tenure.ports import EDITS, Edit, Field, Progress, Store, Text
 
@@ -149,3 +152,32 @@ def test_text_that_no_store_can_keep_is_refused(store: Store) -> None:
     with pytest.raises(BadData):
         store.rewrite([(Text("payload", job_id, "", '{"n":1}'), "a\x00b")])
     assert look(store, job_id).payload == '{"n":1}'
+
+
+def test_what_is_rewritten_while_it_is_claimed_is_claimed(world: World) -> None:
+    """A claim that left such jobs would take the queue for empty. One may be held by its writer at that moment."""
+    here, there = world.store(), world.store()
+    worker = start(here)
+    last: list[str] = []
+    over = Event()
+
+    def rewrite() -> None:
+        for old, new in cycle(permutations(['"one"', '"two"'])):
+            if over.wait(0.001):
+                return
+            for job_id in last:
+                there.rewrite([(Text("payload", job_id, "", old), new)])
+
+    with ThreadPoolExecutor(1) as threads:
+        rewriting = threads.submit(rewrite)
+        try:
+            for _ in range(12):
+                given = here.enqueue([draft(payload='"one"') for _ in range(200)])
+                last[:] = [each.id for each in given[-10:]]
+                claimed = claim(here, worker, len(given))
+                assert len(claimed) >= len(given) - 1
+                claimed += claim(here, worker, len(given))
+                here.finish([(Lease(each.id, each.attempt, worker), Completed()) for each in claimed])
+        finally:
+            over.set()
+        rewriting.result()

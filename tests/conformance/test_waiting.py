@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -979,12 +978,12 @@ def test_a_replayed_job_that_was_enqueued_again_for_its_gatherer_is_waited_for(s
 def test_of_two_waits_for_one_job_the_stricter_holds(first: Any, second: Any, ended: bool, store: Store) -> None:
     lease = running(store)
     child = draft()
-    store.enqueue([replace(child, links=Links(gatherer=lease.job_id, gathered=first))])
+    store.enqueue([child.but(links=Links(gatherer=lease.job_id, gathered=first))])
     settle_waits(store)
     if ended:
         end(store, child.id, Failed("boom", final=True))
         settle_waits(store)
-    store.enqueue([replace(child, links=Links(gatherer=lease.job_id, gathered=second))])
+    store.enqueue([child.but(links=Links(gatherer=lease.job_id, gathered=second))])
     finish(store, lease, Suspended())
     if not ended:
         settle_waits(store)

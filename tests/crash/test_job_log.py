@@ -59,3 +59,15 @@ def test_the_refused_outcome_of_a_former_owner_is_kept_with_its_attempt(site: Si
     (crashed,) = site.attempts(job)
     assert (crashed.attempt, crashed.worker_id, crashed.outcome) == (1, owner, "crashed")
     assert crashed.evidence["refused"].startswith("completed refused: "), crashed.evidence
+
+
+@pytest.mark.parametrize("wanted", ["yes", "no"])
+def test_a_worker_says_which_jobs_it_has_completed_if_that_is_wanted(site: Site, wanted: str) -> None:
+    """A line for each job costs about as much as the job, so it is not the default."""
+    supervisor = site.supervisor(env={"TENURE_LOG_JOBS": "yes"} if wanted == "yes" else None)
+    job = shop.effect.enqueue(0.0)
+    site.ended(job)
+
+    assert supervisor.stop() == 0
+    said = f"effect {job.id} has completed, attempt 1" in supervisor.log()
+    assert said == (wanted == "yes")

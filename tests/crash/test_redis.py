@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ import pytest
 
 from conformance.factories import draft
 from servers import Valkey
+from tenure.core.clock import system_clock
 from tenure.core.lifecycle import ENDED
 from tenure.errors import StoreAway
 from tenure.ports import JobView, Store
+from tenure.stores.redis import RedisStore
 from tenure.tasks.handle import JobHandle
 
 from . import shop
+from .altered import altered
 from .backends import Place
 from .conftest import Tell
 from .harness import FULL, Line, Site, Supervised, boot, runs_of
@@ -398,3 +401,51 @@ def test_what_runs_when_the_server_is_full_ends_and_all_goes_on_when_it_is_not(
     assert not site.lines(event="stopped")
     assert {view.id for view in all_jobs(site.store)} == {*stored, *(view.id for view in views)}
     tell(f"{len(stored)} jobs were stored until it was full; {len(jobs + waiting + later)} ended while it was")
+
+
+TICKING = """
+from shop import Job, jobs, note
+
+@jobs.schedule(every="1s", name="chimes", catch_up="all")
+@jobs.task
+async def chime(job: Job) -> None:
+    note(job, "chime")
+"""
+PRUNES_WHEN_TOLD = """
+import tenure.maintenance.maintenance as duties
+duties.PRUNE_SECONDS, duties.random = 1e6, lambda: 1.0
+"""
+
+
+def test_a_full_memory_is_freed_by_pruning_then_the_tick_fires_and_until_empty_ends(
+    site: Site, server: Valkey, tell: Tell
+) -> None:
+    """Firing is refused until several batches are pruned, and here nothing is pruned before room is needed."""
+    (site.folder / "ticking.py").write_text(TICKING)
+    supervisor = site.supervisor(app="ticking", until_empty=True, before=altered(PRUNES_WHEN_TOLD))
+    job = shop.wait.enqueue()
+    site.seen(job, "begin")
+    site.until(lambda: site.lines(event="chime"), "a first tick")
+    clock = system_clock()
+    long_ago = RedisStore(server.url, clock=replace(clock, unix=lambda: clock.unix() - 7 * 86400 - 3600))
+    long_ago.open()
+    ballast = [draft(queue="ballast", payload=f'"{"x" * 10_000}"') for _ in range(3000)]
+    long_ago.cancel([each.id for each in long_ago.enqueue(ballast)], "no longer needed")
+    long_ago.close()
+
+    server.execute("CONFIG SET", "maxmemory", server.execute("INFO", "memory")["used_memory"] - (20 << 20))
+    site.until(lambda: "fire fails" in supervisor.log(), "a tick to be refused")
+    since = boot()
+    site.until(lambda: site.lines(event="chime")[-1].at > since, "a tick to be fired")
+    freed = boot() - since
+    site.ended(shop.effect.enqueue(0.0))
+    site.until(lambda: not any(view.state == "cancelled" for view in all_jobs(site.store)), "the rest to be pruned")
+    site.go()
+
+    assert supervisor.exit_code() == 0
+    assert site.job(job).state == "completed"
+    assert "fire works again" in supervisor.log()
+    assert "out of memory" in supervisor.log()
+    assert "out of reach" not in supervisor.log()
+    assert "unavailable" not in supervisor.log(), "a store that answers is there, full or not"
+    tell(f"from the first tick that a full memory refused to the next one that was fired: {freed:.1f} s")

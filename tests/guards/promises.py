@@ -133,7 +133,7 @@ PROMISES = {
     "of those that are parked the more urgent goes first, then the one that was due first": _in("limits", "the_more_urgent_one_goes_first_then_the_one_that_was_due_first"),
     "an admitted job stands behind what was queued before": _in("limits", "an_admitted_job_stands_behind_what_was_queued_before"),
     "no more begin in a period than the rate says": _in("limits", "no_more_begin_in_any_period_than_the_rate_says"),
-    "a begin takes a token": _in("limits", "no_more_begin_in_any_period_than_the_rate_says", "a_burst_of_one_is_an_even_pace"),
+    "a begin takes a token": _in("limits", "no_more_begin_in_any_period_than_the_rate_says", "a_burst_of_one_is_an_even_pace", "a_begin_takes_a_token_also_if_the_rate_came_after_its_admission"),
     "what has not begun keeps its token": _in("limits", "what_has_not_begun_takes_no_token_and_the_workers_absence_makes_no_crowd"),
     "a key is looked at when its next token comes": _in("limits", "a_burst_of_one_is_an_even_pace", "a_paused_key_admits_nobody_until_its_time_or_until_it_is_resumed"),
     "a clock that is set back adds no token, and stops nobody": _in("limits", "a_clock_that_is_set_makes_no_crowd_and_stops_nobody"),

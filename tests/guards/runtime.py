@@ -38,7 +38,7 @@ TABLE = Table(
         Guard("a value is in the bucket before its row is written", BUCKET, "                    put.result(WAIT_SECONDS)\n", "                    pass\n", OFFLOAD + "nothing_is_stored_if_the_bucket_does_not_take_it"),
         Guard("another object is never taken for the value", BUCKET, "if sha256(data).hexdigest() != found.digest:", "if False:", OFFLOAD + "a_job_whose_arguments_are_not_there_waits_uncharged_and_says_why"),
         Guard("no flush waits for the bucket", "worker/flusher.py", "        return end.outcome is not None and bool(", "        return False and bool(", OFFLOAD + "other_jobs_of_the_worker_go_on_while_the_bucket_takes_nothing"),
-        Guard("a time limit begins with the arguments", "worker/executor.py", "        if self.is_elsewhere():\n            self.active = inf", "        if False:\n            self.active = inf", OFFLOAD + "a_time_limit_begins_when_the_arguments_are_there"),
+        Guard("a time limit begins with the arguments", "worker/executor.py", "        if self.fetches:\n            self.active = inf", "        if False:\n            self.active = inf", OFFLOAD + "a_time_limit_begins_when_the_arguments_are_there"),
         Guard("an outcome that waits for the bucket shows life", "worker/flusher.py", "[Progress(lease=end.lease)]", "[]", OFFLOAD + "a_job_whose_result_waits_for_the_bucket_is_not_taken_for_one_that_hangs"),
         Guard("the sweep keeps what a row names", SWEEP, "[each for each in ours if each.name not in named]", "ours", OFFLOAD + "what_a_row_names_stays_and_what_none_names_goes_after_the_grace"),
         Guard("a restored backup has its values", SWEEP, " and marks[each.name].modified < ripe\n", "\n", OFFLOAD + "a_store_from_the_backup_of_yesterday_has_its_values"),
@@ -84,7 +84,7 @@ TABLE = Table(
         Guard("a limit that an app declares no more is retired", "maintenance/limits.py", "    return [row.but(retired_at=store.now()) for row in left]", "    return []", LIMITS + "a_limit_that_is_no_longer_declared_limits_nothing"),
         Guard("who loses a race for a limit declares again", "maintenance/limits.py", "if not rows or all(store.change_limits(rows)):", "if not rows or store.change_limits(rows):", LIMITS + "who_loses_a_race_declares_again"),
         Guard("a worker's limits hold before it claims", "worker/embedded.py", "        maintenance.declare_limits(declares)\n        serving.register()\n", "        serving.register()\n        maintenance.declare_limits(declares)\n", "unit/test_limits_in_a_worker.py -k 'before_the_first_worker'"),
-        Guard("places are handed on by the worker whose job has ended", "worker/flusher.py", "        if any(end.claimed.limited for end in ends):\n", "        if False:\n", "unit/test_limits_in_a_worker.py -k 'handed_on'"),
+        Guard("places are handed on by the worker whose job has ended", "worker/flusher.py", "            if any(job.limited for job in waited_for):\n", "            if False:\n", "unit/test_limits_in_a_worker.py -k 'handed_on'"),
         Guard("a pause of a whole limit holds each of its keys", "stores/places.py", "for row in (limit, key) if row is not None and", "for row in (key,) if row is not None and", LIMITS + "a_pause_of_a_limit_holds_all_its_keys"),
         Guard("a begin that is later than the time that was read counts from then", "core/limits.py", "if found.at < at < now + LATER_SECONDS:", "if found.at < at <= now:", "unit/test_limits_rate.py"),
         # ── values that are encrypted ──

@@ -626,22 +626,42 @@ def test_a_job_that_reports_is_not_hung_because_its_neighbour_blocks_the_loop(tm
 # ── threads and slots ──
 
 
-def test_threads_of_handlers_do_not_wait_for_each_other(tmp_path: Path) -> None:
+MEETING = """
+    together = threading.Barrier(60)
+
+    @jobs.task(retry=1)
+    async def meets() -> None:
+        await asyncio.to_thread(together.wait, 20)  # all of them at once, or none
+"""
+
+
+@pytest.mark.parametrize("way", ["with", "async with"])
+def test_threads_of_handlers_do_not_wait_for_each_other(tmp_path: Path, way: str) -> None:
+    """On a loop of the worker's own, and on the program's own if that has a thread for each slot."""
     ran = run(
         tmp_path,
-        """
-        together = threading.Barrier(60)
+        MEETING
+        + {
+            "with": """
+    with jobs.worker(concurrency=60):
+        for handle in jobs.enqueue_many(meets.bind() for _ in range(60)):
+            handle.result("30s")
+""",
+            "async with": """
+    from concurrent.futures import ThreadPoolExecutor
 
-        @jobs.task(retry=1)
-        async def meets() -> None:
-            await asyncio.to_thread(together.wait, 20)  # all of them at once, or none
+    async def main():
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(60))
+        async with jobs.worker(concurrency=60):
+            for handle in await jobs.aenqueue_many(meets.bind() for _ in range(60)):
+                await handle.aresult("30s")
 
-        with jobs.worker(concurrency=60):
-            handles = jobs.enqueue_many(meets.bind() for _ in range(60))
-            for handle in handles:
-                handle.result("30s")
-        tell(met=True)
-        """,
+    asyncio.run(main())
+""",
+        }[way]
+        + """
+    tell(met=True)
+""",
     )
     assert ran.code == 0, ran.err
     assert ran.told == {"met": True}

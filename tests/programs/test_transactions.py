@@ -125,3 +125,49 @@ with jobs.worker(concurrency=2):
     assert ran.lines[0] == "[0, 1, 2]"
     assert "rolled back" in ran.lines[1]
     assert programs.stored() == 4
+
+
+# ── many jobs in one file ──
+
+WRITES_BESIDE = """
+import subprocess, sys, threading, time
+from itertools import islice
+from tenure import Tenure
+
+jobs = Tenure()
+
+@jobs.task
+def work(n: int) -> None: ...
+
+def write_until_told():
+    most, over = 0.0, threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), over.set())).start()
+    print("ready", flush=True)
+    while not over.wait(0.002):
+        since = time.monotonic()
+        work.enqueue(0)
+        most = max(most, time.monotonic() - since)
+    print(most)
+
+def longest_wait_beside(at_once):
+    pipe, new = subprocess.PIPE, (work.bind(n) for n in range(100_000))
+    with subprocess.Popen([sys.executable, __file__, "beside"], stdin=pipe, stdout=pipe, text=True) as other:
+        other.stdout.readline()
+        while some := list(islice(new, at_once)):
+            jobs.enqueue_many(some)
+        most, _ = other.communicate()
+    return float(most)
+
+if len(sys.argv) > 1:
+    write_until_told()
+else:
+    work.enqueue(0)
+    print(longest_wait_beside(2_500) / longest_wait_beside(100_000))
+"""
+
+
+def test_a_great_many_jobs_sent_in_several_calls_let_other_writers_have_their_turn(programs: Programs) -> None:
+    """The recipe of docs/stores.md: whoever else writes waits for some of the calls at the most, not for all."""
+    ran = programs.run(WRITES_BESIDE)
+
+    assert float(ran.out) < 1 / 2

@@ -1275,3 +1275,41 @@ def test_a_large_answer_on_a_slow_line_is_awaited_as_long_as_it_comes(server: Po
                 slow.within(1.0, strict=True),
             ):
                 slow.execute("SELECT repeat('x', 1500000)")
+
+
+def test_a_large_statement_on_a_slow_line_has_the_time_that_it_takes(server: Postgres, store: PostgresStore) -> None:
+    """The limit counts silence: what the system still has to send is none, and neither is what it could not send yet.
+
+    A line that takes nothing any more is silent.
+    """
+    text = "x" * 2_500_000
+    with Proxy("127.0.0.1", server.port) as line:
+        url = store._server.conninfo.replace(f"port={server.port}", f"port={line.port}")
+        with Connection.connect(url, autocommit=True) as slow:
+            line.usual(rate=600_000)
+            with slow.within(2.0):
+                assert slow.execute("SELECT length(%s)", (text,)).fetchall() == [(len(text),)]
+            line.blackhole()
+            with pytest.raises(psycopg.OperationalError, match="no answer in 2s"), slow.within(2.0):
+                slow.execute("SELECT length(%s)", (text,))
+
+
+@pytest.mark.thorough
+def test_many_jobs_and_a_batch_of_large_results_land_on_a_line_that_is_slow_to_send(
+    server: Postgres, url: str, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes several times what an answer may take; that limit is a quarter of its own here."""
+    within = Connection.within
+    monkeypatch.setattr(Connection, "within", lambda each, seconds, **how: within(each, seconds / 4, **how))
+    worker = start(store, slots=8)
+    with Proxy("127.0.0.1", server.port) as line, opened(with_port(url, line.port)) as far:
+        line.usual(rate=600_000)
+        since = time.monotonic()
+        far.enqueue([draft(payload=f'"{"x" * 1000}"') for _ in range(2400)])
+        assert time.monotonic() - since > 3.0
+        leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 8)]
+        since = time.monotonic()
+        answers = far.finish([(lease, Completed(f'"{"y" * 300_000}"')) for lease in leases])
+        assert time.monotonic() - since > 3.0
+    assert answers == [Landed(State.COMPLETED)] * 8
+    assert store.counts()[State.QUEUED] == 2392

@@ -22,7 +22,7 @@ from tenure import Job, Retry, Tenure
 from tenure.config import load
 from tenure.core.clock import system_clock
 from tenure.core.host import TOKEN_ENV
-from tenure.core.lifecycle import Completed, Failed, Lease, Outcome, Released, State
+from tenure.core.lifecycle import Completed, Crashed, Failed, Lease, Outcome, Released, State
 from tenure.errors import JobStopped, LeaseLost, StoreAway, TenureError
 from tenure.events import Events
 from tenure.guards.guard import Guard
@@ -506,28 +506,41 @@ def test_a_worker_claims_nothing_beside_the_outcome_of_a_job_that_ran_alone(
     assert held == [{State.QUEUED}, {State.COMPLETED, State.QUEUED}]
 
 
-def test_an_embedded_worker_runs_a_job_alone_beside_steady_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated(store: MemoryStore) -> None:
+    put(store, task="pack", isolated=True)
+
+
+def crashed(store: MemoryStore) -> None:
+    """A job whose process has died: the next attempt runs alone."""
+    lease = running(store, task="pack")
+    store.settle(lease.worker_id, {}, Crashed("killed by signal 9", process_died=True))
+
+
+@pytest.mark.parametrize("come", [isolated, crashed])
+def test_an_embedded_worker_runs_a_job_alone_beside_steady_traffic(
+    come: Callable[[MemoryStore], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, jobs, beside = MemoryStore(system_clock()), Tenure("memory:"), list[int]()
     monkeypatch.setattr("tenure.worker.claims.ALONE_SECONDS", 0.2)
-    begun = running = 0
+    begun = following = 0
 
     @jobs.task
     async def follow() -> None:
-        nonlocal begun, running
-        begun, running = begun + 1, running + 1
+        nonlocal begun, following
+        begun, following = begun + 1, following + 1
         mine, until = begun, asyncio.get_running_loop().time() + 1.0
         put(store, task="follow")
         while begun == mine and asyncio.get_running_loop().time() < until:  # so that one always runs, if more come
             await asyncio.sleep(0.005)
-        running -= 1
+        following -= 1
 
     @jobs.task
     async def pack() -> None:
-        beside.append(running)
+        beside.append(following)
 
+    come(store)
     for _ in range(6):  # twice as many as there are slots
         put(store, task="follow")
-    put(store, task="pack", isolated=True)
 
     async def story() -> None:
         worker = worker_of(store, jobs, lambda _: None, runner="embedded")

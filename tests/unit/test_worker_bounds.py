@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,10 +14,11 @@ from tenure.core.clock import system_clock
 from tenure.core.lifecycle import Completed, Lease, Outcome, State
 from tenure.errors import StoreAway
 from tenure.events import Events, StoreBack
-from tenure.ports import BATCH_BYTES, Answer, Busy, Claimed
+from tenure.ports import BATCH_BYTES, NONE_KNOWN, Answer, Busy, Claimed, Owned, Ring
 from tenure.stores.memory import MemoryStore
 from tenure.worker import access
 from tenure.worker.access import StoreAccess
+from waiting import until
 
 SECONDS = 30.0
 
@@ -151,3 +152,79 @@ def test_an_outage_is_counted_from_the_call_that_failed_to_the_one_that_is_answe
 
     (seconds,) = told
     assert 0.3 <= seconds <= took
+
+
+class Bell:
+    """A notifier and its only listener: what is rung is heard at the next look, of which there are many a second."""
+
+    permits = None
+    interval = 0.02
+
+    def __init__(self) -> None:
+        self.waiting: list[Ring] = []
+        self.looks = 0
+
+    def announce(self, rings: Iterable[Ring]) -> None: ...
+
+    def listen(self) -> Bell:
+        return self
+
+    def fileno(self) -> int | None:
+        return None
+
+    def drain(self) -> list[Ring]:
+        self.looks += 1
+        heard, self.waiting = self.waiting, []
+        return heard
+
+    def problem(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
+
+    def ring(self, *rings: Ring) -> None:
+        """Returns when they were heard, and what they made the worker do has begun."""
+        self.waiting += rings
+        until(lambda: not self.waiting, "the rings are heard")
+        before = self.looks
+        until(lambda: self.looks > before + 5, "the loop has had other turns")
+
+
+def test_a_cancel_makes_those_look_that_serve_its_queue_and_they_read_what_they_do_not_know(
+    store: SlowLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bell, looks = Bell(), list[set[Lease]]()
+    monkeypatch.setattr("tenure.app.backends.open_notifier", lambda *_: bell)
+    owned = store.owned
+
+    def look(worker_id: str, known: Mapping[Lease, Claimed] = NONE_KNOWN) -> list[Owned]:
+        looks.append(set(known))
+        return owned(worker_id, known)
+
+    monkeypatch.setattr(store, "owned", look)
+    jobs = Tenure("memory:")
+    jobs.configure({"lease": "10m", "poll_interval": "10m", "grace": "0s"})  # no other reason to look comes soon
+    begun, over = threading.Event(), threading.Event()
+
+    @jobs.task(queue="mine")
+    def pack() -> None:
+        begun.set()
+        over.wait(SECONDS)
+
+    job = pack.enqueue()
+    try:
+        with jobs.worker(queues=["mine"]):
+            assert begun.wait(SECONDS)
+            (running,) = [
+                Lease(view.id, view.attempt, view.worker_id or "") for view in [store.get(str(job.id))] if view
+            ]
+            bell.ring(Ring("cancel", "others"), Ring("queued", "others"), Ring("queued", "mine"))
+            assert looks == []
+
+            bell.ring(Ring("cancel", "mine"))
+            until(lambda: looks == [{running}], "it looks, and says what it has")
+            bell.ring(Ring("cancel", ""))
+            until(lambda: looks == [{running}] * 2, "it looks: this one may be of any queue")
+            over.set()
+    finally:
+        over.set()

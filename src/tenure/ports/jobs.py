@@ -6,7 +6,9 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from tenure.core.lifecycle import Edge, Lease, Outcome, State
 from tenure.core.limits import Key
@@ -34,8 +36,7 @@ class Links:
     gathered: Literal["completed", "ended"] = "completed"  #: what it waits for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A job not yet stored. `delay` counts from the store's now; `run_at` is an instant; with neither it is due now."""
 
     id: str
@@ -57,6 +58,10 @@ class Draft:
     meta: str = "{}"
     links: Links | None = None  #: what it waits for, and its flow; None: nothing, and none
     limits: tuple[Key, ...] = ()  #: under each of which it needs a place
+
+    def but(self, **changes: Any) -> Draft:
+        """A copy with these changes."""
+        return msgspec.structs.replace(self, **changes)
 
 
 class Enqueued(NamedTuple):

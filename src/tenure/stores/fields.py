@@ -35,7 +35,7 @@ _TEXTS: Decoders = {
 
 
 def names_of(kind: type[Any]) -> tuple[str, ...]:
-    return tuple(each.name for each in fields(kind))
+    return getattr(kind, "__struct_fields__", None) or tuple(each.name for each in fields(kind))
 
 
 def listed(names: Iterable[str], **others: str) -> str:

@@ -94,8 +94,12 @@ def json_of(value: object) -> str:
 def check_text(*texts: str | None) -> None:
     """PostgreSQL can't store a NUL, SQLite's functions cut the text there; neither can store a lone surrogate."""
     for text in texts:
-        if text is not None and ("\x00" in text or not (text.isascii() or _encodable(text))):
+        if text is not None and not _storable(text):
             raise BadData(f"text with a NUL or a lone surrogate can't be stored: {text[:60]!r}")
+
+
+def _storable(text: str) -> bool:
+    return "\x00" not in text and (text.isascii() or _encodable(text))
 
 
 def _encodable(text: str) -> bool:
@@ -128,10 +132,18 @@ def _check_range(name: str, value: float, low: int, high: int) -> None:
         raise BadData(f"{name}: expected {low} to {high}, got {value!r}")
 
 
-def check_outcome(outcome: Outcome) -> None:
-    if type(outcome) is Completed:
-        check_text(outcome.result)
-    elif isinstance(outcome, Crashed):
+def check_outcomes(outcomes: Collection[Outcome]) -> None:
+    results = [each.result for each in outcomes if type(each) is Completed]
+    if not _storable("".join(results)):  # one look at all of them
+        check_text(*results)
+    for each in outcomes if len(results) < len(outcomes) else ():
+        if isinstance(each, Completed):
+            continue
+        _check_outcome(each)
+
+
+def _check_outcome(outcome: Outcome) -> None:
+    if isinstance(outcome, Crashed):
         check_text(outcome.reason, *outcome.evidence, *outcome.evidence.values())
     else:
         check_text(reason_of(outcome))

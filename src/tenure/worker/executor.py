@@ -85,6 +85,7 @@ class Attempt(Reporting[Host]):
     _timer: asyncio.TimerHandle | None = None
     _caller: CallersLoop | None = None  #: its code runs on the caller's loop, in another thread than `loop`
     _taken = False  #: the caller's loop has taken it up
+    fetches = False  #: its arguments or its checkpoint are elsewhere
     trace: AttemptTrace | None = None
 
     def __init__(self, host: Host, task: Task[..., Any], claimed: Claimed, loop: asyncio.AbstractEventLoop) -> None:
@@ -103,7 +104,8 @@ class Attempt(Reporting[Host]):
         """Run the code: in a thread of the pool if it is plain; else on the caller's loop, or on this one if None."""
         if program.tracing is not None:
             self.trace = program.tracing.attempt(self.claimed, self.lease.worker_id)
-        if self.is_elsewhere():
+        self.fetches = self.is_elsewhere()
+        if self.fetches:
             self.active = inf  # neither silent nor late before it has its arguments
         elif self.claimed.timeout is not None:
             self._begin_timer()
@@ -140,7 +142,8 @@ class Attempt(Reporting[Host]):
 
     async def _run_async(self, program: Program) -> None:
         self._begun = True
-        self.handle = asyncio.current_task()  # an eager task takes its first step before its caller has it
+        if self.handle is None:
+            self.handle = asyncio.current_task()  # an eager task takes its first step before its caller has it
         if self.stopping is not None:  # asked to stop before it began
             self._end(self.verdict)
             return
@@ -149,7 +152,7 @@ class Attempt(Reporting[Host]):
         try:
             task = self.task
             try:
-                if self.is_elsewhere():
+                if self.fetches:
                     await asyncio.to_thread(self.fetch)
                 if self.claimed.linked:
                     args, kwargs = await asyncio.to_thread(load, self.host.store, task, self.claimed, ahead=True)
@@ -200,7 +203,7 @@ class Attempt(Reporting[Host]):
         try:
             task = self.task
             try:
-                if self.is_elsewhere():
+                if self.fetches:
                     self.fetch()
                     self.check()
                 if self.claimed.linked:
@@ -257,7 +260,7 @@ class Attempt(Reporting[Host]):
     def _returned(self, value: object) -> Outcome | None:
         if self.stopping == "timeout" or self.stopping == "lease_lost":
             return self.verdict
-        if self.suspended is not None:  # the handler swallowed it
+        if self._waits is not None and self.suspended is not None:  # the handler swallowed it
             return self.suspended
         try:
             return Completed(self.task.encode_result(value))

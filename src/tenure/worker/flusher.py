@@ -96,7 +96,7 @@ class OutcomeFlusher:
         return end.outcome is not None and bool(self._keeping.result_of(end) or self._progress.has_large(end.attempt))
 
     async def _flush(self, batch: list[End]) -> None:
-        if large := [end for end in batch if self._waits_for_the_bucket(end)]:
+        if self._keeping.has_bucket and (large := [end for end in batch if self._waits_for_the_bucket(end)]):
             self._set_aside(large)
             batch = [end for end in batch if end.lease not in self._slots.backlog.keeping]
             if not batch:
@@ -120,9 +120,10 @@ class OutcomeFlusher:
                 rings.add(Ring("queued", end.claimed.queue, (end.claimed.id,)))
             elif type(answer) is Landed and answer.state in _LATER:
                 rings.add(Ring("due", end.claimed.queue))
-        rings |= {Ring("due", end.claimed.queue) for end in ends if end.claimed.linked}  # others may wait for it
-        if any(end.claimed.limited for end in ends):
-            self._hand_over.wake.set()
+        if waited_for := [end.claimed for end in ends if end.claimed.linked or end.claimed.limited]:
+            rings |= {Ring("due", job.queue) for job in waited_for if job.linked}  # others may wait for its end
+            if any(job.limited for job in waited_for):
+                self._hand_over.wake.set()
         if rings:
             self._notifier.announce(rings)
         log_jobs(_completed(ends, answers))

@@ -7,6 +7,7 @@ bucket that is away is tried again for as long as that takes. If it takes too mu
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any
@@ -27,6 +28,7 @@ class Keeping:
     def __init__(self, access: StoreAccess, tally: Tally) -> None:
         self._access, self._tally = access, tally
         self._inline = access.store.capabilities.inline
+        self.has_bucket = self._inline < sys.maxsize
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:

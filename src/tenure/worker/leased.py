@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from tenure.core.lifecycle import Completed, Failed, Lease, Suspended
-from tenure.core.offloaded import is_offloaded
+from tenure.core.offloaded import MARK, is_offloaded
 from tenure.core.sealed import is_sealed
 from tenure.errors import JobStopped, LeaseLost, StoreError, TenureError
 from tenure.ports import Claimed, NotLanded, Store, Text
@@ -54,7 +54,8 @@ class Leased(Generic[W]):
 
     def is_elsewhere(self) -> bool:
         """Does it have to fetch its arguments or its checkpoint?"""
-        return is_offloaded(self.claimed.payload) or is_offloaded(self.claimed.checkpoint or "")
+        claimed = self.claimed  # asked of every attempt: no further call
+        return claimed.payload.startswith(MARK) or (claimed.checkpoint or "").startswith(MARK)
 
     def fetch(self) -> None:
         """Have them. Blocks, for a bounded time. Raises Locked."""

@@ -38,7 +38,7 @@ from tenure.stores.rules import (
     ages,
     bytes_of,
     check_drafts,
-    check_outcome,
+    check_outcomes,
     check_replay,
     check_reports,
     check_text,
@@ -193,8 +193,7 @@ class MemoryJobs(MemoryOperated):
 
     @atomic
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
-        for _, outcome in ends:
-            check_outcome(outcome)
+        check_outcomes([outcome for _, outcome in ends])
         return self._step(tx, lambda: [self._finish(lease, outcome, strict=tx is not None) for lease, outcome in ends])
 
     # ── transactions ──

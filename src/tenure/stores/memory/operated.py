@@ -43,7 +43,7 @@ class MemoryOperated(MemoryBase):
             **dict.fromkeys(("failures", "crashes", "crashes_total"), 0),
         }
         if edit:
-            row = replace(row, draft=replace(row.draft, payload=edit.payload, meta=edit.meta))
+            row = replace(row, draft=row.draft.but(payload=edit.payload, meta=edit.meta))
             fresh |= {"payload": edit.payload, "meta": json.loads(edit.meta), **dict.fromkeys(SAID)}
         to, due = State.SCHEDULED if delay > 0 else State.QUEUED, self.now() + timedelta(seconds=delay)
         if self._known.waits(view.id):

@@ -62,10 +62,10 @@ def _changed(row: Row, text: Text, new: str) -> Row | None:
         case "once":
             return replace(row, once={**row.once, text.key: new}) if row.once.get(text.key) == text.value else None
         case "meta" if json_of(row.view.meta) == text.value:
-            return replace(row, view=replace(row.view, meta=json.loads(new)), draft=replace(row.draft, meta=new))
+            return replace(row, view=replace(row.view, meta=json.loads(new)), draft=row.draft.but(meta=new))
         case field if field in _FIELDS and getattr(row.view, field) == text.value:
             change: dict[str, Any] = {field: new}
-            draft = replace(row.draft, payload=new) if field == "payload" else row.draft
+            draft = row.draft.but(payload=new) if field == "payload" else row.draft
             return replace(row, draft=draft, view=replace(row.view, **change))
         case _:
             return None

@@ -38,6 +38,7 @@ from tenure.ports import (
     OnLoop,
     Place,
     Progress,
+    Rescued,
     Store,
     Text,
 )
@@ -189,7 +190,7 @@ class OffloadStore:
         self, drafts: Sequence[Draft], *, tx: object = None, committed: Callable[[], None] | None = None
     ) -> list[Enqueued]:
         if self._stored("payload", ((each.id, each.payload) for each in drafts)):
-            drafts = [replace(each, payload=self._for_row("payload", each.payload)) for each in drafts]
+            drafts = [each.but(payload=self._for_row("payload", each.payload)) for each in drafts]
         return self.beneath.enqueue(drafts, tx=tx, committed=committed)
 
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
@@ -202,6 +203,12 @@ class OffloadStore:
         if self._stored("result", results):
             ends = [(lease, self._outcome(end)) for lease, end in ends]
         return self.beneath.finish(ends, tx=tx)
+
+    def settle(self, worker_id: str, verdicts: Mapping[str, Outcome], rest: Outcome, *, how: str = "") -> list[Rescued]:
+        results = ((job_id, end.result) for job_id, end in verdicts.items() if isinstance(end, Completed))
+        if self._stored("result", results):
+            verdicts = {job_id: self._outcome(end) for job_id, end in verdicts.items()}
+        return self.beneath.settle(worker_id, verdicts, rest, how=how)
 
     def _outcome(self, end: Outcome) -> Outcome:
         return Completed(self._for_row("result", end.result)) if isinstance(end, Completed) else end

@@ -1,6 +1,7 @@
 """Deadlines for every statement: a connection that is silent for too long is closed by its waiting thread.
 
 Silence is counted, not duration: a large batch on a slow line may take long as long as something is sent or received.
+The system takes megabytes from us before it has sent them, so while nothing else happens it is asked how many are left.
 
 Keepalives don't help here. A server that hangs, or a pooler or firewall that has lost the route, keeps acknowledging
 packets, and libpq waits for an answer without a limit.
@@ -8,7 +9,10 @@ packets, and libpq waits for an answer without a limit.
 
 from __future__ import annotations
 
+import fcntl
 import math
+import struct
+import termios
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -29,6 +33,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     _seconds = _answer_by = math.inf
     _strict = False
+    _unsent = 0  #: bytes that the other side has not acknowledged, when we last asked
     reached = False  #: a caller has this object, and may use it at any time
 
     @contextmanager
@@ -53,11 +58,20 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
             ready = yield wanted
-            if ready and not self._strict:  # something was received, or the line accepts more
+            if not self._strict and (ready or self._sends()):  # it was received, or accepted for sending, or sent
                 self._answer_by = time.monotonic() + self._seconds
             elif time.monotonic() > self._answer_by:
                 self.close()
                 raise psycopg.OperationalError(f"no answer in {self._seconds:g}s")
+
+    def _sends(self) -> bool:
+        """Has the other side acknowledged some of what it had not when we last asked?"""
+        before = self._unsent
+        try:
+            (self._unsent,) = struct.unpack("i", fcntl.ioctl(self.pgconn.socket, termios.TIOCOUTQ, bytes(4)))
+        except OSError:  # where the system does not tell
+            return False
+        return self._unsent < before
 
     def on_loop(self, sql: LiteralString, params: Any, seconds: float) -> Generator[Readable, None, Rows]:
         """The rows of one statement, for a caller on an event loop, which waits for what this yields."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
@@ -23,9 +22,9 @@ _MOST_AT_ONCE = 5000  #: drafts in one statement
 
 _COLUMN = {"str": "text", "int": "integer", "float": "float8", "bool": "boolean", "datetime": "timestamptz"}
 _TYPES = {
-    each.name: _COLUMN[str(each.type).removesuffix(" | None")]
-    for each in fields(Draft)
-    if each.name not in ("links", "limits")
+    name: _COLUMN[kind.removesuffix(" | None")]
+    for name, kind in Draft.__annotations__.items()
+    if name not in ("links", "limits")
 } | {"id": "uuid"}
 _RECORD = ", ".join(f'"{name}" {kind}' for name, kind in _TYPES.items())
 _STATE = "CASE WHEN due > @now THEN 'scheduled' ELSE 'queued' END"

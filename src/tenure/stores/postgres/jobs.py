@@ -55,7 +55,7 @@ from tenure.stores.rules import (
     MANY_QUEUES,
     ages,
     check_drafts,
-    check_outcome,
+    check_outcomes,
     check_replay,
     check_reports,
     check_text,
@@ -70,7 +70,7 @@ T = TypeVar("T")
 HELD_SECONDS = 0.5
 OPERATED_SECONDS = 2.0  #: of a verb's eight, after which it commits and so releases the rows it has locked
 WARY_SECONDS = 5.0
-CLAIM_TRIES = 10  #: of a group that other workers claimed first
+CLAIM_TRIES = 10  #: of what other workers claimed first, or somebody changed meanwhile
 MARK_FROM = 50  #: a claim of this many jobs may be from a long queue
 
 _CLAIMED = listed(
@@ -96,6 +96,8 @@ _TAKE = f"""
 # The worker's row must exist, be neither dead nor expired, and the queue must not be paused: checked in the statement
 # that claims. Each queue is read from a place (rank, run_at, id) on, so that a claim need not step over the index
 # entries of jobs that ended since an old snapshot was taken; jobs of a higher priority are read from the start.
+# What was changed between the statement's snapshot and its lock is chosen in its new version, whose place the snapshot
+# does not show: it is not taken. So each row says how many were chosen, and without any there is one with only that.
 CLAIM = f"""
     WITH chosen AS MATERIALIZED (
         SELECT place FROM (SELECT place, bytes, sum(bytes) OVER (ROWS UNBOUNDED PRECEDING) AS total FROM (
@@ -116,8 +118,9 @@ CLAIM = f"""
             LIMIT w.want) AS j
         WHERE EXISTS (SELECT FROM @.workers WHERE id = %(worker)s AND died_at IS NULL AND expires_at > @now)
           AND NOT EXISTS (SELECT FROM @.queues WHERE name = w.queue)
-        LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES})
-{_TAKE}"""
+        LIMIT %(limit)s) AS found) AS summed WHERE total - bytes < {BATCH_BYTES}),
+    taken AS ({_TAKE})
+    SELECT taken.*, number FROM (SELECT count(*) AS number FROM chosen) AS all_chosen LEFT JOIN taken ON true"""
 
 #: How many each of the first suspects of a queue may run with, and its size, in the order in which they are claimed.
 SUSPECTS = f"""
@@ -430,16 +433,25 @@ class PostgresJobs(PostgresBase):
         return claimed
 
     def _claim(self, worker_id: str, wants: Mapping[str, int], limit: int, places: Sequence[Place]) -> list[Claimed]:
-        facts = {
-            "queues": list(wants),
-            "wants": list(wants.values()),
-            "ranks": [place[0] for place in places],
-            "times": [place[1] for place in places],
-            "ids": [place[2] for place in places],
-            "worker": worker_id,
-            "limit": limit,
-        }
-        return self._take_queued(CLAIM, facts)
+        claimed: list[Claimed] = []
+        for _ in range(CLAIM_TRIES):
+            facts = {
+                "queues": list(wants),
+                "wants": [want - sum(each.queue == queue for each in claimed) for queue, want in wants.items()],
+                "ranks": [place[0] for place in places],
+                "times": [place[1] for place in places],
+                "ids": [place[2] for place in places],
+                "worker": worker_id,
+                "limit": limit - len(claimed),
+            }
+            rows = self._server.run(
+                lambda connection: connection.execute(self._sql(CLAIM), facts, binary=True).fetchall()  # noqa: B023
+            )
+            taken = [Claimed._make(row[:-1]) for row in rows if row[0] is not None]
+            claimed += taken
+            if len(taken) == rows[0][-1] or may_be_cut(claimed):
+                break
+        return claimed
 
     def _claim_group(self, worker_id: str, queue: str, want: int) -> list[Claimed]:
         for _ in range(CLAIM_TRIES if want > 0 else 0):
@@ -514,8 +526,7 @@ class PostgresJobs(PostgresBase):
         return OnceRecord(rows[0][0]) if rows else None
 
     def finish(self, ends: Sequence[tuple[Lease, Outcome]], *, tx: object = None) -> list[Answer | Busy]:
-        for _, outcome in ends:
-            check_outcome(outcome)
+        check_outcomes([outcome for _, outcome in ends])
         if tx is not None:
             return self._drive(steps.finish_or_raise(ends), self._within(tx))
         landed: dict[Lease, Answer] = {}

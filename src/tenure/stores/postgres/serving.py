@@ -75,8 +75,8 @@ COUNTED = """
         ARRAY (SELECT at FROM told WHERE told.key = a.key AND what = 'pause'){more}
     FROM unnest(%(keys)s::text[], %(most)s::integer[]) AS a (key, most)
     CROSS JOIN LATERAL (
-        SELECT count(*) AS held, count(*) FILTER (WHERE rated AND NOT begun) AS unbegun
-        FROM (SELECT rated, begun FROM @.places WHERE key = a.key LIMIT a.most) AS counted) AS p"""
+        SELECT count(*) AS held, count(*) FILTER (WHERE NOT begun) AS unbegun
+        FROM (SELECT begun FROM @.places WHERE key = a.key LIMIT a.most) AS counted) AS p"""
 #: Only of keys whose jobs are looked at in this transaction an ask to look is done.
 OPEN = f"""
     WITH told AS (
@@ -101,9 +101,9 @@ CANDIDATES = """
 
 GIVE = """
     WITH given AS (
-        INSERT INTO @.places (key, limit_name, job_id, rated, admitted_at)
-        SELECT p.*, @now FROM unnest(%s::text[], %s::text[], %s::uuid[], %s::boolean[]) AS p)
-    UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now, told = id = ANY (%s::uuid[])
+        INSERT INTO @.places (key, limit_name, job_id, admitted_at)
+        SELECT p.*, @now FROM unnest(%s::text[], %s::text[], %s::uuid[]) AS p)
+    UPDATE @.jobs SET state = 'queued', parked = NULL, wait_until = NULL, run_at = @now
     WHERE id = ANY (%s::uuid[])"""
 EXPIRE = """
     UPDATE @.jobs SET state = 'cancelled', parked = NULL, wait_until = NULL, error = %s, ended_at = @now
@@ -126,8 +126,9 @@ ASK = """
     INSERT INTO @.key_asks (key, limit_name, what, at) SELECT * FROM unnest(%s::text[], %s::text[], %s::text[],
         %s::float8[]) RETURNING seq"""
 PAUSED = """
-    INSERT INTO @.limits (key, name, rev, body, fades) VALUES (true, %s, %s, %s, %s)
-    ON CONFLICT (key, name) DO UPDATE SET rev = excluded.rev, body = excluded.body, fades = excluded.fades
+    INSERT INTO @.limits (key, name, rev, body, rated, fades) VALUES (true, %s, %s, %s, %s, %s)
+    ON CONFLICT (key, name) DO UPDATE SET rev = excluded.rev, body = excluded.body, rated = excluded.rated,
+        fades = excluded.fades
     WHERE limits.rev = excluded.rev - 1"""
 
 #: The next keys under which jobs are parked, each with the limits of one of these jobs.
@@ -252,7 +253,7 @@ class Serving:
         row = paused_by_jobs(known.rows[1], known.key, until)
         if row is None:
             return known.rows[1]
-        if not self._write(PAUSED, row.name, row.rev, json_of(row), row.fades):  # an operator has changed it just now
+        if not self._write(PAUSED, row.name, row.rev, json_of(row), row.rated, row.fades):  # an operator was faster
             self._again.append(Ask(*known.key, "pause", max(until)))
         return row
 
@@ -327,9 +328,8 @@ class Serving:
 
     def _put(self, admitted: list[Candidate], expired: list[str], moved: list[tuple[str, str]]) -> None:
         if admitted:
-            # Each begin is told: a key that has no rate now may be given one before this job begins.
-            places, ids = [(*key, job.id, True) for job in admitted for key in job.limits], [job.id for job in admitted]
-            self._write(GIVE, *map(list, zip(*places, strict=True)), ids, ids)
+            places, ids = [(*key, job.id) for job in admitted for key in job.limits], [job.id for job in admitted]
+            self._write(GIVE, *map(list, zip(*places, strict=True)), ids)
             for job in admitted:
                 self._done.jobs[job.queue].append(job.id)
         if expired:

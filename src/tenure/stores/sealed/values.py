@@ -101,7 +101,7 @@ class Seal:
     # ── what is written ──
 
     def draft(self, draft: Draft) -> Draft:
-        return replace(draft, payload=self.close(draft.payload, "payload", draft.id))
+        return draft.but(payload=self.close(draft.payload, "payload", draft.id))
 
     def edit(self, job_id: str, edit: Edit) -> Edit:
         return Edit(self.close(edit.payload, "payload", job_id), self._meta(job_id, edit.meta))
