@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -80,7 +79,7 @@ def far_hour() -> int:
 
 
 def _draft(**options: Any) -> Draft:
-    return replace(draft(**options), id="")
+    return draft(**options).but(id="")
 
 
 def put(store: Store, schedule: Schedule, *ticks: Tick, **stands: Any) -> None:

@@ -492,6 +492,15 @@ def test_waiting_too_long_says_how_far_it_is(rig: Rig) -> None:
             wait()
 
 
+def test_waiting_for_a_job_that_runs_again_says_how_its_last_attempt_ended(rig: Rig) -> None:
+    new = rig.stored()
+    rig.store.end(new.id, Failed("its arguments don't fit\nand more", retry_in=60.0))
+
+    said = r"is still scheduled after 0ms; attempt 1 ended with: its arguments don't fit$"
+    with pytest.raises(TimeoutError, match=said):
+        rig.handle(new).result("0s")
+
+
 def test_a_job_without_a_result_says_why(rig: Rig) -> None:
     dead, cancelled = rig.stored(), rig.stored()
     rig.client.cancel(cancelled.id, "wrong repo")

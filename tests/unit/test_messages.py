@@ -66,6 +66,9 @@ def said(call: Callable[[], object], kind: type[BaseException] = InvalidOption) 
         ("si", "add.bind(…)"),
         ("kiq", "add.enqueue(…)"),
         ("schedule", 'add.using(delay="5s").enqueue(…)'),
+        ("map", "jobs.enqueue_many(add.bind(n) for n in …)"),
+        ("starmap", "jobs.enqueue_many("),
+        ("chunks", "jobs.enqueue_many("),
     ],
 )
 def test_a_method_of_another_queue_names_the_one_here(add: Any, name: str, instead: str) -> None:
@@ -257,8 +260,16 @@ def test_a_session_that_is_no_transaction_of_the_file_is_answered_with_one(app: 
     with app:
         words = said(lambda: add.using(tx=AsyncSession()).enqueue(1, 2), StoreError)
         assert words.startswith("tx is an AsyncSession: ")
+        assert "PostgreSQL" in words
         assert words.endswith("use `with jobs.transaction() as tx:`")
         assert asyncio.run(on_a_loop()).endswith("use `async with jobs.atransaction() as tx:`")
+
+
+def test_a_transaction_of_another_file_is_named(app: Tenure, add: Any, tmp_path: Path) -> None:
+    with app, Tenure(f"sqlite:///{tmp_path}/other.db") as other, other.transaction() as tx:
+        words = said(lambda: add.using(tx=tx).enqueue(1, 2), StoreError)
+
+    assert words.startswith(f"tx is a transaction of {tmp_path}/other.db: a job in {tmp_path}/tenure.db can only join ")
 
 
 def test_a_result_in_a_test_that_has_not_drained_is_answered_at_once(app: Tenure, add: Any) -> None:
@@ -308,6 +319,37 @@ def test_a_worker_logs_once_that_it_does_not_know_a_task(
 
 def test_the_options_that_are_named_are_those_of_using() -> None:
     assert set(USING) == set(inspect.signature(Task.using).parameters) - {"self", "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("crontab", 'write the expression first, without a name: jobs.schedule("0 6 * * *")'),
+        ("hour", 'write the expression first, without a name: jobs.schedule("0 6 * * *")'),
+        ("minutes", 'write every="10m"'),
+        ("timezone", "write tz=…"),
+        ("max_instances", 'write overlap="skip"'),
+        ("misfire_grace_time", "write expires=…"),
+        ("args", "write jobs.schedule(…)(task.bind(…))"),
+        ("start_date", "did you mean start=?"),
+        ("cathc_up", "did you mean catch_up=?"),
+        ("zz", "the options are every, tz, name, dst, except_dates, overlap, "),
+    ],
+)
+def test_an_option_that_a_schedule_does_not_have_names_the_right_one(app: Tenure, option: str, instead: str) -> None:
+    words = said(lambda: app.schedule("@daily", **{option: 5}))  # type: ignore[arg-type]
+
+    assert words.startswith(f"jobs.schedule: there is no option {option!r}; {instead}")
+
+
+@pytest.mark.parametrize(("option", "advice"), [("countdown", 'write delay="5s"'), ("zz", "the options are queue, ")])
+def test_an_argument_among_the_options_of_a_job_by_name_says_where_arguments_go(
+    app: Tenure, add: Any, option: str, advice: str
+) -> None:
+    for name in ("add", "elsewhere"):
+        words = said(partial(app.enqueue, name, **{option: 5}))  # type: ignore[arg-type]
+        assert words.startswith(f"{name}: there is no option {option!r}; {advice}")
+        assert words.endswith(f'; arguments go into a dict: {{"{option}": …}}')
 
 
 def test_a_guard_names_the_nearest_option(app: Tenure) -> None:

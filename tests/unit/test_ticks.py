@@ -170,7 +170,7 @@ def test_a_tick_becomes_one_job_that_names_it() -> None:
 
     (opened,), (work,) = change.ticks, change.drafts
     assert stands.job is not None
-    assert work == replace(stands.job, id=run_id("s", at(HOUR), "tick"), meta=work.meta)
+    assert work == stands.job.but(id=run_id("s", at(HOUR), "tick"), meta=work.meta)
     assert json.loads(work.meta) == {"by": "me", "schedule": "s", "tick": "2027-01-15T13:00:00+00:00"}
     assert opened == Tick(schedule="s", tick=at(HOUR), job_id=work.id, decided_at=at(HOUR + 0.2))
     after = change.stored

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +77,7 @@ def _scheduled(timetable: Timetable) -> Generator[None]:
 
     draft = greet.using(queue=QUEUE).bind("the schedule").draft()
     new = schedule(_EVERY, None, every="20s")
-    timetable.put(new.but(job=replace(draft, id="", expires=None)))
+    timetable.put(new.but(job=draft.but(id="", expires=None)))
     try:
         yield
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,7 +153,7 @@ def add(
 
 
 def _put(admin: Admin, new: Schedule, draft: Draft, shared: Shared) -> int:
-    new = new.but(job=replace(draft, id="", expires=None))
+    new = new.but(job=draft.but(id="", expires=None))
     stands = next((each.schedule for each in admin.schedules.all() if each.schedule.name == new.name), None)
     if stands is not None:
         _refuse_others(stands)

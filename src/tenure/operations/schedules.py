@@ -138,7 +138,7 @@ class ScheduleReads:
 
     def _redacted(self, standing: Standing) -> Standing:
         job, access = standing.schedule.job, self._access
-        schedule = standing.schedule.but(job=replace(job, payload=access.stars.hide(job.payload)) if job else None)
+        schedule = standing.schedule.but(job=job.but(payload=access.stars.hide(job.payload)) if job else None)
         runs = tuple(run._replace(job=access.redacted(run.job) if run.job else None) for run in standing.runs)
         return Standing(schedule, runs)
 

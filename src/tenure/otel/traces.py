@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Token
-from dataclasses import replace
 from datetime import datetime
 from time import time_ns
 from types import TracebackType
@@ -138,7 +137,7 @@ class _Enqueue:
             headers: dict[str, str] = {}
             _headers.inject(headers, here)
             if headers:
-                self.drafts = [replace(draft, meta=_with(draft.meta, headers)) for draft in self.drafts]
+                self.drafts = [draft.but(meta=_with(draft.meta, headers)) for draft in self.drafts]
         return self
 
     def stored(self, answers: Iterable[Enqueued]) -> None:

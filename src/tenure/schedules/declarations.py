@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
@@ -16,6 +15,7 @@ from tenure.core.durations import Duration, seconds, spell
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.ports.schedules import CATCH_UPS, OVERLAPS, CatchUp, Dst, Overlap, Schedule
 from tenure.schedules import cron
+from tenure.tasks.hints import time_of_a_schedule, unknown_option
 from tenure.tasks.task import NewJob, Task
 
 
@@ -60,8 +60,8 @@ def schedule(
     """A validated schedule, without its job. Raises InvalidOption that names what is wrong."""
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if unknown := sorted(set(options) - set(Options.__annotations__)):
-        known = ", ".join(("every", "tz", "name", "dst", "except_dates", *Options.__annotations__))
-        raise InvalidOption(f"{name}: there is no option {unknown[0]}; known: {known}")
+        known = ("every", "tz", "name", "dst", "except_dates", *Options.__annotations__)
+        raise unknown_option(name, unknown[0], known, beyond=time_of_a_schedule)
     try:
         rule = cron.rule(expression, every=every, tz=tz, dst=dst, except_dates=except_dates)
     except InvalidOption as error:
@@ -156,11 +156,11 @@ class Declarations:
                 f"schedule {declared.name} ({place}): the tick determines its job's id and due time: leave out "
                 "delay, run_at, id and tx; pass expires to jobs.schedule(…)"
             )
-        return declared.but(job=replace(draft, id=""))
+        return declared.but(job=draft.but(id=""))
 
 
 def _definition(declared: Schedule, runs: Task[..., Any] | NewJob[Any]) -> tuple[object, ...]:
-    return declared, runs.name if isinstance(runs, Task) else replace(runs.draft(), id="")
+    return declared, runs.name if isinstance(runs, Task) else runs.draft().but(id="")
 
 
 def calling_app(depth: int) -> str:

@@ -309,8 +309,7 @@ class Plan(PlannedChange):
             return
         meta: dict[str, Any] = msgspec.json.decode(s.job.meta)
         meta |= {"schedule": s.name, "tick": tick.isoformat()}
-        draft = replace(
-            s.job,
+        draft = s.job.but(
             id=run_id(s.name, tick, cause + again),
             meta=msgspec.json.encode(meta).decode(),
             expires=left if cause == "tick" else None,

@@ -285,6 +285,8 @@ class Client:
         if job.state in ENDED:
             raise JobFailed(job.id, job.state, job.error or job.cancel_reason or "")
         why = _why_queued(self.store, job) if job.state is State.QUEUED else ""
+        if job.state is State.SCHEDULED and job.attempt:
+            why = _why_again(self.store, job)
         if job.state is State.WAITING:
             why = _why_waiting(self.store, job.id)
         if self.in_test:
@@ -370,6 +372,16 @@ def _why_queued(store: Store, job: Status) -> str:
             return f"; {queue} {where} is paused"
         serve = "worker {} serves" if live == 1 else "workers {} serve"
         return f"; {live} live {serve.format(where)} {queue}; tenure jobs explain {job.id} says more"
+    return ""
+
+
+def _why_again(store: Store, job: Status) -> str:
+    """How the last attempt of a job ended that is to run again: an empty text, or the end of a sentence."""
+    with suppress(StoreError):
+        last = [each for each in store.attempts(job.id) if each.attempt == job.attempt and each.error]
+        if last:
+            said, _, _ = last[0].error.partition("\n")
+            return f"; attempt {job.attempt} ended with: {said}"
     return ""
 
 

@@ -66,6 +66,17 @@ _NEEDLESS = {
     **dict.fromkeys(("link_error", "on_failure"), "catch the error in the handler, or set TENURE_ALERTS"),
     **dict.fromkeys(("backend", "result_backend"), "the store of the jobs keeps their results"),
 }
+_RULE = 'the expression first, without a name: jobs.schedule("0 6 * * *")'
+#: Options of a schedule there, and what does the same here.
+_TIMES = {
+    **dict.fromkeys(("cron", "crontab", "trigger", "month", "day", "hour", "minute", "day_of_week"), _RULE),
+    **dict.fromkeys(("weeks", "days", "hours", "minutes", "seconds", "interval"), 'every="10m"'),
+    **dict.fromkeys(("timezone", "zone"), "tz=…"),
+    **dict.fromkeys(("args", "kwargs", "options"), "jobs.schedule(…)(task.bind(…))"),
+    "coalesce": 'catch_up="latest"',
+    "max_instances": 'overlap="skip"',
+    "misfire_grace_time": "expires=…",
+}
 #: Methods of tasks there, and what does the same here.
 TASK = {
     "delay": "{0.name}.enqueue(…)",
@@ -85,6 +96,7 @@ TASK = {
     "si": "{0.name}.bind(…)",
     "signature": "{0.name}.bind(…)",
     "delay_on_commit": "{0.name}.using(tx=…).enqueue(…)",
+    **dict.fromkeys(("map", "starmap", "chunks"), "jobs.enqueue_many({0.name}.bind(n) for n in …)"),
 }
 #: The same for the handle of a job, …
 HANDLE = {
@@ -170,6 +182,12 @@ def option_of_one_job(name: str) -> str:
     """For `@jobs.task`: what to write if it is an option of `task.using`."""
     instead = _OPTIONS.get(name) or (f"{name}=…" if name in USING else "")
     return instead and f"that is an option of one job: task.using({instead}).enqueue(…)"
+
+
+def time_of_a_schedule(name: str) -> str:
+    """For `jobs.schedule`: what to write instead of an option of another library."""
+    instead = _TIMES.get(name, "")
+    return instead and f"write {instead}"
 
 
 def _advice(name: str, known: Collection[str], beyond: Callable[[str], str]) -> str:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from hashlib import sha256
 from string import Formatter
 from typing import (
@@ -197,11 +198,11 @@ class Task(Generic[P, R_co]):
 
     # ── for the executor ──
 
-    @property
+    @cached_property
     def takes_job(self) -> bool:
         return self.arguments.takes_job
 
-    @property
+    @cached_property
     def is_async(self) -> bool:
         return self.arguments.is_async
 

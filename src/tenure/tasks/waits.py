@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from inspect import isawaitable
@@ -42,7 +42,7 @@ PAGE = 200  #: edges read at once
 CHUNK = 200_000  #: characters of a list in one record
 _MINE = "\x1f"  #: no key of a handler's own begins so
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
-_DEFAULTS = {each.name: each.default for each in fields(Draft)}
+_DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(Draft)}
 
 
 class Waiting(Protocol):
@@ -376,7 +376,7 @@ def _drafts(attempt: Waiting, key: str, jobs: object, *, ended: bool) -> list[Dr
         bound = cast("NewJob[Any]", cast("object", job))
         check_store(attempt.task.app, bound.of.handle(bound.id), what)
         draft = job.draft()
-        drafts.append(replace(draft, links=replace(links, after=draft.links.after if draft.links else ())))
+        drafts.append(draft.but(links=replace(links, after=draft.links.after if draft.links else ())))
     if len(drafts) > MOST_EDGES:
         raise InvalidOption(f"{what}: a job can gather at most {MOST_EDGES:,} others, got {len(drafts):,}")
     return drafts

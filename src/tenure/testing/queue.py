@@ -433,7 +433,7 @@ class _Gate:
     ) -> list[Enqueued]:
         self._refuse("enqueue")
         if not self._limits:
-            drafts = [replace(draft, limits=()) if draft.limits else draft for draft in drafts]
+            drafts = [draft.but(limits=()) if draft.limits else draft for draft in drafts]
         waiting = wait_for_django(self._store, drafts, tx)
         if waiting is not None:
             return waiting

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unittest
 import uuid
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -184,10 +183,10 @@ class Options(SimpleTestCase):
     def test_a_task_that_has_moved(self) -> None:
         new_name = tasks.moved.using(aliases=["shop.gone.moved"])
         with jobs.testing() as queue:
-            draft = replace(native.bind(1).draft(), payload='{"args": [1], "kwargs": {}}')
+            draft = native.bind(1).draft().but(payload='{"args": [1], "kwargs": {}}')
             old, lost = (
-                replace(draft, task="shop.gone.moved"),
-                replace(draft, id=str(uuid.uuid4()), task="shop.gone.lost"),
+                draft.but(task="shop.gone.moved"),
+                draft.but(id=str(uuid.uuid4()), task="shop.gone.lost"),
             )
             queue.client.store.enqueue([old, lost])
             with self.assertLogs("tenure.django"):
