@@ -13,7 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from http.client import HTTPConnection
 from itertools import cycle
@@ -226,7 +226,7 @@ def queued(queue: str) -> Draft:
 
 def enqueue(store: Store, count: int, like: Draft) -> None:
     for first in range(0, count, BATCH):
-        store.enqueue([replace(like, id=new_id()) for _ in range(min(BATCH, count - first))])
+        store.enqueue([like.but(id=new_id()) for _ in range(min(BATCH, count - first))])
         if count > 100_000 and first and first % 100_000 == 0:
             say(f"  {first:,} of {count:,} {like.task} in queue {like.queue}")
 
@@ -438,7 +438,7 @@ def watched_by_many(bench: Bench) -> Watched:
             enqueue(store, A_BIT, queued(LIGHT))
             sent[number] = time.monotonic_ns()
             marked = new_id()[: -len(MARKER) - 2] + f"{MARKER}{number:02}"
-            store.enqueue([replace(queued(LIGHT), id=marked), replace(queued(LATER), id=new_id(), delay=YEAR)])
+            store.enqueue([queued(LIGHT).but(id=marked), queued(LATER).but(id=new_id(), delay=YEAR)])
             bench.bell.announce([Ring("queued", LIGHT)])
             memory.append(process.memory_info().rss)
         busy = (cpu_seconds(bench.dashboard) - busy) / (time.monotonic() - began)

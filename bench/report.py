@@ -113,5 +113,6 @@ def store_section(path: Path, title: str, text: str) -> None:
     kept = path.read_text(encoding="utf-8").split("\n## ")[1:] if path.exists() else []
     sections = {section.partition("\n")[0]: section.partition("\n")[2].strip() for section in kept}
     sections[title] = text.strip()
-    parts = [f"## {name}\n\n{sections[name]}\n" for name in ORDER if name in sections]
+    names = dict.fromkeys((*ORDER, *sections))  # what was measured by hand comes last
+    parts = [f"## {name}\n\n{sections[name]}\n" for name in names if name in sections]
     path.write_text("# Measured\n\n`make bench` wrote this.\n\n" + "\n".join(parts), encoding="utf-8")

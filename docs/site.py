@@ -23,7 +23,7 @@ PAGES = {
     "README.md": "index",
     "docs/README.md": "pages",
     **{
-        f"docs/{name}.md": name
+        f"docs/{name}.md": "finding-a-job" if name == "search" else name  # search.html is Sphinx's own
         for name in (
             *("tasks", "flows", "limits", "recipes", "schedules", "testing", "deploying", "django", "coming-from"),
             *("stores", "encryption", "large-values", "sql", "operations", "dashboard", "search", "metrics", "tracing"),
@@ -52,7 +52,10 @@ def api() -> str:
     first = ("Tenure", "Task", "NewJob", "JobHandle", "Job", "Retry", "Flow", "Step", "outputs", "Ended")
     listed = [*first, *(name for name in tenure.__all__ if name not in first)]
     kinds = {name: _kind(getattr(tenure, name)) for name in listed}
-    names = [f".. auto{kind}:: tenure.{name}\n   :members:\n" for name, kind in kinds.items()]
+    names = [
+        f".. auto{kind}:: tenure.{name}\n" + ("   :members:\n" if kind == "class" else "")
+        for name, kind in kinds.items()
+    ]
     errors = [
         f".. autoexception:: tenure.errors.{name}\n   :show-inheritance:\n"
         for name, each in vars(tenure.errors).items()

@@ -9,6 +9,7 @@ import pytest
 from tenure.core.lifecycle import TOTAL_CRASHES
 from tenure.ports import MOST_KEYS, SUSPECT_SECONDS, UNBEGUN_SECONDS
 from tenure.stores.postgres.serving import IDLE_MS
+from tenure.stores.sqlite.file import BUSY_SECONDS
 from tenure.tasks.limits import MOST_CHARACTERS
 from tenure.web import live, memo, site
 
@@ -29,6 +30,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
         ("limits", "ends one that is *stopped* there after 5 s", IDLE_MS, 5_000),
         ("limits", "more than 8 limits", MOST_KEYS, 8),
         ("limits", "a key of more than 200 characters", MOST_CHARACTERS, 200),
+        ("stores", "a writer that waits for more than 7 s", BUSY_SECONDS, 7),
     ],
 )
 def test_a_number_in_a_page_is_that_of_the_code(page: str, sentence: str, constant: float, value: float) -> None:

@@ -34,6 +34,10 @@ def test_every_page_of_the_docs_is_on_the_site(site: ModuleType) -> None:
     )
 
 
+def test_no_page_has_the_name_of_one_that_sphinx_writes_over_it(site: ModuleType) -> None:
+    assert not {"search", "genindex", "py-modindex", "api", "decisions"} & set(site.PAGES.values())
+
+
 def test_every_link_of_the_site_leads_to_a_page_of_it(site: ModuleType, tmp_path: Path) -> None:
     sources = tmp_path / "sources"
 
@@ -47,6 +51,14 @@ def test_every_link_of_the_site_leads_to_a_page_of_it(site: ModuleType, tmp_path
         if not (sources / link[1:] if link.startswith("/") else page.parent / link).exists()
     ]
     assert missing == []
+
+
+def test_only_classes_are_asked_for_their_members(site: ModuleType) -> None:
+    """Sphinx makes no site of a function that is."""
+    listed = re.findall(r"\.\. auto(\w+):: tenure\.\w+\n(   :members:\n)?", site.api())
+
+    assert {kind for kind, _ in listed} >= {"class", "function"}
+    assert {kind for kind, members in listed if members} == {"class"}
 
 
 def test_every_block_of_code_is_in_the_language_that_its_fence_names(site: ModuleType, tmp_path: Path) -> None:

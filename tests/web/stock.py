@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
 from tenure.config import Settings
@@ -54,17 +54,17 @@ def stock(store: Store, settings: Settings, say: Say) -> Stock:
             "queued": _waiting,
         }.items()
     }
-    jobs["scheduled"] = _waiting(store, replace(_draft(say, "scheduled"), delay=3600.0), "")
+    jobs["scheduled"] = _waiting(store, _draft(say, "scheduled").but(delay=3600.0), "")
     flow = new_id()
     for name, parent in (("waiting", "dead"), ("last", "waiting")):
         links = Links(after=(Edge(jobs[parent], "completed"),), flow=flow, name=say("flow"))
-        jobs[name] = _waiting(store, replace(_draft(say, name), links=links), "")
+        jobs[name] = _waiting(store, _draft(say, name).but(links=links), "")
     while store.admit().more:
         pass
     key = Key(say("key"), say("limit"))
     assert store.change_limits([LimitRow(name=key.limit, declared=Bounds(1), source=say("app"))]) == [True]
     for name in ("limited", "parked"):
-        jobs[name] = _waiting(store, replace(_draft(say, name), limits=(key,)), "")
+        jobs[name] = _waiting(store, _draft(say, name).but(limits=(key,)), "")
     while store.admit().more:
         pass
     store.settle(gone.id, {}, Crashed(say("reason"), process_died=True, evidence={"signal": say("signal")}))
@@ -200,7 +200,7 @@ def _crashed(say: Say) -> Play:
 def _schedule(store: Store, say: Say, name: str) -> str:
     """One with a history of every status."""
     rule = schedule("any", "30 2 * * *", tz="Europe/Paris", jitter="5m")
-    job = replace(_draft(say, name), id="", unique=None)
+    job = _draft(say, name).but(id="", unique=None)
     stands = Timetable(store, PollNotifier()).put(rule.but(name=name, job=job)).schedule
     now = store.now()
     failed = stands.but(last_error=say("error"), last_status="failure", failure_count=2, last_run_at=now)

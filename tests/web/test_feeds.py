@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from tenure.web import live
 from tenure.web.live import Feeds
 from tenure.web.pages import Renderer
 from tenure.web.site import Site
@@ -45,3 +46,30 @@ def test_streams_and_looks_end_at_the_first_word_also_when_news_come_with_it(fee
     for _ in range(_ROUNDS):
         left = asyncio.run(look_and_leave())
         assert not left, f"{len(left)} went on"
+
+
+def test_one_slow_look_delays_no_page_and_a_slow_page_takes_its_share(
+    feeds: Feeds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = [0.01, 2.0, 0.01, 2.0, 2.0]  # seconds of processor time
+    clock = iter([at for each in took for at in (0.0, each)])
+    monkeypatch.setattr(live, "thread_time", lambda: next(clock))
+    pauses: list[float] = []
+
+    async def play() -> None:
+        told = asyncio.Event()
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == len(took):
+                told.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        watching = asyncio.create_task(_watch(feeds, "page"))
+        await asyncio.wait_for(told.wait(), 20.0)
+        watching.cancel()
+
+    asyncio.run(play())
+
+    assert pauses == [0.0, 0.25, 0.25, 0.25, 50.0]
