@@ -357,6 +357,7 @@ def _waiting(run: Run) -> None:
     run.end("last", 1)
     run.keep("last")
     run.begin("gatherer", 1)
+    run.note("worker-11", "waits", key="gatherer", of="unstored", parents=["unstored"], gathered=True)
     run.note("worker-11", "waits", key="gatherer", of="child", parents=["child"], gathered=True)
     run.enqueue("child")
     run.end("gatherer", 1, "suspend")
@@ -587,6 +588,7 @@ BROKEN: list[tuple[str, str, Break]] = [
     ("I19", "a gatherer goes on before its child has ended", lambda r: r.later("end", "child", 1, at=r.now)),
     ("I20", "a job is given less than was left", lambda r: r.change("given", "last", 1, data={"values": ["part-1/1"]})),
     ("I20", "a gatherer is given another result", lambda r: r.change("given", "gatherer", 2, data={"values": ["x"]})),
+    ("I20", "a gatherer is given what it never listed", lambda r: r.change("given", "gatherer", 2, data={"of": "x"})),
     ("I21", "a signal is lost", lambda r: r.change("heard", "listener", 2, data={"value": None, "since": r.now})),
     ("I21", "a signal is heard that nobody sent", lambda r: r.change("heard", "deaf", 1, data={"value": "boo"})),
     ("I21", "two signals are taken", lambda r: r.change("signal", "listener", data={"taken": True}, nth=1)),

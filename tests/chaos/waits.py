@@ -22,8 +22,13 @@ def i19(seen: Seen) -> Iterator[str]:
 
 
 def _goes_on(story: Story, asked: Event) -> list[Event]:
-    """What it may do only after its parents: all of it, or for a gatherer what comes after the gathering."""
-    return story.of("given") if asked.data["gathered"] else story.begins()
+    """What it may do only after its parents: all of it, or for a gatherer what it does with their results.
+
+    An attempt that is killed between listing its children and storing them leaves none: the next one lists its own.
+    """
+    if not asked.data["gathered"]:
+        return story.begins()
+    return [event for event in story.of("given") if event.data["of"] == asked.data["of"]]
 
 
 def _too_early(seen: Seen, story: Story, event: Event, parent: str) -> Iterator[str]:
@@ -35,8 +40,12 @@ def _too_early(seen: Seen, story: Story, event: Event, parent: str) -> Iterator[
 
 
 def i20(seen: Seen) -> Iterator[str]:
-    """What a job is given of others is what they left, in their order."""
+    """What a job is given of others is what they left, in their order, and of those others that it had listed."""
     for story in seen.stories.values():
+        listed = {asked.data["of"] for asked in story.of_edges}
+        for event in story.of("given"):
+            if event.data["of"] not in listed:
+                yield f"{story.name}, attempt {event.attempt}: given {event.data['values']!r:.200}, which it never listed"
         for asked in story.of_edges:
             stories = [seen.stories.get(parent) for parent in asked.data["parents"]]
             left = [each.job.result if each and each.job else None for each in stories]
