@@ -101,6 +101,15 @@ def test_an_option_that_a_task_does_not_have_names_the_right_one(app: Tenure, op
     assert words.startswith(f"@jobs.task: there is no option {option!r}; {instead}")
 
 
+def test_all_wrong_options_are_named_at_once(app: Tenure, add: Any) -> None:
+    words = said(lambda: app.task(bind=True, max_retries=3))  # type: ignore[call-overload]
+
+    assert words.startswith("@jobs.task: there is no option 'bind'; write a first parameter job: Job. And there is no")
+    assert "option 'max_retries'; write retry=Retry(…)" in words
+    assert "'eta'" in (both := said(lambda: add.using(countdown=1, eta=2)))
+    assert "'countdown'" in both
+
+
 @pytest.mark.parametrize(
     ("option", "instead"),
     [
@@ -260,7 +269,8 @@ def test_a_session_that_is_no_transaction_of_the_file_is_answered_with_one(app: 
     with app:
         words = said(lambda: add.using(tx=AsyncSession()).enqueue(1, 2), StoreError)
         assert words.startswith("tx is an AsyncSession: ")
-        assert "PostgreSQL" in words
+        assert "one in PostgreSQL can also join one of SQLAlchemy, Django or its driver" in words
+        assert said(lambda: add.using(tx=7).enqueue(1, 2), StoreError).startswith("tx is an int: a job in ")
         assert words.endswith("use `with jobs.transaction() as tx:`")
         assert asyncio.run(on_a_loop()).endswith("use `async with jobs.atransaction() as tx:`")
 

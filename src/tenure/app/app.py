@@ -38,7 +38,7 @@ from tenure.tasks.app_once import WithOnce
 from tenure.tasks.arguments import decode_any
 from tenure.tasks.flow import WithFlows
 from tenure.tasks.handle import JobHandle, handle_of
-from tenure.tasks.hints import APP, foreign_names, unknown_option
+from tenure.tasks.hints import APP, foreign_names, unknown_options
 from tenure.tasks.job import Job
 from tenure.tasks.limits import DeclaredLimits
 from tenure.tasks.loops import refuse_on_loop
@@ -83,7 +83,7 @@ class Tenure(ByName, WithFlows, WithLimits, WithOnce, Traced):
         **unknown: Never,
     ) -> None:
         if unknown:
-            raise unknown_option("Tenure", next(iter(unknown)), _OPTIONS, beyond=config.setting_named)
+            raise unknown_options("Tenure", unknown, _OPTIONS, beyond=config.setting_named)
         if isinstance(imports, str):
             raise InvalidOption(f"imports: expected a list of module names, got {imports!r}; write [{imports!r}]")
         self._retry = None if retry is None else Retry.of(retry)

@@ -23,7 +23,7 @@ from tenure.events import Running, current
 from tenure.guards.run import GuardedRun, GuardRule, Open, declared
 from tenure.guards.stop import Stopping
 from tenure.ports import Claimed, Progress
-from tenure.tasks.hints import unknown_option
+from tenure.tasks.hints import unknown_options
 from tenure.tasks.job import Job
 from tenure.tasks.loops import refuse_on_loop, settled
 
@@ -229,7 +229,7 @@ class Guard:
     ) -> None:
         known = GuardOptions.__annotations__
         if unknown := [option for option in rule if option not in known]:
-            raise unknown_option("jobs.guard", unknown[0], known)
+            raise unknown_options("jobs.guard", unknown, known)
         self.schedule = declared(name, **rule)
         self.timeout = None if timeout is None else seconds(timeout, "timeout")
         if self.timeout == 0:

@@ -15,7 +15,7 @@ from tenure.core.durations import Duration, seconds, spell
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.ports.schedules import CATCH_UPS, OVERLAPS, CatchUp, Dst, Overlap, Schedule
 from tenure.schedules import cron
-from tenure.tasks.hints import time_of_a_schedule, unknown_option
+from tenure.tasks.hints import time_of_a_schedule, unknown_options
 from tenure.tasks.task import NewJob, Task
 
 
@@ -61,7 +61,7 @@ def schedule(
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     if unknown := sorted(set(options) - set(Options.__annotations__)):
         known = ("every", "tz", "name", "dst", "except_dates", *Options.__annotations__)
-        raise unknown_option(name, unknown[0], known, beyond=time_of_a_schedule)
+        raise unknown_options(name, unknown, known, beyond=time_of_a_schedule)
     try:
         rule = cron.rule(expression, every=every, tz=tz, dst=dst, except_dates=except_dates)
     except InvalidOption as error:

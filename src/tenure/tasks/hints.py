@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from tenure.errors import InvalidOption
@@ -168,14 +168,15 @@ def misplaced_option(name: str, task: str) -> str:
     return f"; options go into {task}.using(…), before .enqueue(…)" if name in USING or name in _OPTIONS else ""
 
 
-def unknown_option(
-    place: str, name: str, known: Collection[str], *, beyond: Callable[[str], str] = lambda name: ""
+def unknown_options(
+    place: str, names: Iterable[str], known: Collection[str], *, beyond: Callable[[str], str] = lambda name: ""
 ) -> InvalidOption:
-    """The error for an option that does not exist. `place` is like "add.using".
+    """The error for options that do not exist, all of them at once. `place` is like "add.using".
 
     `beyond` may say where else there is an option of this name.
     """
-    return InvalidOption(f"{place}: there is no option {name!r}; {_advice(name, known, beyond)}")
+    told = (f"there is no option {name!r}; {_advice(name, known, beyond)}" for name in names)
+    return InvalidOption(f"{place}: {'. And '.join(told)}")
 
 
 def option_of_one_job(name: str) -> str:

@@ -13,7 +13,7 @@ from tenure.core.retry import Retry
 from tenure.errors import InvalidArguments, InvalidOption
 from tenure.tasks.arguments import dump
 from tenure.tasks.handle import AppPort, JobHandle
-from tenure.tasks.hints import USING, unknown_option
+from tenure.tasks.hints import USING, unknown_options
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder
 from tenure.tasks.registry import Registry, declared
@@ -131,10 +131,9 @@ class ByName:
 
 def job_of(app: NamedTasks, name: str, args: Mapping[str, object], options: Using) -> NewJob:
     """A job of the app's own task of this name, or else of one elsewhere."""
-    for each in options:
-        if each not in USING:
-            told = unknown_option(name, each, USING)
-            raise InvalidOption(f'{told}; arguments go into a dict: {{"{each}": …}}')
+    if unknown := [each for each in options if each not in USING]:
+        told = unknown_options(name, unknown, USING)
+        raise InvalidOption(f'{told}; arguments go into a dict: {{"{unknown[0]}": …}}')
     known = app.tasks.find(name)
     holes = _holes(args)
     if known is not None:

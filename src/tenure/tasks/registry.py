@@ -16,7 +16,7 @@ from tenure.errors import InvalidOption, UnknownTask
 from tenure.tasks.arguments import Arguments
 from tenure.tasks.detached import detached_job
 from tenure.tasks.handle import AppPort
-from tenure.tasks.hints import option_of_one_job, unknown_option
+from tenure.tasks.hints import option_of_one_job, unknown_options
 from tenure.tasks.job import Job
 from tenure.tasks.limits import Limits, limits_of
 from tenure.tasks.signals import declared_signals
@@ -61,7 +61,7 @@ def task_decorator(app: AppPort, registry: Registry, **options: Any) -> TaskDeco
 
     def decorate(fn: Callable[..., Any] | None = None, /, **more: Any) -> Any:
         if unknown := [option for option in more if option not in _OPTIONS]:
-            raise unknown_option("@jobs.task", unknown[0], _OPTIONS, beyond=option_of_one_job)
+            raise unknown_options("@jobs.task", unknown, _OPTIONS, beyond=option_of_one_job)
         if fn is None:
             return task_decorator(app, registry, **options, **more)
         return registry.add(declared(app, fn, **options, **more))

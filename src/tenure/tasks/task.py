@@ -40,7 +40,7 @@ from tenure.ports import RESERVED, Draft, Enqueued, Links
 from tenure.tasks.arguments import Arguments, Secret, decoder, dump, plain, readable
 from tenure.tasks.edges import edges_to
 from tenure.tasks.handle import AppPort, JobHandle, R_co, handle_of
-from tenure.tasks.hints import TASK, USING, foreign_names, unknown_option
+from tenure.tasks.hints import TASK, USING, foreign_names, unknown_options
 from tenure.tasks.limits import Limit, check_limits, keys_of, limits_of
 from tenure.tasks.loops import refuse_on_loop
 from tenure.tasks.placeholders import Placeholder, shaped_like_a_marker
@@ -128,7 +128,7 @@ class Task(Generic[P, R_co]):
         has not started 1 h 5 min from now. Raises InvalidOption.
         """
         if unknown:
-            raise unknown_option(f"{self.name}.using", next(iter(unknown)), USING)
+            raise unknown_options(f"{self.name}.using", unknown, USING)
         changes = {
             "queue": None if queue is None else valid_queue(queue),
             "priority": None if priority is None else priority_of(priority),

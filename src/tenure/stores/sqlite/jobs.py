@@ -140,7 +140,10 @@ class SqliteJobs(SqliteBase):
         if isinstance(tx, Transaction):
             said = f"a transaction of {tx.path}: a job in {path} can only join one of that file"
         else:
-            said = f"{a(type(tx).__name__)}: a job in PostgreSQL can join it, one in {path} only what Tenure opens"
+            said = (
+                f"{a(type(tx).__name__)}: a job in {path} can only join a transaction that Tenure opens; one in "
+                "PostgreSQL can also join one of SQLAlchemy, Django or its driver"
+            )
         raise StoreError(f"tx is {said}; use `{block} as tx:`")
 
     # ── clients ──
