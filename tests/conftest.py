@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import secrets
@@ -89,7 +90,9 @@ def _deletions(schema: str) -> bytes:
 
 @functools.cache
 def _emptying() -> psycopg.Connection:
-    return psycopg.connect(shared_postgres().url(), autocommit=True)
+    connection = psycopg.connect(shared_postgres().url(), autocommit=True)
+    atexit.register(connection.close)
+    return connection
 
 
 def redis(_: Path, *, server: Callable[[], Keys] = shared_valkey) -> Callable[[Clock], Store]:

@@ -70,7 +70,7 @@ def test_two_claimers_never_get_one_job(doors: Doors) -> None:
 
 
 @many_times
-def test_who_claims_what_another_one_takes_at_that_moment_has_a_full_batch_while_there_are_jobs(doors: Doors) -> None:
+def test_a_claimer_has_a_full_batch_while_there_are_jobs_whatever_another_takes_at_that_moment(doors: Doors) -> None:
     """Else it would take the queue for empty, and wait."""
     here, there = doors
     first, second = start(here), start(there)
