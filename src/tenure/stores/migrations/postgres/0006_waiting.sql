@@ -75,15 +75,6 @@ CREATE TABLE @.flows (
 );
 CREATE INDEX flows_created ON @.flows (created_at, id);
 
--- Whatever ends a linked job, in whichever version, its ask is stored with it.
-CREATE FUNCTION @.ask_ended() RETURNS trigger LANGUAGE plpgsql AS $function$
-BEGIN
-  INSERT INTO @.asks (item) VALUES (NEW.id);
-  RETURN NULL;
-END $function$;
-CREATE TRIGGER ask_ended AFTER UPDATE OF ended_at ON @.jobs FOR EACH ROW
-  WHEN (NEW.linked AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL) EXECUTE FUNCTION @.ask_ended();
-
 -- Before its edges go along: those that wait for it, and those that were kept for it.
 CREATE FUNCTION @.ask_gone() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
@@ -200,57 +191,54 @@ CREATE TABLE @.idle_keys (
   PRIMARY KEY (queue, key)
 );
 
--- Whatever ends a job with limits, in whichever version, its places go, and what is to be looked at is told; nothing but
--- `admit`, which takes `parked` away in the same write, queues one.
--- A trigger for each, as its condition costs less than a call: an admission needs none.
-CREATE FUNCTION @.limited_begun() RETURNS trigger LANGUAGE plpgsql AS $function$
+-- Whatever ends a linked job, in whichever version, its ask is stored with it; whatever ends a job with limits, its places
+-- go, and what is to be looked at is told; nothing but `admit`, which takes `parked` away in the same write, queues one.
+-- One trigger, as each costs every job; its condition costs less than a call, and an admission needs none.
+CREATE FUNCTION @.job_moved() RETURNS trigger LANGUAGE plpgsql AS $function$
 BEGIN
-  WITH begun AS (UPDATE @.places SET begun = true WHERE job_id = NEW.id RETURNING key, limit_name)
-  INSERT INTO @.key_asks (key, limit_name, what, at)
-  SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun
-  WHERE EXISTS (SELECT FROM @.limits AS l WHERE NOT l.key AND l.name = begun.limit_name AND l.rated)
-    OR EXISTS (SELECT FROM @.limits AS l WHERE l.key AND l.name = begun.key AND l.rated)
-  ORDER BY key;
-  RETURN NULL;
-END $function$;
-CREATE TRIGGER limited_begun AFTER UPDATE OF state ON @.jobs FOR EACH ROW
-  WHEN (NEW.limits IS NOT NULL AND OLD.state = 'queued' AND NEW.state = 'processing')
-  EXECUTE FUNCTION @.limited_begun();
-
-CREATE FUNCTION @.limited_freed() RETURNS trigger LANGUAGE plpgsql AS $function$
-BEGIN
-  WITH freed AS (DELETE FROM @.places WHERE job_id = OLD.id RETURNING key, limit_name)
-  INSERT INTO @.key_asks (key, limit_name) SELECT key, limit_name FROM freed ORDER BY key;
-  RETURN OLD;
-END $function$;
-CREATE TRIGGER limited_freed AFTER UPDATE OF state ON @.jobs FOR EACH ROW
-  WHEN (NEW.limits IS NOT NULL AND OLD.state IN ('queued', 'processing') AND NEW.state NOT IN ('queued', 'processing'))
-  EXECUTE FUNCTION @.limited_freed();
-CREATE TRIGGER limited_gone BEFORE DELETE ON @.jobs FOR EACH ROW
-  WHEN (OLD.limits IS NOT NULL) EXECUTE FUNCTION @.limited_freed();
-
-CREATE FUNCTION @.limited_parked() RETURNS trigger LANGUAGE plpgsql AS $function$
-BEGIN
-  UPDATE @.jobs SET state = 'waiting', parked = limits::json -> 0 ->> 0,
-    due_at = CASE WHEN OLD.state IN ('queued', 'processing') THEN coalesce(due_at, run_at) ELSE run_at END,
-    wait_until = CASE WHEN attempt = 0 THEN expires_at END
-  WHERE id = NEW.id;
-  INSERT INTO @.key_asks (key, limit_name) VALUES (NEW.limits::json -> 0 ->> 0, NEW.limits::json -> 0 ->> 1);
-  RETURN NULL;
-END $function$;
-CREATE TRIGGER limited_parked AFTER UPDATE OF state ON @.jobs FOR EACH ROW
-  WHEN (NEW.limits IS NOT NULL AND CASE NEW.state
+  IF NEW.linked AND NEW.ended_at IS NOT NULL AND OLD.ended_at IS NULL THEN
+    INSERT INTO @.asks (item) VALUES (NEW.id);
+  END IF;
+  IF NEW.limits IS NULL THEN
+    RETURN NULL;
+  END IF;
+  IF OLD.state = 'queued' AND NEW.state = 'processing' THEN
+    WITH begun AS (UPDATE @.places SET begun = true WHERE job_id = NEW.id RETURNING key, limit_name)
+    INSERT INTO @.key_asks (key, limit_name, what, at)
+    SELECT key, limit_name, 'begun', date_part('epoch', NEW.started_at) FROM begun
+    WHERE EXISTS (SELECT FROM @.limits AS l WHERE NOT l.key AND l.name = begun.limit_name AND l.rated)
+      OR EXISTS (SELECT FROM @.limits AS l WHERE l.key AND l.name = begun.key AND l.rated)
+    ORDER BY key;
+  ELSIF OLD.state IN ('queued', 'processing') AND NEW.state NOT IN ('queued', 'processing') THEN
+    WITH freed AS (DELETE FROM @.places WHERE job_id = OLD.id RETURNING key, limit_name)
+    INSERT INTO @.key_asks (key, limit_name) SELECT key, limit_name FROM freed ORDER BY key;
+  END IF;
+  IF (CASE NEW.state
     WHEN 'queued' THEN OLD.state <> 'queued' AND (OLD.parked IS NULL OR NEW.parked IS NOT NULL)
     WHEN 'waiting' THEN NEW.parked IS NULL
       AND (OLD.state = 'queued' OR (OLD.state = 'processing' AND NEW.last_outcome <> 'suspended'))
     ELSE false END)
-  EXECUTE FUNCTION @.limited_parked();
-
-CREATE FUNCTION @.limited_left() RETURNS trigger LANGUAGE plpgsql AS $function$
-BEGIN
-  UPDATE @.jobs SET parked = NULL WHERE id = NEW.id;
+  THEN
+    UPDATE @.jobs SET state = 'waiting', parked = limits::json -> 0 ->> 0,
+      due_at = CASE WHEN OLD.state IN ('queued', 'processing') THEN coalesce(due_at, run_at) ELSE run_at END,
+      wait_until = CASE WHEN attempt = 0 THEN expires_at END
+    WHERE id = NEW.id;
+    INSERT INTO @.key_asks (key, limit_name) VALUES (NEW.limits::json -> 0 ->> 0, NEW.limits::json -> 0 ->> 1);
+  ELSIF NEW.parked IS NOT NULL AND NEW.state NOT IN ('waiting', 'queued') THEN
+    UPDATE @.jobs SET parked = NULL WHERE id = NEW.id;
+  END IF;
   RETURN NULL;
 END $function$;
-CREATE TRIGGER limited_left AFTER UPDATE OF state ON @.jobs FOR EACH ROW
-  WHEN (NEW.parked IS NOT NULL AND NEW.state NOT IN ('waiting', 'queued'))
-  EXECUTE FUNCTION @.limited_left();
+CREATE TRIGGER job_moved AFTER UPDATE OF state ON @.jobs FOR EACH ROW
+  WHEN ((NEW.linked AND NEW.ended_at IS NOT NULL)
+    OR (NEW.limits IS NOT NULL AND NOT (NEW.state = 'queued' AND OLD.parked IS NOT NULL AND NEW.parked IS NULL)))
+  EXECUTE FUNCTION @.job_moved();
+
+CREATE FUNCTION @.limited_gone() RETURNS trigger LANGUAGE plpgsql AS $function$
+BEGIN
+  WITH gone AS (DELETE FROM @.places WHERE job_id = OLD.id RETURNING key, limit_name)
+  INSERT INTO @.key_asks (key, limit_name) SELECT key, limit_name FROM gone ORDER BY key;
+  RETURN OLD;
+END $function$;
+CREATE TRIGGER limited_gone BEFORE DELETE ON @.jobs FOR EACH ROW
+  WHEN (OLD.limits IS NOT NULL) EXECUTE FUNCTION @.limited_gone();
