@@ -85,6 +85,8 @@ class Load:
 
     async def one(self, task: Any, key: str, *words: Any, **about: Any) -> Any:
         """Enqueue one, as a caller of this process; its handle, if it got one."""
+        if about.get("innocent") and task.queue != profiles.LANE:
+            raise ValueError(f"a job of {task.queue!r} may wait for a slot: innocent are those of the lane alone")
         told = {"must": "any", "script": [], "due": 0.0, "unique": "", **about}
         pen().note("enqueue", "invoke", key=key, **told)
         try:
@@ -405,13 +407,13 @@ class Flows(Load):
 
     async def _gathers(self) -> None:
         task = workload.gatherer.using(queue=profiles.LOAD)
-        await self.one(task, self.key(), self._size(50), 0.02, must="completed", innocent=True)
+        await self.one(task, self.key(), self._size(50), 0.02, must="completed")
 
     async def _signalled(self) -> None:
         """Sent again until it is taken, or was before: a job that waits without an end would else never end."""
         task, key = workload.listener.using(queue=profiles.LOAD), self.key()
         patience = self.draw.choice((0.0, 0.0, 1.0))
-        handle = await self.one(task, key, patience, must="completed", innocent=True)
+        handle = await self.one(task, key, patience, must="completed")
         while handle is not None:
             await asyncio.sleep(self.draw.choice((0.0, 0.5, 2.0)))
             pen().note("signal", "invoke", key=key, value=f"{key}!")
