@@ -365,19 +365,25 @@ def sleep_until(until: float) -> None:
 
 def drain(bench: Bench, seconds: float, meanwhile: Callable[[float], None]) -> float:
     """Jobs a second that the worker completes in this span, at full speed, while something else is done."""
-    store = bench.store
-    stocked(bench, seconds)
+    return drains(bench, seconds, [meanwhile])[0]
+
+
+def drains(bench: Bench, seconds: float, meanwhile: Sequence[Callable[[float], None]]) -> list[float]:
+    """Those of several spans of one drain, which follow each other."""
+    store, spans = bench.store, list[tuple[datetime, datetime]]()
+    stocked(bench, seconds * len(meanwhile))
     sleep_until(time.monotonic() + SETTLE)
-    began = store.now()
-    meanwhile(time.monotonic() + seconds)
-    until = store.now()
+    for each in meanwhile:
+        began = store.now()
+        each(time.monotonic() + seconds)
+        spans.append((began, store.now()))
+    rates = [completed(store, *span) for span in spans]
     if not left(store):
         bench.rate *= 2
-        say(f"  the queue ran dry at more than {completed(store, began, until):,.0f} jobs/s: once more")
-        return drain(bench, seconds, meanwhile)
-    rate = completed(store, began, until)
-    bench.rate = max(bench.rate, rate)
-    return rate
+        say(f"  the queue ran dry at more than {min(rates):,.0f} jobs/s: once more")
+        return drains(bench, seconds, meanwhile)
+    bench.rate = max(bench.rate, *rates)
+    return rates
 
 
 def stocked(bench: Bench, seconds: float) -> None:

@@ -24,6 +24,7 @@ from bench.dashboard import (
     cut,
     dashboard,
     drain,
+    drains,
     enqueue,
     first_byte,
     queued,
@@ -80,11 +81,13 @@ def run(name: str, jobs: int, searches: int, rounds: int) -> str:
             bench = Bench(store, open_notifier(load({"url": url}), store), random, 0, "", jobs, port, pid)
             drain(bench, SPAN, sleep_until)
             rates: tuple[list[float], list[float]] = ([], [])
+            search = looking(port, random, jobs)
             for number in range(rounds):
-                for beside in (False, True) if number % 2 == 0 else (True, False):
-                    meanwhile = looking(port, random, jobs) if beside else sleep_until
-                    rates[beside].append(drain(bench, SPAN, meanwhile))
-                    say(f"round {number + 1}, {'with' if beside else 'without'} searches: {rates[beside][-1]:,.0f}/s")
+                # In this order what changes in the course of a drain meets both alike.
+                spans = drains(bench, SPAN / 2, [sleep_until, search, search, sleep_until])
+                rates[False].append((spans[0] + spans[3]) / 2)
+                rates[True].append((spans[1] + spans[2]) / 2)
+                say(f"round {number + 1}: without, with, with, without searches: {shown(spans, ',.0f')} jobs/s")
         store.close()
     looks = [each for search in found for each in search.looks]
     whole = [search.seconds * 1000 for search in found]
