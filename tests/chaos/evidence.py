@@ -135,6 +135,9 @@ def write(document: Path, folder: Path) -> None:
     guards = folder / "guards.json"
     if guards.exists():
         sections.append(_guards(json.loads(guards.read_text())))
+    elif document.exists():  # they take hours, and are run less often: what they last showed, with its date
+        _, heading, kept = document.read_text(encoding="utf-8").partition(_GUARDS)
+        sections += [f"{heading}{kept}".rstrip()] if heading else []
     document.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
 
 
@@ -149,6 +152,7 @@ kinds of broken promises, and in runs with a load for four bounds in time that a
 [delivery.md](delivery.md). A seed draws the same faults for as long as there are the same kinds of them."""
 
 
+_GUARDS = "## Guards removed"
 _MATRIX = """## The matrix
 
 S: no job lost, none run by two owners, no former owner's write accepted. L: all jobs end once the fault is over. D(x):
@@ -292,8 +296,8 @@ def _guards(rows: Sequence[Mapping[str, Any]]) -> str:
         [(row["guard"], row["store"], f"`{row['caught_by']}`" if row["caught_by"] else "**nothing**") for row in rows],
     )
     return (
-        f"## Guards removed\n\nEach is deleted from a copy of the code, and a test must fail: {red} of {len(rows)} did "
-        f"(`python -m tests.guards`).\n\n{table}"
+        f"{_GUARDS}\n\nEach is deleted from a copy of the code, and a test must fail: on {datetime.now(UTC).date()}, "
+        f"{red} of {len(rows)} did (`python -m tests.guards`).\n\n{table}"
     )
 
 
