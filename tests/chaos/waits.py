@@ -45,7 +45,8 @@ def i20(seen: Seen) -> Iterator[str]:
         listed = {asked.data["of"] for asked in story.of_edges}
         for event in story.of("given"):
             if event.data["of"] not in listed:
-                yield f"{story.name}, attempt {event.attempt}: given {event.data['values']!r:.200}, which it never listed"
+                what = f"given {event.data['values']!r:.200}"
+                yield f"{story.name}, attempt {event.attempt}: {what}, which it never listed"
         for asked in story.of_edges:
             stories = [seen.stories.get(parent) for parent in asked.data["parents"]]
             left = [each.job.result if each and each.job else None for each in stories]

@@ -560,8 +560,8 @@ def _holding(lock: threading.Lock, call: Callable[[], T]) -> T:
 def _wait_for_locks(connection: apsw.Connection, seconds: float) -> None:
     """A blocking lock with a time limit: the kernel wakes those that wait as soon as it is free.
 
-    SQLite's own busy handler sleeps for growing intervals: the process that has waited longest looks most rarely, and starves.
-    The kernel keeps no turns either, but a woken process has its chance at every commit of the others.
+    SQLite's own busy handler sleeps for growing intervals: the process that has waited longest looks most rarely, and
+    starves. The kernel keeps no turns either, but a woken process has its chance at every commit of the others.
     """
     connection.set_busy_timeout(round(seconds * 1000))
     connection.setlk_timeout(round(seconds * 1000), 0)
