@@ -205,7 +205,8 @@ def test_an_empty_store_is_met_with_first_steps(pages: Dashboard) -> None:
 
 
 def test_when_all_is_well_it_says_so_and_what_it_looked_at(pages: Dashboard, store: Store) -> None:
-    running(store)
+    """Among them a queue which is empty, as the page lists it, too."""
+    store.finish([(running(store), Completed("1"))])
 
     said = words(pages.get("/"))
 

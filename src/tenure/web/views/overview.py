@@ -53,7 +53,7 @@ def _queues(site: Site) -> Mapping[str, Any]:
 
 
 def _looked_at(site: Site) -> str:
-    queues, workers, schedules = len(site.queues()), Workforce.of(site.workers()).alive, len(site.schedules())
+    queues, workers, schedules = len(site.listed_queues()), Workforce.of(site.workers()).alive, len(site.schedules())
     return (
         f"Checked {some(queues, 'queue')}, {some(workers, 'worker')}, {some(schedules, 'schedule')} "
         "and the dead letters of the last hour."
