@@ -301,6 +301,21 @@ def test_ctrl_c_at_any_step_of_a_transaction_leaves_the_file_to_others(tmp_path:
     database.close()
 
 
+def test_ctrl_c_at_any_step_of_a_change_leaves_the_file_to_others(tmp_path: Path) -> None:
+    database, other = with_a_table(tmp_path / "t.db"), DatabaseFile(str(tmp_path / "t.db"))
+    other.open()
+    for at in count():
+        heard = struck(at, lambda at=at: database.change("INSERT INTO n VALUES (?, 'mine')", (at,)))  # type: ignore[misc]
+        assert not database._turn.locked()
+        other.write(insert(at, "other"))
+        assert inserted(database, at) in ([["mine", "other"], ["other"]] if heard else [["mine", "other"]])
+        if not heard:
+            break
+
+    other.close()
+    database.close()
+
+
 def test_ctrl_c_while_it_waits_for_its_turn_takes_a_write_back(tmp_path: Path) -> None:
     database = with_a_table(tmp_path / "t.db")
     with database._turn, ThreadPoolExecutor(1) as threads:

@@ -11,10 +11,11 @@ from typing import Any
 import apsw
 import pytest
 
-from conformance.factories import put, start
+from conformance.factories import claim, draft, put, start
 from tenure.core.clock import system_clock
+from tenure.core.lifecycle import Completed, Lease, Outcome, Released
 from tenure.errors import BadData
-from tenure.ports import Store
+from tenure.ports import NotLanded, Store
 from tenure.stores.sqlite import SqliteStore
 from tenure.stores.sqlite.file import DatabaseFile
 from tenure.stores.sqlite.reads import UPDATES
@@ -159,3 +160,50 @@ def test_a_job_that_is_too_large_as_json_stops_no_queue(tmp_path: Path, monkeypa
     assert [each.id for each in found] == jobs
     assert found[1].payload == large
     assert sorted(each.claimed for each in held) == sorted(found)
+
+
+def test_a_lone_job_and_completed_ones_are_stored_by_one_statement_each(tmp_path: Path) -> None:
+    """Between the statements of a transaction, code that takes the GIL and keeps it keeps the file's lock, too."""
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.migrate()
+    store.open()
+    worker = start(store, boot_id=system_clock().boot_id)
+    statements: list[str] = []
+    writer = store._file._writer
+    assert writer is not None
+
+    def note(event: Any) -> None:
+        if not event["trigger"]:
+            statements.append(event["sql"].split()[0])
+
+    writer.trace_v2(apsw.SQLITE_TRACE_STMT, note)
+
+    assert all(enqueued.created for _ in range(3) for enqueued in store.enqueue([draft()]))
+    assert statements == ["INSERT"] * 3
+
+    leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 3)]
+    statements.clear()
+    store.finish([(lease, Completed("1")) for lease in leases[:2]])
+    assert statements == ["UPDATE"]
+
+    ends: list[tuple[Lease, Outcome]] = [(leases[2], Completed("1")), (leases[2]._replace(attempt=9), Released("gone"))]
+    statements.clear()
+    store.finish(ends)  # of different kinds: all in one transaction
+    assert (statements[0], statements[-1], statements.count("COMMIT")) == ("BEGIN", "COMMIT", 1)
+    store.close()
+
+
+def test_of_completed_jobs_the_lost_ones_are_told_and_the_others_stored(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "tenure.db"))
+    store.migrate()
+    store.open()
+    worker = start(store, boot_id=system_clock().boot_id)
+    jobs = [put(store) for _ in range(3)]
+    leases = [Lease(each.id, each.attempt, worker) for each in claim(store, worker, 3)]
+    store.finish([(leases[1], Released("given away"))])
+
+    answers = store.finish([(lease, Completed(f'"{number}"')) for number, lease in enumerate(leases)])
+
+    assert [isinstance(answer, NotLanded) for answer in answers] == [False, True, False]
+    assert [job.state for job in map(store.get, jobs) if job is not None] == ["completed", "queued", "completed"]
+    store.close()

@@ -103,6 +103,11 @@ class Claimed(NamedTuple):
     linked: bool = False  #: another job may wait for its end: ring `due` then
     limited: bool = False  #: it holds places: ring `due` when the attempt has ended
 
+    @property
+    def is_plain(self) -> bool:
+        """Is its payload here as it was enqueued, and no checkpoint? One that is encrypted or elsewhere is a string."""
+        return self.payload.startswith("{") and self.checkpoint is None
+
 
 def may_be_cut(claimed: Iterable[Claimed]) -> bool:
     """Can a short claim have ended because of its size, and not because there were no more jobs?"""

@@ -60,7 +60,7 @@ class Attempts:
             self._refuse(claimed, unknown_task(claimed))
         elif claimed.expired:
             self._refuse(claimed, Cancelled(EXPIRED))
-        elif (sealed := sealed_in(claimed)) is not None:
+        elif not claimed.is_plain and (sealed := sealed_in(claimed)) is not None:
             self._refuse(claimed, locked(claimed, sealed))
         else:
             attempt = slots.running[claimed.id] = Attempt(self, task, claimed, slots.loop)

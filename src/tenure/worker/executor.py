@@ -104,7 +104,8 @@ class Attempt(Reporting[Host]):
         """Run the code: in a thread of the pool if it is plain; else on the caller's loop, or on this one if None."""
         if program.tracing is not None:
             self.trace = program.tracing.attempt(self.claimed, self.lease.worker_id)
-        self.fetches = self.is_elsewhere()
+        if not self.claimed.is_plain:
+            self.fetches = self.is_elsewhere()
         if self.fetches:
             self.active = inf  # neither silent nor late before it has its arguments
         elif self.claimed.timeout is not None:

@@ -55,7 +55,9 @@ class Leased(Generic[W]):
     def is_elsewhere(self) -> bool:
         """Does it have to fetch its arguments or its checkpoint?"""
         claimed = self.claimed  # asked of every attempt: no further call
-        return claimed.payload.startswith(MARK) or (claimed.checkpoint or "").startswith(MARK)
+        if claimed.payload.startswith(MARK):
+            return True
+        return claimed.checkpoint is not None and claimed.checkpoint.startswith(MARK)
 
     def fetch(self) -> None:
         """Have them. Blocks, for a bounded time. Raises Locked."""

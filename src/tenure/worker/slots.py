@@ -135,7 +135,8 @@ class Slots:
         backlog.wake.set()
         if not self.dry:
             self.wake.set()
-        self.idle.set()
+        if not self.running:
+            self.idle.set()
 
     def stop_claiming(self) -> None:
         self.claiming = False

@@ -136,13 +136,40 @@ def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
 class _Op:
     """One write that waits for its turn, and then its result."""
 
-    __slots__ = ("call", "committed", "error", "result")
+    __slots__ = ("committed", "error", "result")
 
-    def __init__(self, call: Callable[[apsw.Connection], Any]) -> None:
-        self.call = call
+    def __init__(self) -> None:
         self.committed: Sequence[object] = ()  #: shared by a group; non-empty once its COMMIT has returned
         self.result: Any = None
         self.error: Exception | None = None
+
+    def execute(self, connection: apsw.Connection) -> Any:
+        raise NotImplementedError
+
+
+class _Call(_Op):
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[apsw.Connection], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def execute(self, connection: apsw.Connection) -> Any:
+        return self._call(connection)
+
+
+class _Change(_Op):
+    """One statement. Its result is how many rows it has changed."""
+
+    __slots__ = ("bindings", "sql")
+
+    def __init__(self, sql: str, bindings: Any) -> None:
+        super().__init__()
+        self.sql, self.bindings = sql, bindings
+
+    def execute(self, connection: apsw.Connection) -> int:
+        connection.execute(self.sql, self.bindings)
+        return connection.changes()
 
 
 _inside: dict[int, Transaction] = {}  #: the last transaction of each thread that is in one
@@ -444,10 +471,21 @@ class DatabaseFile:
             raise mapped(error, self.path) from error
 
     def write(self, call: Callable[[apsw.Connection], T]) -> T:
+        return self._write(_Call(call))  # type: ignore[no-any-return]
+
+    def change(self, sql: str, bindings: Any = ()) -> int:
+        """Execute one statement, and return how many rows it has changed.
+
+        If no other write waits, it is a transaction of its own: SQLite then takes the lock and releases it within one
+        call, which does not need the GIL. Between the statements of a longer transaction, code in another thread may
+        take the GIL and keep it; meanwhile no process can write.
+        """
+        return self._write(_Change(sql, bindings))  # type: ignore[no-any-return]
+
+    def _write(self, op: _Op) -> Any:
         self.refuse_child()
         if _inside:
             self._refuse_inside("a write")
-        op = _Op(call)
         try:
             self._waiting.append(op)
             _holding(self._turn, lambda: self._commit_with(op))
@@ -457,7 +495,7 @@ class DatabaseFile:
             raise
         if op.error is not None:
             raise mapped(op.error, self.path) from op.error
-        return op.result  # type: ignore[no-any-return]
+        return op.result
 
     def _commit_with(self, op: _Op) -> None:
         """Commit it with all that wait, unless another thread has."""
@@ -470,10 +508,10 @@ class DatabaseFile:
             group.append(op)
         self._commit(group)
 
-    def write_at_once(self, call: Callable[[apsw.Connection], T]) -> T | None:
-        """As `write`, if that takes a moment only: no lock has to be waited for, and recent commits were fast.
+    def change_at_once(self, sql: str, bindings: Any = ()) -> int | None:
+        """As `change`, if that takes a moment only: no lock has to be waited for, and recent commits were fast.
 
-        None: it was not executed, or refused; `write` executes it, or says why not.
+        None: it was not executed, or refused; `change` executes it, or says why not.
         """
         if not self.mine or self._slowest > FAST_SECONDS or not self._turn.acquire(blocking=False):
             return None
@@ -483,7 +521,7 @@ class DatabaseFile:
                 return None
             if is_due(connection):  # this commit would make a checkpoint
                 return None
-            op = _Op(call)
+            op = _Change(sql, bindings)
             _wait_for_locks(connection, 0.0)
             try:
                 self._commit_together(connection, [op])
@@ -513,14 +551,20 @@ class DatabaseFile:
 
     def _commit_together(self, connection: apsw.Connection, group: list[_Op]) -> None:
         committed: list[apsw.Cursor] = []
+        execute: Callable[..., apsw.Cursor] = connection.execute
         began = time.monotonic()
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            # A commit and its record are one step of the interpreter: no signal's exception can come between them.
+            if len(group) == 1 and isinstance(change := group[0], _Change):
+                change.committed = committed
+                committed.extend(map(execute, (change.sql,), (change.bindings,)))
+                change.result = connection.changes()
+                return
+            execute("BEGIN IMMEDIATE")
             for op in group:
                 op.committed = committed
-                op.result = op.call(connection)
-            # COMMIT and its record are one step of the interpreter: no signal's exception can come between them.
-            committed.extend(map(connection.execute, ("COMMIT",)))  # pyright: ignore[reportUnknownArgumentType]
+                op.result = op.execute(connection)
+            committed.extend(map(execute, ("COMMIT",)))
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

@@ -153,9 +153,12 @@ class SqliteJobs(SqliteBase):
     ) -> list[Enqueued]:
         now = self._now()
         rows = steps.rows_of(drafts, now)
+        plain = all(draft.links is None and not draft.limits for draft in drafts)
+        if tx is None and plain and len(rows) == 1 and self._file.change(steps.INSERT, rows[0]) == 1:
+            return [steps.created(rows[0])]
 
         def step(connection: apsw.Connection) -> list[Enqueued]:
-            if all(draft.links is None and not draft.limits for draft in drafts):
+            if plain:
                 return store(connection)
             links.check(connection, drafts)
             answers = store(connection)
@@ -185,7 +188,7 @@ class SqliteJobs(SqliteBase):
     def enqueue_on_loop(self, draft: Draft) -> OnLoop:
         yield from ()
         (row,) = steps.rows_of([draft], self._now())
-        return self._file.write_at_once(lambda connection: steps.enqueue_one(connection, row))
+        return steps.created(row) if self._file.change_at_once(steps.INSERT, row) else None  # or its id or key is taken
 
     def cancel(self, ids: Iterable[str], reason: str) -> dict[str, State | None]:
         check_text(reason)
@@ -400,11 +403,17 @@ class SqliteJobs(SqliteBase):
         now = self._now()
         check_outcomes([outcome for _, outcome in ends])
 
+        done: dict[str, list[tuple[str, int, str]]] = {}
+        for lease, outcome in ends:
+            if type(outcome) is Completed:
+                done.setdefault(lease.worker_id, []).append((lease.job_id, lease.attempt, outcome.result))
+        if tx is None and len(done) == 1:
+            ((worker_id, batch),) = done.items()
+            facts = steps.completing(worker_id, batch, now)
+            if len(batch) == len(ends) and self._file.change(steps.COMPLETE, facts) == len(ends):
+                return [COMPLETED] * len(ends)  # else one was lost, and is told below
+
         def step(connection: apsw.Connection) -> list[Answer]:
-            done: dict[str, list[tuple[str, int, str]]] = {}
-            for lease, outcome in ends:
-                if type(outcome) is Completed:
-                    done.setdefault(lease.worker_id, []).append((lease.job_id, lease.attempt, outcome.result))
             landed = True
             for worker_id, batch in done.items():
                 landed = steps.complete(connection, worker_id, batch, now) and landed

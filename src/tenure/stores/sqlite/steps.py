@@ -117,7 +117,7 @@ def state_of(connection: apsw.Connection, job_id: str) -> State | None:
 
 # The unary plus keeps the planner from using jobs_processing: it would join every finished job with every job of this
 # worker (measured: 2,000 jobs/s instead of 80,000 in batches of 1,000).
-_COMPLETE = """
+COMPLETE = """
     UPDATE jobs SET state = 'completed', result = done.result, ended_at = :now, last_worker_id = worker_id,
         last_outcome = 'completed', worker_id = NULL
     FROM (SELECT value ->> 0 AS id, value ->> 1 AS attempt, value ->> 2 AS result FROM json_each(:ends)) AS done
@@ -134,9 +134,14 @@ _END = f"""
 _CHARGES = f"SELECT {listed(CHARGED, limited=LIMITED)}, started_at FROM jobs WHERE {UNDER_LEASE}"
 
 
+def completing(worker_id: str, ends: Sequence[tuple[str, int, str]], now: int) -> dict[str, object]:
+    """The bindings of COMPLETE for these (job, attempt, result). It changes as many rows as land."""
+    return {"ends": json_of(ends), "worker": worker_id, "now": now}
+
+
 def complete(connection: apsw.Connection, worker_id: str, ends: Sequence[tuple[str, int, str]], now: int) -> bool:
     """Whether all of these (job, attempt, result) landed."""
-    connection.execute(_COMPLETE, {"ends": json_of(ends), "worker": worker_id, "now": now})
+    connection.execute(COMPLETE, completing(worker_id, ends, now))
     return connection.changes() == len(ends)
 
 
