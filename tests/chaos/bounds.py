@@ -7,11 +7,12 @@
 They are judged only where a run declares them (`Allowed.bounds`): a run with load has a lane of its own, a queue with
 its own worker whose slots are always free and which no fault meets, so whoever is late there waits for somebody else.
 
-A lateness counts without the time in which a fault kept the store from answering, and a lease after it; a start also
-without the time in which the lane had no worker (an outage that outlasts a lease ends it). What the machine itself was
-late is allowed on top, as measured during the wait: for each hop of the way (`HOPS`) the longest that a process which
-wanted to sleep 10 ms slept too long, and the longest that the store took for a write of nobody's; and what so much
-computing as the way needs (`WORK`) took longer than the processors were given to it.
+A lateness counts without the time in which a fault kept the store from answering, and a lease after it, and without the
+time in which a handler held the GIL and its process the lock of SQLite's file (docs/delivery.md), which the kernel
+tells (workload.py). A start also without the time in which the lane had no worker (an outage that outlasts a lease ends
+it). What the machine itself was late is allowed on top, as measured during the wait: for each hop of the way (`HOPS`)
+the longest that a process which wanted to sleep 10 ms slept too long, and the longest that the store took for a write
+of nobody's; and what so much computing as the way needs (`WORK`) took longer than the processors were given to it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from statistics import median
 from typing import NamedTuple
 
 from .history import Event
-from .seen import Bounds, Seen, Span
+from .seen import LOCKED, Bounds, Seen, Span
 
 HOPS = 4  #: wake-ups and answers between an enqueue and its handler: client, bell, worker, store
 WORK = 0.05  #: seconds of computing, of all of them, on that way
@@ -138,8 +139,9 @@ class Lateness:
     def __init__(self, seen: Seen, bounds: Bounds) -> None:
         self._seen, self._bounds = seen, bounds
         self._gauge = Gauge(seen.events)
-        self._away = excused(seen.faults, bounds.away, bounds.lease)
-        faults = excused(seen.faults, bounds.away | bounds.deaf, bounds.lease)
+        spans, away = [*seen.faults, *seen.locked], bounds.away | {LOCKED}
+        self._away = excused(spans, away, bounds.lease)
+        faults = excused(spans, away | bounds.deaf, bounds.lease)
         self._empty = list(self._without_a_worker())
         self._deaf = joined([*faults, *self._empty])
 

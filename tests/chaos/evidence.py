@@ -232,8 +232,9 @@ _LOAD_HEAD = """## Under load
 
 Beside the faults of these runs there was a load, and a lane of its own, with slots that are always free and on lines
 that no fault meets, whose jobs, enqueues and ticks show how late others are made. Lateness counts while the store
-answers: without the time of a fault that keeps it from answering, and a lease after it. A due job may start 1 s late, a
-tick fire 2 s late, a rescue come 2 s after a lease and a scan, an enqueue take 1 s or three times what the store itself
+answers: without the time of a fault that keeps it from answering, and a lease after it; nor while a handler that holds
+the GIL has the lock of SQLite's file, as [delivery.md](delivery.md#sqlite) says. A due job may start 1 s late, a tick
+fire 2 s late, a rescue come 2 s after a lease and a scan, an enqueue take 1 s or three times what the store itself
 takes. What the machine itself is late is allowed on top, because these runs share it: "stall" is the most that a
 process which wanted to sleep 10 ms slept too long, "slower" how many times as long as it computes a computation took,
 "store" the longest write that has nothing to do with Tenure. Of an answer and of a new worker nothing is promised. Runs

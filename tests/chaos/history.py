@@ -32,6 +32,7 @@ A client's call is two events: `invoke`, then
                hand_in      job.finish(tx=) beside a row of the handlers' own table: invoke, then ok, fail or info
                given        of (as in waits), values (what those jobs left)
                heard        value (of the signal; null: it timed out), since (when its first attempt began)
+               hold         the GIL, for seconds: invoke; ok: locked (its process had a SQLite file's write lock then)
                end          how: return, raise, final, snooze, suspend, cancelled, exit; value: what is returned
                there        a worker of the lane lives, every 250 ms
                tick         schedule, tick (as the job's meta tells): the run of a schedule

@@ -20,6 +20,7 @@ from .history import Dump, Event, Kept
 ENDED = frozenset({"completed", "dead", "cancelled"})
 ASKED = frozenset({"enqueue", "cancel", "replay", "delete", "read", "ghost", "signal"})
 WRITES = frozenset({"checkpoint", "once", "hand_in"})
+LOCKED = "held GIL and lock"
 HANDLERS = WRITES | {"begin", "alive", "effect", "made", "end", "tick", "given", "heard"}
 CHARGED = frozenset({"raise", "final"})  #: ends that are the code's own fault
 FINAL = ENDED | {"gone"}
@@ -310,6 +311,11 @@ class Seen:
                     if within.endswith(" host"):
                         self.wakings[pid].append(span._replace(ended=span.ended + self.allowed.waking))
         self.kills = [event for event in self.events if event.op == "kill"]
+        self.locked = [
+            Span(LOCKED, call.began, min(call.ended, call.began + call.data["seconds"] + 1.0))
+            for call in pair(event for event in self.events if event.op == "hold")
+            if call.data.get("locked", True)  # nobody knows of one that was killed
+        ]
 
     def during(self, at: float) -> str:
         """The name of the last fault that had begun, and was not over."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import apsw
 import pytest
 
 from chaos.checker import unmeasured
 from chaos.history import Event
 from chaos.seen import Allowed, Bounds, Timetable
 from chaos.test_checker import MINUTE, Run
+from chaos.workload import hold_the_gil
 
 BOUNDS = Bounds(
     lease=3.0, scan=1.0, start=1.0, rescue=2.0, away=frozenset({"freeze server"}), deaf=frozenset({"kill queue"})
@@ -159,6 +162,23 @@ def test_while_no_ring_is_heard_starts_are_not_judged_and_all_else_is() -> None:
         assert run.broken() == broken
 
 
+@pytest.mark.parametrize(
+    ("told", "broken"), [({"locked": True}, set[str]()), ({"locked": False}, {"I18"}), (None, set[str]())]
+)
+def test_while_code_holds_the_gil_and_the_lock_of_a_file_nobody_is_late_and_the_gil_alone_excuses_nobody(
+    told: dict[str, bool] | None, broken: set[str]
+) -> None:
+    """None: it was killed before it could tell."""
+    run = a_run()
+    run.note("worker-11", "hold", "invoke", "other", 1, seconds=1.5)
+    enqueue(run, 1.5)
+    if told is not None:
+        run.note("worker-11", "hold", "ok", "other", 1, **told)
+    run.calm()
+
+    assert run.broken() == broken
+
+
 @pytest.mark.parametrize(("sample", "more"), [({"late": 0.5}, 2.0), ({"store": 0.5}, 2.0), ({"slow": 21.0}, 1.0)])
 def test_what_the_machine_and_the_store_themselves_are_late_is_allowed_on_top(
     sample: dict[str, float], more: float
@@ -278,3 +298,15 @@ def test_a_run_with_load_in_which_nobody_measured_anything_proves_nothing() -> N
         "no enqueue was measured",
         "the machine was not measured",
     ]
+
+
+def test_a_handler_that_holds_the_gil_tells_whether_its_process_had_the_lock_of_a_file(tmp_path: Path) -> None:
+    one, other = (apsw.Connection(str(tmp_path / "t.db")) for _ in range(2))
+    one.execute("PRAGMA journal_mode = WAL; CREATE TABLE t (n)")
+    assert not hold_the_gil(0.01)
+    other.execute("BEGIN IMMEDIATE")
+    assert hold_the_gil(0.01)
+    other.execute("COMMIT")
+    assert not hold_the_gil(0.01)
+    one.close()
+    other.close()

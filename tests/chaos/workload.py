@@ -29,6 +29,7 @@ Must = Literal["completed", "dead", "any"]
 ALIVE_SECONDS = 0.05
 THERE_SECONDS = 0.25
 MAX_CRASHES = 500  # kills by the nemesis are charged to the jobs that ran there
+WRITE_LOCK = 120  #: the byte of a file's shared memory that its writer locks (sqlite.org/walformat.html, section 2.3)
 SOON = Retry(500, base="50ms", cap="500ms")
 
 jobs = Tenure(retry=SOON)
@@ -302,13 +303,23 @@ def _plain(job: Job[Any], key: str, name: str, *words: Any) -> None:
         case "block", (seconds,):
             time.sleep(seconds)
         case "hold_the_gil", (seconds,):
-            child = subprocess.Popen(["sleep", str(seconds)])
-            ctypes.PyDLL(None).waitpid(child.pid, None, 0)
-            child.returncode = 0
+            note(job, key, "hold", "invoke", seconds=seconds)
+            note(job, key, "hold", locked=hold_the_gil(seconds))
         case _, _ if name in {"raise", "snooze", "exit"}:
             return  # not this time
         case _:
             raise AssertionError(f"no script has {name!r} {words}")
+
+
+def hold_the_gil(seconds: float) -> bool:
+    """Returns whether this process had the write lock of a SQLite file, as the kernel tells at the end of that time."""
+    mine = f"^[0-9]*: POSIX *ADVISORY *WRITE {os.getpid()} .* {WRITE_LOCK} {WRITE_LOCK}$"
+    command = f"sleep {seconds}; grep -c '{mine}' /proc/locks"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE) as child:
+        ctypes.PyDLL(None).waitpid(child.pid, None, 0)
+        child.returncode = 0
+        assert child.stdout is not None
+        return child.stdout.read() not in (b"", b"0\n")
 
 
 async def _sleep(job: Job[Any], key: str, seconds: float) -> None:
