@@ -52,7 +52,7 @@ TABLE = Table(
         Guard("a crash beside another job makes no job dead", WORKERS, ", len(held) > 1)", ", False)"),
         Guard("a replay makes a suspect an ordinary job", JOBS, "solo = isolated, together = 1,", "together = 1,"),
         Guard("the attempt number rises with every claim", JOBS, "'processing', attempt = attempt + 1", "'processing', attempt = max(attempt, 1)"),
-        Guard("two claimers never get one job", FILE, "connection.execute(\"BEGIN IMMEDIATE\")\n            for op", "connection.execute(\"BEGIN\")\n            for op"),
+        Guard("two claimers never get one job", "stores/sqlite/writes.py", "execute(\"BEGIN IMMEDIATE\")", "execute(\"BEGIN\")"),
         Guard("a job that is claimed too late says so", JOBS, "{attempt} = 1 AND coalesce(expires_at < :now, 0)", "0"),
         Guard("only a first attempt can be too late", JOBS, "{attempt} = 1 AND coalesce(expires_at", "coalesce(expires_at"),
         Guard("a worker id is used once", WORKERS, "if connection.changes() == 0:\n                raise", "if False:\n                raise"),

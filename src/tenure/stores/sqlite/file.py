@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
@@ -27,6 +27,7 @@ from tenure.core import forks
 from tenure.core.text import UPGRADE
 from tenure.errors import BadData, StoreAway, StoreError
 from tenure.stores.sqlite.upkeep import LARGEST_LOG, MOST_FRAMES, is_due
+from tenure.stores.sqlite.writes import Call, Change, Write, commit
 
 T = TypeVar("T")
 
@@ -131,45 +132,6 @@ def file_system(path: Path, mountinfo: str = "/proc/self/mountinfo") -> str:
         if len(point) >= len(best[0]) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
             best = (point, kind)
     return best[1]
-
-
-class _Op:
-    """One write that waits for its turn, and then its result."""
-
-    __slots__ = ("committed", "error", "result")
-
-    def __init__(self) -> None:
-        self.committed: Sequence[object] = ()  #: shared by a group; non-empty once its COMMIT has returned
-        self.result: Any = None
-        self.error: Exception | None = None
-
-    def execute(self, connection: apsw.Connection) -> Any:
-        raise NotImplementedError
-
-
-class _Call(_Op):
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[[apsw.Connection], Any]) -> None:
-        super().__init__()
-        self._call = call
-
-    def execute(self, connection: apsw.Connection) -> Any:
-        return self._call(connection)
-
-
-class _Change(_Op):
-    """One statement. Its result is how many rows it has changed."""
-
-    __slots__ = ("bindings", "sql")
-
-    def __init__(self, sql: str, bindings: Any) -> None:
-        super().__init__()
-        self.sql, self.bindings = sql, bindings
-
-    def execute(self, connection: apsw.Connection) -> int:
-        connection.execute(self.sql, self.bindings)
-        return connection.changes()
 
 
 _inside: dict[int, Transaction] = {}  #: the last transaction of each thread that is in one
@@ -293,7 +255,7 @@ class DatabaseFile:
         self._transaction: Transaction | None = None  #: the last one; the caller that has the turn waits for its end
         self._turn = threading.Lock()
         self._reading = threading.Lock()
-        self._waiting: deque[_Op] = deque()
+        self._waiting: deque[Write] = deque()
         self._slowest = 0.0  #: seconds of the slowest commit; the longer ago it was, the less it counts
         self._pid = os.getpid()
 
@@ -471,7 +433,7 @@ class DatabaseFile:
             raise mapped(error, self.path) from error
 
     def write(self, call: Callable[[apsw.Connection], T]) -> T:
-        return self._write(_Call(call))  # type: ignore[no-any-return]
+        return self._write(Call(call))  # type: ignore[no-any-return]
 
     def change(self, sql: str, bindings: Any = ()) -> int:
         """Execute one statement, and return how many rows it has changed.
@@ -480,9 +442,9 @@ class DatabaseFile:
         call, which does not need the GIL. Between the statements of a longer transaction, code in another thread may
         take the GIL and keep it; meanwhile no process can write.
         """
-        return self._write(_Change(sql, bindings))  # type: ignore[no-any-return]
+        return self._write(Change(sql, bindings))  # type: ignore[no-any-return]
 
-    def _write(self, op: _Op) -> Any:
+    def _write(self, op: Write) -> Any:
         self.refuse_child()
         if _inside:
             self._refuse_inside("a write")
@@ -497,11 +459,11 @@ class DatabaseFile:
             raise mapped(op.error, self.path) from op.error
         return op.result
 
-    def _commit_with(self, op: _Op) -> None:
+    def _commit_with(self, op: Write) -> None:
         """Commit it with all that wait, unless another thread has."""
         if op.committed or op.error is not None:
             return
-        group: list[_Op] = []
+        group: list[Write] = []
         while self._waiting:
             group.append(self._waiting.popleft())
         if op not in group:  # the thread that had taken it was interrupted
@@ -521,7 +483,7 @@ class DatabaseFile:
                 return None
             if is_due(connection):  # this commit would make a checkpoint
                 return None
-            op = _Change(sql, bindings)
+            op = Change(sql, bindings)
             _wait_for_locks(connection, 0.0)
             try:
                 self._commit_together(connection, [op])
@@ -535,7 +497,7 @@ class DatabaseFile:
         finally:
             self._turn.release()
 
-    def _commit(self, group: list[_Op]) -> None:
+    def _commit(self, group: list[Write]) -> None:
         try:
             self._wait_for_transaction()
             self._commit_together(self._writing_connection(), group)
@@ -549,26 +511,10 @@ class DatabaseFile:
             for op in group:
                 op.error = error
 
-    def _commit_together(self, connection: apsw.Connection, group: list[_Op]) -> None:
-        committed: list[apsw.Cursor] = []
-        execute: Callable[..., apsw.Cursor] = connection.execute
+    def _commit_together(self, connection: apsw.Connection, group: list[Write]) -> None:
         began = time.monotonic()
         try:
-            # A commit and its record are one step of the interpreter: no signal's exception can come between them.
-            if len(group) == 1 and isinstance(change := group[0], _Change):
-                change.committed = committed
-                committed.extend(map(execute, (change.sql,), (change.bindings,)))
-                change.result = connection.changes()
-                return
-            execute("BEGIN IMMEDIATE")
-            for op in group:
-                op.committed = committed
-                op.result = op.execute(connection)
-            committed.extend(map(execute, ("COMMIT",)))
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+            commit(connection, group)
         finally:
             self._slowest = max(time.monotonic() - began, 0.9 * self._slowest)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from tenure.core.lifecycle import MOST_TOGETHER, Completed, Lease, Outcome, State, group_size
+from tenure.core.lifecycle import MOST_TOGETHER, Lease, Outcome, State, group_size
 from tenure.core.text import a
 from tenure.errors import LeaseLost, StoreError
 from tenure.ports import (
@@ -403,28 +403,11 @@ class SqliteJobs(SqliteBase):
         now = self._now()
         check_outcomes([outcome for _, outcome in ends])
 
-        done: dict[str, list[tuple[str, int, str]]] = {}
-        for lease, outcome in ends:
-            if type(outcome) is Completed:
-                done.setdefault(lease.worker_id, []).append((lease.job_id, lease.attempt, outcome.result))
-        if tx is None and len(done) == 1:
-            ((worker_id, batch),) = done.items()
-            facts = steps.completing(worker_id, batch, now)
-            if len(batch) == len(ends) and self._file.change(steps.COMPLETE, facts) == len(ends):
-                return [COMPLETED] * len(ends)  # else one was lost, and is told below
+        facts = steps.all_completed(ends, now) if tx is None else None
+        if facts is not None and self._file.change(steps.COMPLETE, facts) == len(ends):
+            return [COMPLETED] * len(ends)  # else one of them was lost
 
-        def step(connection: apsw.Connection) -> list[Answer]:
-            landed = True
-            for worker_id, batch in done.items():
-                landed = steps.complete(connection, worker_id, batch, now) and landed
-            if landed and sum(map(len, done.values())) == len(ends):
-                return [COMPLETED] * len(ends)
-            return [
-                COMPLETED if landed and type(outcome) is Completed else steps.end(connection, lease, outcome, now)
-                for lease, outcome in ends
-            ]
-
-        answers = self._within(tx, step)
+        answers = self._within(tx, lambda connection: steps.finish(connection, ends, now))
         if tx is not None:
             for answer in answers:
                 if isinstance(answer, NotLanded):  # rolls back everything the caller did in the transaction

@@ -134,15 +134,35 @@ _END = f"""
 _CHARGES = f"SELECT {listed(CHARGED, limited=LIMITED)}, started_at FROM jobs WHERE {UNDER_LEASE}"
 
 
-def completing(worker_id: str, ends: Sequence[tuple[str, int, str]], now: int) -> dict[str, object]:
-    """The bindings of COMPLETE for these (job, attempt, result). It changes as many rows as land."""
-    return {"ends": json_of(ends), "worker": worker_id, "now": now}
+def all_completed(ends: Sequence[tuple[Lease, Outcome]], now: int) -> dict[str, object] | None:
+    """The bindings of COMPLETE, if all of these are completed jobs of one worker. It changes as many rows as land."""
+    done = [(lease.job_id, lease.attempt, end.result) for lease, end in ends if type(end) is Completed]
+    workers = {lease.worker_id for lease, _ in ends}
+    if len(done) < len(ends) or len(workers) != 1:
+        return None
+    return {"ends": json_of(done), "worker": workers.pop(), "now": now}
 
 
 def complete(connection: apsw.Connection, worker_id: str, ends: Sequence[tuple[str, int, str]], now: int) -> bool:
     """Whether all of these (job, attempt, result) landed."""
-    connection.execute(COMPLETE, completing(worker_id, ends, now))
+    connection.execute(COMPLETE, {"ends": json_of(ends), "worker": worker_id, "now": now})
     return connection.changes() == len(ends)
+
+
+def finish(connection: apsw.Connection, ends: Sequence[tuple[Lease, Outcome]], now: int) -> list[Answer]:
+    done: dict[str, list[tuple[str, int, str]]] = {}
+    for lease, outcome in ends:
+        if type(outcome) is Completed:
+            done.setdefault(lease.worker_id, []).append((lease.job_id, lease.attempt, outcome.result))
+    landed = True
+    for worker_id, batch in done.items():
+        landed = complete(connection, worker_id, batch, now) and landed
+    if landed and sum(map(len, done.values())) == len(ends):
+        return [COMPLETED] * len(ends)
+    return [
+        COMPLETED if landed and type(outcome) is Completed else end(connection, lease, outcome, now)
+        for lease, outcome in ends
+    ]
 
 
 def end(
