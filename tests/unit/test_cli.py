@@ -1094,3 +1094,8 @@ def test_a_bench_on_a_store_with_a_past_counts_its_own_jobs_and_leaves_none_behi
         assert all(figure >= 0 for figure in json.loads(out).values())
         assert store.counts()[State.COMPLETED] == 1 + times * 23
         assert store.counts()[State.QUEUED] == 0
+
+    for option in ("--jobs", "--slots"):
+        code, out, err = run("bench", option, "0")
+        assert (code, out) == (2, "")
+        assert f"{option}: expected a whole number from 1, got 0" in err
