@@ -54,7 +54,7 @@ scale: .venv/.bench  ## What a job costs, and what binds first: two hours, and i
 
 chaos: .venv/.dev  ## Random faults, and a verdict: make chaos STORE=redis SECONDS=300 SEED=7 LOAD=trickle SCALE=0.5
 	PYTHONPATH=tests $(BIN)/python -m chaos --store $(or $(STORE),sqlite) --seconds $(or $(SECONDS),60) \
-		--seed $(or $(SEED),0) --load "$(LOAD)" --scale $(or $(SCALE),1) $(if $(UPGRADE),--upgrade)
+		--seed $(or $(SEED),0) --load "$(LOAD)" --scale $(or $(SCALE),1) $(if $(UPGRADE),--upgrade) --values "$(VALUES)"
 
 evidence: .venv/.dev  ## Half an hour of faults a store, each load, the crash tests in full, the deleted guards (hours)
 	for store in sqlite sqlite-nats postgres postgres-poll postgres-nats redis redis-nats redis-cluster; do \

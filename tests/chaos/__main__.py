@@ -8,6 +8,7 @@
     python -m chaos --store redis --seconds 60 --load avalanche --scale 0.1
     python -m chaos --store sqlite --seconds 60 --load all       a minute of each
     python -m chaos --store sqlite --seconds 300 --upgrade       a rolling upgrade, and back (upgrade.py)
+    python -m chaos --store redis --seconds 60 --values sealed   with a codec
 
 A run without --load shows that nothing is lost or run twice; it says nothing about load. With one, a lane of its own,
 whose worker always has a free slot and which no fault meets, shows how late others are: starts, ticks, rescues,
@@ -84,8 +85,10 @@ def _one(given: argparse.Namespace, seed: int, seconds: float, load: str) -> Res
             load=load,
             scale=given.scale,
             upgraded=given.upgrade,
+            values=given.values,
         )
         beside = f"-{load.replace(' ', '-')}" * bool(load) + "-upgrade" * given.upgrade
+        beside += f"-{given.values}" * bool(given.values)
         kept = Path(given.keep, f"{given.store}{beside}-{seed}")
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)
@@ -117,6 +120,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--scale", type=float, default=1.0, help="how large the load is, of what is said below (1)")
     parser.add_argument("--upgrade", action="store_true", help="from the release before this code, to it, and back")
+    parser.add_argument(
+        "--values",
+        default="",
+        choices=("", "sealed", "offloaded"),
+        help="encrypted, or nearly all in a bucket",
+    )
     parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="this kind of fault; repeatable")
     parser.add_argument("--replay", metavar="FILE", help="the faults of an earlier run")
     parser.add_argument("--keep", default=".chaos", metavar="FOLDER", help="where runs are kept (.chaos)")
@@ -124,6 +133,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     given = parser.parse_args(arguments)
     if given.upgrade and given.load:
         parser.error("--upgrade has a load of its own: give no --load with it")
+    if given.upgrade and given.values:
+        parser.error("--upgrade begins with the release before, which keeps all values as they are: give no --values")
     given.seed = given.seed or random.SystemRandom().randrange(1, 1 << 32)
     return given
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from tenure.app.backends import open_store
+from tenure.app.backends import connect
 from tenure.errors import StoreError, UnknownLimit
 from tenure.ports import Landed
 
@@ -40,22 +40,21 @@ class Client:
         self._count = 0
         self._mine: list[tuple[str, str]] = []  # key, id
         self._going = True
-        self._store = open_store(workload.jobs.settings)
-        self._transactions = self._store.capabilities.transactions
 
     def run(self) -> None:
         signal.signal(signal.SIGTERM, self._stop)
         while True:
             with suppress(StoreError):
-                self._store.open()
+                self._store = connect(workload.jobs.settings, workload.jobs.codec)
                 break
             time.sleep(0.2)
+        transactions = self._store.capabilities.transactions
         ways: list[tuple[float, Callable[[], None]]] = [
             (50, self._enqueue_one),
             (8, self._enqueue_many),
             (8, self._enqueue_later),
             (6, self._enqueue_unique),
-            (8 if self._transactions else 0, self._enqueue_within),
+            (8 if transactions else 0, self._enqueue_within),
             (10 if LIMITED in os.environ else 0, self._enqueue_limited),
             (1 if LIMITED in os.environ else 0, self._pause_key),
             (4, self._cancel),

@@ -35,9 +35,9 @@ def summary(result: Result) -> str:
         *result.oddities,
     ]
     load = f", {result.load} × {result.scale:g}" if result.load else ""
-    upgraded = ", upgraded" * result.upgraded
+    also = ", upgraded" * result.upgraded + f", {result.values}" * bool(result.values)
     line = (
-        f"{result.backend}{load}{upgraded}, seed {result.seed}, {result.seconds:.0f} s: "
+        f"{result.backend}{load}{also}, seed {result.seed}, {result.seconds:.0f} s: "
         f"{len(result.faults)} faults, {figures}; drained in {result.drained:.1f} s; "
         f"{len(verdict.violations)} violations"
     )
@@ -78,6 +78,7 @@ def keep(result: Result, path: Path) -> None:
                 "backend": result.backend,
                 "load": result.load,
                 "upgraded": result.upgraded,
+                "values": result.values,
                 "scale": result.scale,
                 "lags": {duty: asdict(lags) for duty, lags in verdict.lags.items()},
                 "machine": asdict(verdict.machine) if verdict.machine else None,
@@ -126,7 +127,9 @@ def write(document: Path, folder: Path) -> None:
         raise SystemExit(f"no run is kept in {folder}: make chaos STORE=sqlite SECONDS=60")
     by_store: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for each in results:
-        by_store[each["backend"] + ", upgraded" * each.get("upgraded", False)].append(each)
+        values = each.get("values", "")
+        also = ", upgraded" * each.get("upgraded", False) + f", {values}" * bool(values)
+        by_store[each["backend"] + also].append(each)
     loaded = [each for each in results if each.get("load")]
     sections = [_HEAD.format(today=datetime.now(UTC).date(), machine=_machine()), _totals(by_store)]
     sections.append(_under_load(loaded))
@@ -272,6 +275,7 @@ def _faults(store: str, runs: Sequence[Mapping[str, Any]]) -> str:
         effects.update({int(times): jobs for times, jobs in run["effects"].items()})
     load = f" LOAD='{runs[0]['load']}' SCALE={runs[0]['scale']:g}" if runs[0].get("load") else ""
     load += " UPGRADE=yes" * runs[0].get("upgraded", False)
+    load += f" VALUES={runs[0]['values']}" * bool(runs[0].get("values"))
     again = f"make chaos STORE={runs[0]['backend']} SECONDS={runs[0]['asked']:.0f} SEED={runs[0]['seed']}{load}"
     told = ", ".join(f"{times} × {jobs:,} jobs" for times, jobs in sorted(effects.items()))
     return (

@@ -17,15 +17,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from tenure import Flow, NewJob, outputs
-from tenure.app.backends import open_notifier, open_store
+from tenure.app.backends import connect, open_notifier
 from tenure.errors import JobFailed, StoreError, TenureError
 from tenure.ports import Ring, Store
 
 from . import profiles, workload
 from .history import pen
+
+T = TypeVar("T")
 
 BATCH = 1000
 PART, CANCELLERS = 100, 8
@@ -151,19 +153,16 @@ class Load:
 
 
 async def opened() -> Store:
-    store = open_store(workload.jobs.settings)
-    await patiently(store.open)
-    return store
+    return await patiently(lambda: connect(workload.jobs.settings, workload.jobs.codec))
 
 
-async def patiently(call: Callable[[], object]) -> None:
+async def patiently(call: Callable[[], T]) -> T:
     """Some of its connections may have been closed since they were used last."""
     for _ in range(100):
         with suppress(StoreError):
-            await asyncio.to_thread(call)
-            return
+            return await asyncio.to_thread(call)
         await asyncio.sleep(0.2)
-    await asyncio.to_thread(call)
+    return await asyncio.to_thread(call)
 
 
 class Lane(Load):

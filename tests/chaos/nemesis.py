@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import time
@@ -21,7 +20,7 @@ from tenure.ports import AttemptView, Filter, JobView, Landed, Progress, Ring, S
 
 from . import workload
 from .faults import Fault
-from .stage import PUBLISHED, Host, Stage
+from .stage import PUBLISHED, Host, Stage, read
 
 HOUR = 3600.0
 GHOSTS = 20
@@ -208,7 +207,7 @@ class Nemesis:
                     if views := self._begun_again(store, last):
                         for view in self._draw.sample(views, min(len(views), GHOSTS)):
                             for ended in store.attempts(view.id):
-                                self._haunt(store, json.loads(view.payload).get("key", ""), view.id, ended)
+                                self._haunt(store, read(store, view, "payload").get("key", ""), view.id, ended)
                         return
                 time.sleep(0.1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Collection, Sequence
@@ -14,10 +13,13 @@ from typing import Any
 from crash.harness import alive, boot, until
 from previous import previous
 from tenure.app.backends import open_notifier
+from tenure.core.offloaded import is_offloaded
+from tenure.core.sealed import is_sealed
 from tenure.errors import StoreError
 from tenure.operations.admin import Admin
 from tenure.ports import Filter, JobView, Store
 from tenure.ports.schedules import Tick
+from tenure.stores.sealed import beneath
 
 from . import faults, history, upgrade, workload
 from .checker import Verdict, bites, check, unmeasured
@@ -25,7 +27,7 @@ from .faults import Fault
 from .history import Dump, Kept
 from .nemesis import Nemesis
 from .seen import Allowed, Timetable
-from .stage import TODAY, Stage
+from .stage import TODAY, Stage, Values, read
 
 LEASE = 3.0
 RATE = 12.0  # new jobs a second, of all clients
@@ -55,6 +57,7 @@ class Result:
     drained: float  #: seconds from calm until nothing was live
     folder: Path
     upgraded: bool = False  #: it was a rolling upgrade
+    values: Values = ""
 
     @property
     def passed(self) -> bool:
@@ -74,11 +77,13 @@ def play(
     load: str = "",
     scale: float = 1.0,
     upgraded: bool = False,
+    values: Values = "",
 ) -> Result:
     """Play one run in this folder, where its history and its faults stay. `upgraded`: see upgrade.py."""
     phases = upgrade.PHASES if upgraded else upgrade.WITHOUT
     first = previous() if upgraded else TODAY
-    with Stage(backend, folder, lease=lease, seed=seed, rate=rate, load=load, scale=scale, first=first) as stage:
+    facts: dict[str, Any] = {"lease": lease, "seed": seed, "rate": rate, "load": load, "scale": scale}
+    with Stage(backend, folder, **facts, first=first, values=values) as stage:
         only = only or (stage.profile.only if stage.profile else ())
         if plan is None:
             kinds = faults.possible(stage.has, only)
@@ -106,6 +111,7 @@ def play(
         calm = boot()
         drained = _drain(stage)
         oddities += _stop(stage)
+        oddities += _kept_otherwise(stage)
         dump, bounds = _dump(stage), stage.bounds
     history.write_dump(folder / "dump.json", dump)
     events = history.read(folder / "history.jsonl")
@@ -128,6 +134,7 @@ def play(
         drained=drained,
         folder=folder,
         upgraded=upgraded,
+        values=values,
     )
 
 
@@ -194,6 +201,16 @@ def _stop(stage: Stage) -> list[str]:
     return wrong + ([f"{len(left)} processes are left after their supervisors"] if left else [])
 
 
+def _kept_otherwise(stage: Stage) -> list[str]:
+    """A run whose values are not kept as it was asked to keep them proves nothing about that."""
+    if not stage.values:
+        return []
+    is_so = is_sealed if stage.values == "sealed" else is_offloaded
+    found = beneath(stage.site.store).search(Filter(task="act"), limit=100).jobs
+    plain = [view.id for view in found if not is_so(view.payload)]
+    return [] if found and not plain else [f"the arguments of {len(plain)} of {len(found)} jobs are not {stage.values}"]
+
+
 # ── What the store holds ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -229,13 +246,13 @@ def _kept(store: Store, view: JobView) -> Kept:
     only_completed = view.state == "completed" and view.attempt == 1
     attempts = store.attempts(view.id) if view.attempt and not only_completed else []
     return Kept(
-        key=json.loads(view.payload).get("key", ""),  # those of schedules have none
+        key=read(store, view, "payload").get("key", ""),  # those of schedules have none
         id=view.id,
         task=view.task,
         state=view.state,
         attempt=view.attempt,
-        result=None if view.result is None else workload.short(json.loads(view.result)),
-        checkpoint=None if view.checkpoint is None else json.loads(view.checkpoint),
+        result=None if view.result is None else workload.short(read(store, view, "result")),
+        checkpoint=read(store, view, "checkpoint"),
         unique=view.unique or "",
         failures=view.failures,
         crashes=view.crashes_total,

@@ -6,6 +6,7 @@ server and a wall clock of its own. Clients have a line of their own too; the st
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from crash.backends import BACKENDS, SERVERS, Place, Server, by_way_of
 from crash.harness import HERE as CRASH
@@ -22,6 +23,9 @@ from crash.harness import SOURCE, Site, Supervised, alive, children, small_disk
 from previous import Release
 from proxy import Answered, Proxy
 from servers import Nats, Postgres, Valkey, ValkeyCluster
+from tenure.app.backends import connect
+from tenure.codecs import AesSiv
+from tenure.ports import JobView, Store, Text
 
 from . import faults, profiles, workload
 from .client import LIMITED
@@ -30,6 +34,8 @@ from .profiles import Profile
 from .seen import Bounds
 
 TESTS = Path(__file__).parent.parent
+Values = Literal["", "sealed", "offloaded"]  #: as they are; encrypted; in a bucket, nearly all of them
+IN_A_ROW = "16B"  #: what is larger is kept in the bucket, in a run with one
 TODAY = Release("2", sys.executable, (CRASH / "other_clock", SOURCE, TESTS))
 HOSTS, WORKERS, SLOTS, CLIENTS = 2, 2, 5, 2
 LANE_SLOTS = 50
@@ -73,6 +79,12 @@ def _ran(reply: bytes) -> bool:
 _STATEMENTS = [Reply(b"UPDATE"), Reply(b"INSERT"), Reply(b"COMMIT")]
 REPLIES = {"postgres": _STATEMENTS, "redis": [Reply(b"EVALSHA", _ran)]}
 PUBLISHED = Reply(b"PUB", bool)
+
+
+def read(store: Store, job: JobView, place: Literal["payload", "result", "checkpoint"]) -> Any:
+    """A value of a job, from wherever it is kept; None: it has none."""
+    text: str | None = getattr(job, place)
+    return None if text is None else json.loads(store.fetch(Text(place, job.id, "", text)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,7 @@ class Stage:
         load: str = "",
         scale: float = 1.0,
         first: Release = TODAY,
+        values: Values = "",
     ) -> None:
         if backend not in STORES:
             raise SystemExit(f"no store here is called {backend!r}; there are: {', '.join(STORES)}")
@@ -165,6 +178,13 @@ class Stage:
         self.loads: list[subprocess.Popen[bytes]] = []
         self.migrated = False  #: to today's code
         self._folder = folder
+        self.values = values
+        self._codec = AesSiv([key := AesSiv.new_key()]) if values == "sealed" else None
+        self._bucket: dict[str, str] = {}
+        if values == "offloaded":
+            self._bucket = {"offload": f"file://{folder}/values", "max_payload": IN_A_ROW, "max_result": IN_A_ROW}
+        self._values = {f"TENURE_{name.upper()}": value for name, value in self._bucket.items()}
+        self._values |= {workload.KEY: key} if self._codec else {}
         self._started = 0
         self._later = ExitStack()
 
@@ -198,11 +218,12 @@ class Stage:
         with self._later:
             self.site = self._later.enter_context(Site(self._folder, self._place(), ready=False))
             self._run(self.first, _MAKE)
+            workload.jobs.codec = self._codec
+            workload.jobs.configure(asdict(self.site.place) | self._bucket)
             if self.first is TODAY:
                 self._open()
             if self.profile is not None:
                 profiles.refuse_unfit(self.profile, self.has)
-            workload.jobs.configure(asdict(self.site.place))
             self._later.callback(workload.jobs.__exit__, None, None, None)
             self._later.callback(self._end_clients)
             self._start()
@@ -304,7 +325,8 @@ class Stage:
         self._open()
 
     def _open(self) -> None:
-        self.site.store.open()
+        self.site.store.close()
+        self.site.store = connect(workload.jobs.settings, self._codec)
         self.migrated = True
 
     def _run(self, release: Release, *program: str) -> None:
@@ -322,6 +344,7 @@ class Stage:
             "TENURE_RELEASE": release.name,
             "TENURE_TEST_HISTORY": str(self.history),
             "TENURE_LOG_LEVEL": "warning",
+            **self._values,
         }
         if line is not None:
             found["TENURE_URL"] = by_way_of(place.url, line.port)

@@ -17,7 +17,7 @@ from crash.harness import FULL
 from . import evidence, faults, history, profiles
 from .load import LOADS as LOADS_BY_NAME
 from .run import play
-from .stage import STORES
+from .stage import STORES, Values
 
 SECONDS, EVERYDAY_SECONDS = (300.0 if FULL else 60.0), 20.0
 IN_SHORT = ("sqlite", "postgres", "redis")
@@ -93,6 +93,20 @@ def test_random_faults_break_no_promise(place: str, tmp_path: Path, tell: Tell, 
     tell(evidence.summary(result))
     assert not result.verdict.violations and not result.oddities, evidence.summary(result)
     assert everyday or not result.toothless, evidence.summary(result)  # in so few seconds not every kind of fault comes
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("values", ["sealed", "offloaded"])
+@pytest.mark.parametrize("place", IN_SHORT)
+def test_values_that_are_encrypted_or_elsewhere_are_lost_by_no_fault(
+    place: str, values: Values, tmp_path: Path, tell: Tell
+) -> None:
+    seed = int(os.environ.get("TENURE_TEST_SEED", 0)) or random.SystemRandom().randrange(1, 1 << 32)
+
+    result = play(place, tmp_path, seconds=LOAD_SECONDS, seed=seed, values=values)
+
+    tell(evidence.summary(result))
+    assert not result.verdict.violations and not result.oddities, evidence.summary(result)
 
 
 def test_a_seed_gives_the_same_faults_again_and_they_can_be_kept(tmp_path: Path) -> None:
